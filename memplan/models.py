@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.spec.model import Attention, FeedForward, Layer, Linear, ModelSpec, Norm, Run
+from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.parts import Attention, FeedForward, Linear, Norm
 
 MAX_CONFIG_BYTES = 10_000_000
 

@@ -40,7 +40,7 @@ def candidates(recipe: Recipe) -> Iterator[Change]:
         )
     if recipe.optimizer_impl == "foreach" and "fused" in recipe.optimizer.implementations:
         yield Change("fused optimizer step", "nothing", {"optimizer_impl": "fused"})
-    if recipe.attention == "eager" and all(run.layer.mixer.softcap is None for run in recipe.model.runs):
+    if recipe.attention == "eager" and not recipe.model.eager_only:
         yield Change("SDPA attention", "nothing", {"attention": "sdpa"})
     if recipe.sharding == "ddp" and not recipe.gradient_as_bucket_view:
         yield Change("gradients as views of DDP's buckets", "nothing", {"gradient_as_bucket_view": True})
@@ -63,7 +63,7 @@ def candidates(recipe: Recipe) -> Iterator[Change]:
         yield Change("8-bit AdamW", "numerics", {"optimizer": "adamw-8bit", "optimizer_impl": "auto"})
     if recipe.ranks > 1 and recipe.sharding != "none":
         yield Change(f"{recipe.ranks * 2} GPUs", "hardware", {"num_gpus": recipe.ranks * 2, "global_batch_size": None})
-    if recipe.adapter is None and not any(run.layer.feed_forward.experts for run in recipe.model.runs):
+    if recipe.adapter is None and not recipe.model.routed:
         changes: dict[str, Any] = {"lora": {"r": 16}}
         yield Change("LoRA r 16 in place of full training", "training", changes)
     if recipe.sequence_length >= 512:

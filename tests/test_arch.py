@@ -1,8 +1,11 @@
 """Proves that a config.json becomes exactly the model that transformers builds from it, or a clear error.
 
-tests/data/params.json holds the counts of transformers 5.23 models built on the meta device: of published configs
-("models"), and of small odd ones, a trap each ("variants").
+The files of tests/data/params hold the counts of transformers 5.23 models built on the meta device: of published
+configs ("models"), and of small odd ones, a trap each ("variants").
 """
+
+# A part that a layer does not have fails when the test runs.
+# mypy: disable-error-code="union-attr"
 
 import json
 import subprocess
@@ -16,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.arch import FAMILIES, dense, moe, parse_config
+from memplan.engine.tensors import count, layer_weights, model_weights
 from memplan.errors import ModelError
 from memplan.spec.model import ModelSpec
 
-DATA = json.loads((Path(__file__).parent / "data" / "params.json").read_text())
-ROWS: list[dict[str, Any]] = DATA["models"] + DATA["variants"]
+FILES = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data" / "params").glob("*.json"))]
+MODELS: list[dict[str, Any]] = [row for file in FILES for row in file["models"]]
+ROWS = MODELS + [row for file in FILES for row in file.get("variants", ())]
 SMALL: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 64,
@@ -46,7 +51,8 @@ def test_equals_transformers(row: dict[str, Any]) -> None:
     assert spec.params.total == row["unique"]
     assert spec.params.active == row["active"]
     assert spec.params.by_category == row["by_category"]
-    assert windows(spec) == row["windows"]
+    if "windows" in row:
+        assert windows(spec) == row["windows"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
@@ -55,19 +61,14 @@ def test_parts_sum_to_the_whole(row: dict[str, Any]) -> None:
     layers = list(spec.layers())
     assert len(layers) == spec.num_layers == sum(run.count for run in spec.runs)
     assert all(one.layer != other.layer for one, other in zip(spec.runs, spec.runs[1:], strict=False))
-    outside = spec.vocab_size * spec.hidden_size + spec.final_norm.parameters
-    head = 0 if spec.head_is_tied else spec.head.parameters
-    assert sum(layer.parameters for layer in layers) + outside + head == spec.params.total
     assert sum(spec.params.by_category.values()) == spec.params.total >= spec.params.active
-    for layer in layers:
-        experts = layer.feed_forward.experts
-        stacked = experts.count * experts.parameters_per_expert if experts else 0
-        norms = sum(norm.parameters for norm in layer.norms + layer.mixer.qk_norm)
-        assert sum(linear.parameters for linear in layer.linears) + norms + stacked == layer.parameters
+    assert count(model_weights(spec)) == spec.params.total
+    for layer in {run.layer for run in spec.runs}:
+        assert sum(weight.elements for weight in layer_weights(layer, 1, True, None)) == layer.parameters
 
 
 def test_every_family_has_rows_of_published_models() -> None:
-    assert {row["config"]["model_type"] for row in DATA["models"]} == set(FAMILIES)
+    assert {row["config"]["model_type"] for row in MODELS} == set(FAMILIES)
 
 
 def test_every_row_reads_only_keys_that_have_a_default() -> None:
@@ -140,11 +141,11 @@ def test_phi3_fuses_its_projections() -> None:
 def test_gemmas_norms_scale_and_caps() -> None:
     gemma, gemma2, gemma3 = (parse(name, num_key_value_heads=2) for name in ("gemma", "gemma2", "gemma3_text"))
     for spec in (gemma, gemma2, gemma3):
-        kinds = {norm.kind for layer in spec.layers() for norm in (*layer.norms, *layer.mixer.qk_norm, spec.final_norm)}
+        kinds = {norm.kind for layer in spec.layers() for norm in (*layer.norms, *layer.mixer.norms, spec.final_norm)}
         assert kinds == {"rms-plus-one"}
         assert spec.embedding_multiplier
     assert [len(spec.runs[0].layer.norms) for spec in (gemma, gemma2, gemma3)] == [2, 4, 4]
-    assert [len(spec.runs[0].layer.mixer.qk_norm) for spec in (gemma, gemma2, gemma3)] == [0, 0, 2]
+    assert [len(spec.runs[0].layer.mixer.norms) for spec in (gemma, gemma2, gemma3)] == [0, 0, 2]
     assert [spec.logits_softcap for spec in (gemma, gemma2, gemma3)] == [None, 30.0, None]
     assert [spec.runs[0].layer.mixer.softcap for spec in (gemma, gemma2, gemma3)] == [None, 50.0, None]
     uncapped = parse("gemma2", final_logit_softcapping=None, attn_logit_softcapping=None)

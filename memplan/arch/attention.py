@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from memplan.arch.config import Config
-from memplan.spec.model import Linear
+from memplan.spec.parts import Linear
 
 Windows = list[int | None]
 

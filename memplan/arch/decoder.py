@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.foreign import note_unread, refuse_foreign
-from memplan.spec.model import Attention, FeedForward, Layer, Linear, ModelSpec, Norm, Run
+from memplan.spec.model import AnyMixer, Form, Layer, ModelSpec, Run
+from memplan.spec.parts import Attention, FeedForward, Linear, Norm
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 SANDWICH_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -30,6 +31,9 @@ SIZES = (
 """Keys whose absence is worth a remark: a config without them is more often cut short than meant so."""
 
 DROPOUT = "the masks that dropout keeps are not counted"
+
+
+NO_NAMES: Mapping[str, str] = {}
 
 
 class Family(NamedTuple):
@@ -51,7 +55,9 @@ class Family(NamedTuple):
     """qkv_proj and gate_up_proj instead of three and two modules."""
     rotary: Literal["half", "concatenated"] = "half"
     norms: tuple[str, ...] = PRE_NORMS
-    norm_kind: Literal["rms", "rms-plus-one"] = "rms"
+    form: Form = "pre"
+    """How the norms stand around mixer and feed-forward: ``Layer.form``."""
+    norm_kind: Literal["rms", "rms-plus-one", "layer"] = "rms"
     activation_key: str = "hidden_act"
     activations: Mapping[str, str] = ACTIVATIONS
     scaled_embedding: bool = False
@@ -62,11 +68,19 @@ class Family(NamedTuple):
     """The config class refuses a hidden_size that is no multiple of num_attention_heads, whatever head_dim says."""
     not_counted: tuple[tuple[str, str], ...] = (("attention_dropout", DROPOUT),)
     """Keys that must be off, and why."""
+    names: Mapping[str, str] = NO_NAMES
+    """The class's own names of common keys: ``Config.with_defaults``."""
+    norm_bias: bool = False
+    """Layer norms have a bias."""
+    mixer: Callable[["Family", Config, int | None], AnyMixer] | None = None
+    """Another mixer than ``softmax_attention``, by the window of its layer."""
+    finish: Callable[[ModelSpec, Config], ModelSpec] = lambda spec, config: spec
+    """What is left to say of the model as a whole: positions, biases of the head, parts outside the layers."""
 
 
 def build(family: Family, raw: Config) -> ModelSpec:
     """The spec of a config that names this family's model_type."""
-    config = raw.with_defaults(family.model_type, family.defaults)
+    config = raw.with_defaults(family.model_type, family.defaults, family.names)
     refuse_foreign(config, ("attention_bias",) if family.qkv_bias == "always" else ())
     for key, why in family.not_counted:
         config.require_off(key, why)
@@ -76,14 +90,14 @@ def build(family: Family, raw: Config) -> ModelSpec:
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     if family.heads_divide_hidden and hidden % config.integer("num_attention_heads"):
         raise config.wrong("hidden_size", "a multiple of num_attention_heads", hidden)
-    return ModelSpec(
+    spec = ModelSpec(
         name=raw.name,
         family=family.model_type,
         hidden_size=hidden,
         vocab_size=vocab,
         tied=config.flag("tie_word_embeddings"),
         runs=runs(family, config),
-        final_norm=Norm(name="norm", width=hidden, kind=family.norm_kind),
+        final_norm=make_norm(family, "norm", hidden),
         head=Linear(name="lm_head", inputs=hidden, outputs=vocab),
         embedding_multiplier=family.scaled_embedding,
         logits_softcap=config.optional_positive("final_logit_softcapping") if family.logits_softcap else None,
@@ -93,23 +107,30 @@ def build(family: Family, raw: Config) -> ModelSpec:
         source=raw.source,
         notes=tuple(config.notes),
     )
+    return family.finish(spec, config)
+
+
+def make_norm(family: Family, name: str, width: int) -> Norm:
+    """A norm of the family's kind."""
+    return Norm(name=name, width=width, kind=family.norm_kind, bias=family.norm_bias)
 
 
 def runs(family: Family, config: Config) -> tuple[Run, ...]:
     """The layers, with consecutive equal ones in one run."""
     windows, feed_forwards = family.windows(config), family.feed_forward(family, config)
-    norms = tuple(Norm(name=name, width=config.integer("hidden_size"), kind=family.norm_kind) for name in family.norms)
-    mixers = {window: mixer(family, config, window) for window in set(windows)}
+    norms = tuple(make_norm(family, name, config.integer("hidden_size")) for name in family.norms)
+    make = family.mixer or softmax_attention
+    mixers = {window: make(family, config, window) for window in set(windows)}
     layers: dict[tuple[int | None, int], Layer] = {}
     for window, feed_forward in zip(windows, feed_forwards, strict=True):
         if (window, id(feed_forward)) not in layers:
-            made = Layer(mixer=mixers[window], feed_forward=feed_forward, norms=norms)
+            made = Layer(mixer=mixers[window], feed_forward=feed_forward, norms=norms, form=family.form)
             layers[window, id(feed_forward)] = made
     kinds = ((window, id(feed_forward)) for window, feed_forward in zip(windows, feed_forwards, strict=True))
     return tuple(Run(count=len(list(group)), layer=layers[kind]) for kind, group in groupby(kinds))
 
 
-def mixer(family: Family, config: Config, window: int | None) -> Attention:
+def softmax_attention(family: Family, config: Config, window: int | None) -> Attention:
     """The attention of one layer."""
     heads, kv_heads, width = (
         config.integer("num_attention_heads"),
@@ -119,13 +140,13 @@ def mixer(family: Family, config: Config, window: int | None) -> Attention:
     by_key = family.qkv_bias == "by attention_bias" and config.flag("attention_bias")
     biases = (by_key or family.qkv_bias == "always", by_key)
     hidden = config.integer("hidden_size")
-    norms = [Norm(name=name, width=width, kind=family.norm_kind) for name in ("q_norm", "k_norm")]
+    norms = [make_norm(family, name, width) for name in ("q_norm", "k_norm")]
     return Attention(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
         linears=attention.projections(hidden, heads * width, kv_heads * width, family.fused, biases),
-        qk_norm=tuple(norms) if family.qk_norm else (),
+        norms=tuple(norms) if family.qk_norm else (),
         window=window,
         softcap=config.optional_positive("attn_logit_softcapping") if family.score_softcap else None,
         rotary=family.rotary,

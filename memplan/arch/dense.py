@@ -9,7 +9,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
-from memplan.spec.model import FeedForward
+from memplan.spec.parts import FeedForward
 
 
 def gated_everywhere(family: Family, config: Config) -> list[FeedForward]:
@@ -186,6 +186,7 @@ ROWS = (
         windows=attention.alternating_windows,
         qkv_bias="by attention_bias",
         norms=SANDWICH_NORMS,
+        form="sandwich",
         norm_kind="rms-plus-one",
         activation_key="hidden_activation",
         scaled_embedding=True,
@@ -202,6 +203,7 @@ ROWS = (
         qkv_bias="by attention_bias",
         qk_norm=True,
         norms=SANDWICH_NORMS,
+        form="sandwich",
         norm_kind="rms-plus-one",
         activation_key="hidden_activation",
         scaled_embedding=True,

@@ -9,7 +9,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
-from memplan.spec.model import Experts, FeedForward, Linear
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 
 ROUTER_LOSS = "the tensors of the load-balancing loss are not counted"
 
@@ -30,7 +30,11 @@ def experts(config: Config, count: int, f: int) -> Experts:
     if active > count:
         raise config.wrong("num_experts_per_tok", f"at most the number of experts ({count})", active)
     router = Linear(name="gate", inputs=h, outputs=count)
-    return Experts(count=count, active=active, intermediate=f, parameters_per_expert=3 * h * f, router=router)
+    stacked = (
+        Bare(name="experts.gate_up_proj", shape=(count, 2 * f, h)),
+        Bare(name="experts.down_proj", shape=(count, h, f)),
+    )
+    return Experts(count=count, active=active, intermediate=f, stacked=stacked, router=router)
 
 
 def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:

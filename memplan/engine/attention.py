@@ -6,7 +6,7 @@ from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tensor
-from memplan.spec.model import Attention
+from memplan.spec.parts import Attention
 
 
 def _rotate(p: Pass, x: Tensor, half: Dim) -> Tensor:
@@ -50,9 +50,9 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
         k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
         v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
-    if mixer.qk_norm:
-        q = norm(p, mixer.qk_norm[0], q, "q", "H", heads)
-        k = norm(p, mixer.qk_norm[1], k, "kv", "K", kv_heads)
+    if mixer.norms:
+        q = norm(p, mixer.norms[0], q, "q", "H", heads)
+        k = norm(p, mixer.norms[1], k, "kv", "K", kv_heads)
     q, k = _rotary(p, mixer, q, k)
     if p.mode.attention == "eager":
         out, weights = _eager(p, mixer, q, k, v, q_dim)

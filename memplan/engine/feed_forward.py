@@ -5,11 +5,12 @@ from __future__ import annotations
 from memplan.engine import ops, routing_ops
 from memplan.engine.modules import Pass, project
 from memplan.engine.tape import Tensor
-from memplan.spec.model import Experts, FeedForward
+from memplan.spec.parts import Experts, FeedForward
 
 
-def feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
-    """``down(act(gate(x)) * up(x))``, the two inner projections apart or fused."""
+def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
+    """``down(act(gate(x)) * up(x))``, the two inner projections apart or fused; or the routed experts."""
+    assert spec is not None
     if spec.experts:
         return experts(p, spec.experts, x)
     tape, width = p.tape, p.dim("F", spec.intermediate)
@@ -46,8 +47,7 @@ def experts(p: Pass, spec: Experts, x: Tensor) -> Tensor:
     scores = routing_ops.routing(tape, probabilities, index, ROUTING_BYTES[spec.style], x.itemsize)
     del logits, probabilities
     rows, width = p.dim("k·h", k * hidden), p.dim("k·F", k * spec.intermediate)
-    gate_up = p.param("experts.gate_up_proj", spec.count * 2 * spec.intermediate * hidden)
-    down = p.param("experts.down_proj", spec.count * spec.intermediate * hidden)
+    gate_up, down = (p.param(bare.name, bare.parameters) for bare in spec.stacked)
     chosen = routing_ops.gather_rows(tape, x, rows, "expert inputs")
     both = routing_ops.grouped_linear(tape, chosen, gate_up, p.dim("k·2F", 2 * k * spec.intermediate), "gate and up")
     gate, up = ops.chunk(tape, both, 2, width)

@@ -69,7 +69,7 @@ def mask_bytes(recipe: Recipe, traced: TracedPass) -> tuple[int, int]:
     same for all rows, when the sequence fills a window.
     """
     plan = traced.plan
-    windows = {run.layer.mixer.window for run in plan.spec.runs}
+    windows = plan.spec.windows
     square = plan.length * plan.length
     if recipe.attention == "eager":
         return len(windows), plan.rows * square * plan.mode.weight_itemsize
@@ -126,16 +126,16 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="alive in the model's forward, and gone at the head",
         source=source,
     )
-    mixer = plan.spec.runs[0].layer.mixer
+    width = plan.spec.rotary_width
     dies = f"{name}.first-layer-backward" if plan.style != "no-grad" else f"{name}.layer-forward"
     book.add(
         "rotary tables",
         "buffers",
-        2 * plan.length * mixer.head_dim * plan.mode.weight_itemsize,
+        2 * plan.length * width * plan.mode.weight_itemsize,
         f"{name}.layer-forward",
         dies,
-        template="2 × s × head_dim × bytes",
-        numbers=(2, plan.length, mixer.head_dim, plan.mode.weight_itemsize),
+        template="2 × s × rotary width × bytes",
+        numbers=(2, plan.length, width, plan.mode.weight_itemsize),
         why="cos and sin, shared by all layers",
         source="transformers 5.23 LlamaRotaryEmbedding",
     )

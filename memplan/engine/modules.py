@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tape, Tensor
-from memplan.spec.model import Linear, Norm
+from memplan.spec.parts import Linear, Norm
 from memplan.spec.recipe import Adapter
 
 

@@ -135,7 +135,7 @@ class PassRun:
         count, size = self.mask_sizes
         x = embedded = tape.new(p.dim("h", plan.spec.hidden_size), itemsize, "embedding output")
         masks = [tape.new(Dim("mask", size), 1, "attention mask") for _ in range(count)]
-        table = Dim("rotary", plan.length * plan.spec.runs[0].layer.mixer.head_dim)
+        table = Dim("rotary", plan.length * plan.spec.rotary_width)
         self.shared = [tape.new(table, itemsize, "rotary tables") for _ in range(2)]
         for i, run in enumerate(self.layers):
             if tape.grad_enabled and (i > 0 or plan.embedding_trained):

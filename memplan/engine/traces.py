@@ -122,7 +122,7 @@ def trace_layer(
     if style == "checkpoint":
         tape.start_hollow()
     p = Pass(tape, mode, rows, length)
-    x = _input(tape, p, layer.norms[0].width, itemsize, input_needs_grad, "residual stream")
+    x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
     y = decoder_layer(p, layer, x)
     casts, forward = _casts(tape), max(_peaks(tape, "forward").values(), key=lambda alive: alive.size)
@@ -139,7 +139,7 @@ def trace_layer(
     if style == "reentrant":
         tape = Tape(mode.autocast, category="recomputation")
         p = Pass(tape, mode, rows, length)
-        held = [_input(tape, p, layer.norms[0].width, itemsize, input_needs_grad, "checkpoints")]
+        held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
     start: list[Tensor | None] = [tape.gradient((dim, itemsize), "gradient of the residual stream")]
     if style == "reentrant":
         held += [decoder_layer(p, layer, held[0]), *filter(None, start)]
@@ -191,7 +191,7 @@ def tail_forward(p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[T
     """
     tape, x = p.tape, inputs.pop()
     with tape.at("final-norm"):
-        hidden = norm(p, spec.final_norm, x, "h")
+        hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
     del x
     if head.program == "fused":
         with tape.at("loss"):

@@ -31,7 +31,7 @@ def rule_terms(report: Report) -> list[Term]:
         params=params,
         trainable=params if whole else report.model.params.trainable,
         hidden=spec.hidden_size,
-        heads=spec.runs[0].layer.mixer.num_heads,
+        heads=spec.num_heads,
         layers=spec.num_layers,
         batch=recipe.batch_size,
         length=recipe.sequence_length,

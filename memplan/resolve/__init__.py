@@ -32,11 +32,10 @@ def policy_model(job: Job, notes: Notes) -> ModelSpec:
             "no model named", "memplan estimate llama-3.1-8b, a Hub id, a config.json, or --total-params 8B"
         )
     spec = generic_model(parse_count(job.total_params))
-    layer = spec.runs[0].layer
     notes.assume(
         f"no architecture given: a dense decoder of {format_count(spec.params.total)} parameters, hidden "
         f"{spec.hidden_size}, "
-        f"{spec.num_layers} layers, {layer.mixer.num_heads} heads, feed-forward {layer.feed_forward.intermediate}, "
+        f"{spec.num_layers} layers, {spec.num_heads} heads, feed-forward {spec.intermediate_size}, "
         f"vocabulary {spec.vocab_size}"
     )
     return spec
@@ -143,7 +142,7 @@ def _check(job: Job, pairs: bool, method: str) -> None:
 
 def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
     """Soft-capped attention scores exist in eager only: sdpa and flash cannot compute them."""
-    capped = any(run.layer.mixer.softcap is not None for run in spec.runs)
+    capped = spec.eager_only
     if capped and job.attention != "eager":
         if notes.is_given("attention"):
             raise InvalidJob(

@@ -35,8 +35,8 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     if job.lora is None:
         return None
     known = {linear.name for run in spec.runs for linear in run.layer.linears}
-    stacked = any(run.layer.feed_forward.experts for run in spec.runs)
-    routers = {run.layer.feed_forward.experts.router.name for run in spec.runs if run.layer.feed_forward.experts}
+    stacked = spec.routed
+    routers = {run.layer.experts.router.name for run in spec.runs if run.layer.experts}
     notes.sources["lora"] = notes.sources.get("lora", "default")
     if job.lora.targets == ALL_LINEAR:
         if stacked:

@@ -1,8 +1,6 @@
 """ModelSpec: what a model is made of, in runs of equal layers.
 
-The linear modules of a layer drive three things at once: its parameters, its LoRA targets and the activations that
-its forward saves. Nothing here knows a family's name but the label it carries; ``memplan/arch`` writes these from a
-config.json, and ``memplan/engine`` reads them.
+Nothing here knows a family's name but the label it carries. What a layer is made of stands in ``parts.py``.
 """
 
 from collections.abc import Iterator
@@ -10,116 +8,64 @@ from functools import cached_property
 from typing import Literal
 
 from memplan.spec.base import Frozen
+from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
+
+AnyMixer = Attention
+"""Every kind of mixer."""
 
 
-class Linear(Frozen):
-    """One ``nn.Linear``: y = x Wᵀ + b, W of shape [outputs, inputs]."""
+Form = Literal["pre", "sandwich"]
+"""How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Weight and bias elements."""
-        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
-
-
-class Norm(Frozen):
-    """A normalisation over the last dimension, of ``width`` elements.
-
-    ``kind`` is 'rms' (``LlamaRMSNorm``), 'rms-plus-one' (Gemma: multiplies by 1 + weight, all in fp32) or 'layer'.
-    """
-
-    name: str
-    width: int
-    kind: Literal["rms", "rms-plus-one", "layer"] = "rms"
-    bias: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Weight and bias elements."""
-        return self.width * (2 if self.bias else 1)
-
-
-class Attention(Frozen):
-    """Softmax attention: ``num_heads`` query heads of ``head_dim``, grouped over ``num_kv_heads`` key/value heads."""
-
-    kind: Literal["attention"] = "attention"
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    linears: tuple[Linear, ...]
-    """In the order of the forward: q_proj, k_proj, v_proj, o_proj, or one fused qkv_proj and o_proj."""
-    qk_norm: tuple[Norm, ...] = ()
-    """Norms of q and of k, when the model has them; ``width`` is head_dim for a norm on each head."""
-    window: int | None = None
-    """Sliding window in tokens; None attends to all."""
-    softcap: float | None = None
-    """tanh soft-cap on the attention scores (Gemma 2), which only eager attention computes."""
-    rotary: Literal["half", "concatenated"] = "half"
-    """'half': rotates the whole head in place of layout; 'concatenated': a partial or interleaved rotary that ends in
-    ``cat``, so that q and k come out head-major (Phi-3)."""
-
-    @property
-    def fused_qkv(self) -> bool:
-        """Whether one linear makes q, k and v."""
-        return len(self.linears) == 2
-
-
-class Experts(Frozen):
-    """Routed experts held as stacked 3-D parameters: each a gated feed-forward of ``intermediate``."""
-
-    count: int
-    active: int
-    intermediate: int
-    parameters_per_expert: int
-    router: Linear
-    style: Literal["mixtral", "qwen3"] = "mixtral"
-    """How the router picks: Mixtral and Qwen3-MoE keep slightly different index tensors."""
-    normalize: bool = True
-    """Whether the weights of the chosen experts are divided by their sum (``norm_topk_prob``)."""
-
-
-class FeedForward(Frozen):
-    """A dense feed-forward, a mixture of experts, or both side by side (shared experts)."""
-
-    intermediate: int
-    activation: str = "silu"
-    gated: bool = True
-    linears: tuple[Linear, ...] = ()
-    """gate_proj, up_proj, down_proj; gate_up_proj, down_proj when fused; empty when there are only experts."""
-    experts: Experts | None = None
+pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3).
+"""
 
 
 class Layer(Frozen):
-    """A mixer and a feed-forward, with the norms around them."""
+    """A mixer and a feed-forward, with the norms around them. Either may be missing."""
 
-    mixer: Attention
-    feed_forward: FeedForward
+    mixer: AnyMixer | None
+    feed_forward: FeedForward | None
     norms: tuple[Norm, ...]
-    """In order of the forward: 2 (before mixer and feed-forward) or 4 (before and after each, Gemma 2 and 3)."""
+    """In order of the forward."""
+    form: Form = "pre"
+    extra: tuple[Part, ...] = ()
+    """Whatever else the layer holds."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Mixer, feed-forward and the rest, without what is missing."""
+        return tuple(part for part in (self.mixer, self.feed_forward, *self.extra) if part is not None)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Every nn.Linear of the layer that is not an expert's."""
-        router = (self.feed_forward.experts.router,) if self.feed_forward.experts else ()
-        return self.mixer.linears + self.feed_forward.linears + router
+        """Every nn.Linear of the layer that is not a routed expert's."""
+        found: list[Linear] = []
+        for part in self.parts:
+            found += part.linears
+            if isinstance(part, FeedForward):
+                found += part.shared
+                found += [part.experts.router] if part.experts else []
+        return tuple(found)
+
+    @property
+    def experts(self) -> Experts | None:
+        """The routed experts, when the layer has any."""
+        return self.feed_forward.experts if self.feed_forward else None
+
+    @cached_property
+    def width(self) -> int:
+        """Elements per token of what comes in and goes out."""
+        return self.norms[0].width
 
     @cached_property
     def by_category(self) -> dict[str, int]:
-        """Parameter elements: attn, mlp, norm, experts, router."""
-        feed_forward = self.feed_forward
-        counts = {
-            "attn": sum(linear.parameters for linear in self.mixer.linears),
-            "mlp": sum(linear.parameters for linear in feed_forward.linears),
-            "norm": sum(norm.parameters for norm in self.norms + self.mixer.qk_norm),
-        }
-        if feed_forward.experts:
-            counts["experts"] = feed_forward.experts.count * feed_forward.experts.parameters_per_expert
-            counts["router"] = feed_forward.experts.router.parameters
-        return {name: count for name, count in counts.items() if count}
+        """Parameter elements: attn, mlp, norm, experts, router and so on."""
+        counts: dict[str, int] = {}
+        for part in self.parts:
+            add_counts(counts, part.by_category.items())
+        add_counts(counts, (("norm", norm.parameters) for norm in self.norms))
+        return counts
 
     @cached_property
     def parameters(self) -> int:
@@ -129,8 +75,7 @@ class Layer(Frozen):
     @cached_property
     def inactive_parameters(self) -> int:
         """Elements of the experts that one token does not visit."""
-        experts = self.feed_forward.experts
-        return (experts.count - experts.active) * experts.parameters_per_expert if experts else 0
+        return self.experts.inactive_parameters if self.experts else 0
 
 
 class Run(Frozen):
@@ -160,9 +105,14 @@ class ModelSpec(Frozen):
     tied: bool
     """The head is the embedding's tensor."""
     runs: tuple[Run, ...]
-    final_norm: Norm
+    final_norm: Norm | None
     head: Linear
     """lm_head, or the score head of a reward model."""
+    extra: tuple[Part, ...] = ()
+    """What stands outside the layers beside embedding, final norm and head: positions, projections, a norm of the
+    embeddings."""
+    embedding_width: int | None = None
+    """Width of the embedding where it is not hidden_size (opt-350m)."""
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
@@ -185,6 +135,42 @@ class ModelSpec(Frozen):
             for _ in range(run.count):
                 yield run.layer
 
+    @cached_property
+    def mixers(self) -> tuple[AnyMixer, ...]:
+        """The mixer of each run that has one."""
+        return tuple(run.layer.mixer for run in self.runs if run.layer.mixer is not None)
+
+    @cached_property
+    def windows(self) -> frozenset[int | None]:
+        """The kinds of attention mask that its layers take, by their windows."""
+        return frozenset(mixer.window for mixer in self.mixers if mixer.masked)
+
+    @cached_property
+    def rotary_width(self) -> int:
+        """Elements per position of the rotary tables that all layers share."""
+        return max((mixer.rotary_width for mixer in self.mixers), default=0)
+
+    @property
+    def eager_only(self) -> bool:
+        """Whether any layer has attention that only the eager form computes: soft-capped scores, or an older class."""
+        return any(mixer.eager_only or mixer.softcap is not None for mixer in self.mixers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of the first layer that has any."""
+        return next((mixer.num_heads for mixer in self.mixers if mixer.num_heads), 0)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the first feed-forward."""
+        widths = (run.layer.feed_forward.intermediate for run in self.runs if run.layer.feed_forward)
+        return next(widths, 0)
+
+    @property
+    def routed(self) -> bool:
+        """Whether any layer has routed experts."""
+        return any(run.layer.experts for run in self.runs)
+
     @property
     def head_is_tied(self) -> bool:
         """Whether the head's weight is the embedding's (never for a score head)."""
@@ -193,13 +179,15 @@ class ModelSpec(Frozen):
     @cached_property
     def params(self) -> Parameters:
         """Counts by category: embed, attn, mlp, experts, router, norm, lm_head."""
-        counts: dict[str, int] = {"embed": self.vocab_size * self.hidden_size}
+        counts: dict[str, int] = {"embed": self.vocab_size * (self.embedding_width or self.hidden_size)}
         inactive = 0
         for run in self.runs:
             inactive += run.count * run.layer.inactive_parameters
-            for name, count in run.layer.by_category.items():
-                counts[name] = counts.get(name, 0) + run.count * count
-        counts["norm"] = counts.get("norm", 0) + self.final_norm.parameters
+            add_counts(counts, run.layer.by_category.items(), run.count)
+        for part in self.extra:
+            add_counts(counts, part.by_category.items())
+        if self.final_norm:
+            add_counts(counts, [("norm", self.final_norm.parameters)])
         if not self.head_is_tied:
             counts["lm_head"] = self.head.parameters
         total = sum(counts.values())

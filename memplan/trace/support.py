@@ -33,7 +33,7 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
-    if recipe.precision.weights == 4 and any(run.layer.feed_forward.experts for run in recipe.model.runs):
+    if recipe.precision.weights == 4 and recipe.model.routed:
         raise InvalidJob("precision: grouped experts are traced in half precision alone", "use precision bf16")
     _check_halves(recipe)
 
@@ -51,5 +51,5 @@ def check_fallback(recipe: Recipe, reason: str) -> None:
     hint = "install a C++ compiler (g++), or a CUDA build of torch: no GPU is needed"
     if recipe.autocast:
         raise InvalidJob(f"autocast on a CPU differs from CUDA's, and fake CUDA tensors cannot be had: {reason}", hint)
-    if any(run.layer.feed_forward.experts for run in recipe.model.runs):
+    if recipe.model.routed:
         raise InvalidJob(f"experts run otherwise on a CPU, and fake CUDA tensors cannot be had: {reason}", hint)

@@ -1,0 +1,23 @@
+"""The program of each kind of mixer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memplan.engine.attention import attention
+from memplan.engine.modules import Pass
+from memplan.engine.tape import Tensor
+from memplan.spec.parts import Mixer
+
+Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
+"""Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
+
+MIXERS: dict[str, Program] = {"attention": attention}
+"""A program for each ``kind`` of mixer."""
+
+
+def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Run a mixer of any kind, which the form of the layer has."""
+    assert mixer is not None
+    return MIXERS[mixer.kind](p, mixer, x)

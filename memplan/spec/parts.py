@@ -1,0 +1,188 @@
+"""What layers are made of: linears, norms, bare parameters; mixers and feed-forwards.
+
+The linear modules of a part drive three things at once: its parameters, its LoRA targets and the activations that its
+forward saves. Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json, and
+``memplan/engine`` reads them.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from memplan.spec.base import Frozen
+
+
+class Bare(Frozen):
+    """A parameter of no Linear and no Norm: a convolution, a gate, a table of positions, a stack of experts."""
+
+    name: str
+    shape: tuple[int, ...]
+    category: str = ""
+    """Where its elements are counted; empty: with the module that holds it."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+
+class Linear(Frozen):
+    """One ``nn.Linear``: y = x Wᵀ + b, W of shape [outputs, inputs]."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weight and bias elements."""
+        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+class Norm(Frozen):
+    """A normalisation over the last dimension, of ``width`` elements.
+
+    ``kind`` is 'rms' (``LlamaRMSNorm``), 'rms-plus-one' (Gemma: multiplies by 1 + weight, all in fp32) or 'layer'.
+    """
+
+    name: str
+    width: int
+    kind: Literal["rms", "rms-plus-one", "layer"] = "rms"
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weight and bias elements."""
+        return self.width * (2 if self.bias else 1)
+
+
+class Part(Frozen):
+    """What a layer, or a model outside its layers, is made of: linears, norms, and parameters that are neither."""
+
+    linears: tuple[Linear, ...] = ()
+    tensors: tuple[Bare, ...] = ()
+    norms: tuple[Norm, ...] = ()
+    category: str = "other"
+    """Where its linears and bare parameters are counted; norms are always norms."""
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Parameter elements by category."""
+        counts: dict[str, int] = {}
+        add_counts(counts, ((self.category, linear.parameters) for linear in self.linears))
+        add_counts(counts, ((bare.category or self.category, bare.parameters) for bare in self.tensors))
+        add_counts(counts, (("norm", norm.parameters) for norm in self.norms))
+        return counts
+
+
+def add_counts(counts: dict[str, int], more: Iterable[tuple[str, int]], times: int = 1) -> None:
+    """Add ``times`` each count to that of its category; nothing is nothing."""
+    for name, count in more:
+        if count:
+            counts[name] = counts.get(name, 0) + times * count
+
+
+class Mixer(Part):
+    """What moves information between positions: attention of any kind, a state space, a convolution.
+
+    A kind of mixer is a class here (or in a file of its own) with a ``kind``, and a program in ``engine/mixers.py``.
+    The properties below are what the rest of the engine asks of any of them.
+    """
+
+    kind: str
+    category: str = "attn"
+    num_heads: int = 0
+    """Query heads; 0 where there are none."""
+    eager_only: bool = False
+    """Its class knows neither SDPA nor flash attention."""
+    window: int | None = None
+    """Sliding window in tokens; None attends to all."""
+    softcap: float | None = None
+    """tanh soft-cap on the attention scores (Gemma 2), which only eager attention computes."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether it takes an attention mask."""
+        return True
+
+    @property
+    def rotary_width(self) -> int:
+        """Elements per position of the tables of cos and of sin; 0 without rotary embeddings."""
+        return 0
+
+
+class Attention(Mixer):
+    """Softmax attention: ``num_heads`` query heads of ``head_dim``, grouped over ``num_kv_heads`` key/value heads.
+
+    ``linears`` in the order of the forward: q_proj, k_proj, v_proj, o_proj, or one fused qkv_proj and o_proj.
+    ``norms``: of q and of k, when the model has them; ``width`` is head_dim for a norm on each head.
+    """
+
+    kind: Literal["attention"] = "attention"
+    num_kv_heads: int
+    head_dim: int
+    rotary: Literal["half", "concatenated"] = "half"
+    """'half': rotates the whole head in place of layout; 'concatenated': a partial or interleaved rotary that ends in
+    ``cat``, so that q and k come out head-major (Phi-3)."""
+
+    @property
+    def rotary_width(self) -> int:
+        """cos and sin of a whole head."""
+        return self.head_dim
+
+    @property
+    def fused_qkv(self) -> bool:
+        """Whether one linear makes q, k and v."""
+        return len(self.linears) == 2
+
+
+class Experts(Frozen):
+    """Routed experts held as stacked 3-D parameters: each a feed-forward of ``intermediate``."""
+
+    count: int
+    active: int
+    intermediate: int
+    stacked: tuple[Bare, ...]
+    """The parameters of all experts together, the first extent of each being ``count``."""
+    router: Linear
+    style: Literal["mixtral", "qwen3"] = "mixtral"
+    """How the router picks: Mixtral and Qwen3-MoE keep slightly different index tensors."""
+    normalize: bool = True
+    """Whether the weights of the chosen experts are divided by their sum (``norm_topk_prob``)."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all experts, without the router."""
+        return sum(bare.parameters for bare in self.stacked)
+
+    @property
+    def inactive_parameters(self) -> int:
+        """Elements that one token does not visit."""
+        return self.parameters // self.count * (self.count - self.active)
+
+
+class FeedForward(Part):
+    """A dense feed-forward, a mixture of experts, or both side by side (shared experts).
+
+    ``linears``: gate_proj, up_proj, down_proj; gate_up_proj, down_proj when fused; up and down when not ``gated``;
+    empty when there are only experts.
+    """
+
+    category: str = "mlp"
+    intermediate: int
+    activation: str = "silu"
+    gated: bool = True
+    experts: Experts | None = None
+    shared: tuple[Linear, ...] = ()
+    """Shared experts, which every token visits, and their gate when they have one."""
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Parameter elements: mlp, experts, router, shared_experts."""
+        counts = super().by_category
+        add_counts(counts, (("shared_experts", linear.parameters) for linear in self.shared))
+        if self.experts:
+            add_counts(counts, [("experts", self.experts.parameters), ("router", self.experts.router.parameters)])
+        return counts
