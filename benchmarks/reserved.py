@@ -45,6 +45,19 @@ class Ratios(NamedTuple):
     needs: float
 
 
+class Group(NamedTuple):
+    """Jobs whose ratios are alike."""
+
+    expandable: bool
+    checkpointing: bool
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        with_it = "checkpointed" if self.checkpointing else "not checkpointed"
+        return f"{'expandable segments' if self.expandable else 'default'}, {with_it}"
+
+
 def draw(rng: random.Random, model: str) -> dict[str, Any]:
     """A job with every choice left to chance."""
     job = {"model": model, "gpu": "h200", "gradient_accumulation_steps": rng.choice((1, 1, 4))}
@@ -87,23 +100,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng, done = random.Random(arguments.seed), 0
-    found: dict[bool, list[Ratios]] = {False: [], True: []}
+    found: dict[Group, list[Ratios]] = {Group(key, how): [] for key in (False, True) for how in (False, True)}
     while done < arguments.n:
         job = draw(rng, MODELS[done % len(MODELS)])
         recorded = step_events(resolve(read_job(job)))
         if recorded is None or not SMALLEST <= recorded.peak <= LARGEST:
             continue
         done += 1
-        for expandable, results in found.items():
-            results.append(ratios(recorded, expandable))
-        figures = "  ".join(f"{found[key][-1].holds:.3f} {found[key][-1].needs:.3f}" for key in found)
+        groups = [group for group in found if group.checkpointing == job["gradient_checkpointing"]]
+        for group in groups:
+            found[group].append(ratios(recorded, group.expandable))
+        figures = "  ".join(f"{found[group][-1].holds:.3f} {found[group][-1].needs:.3f}" for group in groups)
         text = " ".join(f"{key}={value}" for key, value in job.items() if key != "gpu")
         print(f"{recorded.peak / GiB:7.2f} GiB  {figures}  {text}", flush=True)
     print("lowest, 5 %, median, 95 %, highest")
-    for expandable, results in found.items():
+    for group, results in found.items():
         for name, position in (("holds", 0), ("needs", 1)):
-            title = f"{'expandable segments' if expandable else 'default'}, {name}"
-            print(f"{title:28} {spread([result[position] for result in results])}")
+            print(f"{f'{group.title}, {name}':44} {spread([result[position] for result in results])}")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,15 @@ class Figure(NamedTuple):
     phase: str
     measured_bytes: int
     estimated_bytes: int
+    low_bytes: int = 0
+    high_bytes: int = 0
+    trainer: str = ""
+    quality: str = ""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured figure is within the estimate's range."""
+        return self.low_bytes <= self.measured_bytes <= self.high_bytes
 
     @property
     def error(self) -> float:
@@ -69,6 +78,8 @@ class Group:
     """The smallest error that 95 of 100 do not exceed."""
     worst: float
     worst_id: str
+    inside: int
+    """How many measured figures are within the range of their estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +205,21 @@ def _figures(of: TruthSet, row: TruthRow, report: Report) -> Iterator[Figure]:
     several = report.ranks[0].count > 1
     sharding = str(report.job["sharding"]) if several else ONE_GPU
     facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), sharding)
+    more = (str(report.job["trainer"]), row.quality)
     for meter, measured in row.meters.items():
-        yield Figure(*facts, meter, PEAK, measured, _on_meter(report.per_gpu, meter))
+        low, expected, high = _on_meter(report.per_gpu, meter)
+        yield Figure(*facts, meter, PEAK, measured, expected, low, high, *more)
     for phase, measured in row.phases.items():
-        yield Figure(*facts, "allocated", phase, measured, report.per_gpu.phases[phase])
+        size = report.per_gpu.phases[phase]
+        yield Figure(*facts, "allocated", phase, measured, size, size, size, *more)
 
 
-def _on_meter(per_gpu: PerGpu, meter: str) -> int:
-    """The expected figure."""
+def _on_meter(per_gpu: PerGpu, meter: str) -> tuple[int, int, int]:
+    """The lowest, the expected and the highest figure."""
     if meter == "allocated":
-        return per_gpu.allocated_bytes
-    return per_gpu.reserved_bytes.expected if meter == "reserved" else per_gpu.device_bytes.expected
+        return per_gpu.allocated_range.low, per_gpu.allocated_bytes, per_gpu.allocated_range.high
+    band = per_gpu.reserved_bytes if meter == "reserved" else per_gpu.device_bytes
+    return band.low, band.expected, band.high
 
 
 def _groupings(figures: Sequence[Figure]) -> Iterator[Grouping]:
@@ -214,8 +229,11 @@ def _groupings(figures: Sequence[Figure]) -> Iterator[Grouping]:
     allocated_peaks = [figure for figure in peaks if figure.meter == "allocated"]
     yield _grouping("set", "allocated, peak", allocated_peaks, lambda figure: figure.set)
     yield _grouping("meter", "peak", peaks, lambda figure: f"{figure.meter}, {figure.kind}")
+    graded = [figure for figure in peaks if figure.quality]
+    yield _grouping("quality", "peak, published", graded, lambda figure: f"{figure.quality}, {figure.meter}")
     yield _grouping("family", "allocated, peak", allocated_peaks, lambda figure: figure.family)
     yield _grouping("method", "allocated, peak", allocated_peaks, lambda figure: figure.method)
+    yield _grouping("trainer", "allocated, peak", allocated_peaks, lambda figure: figure.trainer)
     yield _grouping("sharding", "allocated, peak", allocated_peaks, lambda figure: figure.sharding)
     alone = [figure for figure in allocated if figure.sharding == ONE_GPU]
     sharded = [figure for figure in allocated if figure.sharding != ONE_GPU]
@@ -240,7 +258,8 @@ def summarise(name: str, figures: Iterable[Figure]) -> Group:
     ordered = sorted(figures, key=lambda figure: abs(figure.error))
     sizes = [abs(figure.error) for figure in ordered]
     rank = -(-95 * len(sizes) // 100) - 1
-    return Group(name, len(sizes), statistics.median(sizes), sizes[rank], ordered[-1].error, ordered[-1].id)
+    inside, worst = sum(figure.inside for figure in ordered), ordered[-1]
+    return Group(name, len(sizes), statistics.median(sizes), sizes[rank], worst.error, worst.id, inside)
 
 
 def _by_reason(refusals: Sequence[Refusal]) -> Iterator[ReasonCount]:

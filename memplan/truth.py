@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +51,8 @@ class TruthRow:
     """``params`` of the model, and of them and of adapters ``trainable``, where the row tells them."""
     unusable: str = ""
     """Why no estimate can be held against it."""
+    quality: str = ""
+    """Of a published row: A where every fact that the figure needs is told, B where one is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +176,11 @@ def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -
             _fail(f"{where}: model {str(row['model'])[:80]!r} is not in models")
         job.setdefault("model", models.get(row["model"]))
     measured = _mapping(row.get("measured"), f"{where}: measured")
+    quality = _text(row.get("quality", ""), f"{where}: quality", LONGEST_NAME)
     if not measured and row.get("out_of_memory"):
         return TruthRow(name, job, {}, {}, {}, "out of memory: nothing was measured")
     if "value" in measured:
-        return _as_published(name, job, measured, where)
+        return replace(_as_published(name, job, measured, where), quality=quality)
     phases = _mapping(measured.get("phases", {}), f"{where}: phases")
     phases = {phase: _whole(phases[phase], f"{where}: {phase}") for phase in PHASES if phase in phases}
     keys = {meter: f"{meter}_bytes" for meter in METERS}
@@ -187,7 +190,7 @@ def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -
     if not meters:
         _fail(f"{where}: measured names none of {', '.join(keys.values())}, phases")
     parameters = {key: _whole(row[key], f"{where}: {key}") for key in ("params", "trainable") if key in row}
-    return TruthRow(name, job, meters, phases, parameters)
+    return TruthRow(name, job, meters, phases, parameters, quality=quality)
 
 
 def _as_published(name: str, job: dict[str, Any], measured: dict[str, Any], where: str) -> TruthRow:

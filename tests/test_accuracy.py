@@ -121,8 +121,8 @@ def test_a_summary_is_median_nearest_rank_and_signed_worst() -> None:
     figures = [
         Figure("s", "traced", f"r{n}", "f", "m", ONE_GPU, "allocated", "peak", 1000, 1000 - n) for n in range(1, 101)
     ]
-    group = summarise("all", figures)
-    assert (group.rows, group.worst_id) == (100, "r100")
+    group = summarise("all", [figures[0]._replace(low_bytes=1000, high_bytes=1000), *figures[1:]])
+    assert (group.rows, group.worst_id, group.inside) == (100, "r100", 1)
     assert (group.median, group.p95, group.worst) == pytest.approx((0.0505, 0.095, -0.1))
 
 

@@ -7,6 +7,8 @@ from memplan.render.blocks import Block, Column, Heading, Prose, Table, definiti
 if TYPE_CHECKING:
     from memplan.accuracy import Accuracy, Grouping
 
+BANDED = ("meter", "quality")
+"""Groupings by meter: reserved and device are estimated as a range, which a measured figure is in or not."""
 NOTHING = "Nothing could be estimated."
 
 
@@ -32,7 +34,8 @@ ROWS = ("rows", "estimated", "refused")
 
 
 def _errors(grouping: "Grouping") -> Table:
-    titles = ("rows", "median %", "p95 %", "worst %")
+    banded = grouping.by in BANDED
+    titles = ("rows", "median %", "p95 %", "worst %", *(["in range"] if banded else []))
     columns = (Column(grouping.by), *(Column(title, right=True) for title in titles), Column("worst row"))
     cells = (
         (
@@ -41,6 +44,7 @@ def _errors(grouping: "Grouping") -> Table:
             f"{100 * group.median:.4f}",
             f"{100 * group.p95:.4f}",
             f"{100 * group.worst:+.4f}",
+            *([str(group.inside)] if banded else []),
             group.worst_id,
         )
         for group in grouping.groups
