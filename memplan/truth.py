@@ -177,8 +177,9 @@ def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -
         job.setdefault("model", models.get(row["model"]))
     measured = _mapping(row.get("measured"), f"{where}: measured")
     quality = _text(row.get("quality", ""), f"{where}: quality", LONGEST_NAME)
-    if not measured and row.get("out_of_memory"):
-        return TruthRow(name, job, {}, {}, {}, "out of memory: nothing was measured")
+    if not measured:
+        why = "out of memory: " if row.get("out_of_memory") else ""
+        return TruthRow(name, job, {}, {}, {}, why + "nothing was measured")
     if "value" in measured:
         return replace(_as_published(name, job, measured, where), quality=quality)
     phases = _mapping(measured.get("phases", {}), f"{where}: phases")

@@ -39,6 +39,7 @@ LAYERS = (
     "reporting",  # Ledger -> Report
     "remedies",
     "compare",
+    "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls

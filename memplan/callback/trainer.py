@@ -15,10 +15,10 @@ from memplan.api import estimate
 from memplan.callback import meters
 from memplan.callback.live import job_of
 from memplan.errors import EXIT_DOES_NOT_FIT, MemplanError, UsageError
+from memplan.measurement import Measurement, estimated_of
+from memplan.measurement import job_of as resolved_job
 from memplan.report import Report
 from memplan.units import format_bytes
-
-FILE_VERSION = 1
 
 
 class WillNotFit(MemplanError):
@@ -123,19 +123,23 @@ class MemoryCallback(TrainerCallback):
             self.file.write_text(text, encoding="utf-8")
 
     def measurement(self) -> dict[str, Any]:
-        """What the file holds: the resolved job, the estimate and what was measured, and on what."""
-        report = self.report.to_dict() if self.report else None
-        figures = ("allocated_bytes", "reserved_bytes", "device_bytes", "peak_instant", "phases")
-        return {
-            "schema_version": FILE_VERSION,
-            "memplan": __version__,
-            "job": report["job"] if report else None,
-            "estimated": {key: report["per_gpu"][key] for key in figures} if report else None,
-            "measured": self.measured,
-            "steps": self._steps,
-            "hardware": meters.hardware(),
-            "libraries": meters.libraries(),
-        }
+        """What the file holds, in the form of ``memplan measure``: the resolved job, the estimate, what was measured
+        and on what.
+        """
+        return Measurement(
+            job=resolved_job(self.report) if self.report else {},
+            measured=dict(self.measured or {}),
+            meter="torch.cuda.max_memory_allocated since training began",
+            estimated=estimated_of(self.report) if self.report else {},
+            out_of_memory=None,
+            ranks=[],
+            steps=self._steps,
+            weights="the run's own",
+            largest_batch_size=None,
+            hardware=meters.hardware(),
+            versions=meters.libraries(),
+            source=f"memplan {__version__}, MemoryCallback in a training run",
+        ).to_dict()
 
     def _say(self, state: Any, line: str) -> None:
         if state.is_world_process_zero:

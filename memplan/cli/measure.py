@@ -12,7 +12,7 @@ from memplan.errors import EXIT_DONE, MemplanError, UsageError
 from memplan.render.progress import Progress
 
 if TYPE_CHECKING:
-    from memplan.trace.measurement import Measurement
+    from memplan.measurement import Measurement
 
 HELP = """The step of a job on real devices: what torch, its allocator and the driver count, beside the estimate.
 

@@ -16,7 +16,7 @@ from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
-from memplan.trace.measurement import Measurement, estimated_of, job_of, of_peak
+from memplan.measurement import Measurement, estimated_of, job_of, of_peak
 from memplan.trace.support import check
 from memplan.trace.world import World, read_world
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
-from memplan.trace.measurement import Measurement, errors_of
+from memplan.measurement import Measurement, errors_of
 from memplan.units import format_bytes
 
 NAMES = {"forward": "forward, loss", "step": "optimizer step"}

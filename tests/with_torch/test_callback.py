@@ -14,6 +14,7 @@ import memplan
 from memplan.callback import MemoryCallback, WillNotFit
 from memplan.callback.live import job_of
 from memplan.errors import UsageError
+from memplan.truth import read_sets
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the libraries that train here, not of memplan
 
@@ -59,19 +60,21 @@ def test_a_run_of_two_steps_is_estimated_and_written_down(tmp_path: Path) -> Non
     assert written["estimated"]["allocated_bytes"] == callback.report.per_gpu.allocated_bytes > 0
     assert set(written["estimated"]["device_bytes"]) == {"low", "expected", "high"}
     assert written["steps"] == 2
-    assert written["libraries"]["torch"] == torch.__version__
-    assert (written["memplan"], written["schema_version"]) == (memplan.__version__, 1)
+    assert written["versions"]["torch"] == torch.__version__
+    assert (written["source"].split(",")[0], written["schema_version"]) == (f"memplan {memplan.__version__}", 1)
     if not torch.cuda.is_available():
-        assert written["measured"] is None
+        assert written["measured"] == {}
         assert written["hardware"] == {"device": "cpu"}
         assert said[-1] == "memplan: nothing measured: this process has no CUDA device"
     assert "fits 24GB" in said[1]
     assert said[1].endswith(": yes")
 
 
-def test_the_written_job_is_a_job(tmp_path: Path) -> None:
+def test_the_written_file_is_a_row_of_truth(tmp_path: Path) -> None:
     callback = MemoryCallback(sequence_length=16, file=tmp_path / "m.json", log=lambda line: None)
     train(tmp_path, callback)
+    (found,) = read_sets([tmp_path / "m.json"])
+    assert [row.job["batch_size"] for row in found.rows] == [2]
     written = json.loads((tmp_path / "m.json").read_text(encoding="utf-8"))
     again = memplan.estimate({key: value for key, value in written["job"].items() if value is not None})
     assert again.per_gpu.allocated_bytes == written["estimated"]["allocated_bytes"]

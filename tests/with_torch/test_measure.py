@@ -18,7 +18,7 @@ from memplan.spec.reading import read_job
 from memplan.trace.attempt import Attempt, search
 from memplan.trace.devices import HISTORY, CpuDevice, CudaDevice, this_device
 from memplan.trace.measure import measure
-from memplan.trace.measurement import Measurement, errors_of
+from memplan.measurement import Measurement, errors_of
 from memplan.trace.world import World, read_world
 from memplan.units import GiB, MiB
 

@@ -1,4 +1,7 @@
-"""What a measurement is: one small JSON file, with the keys of a row of ``presets/measurements``. Plain data."""
+"""What a measurement is: one small JSON file, with the keys of a row of ``presets/measurements``. Plain data.
+
+``memplan measure`` writes it, and so does a training script with the callback.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Measurement:
     """One job on one machine."""
 
     job: dict[str, Any]
-    """The resolved job, at the batch size that was measured."""
+    """The resolved job, at the batch size that was measured; empty where no estimate could be made."""
     measured: dict[str, Any]
     """Bytes by meter, and ``phases``; of the rank that allocated most. Empty where nothing fitted."""
     meter: str
@@ -47,8 +50,8 @@ class Measurement:
         name = model.rstrip("/").split("/")[-1] if isinstance(model, str) else dict(model or {}).get("model_type", "")
         whole = json.dumps([self.job, self.hardware, self.versions, self.weights], sort_keys=True, default=str)
         digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
-        shape = f"b{self.job['batch_size']}-s{self.job['sequence_length']}"
-        words = (name, self.job["method"], shape, str(self.hardware["device"]), digest)
+        shape = f"b{self.job['batch_size']}-s{self.job['sequence_length']}" if self.job else "run"
+        words = (name, self.job.get("method", ""), shape, str(self.hardware["device"]), digest)
         return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-")
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,10 +59,10 @@ class Measurement:
         found: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "id": self.id,
-            "job": self.job,
+            "job": self.job or None,
             "measured": self.measured,
             "meter": self.meter,
-            "estimated": self.estimated,
+            "estimated": self.estimated or None,
         }
         if self.out_of_memory is not None:
             found["out_of_memory"] = self.out_of_memory
