@@ -41,21 +41,30 @@ class Linear(Frozen):
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
-class Norm(Frozen):
-    """A normalisation over the last dimension, of ``width`` elements.
+NormKind = Literal["rms", "rms-plus-one", "rms-wide", "rms-wide-weight", "layer", "layer-wide", "layer-bare"]
+"""A key of ``engine.norms.NORMS``.
 
-    ``kind`` is 'rms' (``LlamaRMSNorm``), 'rms-plus-one' (Gemma: multiplies by 1 + weight, all in fp32) or 'layer'.
-    """
+rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in fp32
+(Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
+layer: ``nn.LayerNorm``; layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32
+without parameters (OLMo).
+"""
+
+
+class Norm(Frozen):
+    """A normalisation over the last dimension, of ``width`` elements."""
 
     name: str
     width: int
-    kind: Literal["rms", "rms-plus-one", "layer"] = "rms"
+    kind: NormKind = "rms"
     bias: bool = False
+    groups: int = 1
+    """Groups of ``width / groups`` elements, each normalised apart with weights of its own (Cohere's q and k)."""
 
     @property
     def parameters(self) -> int:
         """Weight and bias elements."""
-        return self.width * (2 if self.bias else 1)
+        return 0 if self.kind == "layer-bare" else self.width * (2 if self.bias else 1)
 
 
 class Part(Frozen):
@@ -123,14 +132,28 @@ class Attention(Mixer):
     kind: Literal["attention"] = "attention"
     num_kv_heads: int
     head_dim: int
-    rotary: Literal["half", "concatenated"] = "half"
-    """'half': rotates the whole head in place of layout; 'concatenated': a partial or interleaved rotary that ends in
-    ``cat``, so that q and k come out head-major (Phi-3)."""
+    rotary: Literal["none", "half", "concatenated"] = "half"
+    """'none': no positions (NoPE); 'half': turns the head and keeps its layout; 'concatenated': ends in ``cat`` with the
+    part that is not turned, so that q and k come out head-major (Phi-3). Whether pairs are half a head apart or
+    neighbours makes no difference in size."""
+    rotary_dim: int | None = None
+    """Elements of each head that turn, where that is a part of it; None: the whole head."""
+    rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated"] = "shared"
+    """cos and sin: shared by all layers in the residual's dtype, or in fp32 (OLMo); repeated: each layer interleaves
+    them anew and keeps its own (GLM)."""
+    rotary_wide: bool = False
+    """q and k are cast to fp32 before they turn (Cohere); else they take the wider dtype of theirs and the tables'."""
+    norms_last: bool = False
+    """q and k are normalised after they turn (Hunyuan)."""
+    scaled_queries: bool = False
+    """Queries are multiplied by a factor of their position (Ministral 3), which each layer computes and keeps."""
+    clipped: bool = False
+    """Projections are clamped in place (OLMo's clip_qkv), which keeps a copy of each."""
 
     @property
     def rotary_width(self) -> int:
-        """cos and sin of a whole head."""
-        return self.head_dim
+        """Elements of cos and of sin; 0 without positions."""
+        return 0 if self.rotary == "none" else self.rotary_dim or self.head_dim
 
     @property
     def fused_qkv(self) -> bool:
