@@ -14,10 +14,24 @@ AnyMixer = Attention
 """Every kind of mixer."""
 
 
-Form = Literal["pre", "sandwich"]
+Form = Literal["pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum", "parallel-branches"]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
-pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3).
+pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3);
+post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre, each
+output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual (opt-350m);
+parallel-branches: both read the same input, through one norm or one each, and are added to each other first (GPT-J,
+GPT-NeoX, Phi, Falcon).
+"""
+
+Dropped = Literal["mixer", "feed-forward", "branches"]
+"""A branch whose output passes through dropout before it joins the residual; 'branches': the sum of both."""
+
+Front = Literal["project", "positions", "row-positions", "norm", "dropout"]
+"""A step between the embedding and the first layer, a key of ``engine.front.STEPS``.
+
+project: a linear to hidden_size (opt-350m); positions: learned ones, one set for all rows; row-positions: one for each
+row (OPT); norm: a norm of the embeddings (Bloom).
 """
 
 
@@ -31,6 +45,8 @@ class Layer(Frozen):
     form: Form = "pre"
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
+    dropout: tuple[Dropped, ...] = ()
+    """Where dropout stands; in training it keeps a mask of one byte per element."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -113,9 +129,19 @@ class ModelSpec(Frozen):
     embeddings."""
     embedding_width: int | None = None
     """Width of the embedding where it is not hidden_size (opt-350m)."""
+    front: tuple[Front, ...] = ()
+    """What happens to the embedding's output before the first layer, in order; its parameters are in ``extra``."""
+    project_out: Linear | None = None
+    """Between the final norm and the head (opt-350m)."""
+    buffer_bytes: int = 0
+    """Tensors that its class keeps beside the parameters, where they matter: tables of positions, causal masks."""
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
+    logits_scaled: bool = False
+    """The logits are multiplied by a number (Cohere, Granite)."""
+    classifies: bool = True
+    """transformers has a sequence-classification class of this type: a reward model can be made of it."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The dtype that the config names, when it does."""
     max_positions: int | None = None
@@ -186,6 +212,8 @@ class ModelSpec(Frozen):
             add_counts(counts, run.layer.by_category.items(), run.count)
         for part in self.extra:
             add_counts(counts, part.by_category.items())
+        if self.project_out:
+            add_counts(counts, [("other", self.project_out.parameters)])
         if self.final_norm:
             add_counts(counts, [("norm", self.final_norm.parameters)])
         if not self.head_is_tied:
@@ -197,5 +225,5 @@ class ModelSpec(Frozen):
         """The sequence-classification form with one label: the vocabulary head gives way to a score head of h
         weights.
         """
-        score = Linear(name="score", inputs=self.hidden_size, outputs=1)
-        return self.model_copy(update={"head": score, "logits_softcap": None})
+        score = Linear(name="score", inputs=self.head.inputs, outputs=1)
+        return self.model_copy(update={"head": score, "logits_softcap": None, "logits_scaled": False})

@@ -34,6 +34,8 @@ class Linear(Frozen):
     inputs: int
     outputs: int
     bias: bool = False
+    transposed: bool = False
+    """Stored as [inputs, outputs] (``Conv1D`` of GPT-2)."""
 
     @property
     def parameters(self) -> int:
@@ -110,6 +112,8 @@ class Mixer(Part):
     """Sliding window in tokens; None attends to all."""
     softcap: float | None = None
     """tanh soft-cap on the attention scores (Gemma 2), which only eager attention computes."""
+    dropout: bool = False
+    """The probabilities pass through dropout, in whichever kernel."""
 
     @property
     def masked(self) -> bool:
@@ -138,9 +142,9 @@ class Attention(Mixer):
     neighbours makes no difference in size."""
     rotary_dim: int | None = None
     """Elements of each head that turn, where that is a part of it; None: the whole head."""
-    rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated"] = "shared"
+    rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated", "own"] = "shared"
     """cos and sin: shared by all layers in the residual's dtype, or in fp32 (OLMo); repeated: each layer interleaves
-    them anew and keeps its own (GLM)."""
+    them anew and keeps its own (GLM); own: each layer makes them of its positions, for keys and for queries (GPT-J)."""
     rotary_wide: bool = False
     """q and k are cast to fp32 before they turn (Cohere); else they take the wider dtype of theirs and the tables'."""
     norms_last: bool = False
@@ -149,11 +153,15 @@ class Attention(Mixer):
     """Queries are multiplied by a factor of their position (Ministral 3), which each layer computes and keeps."""
     clipped: bool = False
     """Projections are clamped in place (OLMo's clip_qkv), which keeps a copy of each."""
+    split_qkv: bool = False
+    """A fused qkv is cut by one ``split``, whose gradients are joined at once; else by three slices."""
+    style: str = "standard"
+    """How its class writes attention: 'standard', or a key of ``engine.attention_styles.STYLES``."""
 
     @property
     def rotary_width(self) -> int:
         """Elements of cos and of sin; 0 without positions."""
-        return 0 if self.rotary == "none" else self.rotary_dim or self.head_dim
+        return 0 if self.rotary == "none" or self.rotary_tables == "own" else self.rotary_dim or self.head_dim
 
     @property
     def fused_qkv(self) -> bool:
