@@ -13,15 +13,16 @@ LAYER_TYPES = {FULL: FULL, "attention": FULL, SLIDING: SLIDING}
 """``attention`` is the older name of ``full_attention`` (transformers 5.23, ``_LEGACY_LAYER_TYPE_REMAP``)."""
 
 
-def head_dim(config: Config) -> int:
+def head_dim(config: Config, nullable: bool = False) -> int:
     """Width of a head: its own key, or else hidden_size / num_attention_heads.
 
-    Classes without the key still obey it when a config brings it; there, null means as much as absence.
+    Classes without the key still obey it when a config brings it; there, null means as much as absence. ``nullable``:
+    the class has a default, but takes null for hidden_size / num_attention_heads.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     default = config.defaults.get("head_dim")
     given = config.keys.get("head_dim", default)
-    if given is None and default is None:
+    if given is None and (default is None or nullable):
         if hidden % heads:
             raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
         width = hidden // heads

@@ -12,7 +12,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.foreign import note_unread, refuse_foreign
 from memplan.spec.model import AnyMixer, Form, Layer, ModelSpec, Run
-from memplan.spec.parts import Attention, FeedForward, Linear, Norm
+from memplan.spec.parts import Attention, FeedForward, Linear, Norm, NormKind
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 SANDWICH_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -48,8 +48,13 @@ class Family(NamedTuple):
     """The attention window of each layer."""
     null_kv_heads: bool = False
     """num_key_value_heads may be null: then as many as query heads."""
+    null_head_dim: bool = False
+    """head_dim has a default, but may be null: then hidden_size / num_attention_heads."""
     qkv_bias: Literal["never", "always", "by attention_bias"] = "never"
     """Biases of q, k and v; the output projection has one only 'by attention_bias'."""
+    bias_keys: tuple[str, str] | None = None
+    """The keys that say whether q, k and v, and whether the output projection have biases; an empty one is never."""
+    mlp_bias_key: str = "mlp_bias"
     qk_norm: bool = False
     fused: bool = False
     """qkv_proj and gate_up_proj instead of three and two modules."""
@@ -57,7 +62,7 @@ class Family(NamedTuple):
     norms: tuple[str, ...] = PRE_NORMS
     form: Form = "pre"
     """How the norms stand around mixer and feed-forward: ``Layer.form``."""
-    norm_kind: Literal["rms", "rms-plus-one", "layer"] = "rms"
+    norm_kind: NormKind = "rms"
     activation_key: str = "hidden_act"
     activations: Mapping[str, str] = ACTIVATIONS
     scaled_embedding: bool = False
@@ -74,6 +79,14 @@ class Family(NamedTuple):
     """Layer norms have a bias."""
     mixer: Callable[["Family", Config, int | None], AnyMixer] | None = None
     """Another mixer than ``softmax_attention``, by the window of its layer."""
+    mixers: Callable[["Family", Config], list[AnyMixer]] | None = None
+    """The mixer of each layer, where its window alone does not say which; equal ones are one object."""
+    harmless: tuple[str, ...] = ()
+    """Structural keys whose value the class takes for granted (``foreign.py``)."""
+    scaled_logits: bool = False
+    """The logits are multiplied by a number of the config."""
+    classifies: bool = True
+    """transformers has a sequence-classification class of this type."""
     finish: Callable[[ModelSpec, Config], ModelSpec] = lambda spec, config: spec
     """What is left to say of the model as a whole: positions, biases of the head, parts outside the layers."""
 
@@ -81,7 +94,7 @@ class Family(NamedTuple):
 def build(family: Family, raw: Config) -> ModelSpec:
     """The spec of a config that names this family's model_type."""
     config = raw.with_defaults(family.model_type, family.defaults, family.names)
-    refuse_foreign(config, ("attention_bias",) if family.qkv_bias == "always" else ())
+    refuse_foreign(config, (*family.harmless, *(("attention_bias",) if family.qkv_bias == "always" else ())))
     for key, why in family.not_counted:
         config.require_off(key, why)
     note_unread(config)
@@ -101,6 +114,8 @@ def build(family: Family, raw: Config) -> ModelSpec:
         head=Linear(name="lm_head", inputs=hidden, outputs=vocab),
         embedding_multiplier=family.scaled_embedding,
         logits_softcap=config.optional_positive("final_logit_softcapping") if family.logits_softcap else None,
+        logits_scaled=family.scaled_logits,
+        classifies=family.classifies,
         dtype=dtype,
         max_positions=config.integer("max_position_embeddings"),
         quantization=quantization,
@@ -117,17 +132,23 @@ def make_norm(family: Family, name: str, width: int) -> Norm:
 
 def runs(family: Family, config: Config) -> tuple[Run, ...]:
     """The layers, with consecutive equal ones in one run."""
-    windows, feed_forwards = family.windows(config), family.feed_forward(family, config)
+    feed_forwards = family.feed_forward(family, config)
+    mixers = (family.mixers or by_window)(family, config)
     norms = tuple(make_norm(family, name, config.integer("hidden_size")) for name in family.norms)
-    make = family.mixer or softmax_attention
-    mixers = {window: make(family, config, window) for window in set(windows)}
-    layers: dict[tuple[int | None, int], Layer] = {}
-    for window, feed_forward in zip(windows, feed_forwards, strict=True):
-        if (window, id(feed_forward)) not in layers:
-            made = Layer(mixer=mixers[window], feed_forward=feed_forward, norms=norms, form=family.form)
-            layers[window, id(feed_forward)] = made
-    kinds = ((window, id(feed_forward)) for window, feed_forward in zip(windows, feed_forwards, strict=True))
+    layers: dict[tuple[int, int], Layer] = {}
+    for mixer, feed_forward in zip(mixers, feed_forwards, strict=True):
+        if (id(mixer), id(feed_forward)) not in layers:
+            made = Layer(mixer=mixer, feed_forward=feed_forward, norms=norms, form=family.form)
+            layers[id(mixer), id(feed_forward)] = made
+    kinds = ((id(mixer), id(feed_forward)) for mixer, feed_forward in zip(mixers, feed_forwards, strict=True))
     return tuple(Run(count=len(list(group)), layer=layers[kind]) for kind, group in groupby(kinds))
+
+
+def by_window(family: Family, config: Config) -> list[AnyMixer]:
+    """The mixer of each layer: one for each window."""
+    windows, make = family.windows(config), family.mixer or softmax_attention
+    mixers = {window: make(family, config, window) for window in set(windows)}
+    return [mixers[window] for window in windows]
 
 
 def softmax_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -135,10 +156,13 @@ def softmax_attention(family: Family, config: Config, window: int | None) -> Att
     heads, kv_heads, width = (
         config.integer("num_attention_heads"),
         attention.num_kv_heads(config, family.null_kv_heads),
-        attention.head_dim(config),
+        attention.head_dim(config, family.null_head_dim),
     )
     by_key = family.qkv_bias == "by attention_bias" and config.flag("attention_bias")
     biases = (by_key or family.qkv_bias == "always", by_key)
+    if family.bias_keys:
+        of_qkv, of_o = family.bias_keys
+        biases = (bool(of_qkv) and config.flag(of_qkv), bool(of_o) and config.flag(of_o))
     hidden = config.integer("hidden_size")
     norms = [make_norm(family, name, width) for name in ("q_norm", "k_norm")]
     return Attention(
@@ -161,7 +185,7 @@ def activation(family: Family, config: Config) -> str:
 def gated(family: Family, config: Config, intermediate: int) -> FeedForward:
     """A dense feed-forward: down(activation(gate(x)) * up(x))."""
     h, f = config.integer("hidden_size"), intermediate
-    bias = config.flag("mlp_bias") if "mlp_bias" in family.defaults else False
+    bias = config.flag(family.mlp_bias_key) if family.mlp_bias_key in family.defaults else False
     names = ("gate_up_proj",) if family.fused else ("gate_proj", "up_proj")
     into = tuple(Linear(name=name, inputs=h, outputs=2 * f // len(names), bias=bias) for name in names)
     down = Linear(name="down_proj", inputs=f, outputs=h, bias=bias)

@@ -8,6 +8,7 @@ from memplan.errors import InvalidJob
 from memplan.models import generic_model, load_model
 from memplan.resolve.models import HeadChoice, adapter, head, references
 from memplan.resolve.notes import Notes
+from memplan.resolve.quantised import quantised_base
 from memplan.resolve.storage import Stored, optimizer_impl, precision, sharding
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -49,18 +50,26 @@ def resolve(given: JobInput) -> Recipe:
     spec = policy_model(job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     if method.score_head:
+        if not spec.classifies:
+            raise InvalidJob(
+                f"method: {method.name} needs a sequence-classification class, and transformers has none for "
+                f"{spec.family}",
+                "use another method or a model that has one",
+            )
         spec = spec.as_reward_model()
     _check(job, method.pairs, method.name)
     lora = adapter(job, spec, notes)
     split = sharding(job, notes)
-    stored = precision(job, trainer, split, lora is not None, notes)
+    base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
+    stored = base.stored
     program = head(job, method, trainer, stored, split, notes)
-    resident = references(job, method, trainer, stored, split, spec, lora is not None, notes)
+    resident = references(job, method, trainer, base, split, spec, lora is not None, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, split.ranks, notes)
     gpu = _gpu(job, notes)
+    checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
     checkpointing = notes.default(
-        "gradient_checkpointing", job.gradient_checkpointing == "full", trainer.gradient_checkpointing, job.trainer
+        "gradient_checkpointing", job.gradient_checkpointing == "full", checkpoints, job.trainer
     )
     implementation = optimizer_impl(job, trainer, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
@@ -108,7 +117,7 @@ def resolve(given: JobInput) -> Recipe:
         pair_pass=job.pair_pass,
         reference=resident.kind,
         residents=resident.models,
-        adapter=lora.with_itemsize(stored) if lora else None,
+        adapter=lora.resolved(stored, base, trainer) if lora else None,
         sharding=split.name,
         ranks=split.ranks,
         gpus_per_node=job.gpus_per_node,
@@ -120,7 +129,9 @@ def resolve(given: JobInput) -> Recipe:
         image_bytes=job.images.per_example * job.images.width * job.images.height * 3 * 4 if job.images else 0,
         gpu=gpu,
         margin=job.margin,
-        job=resolved,
+        quantised=base.quantised,
+        norm_itemsize=base.norm_itemsize,
+        job=resolved | base.as_job,
         sources=notes.sources,
         assumptions=tuple(notes.assumptions),
         warnings=tuple(notes.warnings),
