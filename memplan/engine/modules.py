@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.adapters import adapted
+from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tape, Tensor
 from memplan.spec.parts import Linear, Norm
-from memplan.spec.recipe import Adapter
+from memplan.spec.recipe import Adapter, Quantised
 
 
 class Mode(NamedTuple):
@@ -36,6 +38,15 @@ class Mode(NamedTuple):
     low precision."""
     half_to_float: bool = False
     """fp16: softmax and log_softmax read fp16 and write fp32 without a converted copy."""
+    quantised: Quantised | None = None
+    """The format of the linears in the layers."""
+    norm_itemsize: int = 0
+    """Element size of norms where it differs from the other weights'."""
+
+    @property
+    def residual_itemsize(self) -> int:
+        """Element size of the residual stream: a wider norm widens what the feed-forward adds to it."""
+        return max(self.weight_itemsize, self.norm_itemsize)
 
 
 class Pass:
@@ -51,48 +62,36 @@ class Pass:
         """``width`` elements per token."""
         return Dim("T·" + symbol, self.tokens * width)
 
-    def param(self, name: str, elements: int) -> Param:
-        """One of the model's own weights."""
-        return Param(self.tape, name, elements, self.mode.weight_itemsize, self.mode.trained)
+    def param(self, name: str, elements: int, itemsize: int = 0) -> Param:
+        """One of the model's own weights; beside adapters, those of ``modules_to_save`` are trained copies."""
+        mode = self.mode
+        trained = mode.trained or (mode.adapter is not None and name in mode.adapter.saved)
+        return Param(self.tape, name, elements, itemsize or mode.weight_itemsize, trained)
 
 
-def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str) -> Tensor:
-    """A linear module, with its LoRA branch when it is a target."""
+def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str, quantised: bool = True) -> Tensor:
+    """A linear module, with its LoRA branch when it is a target; the head is never ``quantised``."""
     mode = p.mode
     out = p.dim(symbol, linear.outputs)
-    weight = p.param(linear.name, linear.inputs * linear.outputs)
-    bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
-    result = ops.linear(p.tape, x, weight, out, label, bias)
+    result = _base(p, x, linear, out, label, quantised)
     if mode.adapter and linear.name in mode.adapter.targets:
-        return _adapted(p, x, result, linear, out, mode.adapter)
+        return adapted(p, x, result, linear, out, mode.adapter)
     return result
 
 
-def _adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:
-    """``result + lora_B(lora_A(dropout(x))) * scaling``, in the adapters' dtype, then back to the result's.
-
-    PEFT 0.21, tuners/lora/layer.py, ``Linear.forward``: x is cast to lora_A's dtype, one copy for each module.
-    """
-    tape, rank, itemsize = p.tape, adapter.rank, result.itemsize
-    lora_a = Param(tape, linear.name + ".lora_A", linear.inputs * rank, adapter.itemsize, trained=True)
-    lora_b = Param(tape, linear.name + ".lora_B", rank * linear.outputs, adapter.itemsize, trained=True)
-    source = ops.cast(tape, x, adapter.itemsize, "adapter inputs")
-    if adapter.dropout:
-        source = ops.dropout(tape, source)
-    low = ops.linear(tape, source, lora_a, p.dim("r", rank), "adapter rank-r outputs")
-    high = ops.linear(tape, low, lora_b, out, "adapter outputs")
-    del low
-    scaled = ops.scale(tape, high, "adapter outputs")
-    del high
-    total = ops.add(tape, result, scaled, "adapter sums")
-    del scaled, source
-    return ops.cast(tape, total, itemsize, "adapter sums")
+def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: bool) -> Tensor:
+    """``base_layer(x)``."""
+    if quantised and p.mode.quantised is not None:
+        return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
+    weight = p.param(linear.name, linear.inputs * linear.outputs)
+    bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
+    return ops.linear(p.tape, x, weight, out, label, bias)
 
 
 def norm(p: Pass, spec: Norm, x: Tensor, symbol: str, rows_symbol: str = "", rows: int = 1) -> Tensor:
     """RMSNorm as Llama writes it, or as Gemma does (all in fp32, weight + 1)."""
     tape = p.tape
-    weight = p.param(spec.name, spec.width)
+    weight = p.param(spec.name, spec.width, p.mode.norm_itemsize)
     per_row = p.dim(rows_symbol or "1", rows)
     before = x.itemsize
     wide = ops.cast(tape, x, ops.FP32, "norm inputs in fp32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.ledger import Ledger
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.states import enter_quantised
 from memplan.engine.tensors import model_weights
 from memplan.engine.traces import Head
 from memplan.spec.recipe import Recipe, Resident
@@ -38,6 +39,8 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         padded=recipe.padded,
         adapter=None,
         half_to_float=recipe.half_to_float,
+        quantised=recipe.quantised if resident is None else resident.quantised,
+        norm_itemsize=recipe.norm_itemsize if resident is None else 0,
     )
     head = Head(recipe.loss_head, recipe.logits_to_fp32, scored_tokens=rows * recipe.completion_length)
     return TracedPass(PassPlan("reference", recipe.model, mode, rows, recipe.sequence_length, "no-grad", head))
@@ -46,11 +49,17 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
 def enter_residents(book: Ledger, recipe: Recipe) -> None:
     """Their weights, for the whole step: sharded as the policy's, or a full replica on each rank."""
     for model in recipe.residents:
-        elements = sum(weight.elements * weight.copies for weight in model_weights(model.spec))
+        weights = model_weights(model.spec)
+        category = model.role if model.role == "reference" else "extra_models"
+        if model.quantised:
+            owner = f"{model.role} model {model.spec.name}"
+            enter_quantised(book, model.quantised, owner, category, [weight for weight in weights if weight.linear])
+            weights = [weight for weight in weights if not weight.linear]
+        elements = sum(weight.elements * weight.copies for weight in weights)
         shards = recipe.ranks if model.sharded else 1
         book.add(
             f"{model.role} model {model.spec.name}",
-            model.role if model.role == "reference" else "extra_models",
+            category,
             ceil_div(elements, shards) * model.itemsize,
             template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
             numbers=(ceil_div(elements, shards), model.itemsize),

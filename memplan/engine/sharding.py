@@ -30,13 +30,15 @@ class Held(NamedTuple):
     gathers: bool
     """Weights are gathered for use, a unit at a time."""
 
+    def stored_itemsize(self, recipe: Recipe, weight: Weight) -> int:
+        """Element size of a weight as it is stored."""
+        if weight.adapter and recipe.adapter:
+            return weight.itemsize or recipe.adapter.itemsize
+        return (recipe.norm_itemsize if weight.norm else 0) or self.parameter_itemsize
+
     def stepped_itemsize(self, recipe: Recipe, weight: Weight) -> int:
         """Element size of the tensor that the optimizer steps on, which its states follow."""
-        if recipe.precision.master:
-            return recipe.precision.master
-        if weight.adapter and recipe.adapter:
-            return recipe.adapter.itemsize
-        return self.parameter_itemsize
+        return recipe.precision.master or self.stored_itemsize(recipe, weight)
 
 
 def held(recipe: Recipe) -> Held:
@@ -50,6 +52,13 @@ def held(recipe: Recipe) -> Held:
         parameter_itemsize=recipe.precision.weights,
         gathers=everything and ranks > 1,
     )
+
+
+def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
+    """Element size of a stored gradient: an adapter's own, else the job's."""
+    if weight.adapter and recipe.adapter:
+        return weight.itemsize or recipe.adapter.itemsize
+    return recipe.gradient_itemsize
 
 
 def keeps_whole(recipe: Recipe) -> bool:
@@ -103,10 +112,7 @@ def _enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     if recipe.gradient_as_bucket_view:
         return
     trained = [weight for weight in weights if weight.trained]
-    size = sum(
-        w.elements * w.copies * (recipe.adapter.itemsize if w.adapter and recipe.adapter else recipe.gradient_itemsize)
-        for w in trained
-    )
+    size = sum(weight.elements * weight.copies * gradient_itemsize(recipe, weight) for weight in trained)
     book.add(
         "DDP gradient buckets",
         "buffers",

@@ -7,10 +7,12 @@ from itertools import pairwise
 from memplan.engine.ledger import Ledger
 from memplan.engine.sharding import Held
 from memplan.engine.tensors import Weight
-from memplan.spec.recipe import Recipe
+from memplan.spec.recipe import Quantised, Recipe
 from memplan.units import ceil_div
 
 FP32 = 4
+BLOCK = 512
+"""The caching allocator's unit."""
 
 
 def state_bytes(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> int:
@@ -53,24 +55,13 @@ def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shard
 
 def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held) -> None:
     """Rows that live for the whole step: weights, master weights and optimizer states, as this rank holds them."""
-    frozen = [weight for weight in weights if not weight.trained]
     trained = [weight for weight in weights if weight.trained]
-    stored = held.parameter_itemsize
-    for label, group, category, itemsize in (
-        ("weights", [w for w in trained if not w.adapter], "parameters", stored),
-        ("frozen weights", frozen, "parameters", stored),
-        ("adapters", [w for w in trained if w.adapter], "adapters", recipe.adapter.itemsize if recipe.adapter else 0),
+    for label, group, category in (
+        ("weights", [w for w in trained if not w.adapter], "parameters"),
+        ("adapters", [w for w in trained if w.adapter], "adapters"),
     ):
-        elements = shard_elements(group, held.parameter_shards)
-        book.add(
-            f"{label} of the policy",
-            category,
-            elements * itemsize,
-            template=f"elements{_over(held.parameter_shards)} × bytes",
-            numbers=(elements, itemsize),
-            why=f"stored in {itemsize} bytes per element ({recipe.precision.name})",
-            source="MEMORY_ESTIMATION.md, parameters",
-        )
+        _enter_stored(book, recipe, f"{label} of the policy", category, group, held)
+    enter_frozen(book, recipe, [weight for weight in weights if not weight.trained], held)
     precision = recipe.precision
     elements = shard_elements(trained, held.optimizer_shards)
     book.add(
@@ -96,6 +87,62 @@ def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held
         why="kept between steps from the first step on",
         source=recipe.optimizer.source,
     )
+
+
+def _enter_stored(
+    book: Ledger, recipe: Recipe, label: str, category: str, group: list[Weight], held: Held, why: str = ""
+) -> None:
+    """A row of weights for each element size among them."""
+    for itemsize in sorted({held.stored_itemsize(recipe, weight) for weight in group}, reverse=True):
+        same = [weight for weight in group if held.stored_itemsize(recipe, weight) == itemsize]
+        elements = shard_elements(same, held.parameter_shards)
+        book.add(
+            label,
+            category,
+            elements * itemsize,
+            template=f"elements{_over(held.parameter_shards)} × bytes",
+            numbers=(elements, itemsize),
+            why=why or f"stored in {itemsize} bytes per element ({recipe.precision.name})",
+            source="MEMORY_ESTIMATION.md, parameters",
+        )
+
+
+def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held) -> None:
+    """Frozen weights: whole, or quantised linears and what is left beside them."""
+    base = recipe.quantised
+    if base is None:
+        _enter_stored(book, recipe, "frozen weights of the policy", "parameters", frozen, held)
+        return
+    enter_quantised(book, base, "the policy", "parameters", [weight for weight in frozen if weight.linear])
+    rest = [weight for weight in frozen if not weight.linear]
+    why = "embeddings, head, norms, biases and stacked experts are not quantised"
+    _enter_stored(book, recipe, "unquantised weights of the policy", "parameters", rest, held, why)
+
+
+def enter_quantised(book: Ledger, base: Quantised, owner: str, category: str, weights: list[Weight]) -> int:
+    """The tensors that quantised matrices become, each rounded up as the allocator does; returns their bytes."""
+    packed = scales = elements = 0
+    for weight in weights:
+        first, *rest = (
+            ceil_div(size, BLOCK) * BLOCK for size in base.scheme.tensors(weight.rows, weight.columns).values()
+        )
+        packed, scales = packed + first * weight.copies, scales + sum(rest) * weight.copies
+        elements += weight.elements * weight.copies
+    scheme = base.scheme
+    for label, size, why in (
+        ("quantised weights", packed, f"{scheme.title}: {scheme.bits} bits for each weight of the layers' linears"),
+        ("scales of the quantised weights", scales, "scales, zeros and codes, rounded up to 512 bytes a tensor"),
+    ):
+        book.add(
+            f"{label} of {owner}",
+            category,
+            size,
+            template="elements × bytes per element",
+            numbers=(elements, round(size / max(elements, 1), 6)),
+            why=why,
+            source=scheme.source,
+        )
+    return packed + scales
 
 
 def shard_elements(weights: list[Weight], shards: int) -> int:

@@ -129,6 +129,7 @@ class Tape:
         self.refilling: list[Node] | None = None
         self.recompute: Callable[[], None] | None = None
         self.cached: list[Param] = []
+        self.context: list[Storage] = []
 
     # -- recording ------------------------------------------------------------------------------------------------
 
@@ -167,6 +168,11 @@ class Tape:
             node.packed = True
             self.hollow.append(node)
         return node
+
+    def keep_on_context(self, x: Tensor) -> None:
+        """What an autograd function keeps as an attribute: no hook packs it, and it lives as long as the graph does."""
+        if x.storage is not None and self.refilling is None and all(x.storage is not kept for kept in self.context):
+            self.context.append(x.storage)
 
     # -- non-reentrant checkpointing: nodes hold nothing until the first of them runs ---------------------------------
 

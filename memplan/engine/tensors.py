@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from memplan.spec.model import Layer, ModelSpec
-from memplan.spec.parts import Bare, Norm, Part
+from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.spec.recipe import Adapter
 
 
@@ -26,6 +26,11 @@ class Weight(NamedTuple):
     adapter: bool = False
     stacked: int = 1
     """Matrices stacked in one 3-D tensor (experts)."""
+    linear: bool = False
+    """The matrix of an nn.Linear in the layers: what a quantised base quantises."""
+    norm: bool = False
+    itemsize: int = 0
+    """Bytes per element where they are its own; 0: those of its kind."""
 
     @property
     def elements(self) -> int:
@@ -35,15 +40,20 @@ class Weight(NamedTuple):
 
 def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
     """Every parameter of a run of equal layers, in registration order."""
+    experts = layer.experts
     for linear in layer.linears:
-        yield Weight(linear.name, linear.outputs, linear.inputs, count, trained, "layer")
+        matrix = experts is None or linear is not experts.router
+        yield Weight(linear.name, linear.outputs, linear.inputs, count, trained, "layer", linear=matrix)
         if linear.bias:
-            yield Weight(linear.name + ".bias", linear.outputs, 1, count, trained, "layer")
-        if adapter and linear.name in adapter.targets:
-            yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, True, "layer", adapter=True)
-            yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, True, "layer", adapter=True)
-    for bare in layer.experts.stacked if layer.experts else ():
+            yield Weight(
+                linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"
+            )
+        if adapter and (linear.name in adapter.targets if matrix else adapter.experts):
+            yield from adapter_weights(adapter, linear, count, dora=matrix)
+    for bare in experts.stacked if experts else ():
         yield bare_weight(bare, count, trained, "layer")
+    if adapter and adapter.experts and experts:
+        yield from expert_adapters(adapter, experts, count)
     for part in layer.parts:
         for bare in part.tensors:
             yield bare_weight(bare, count, trained, "layer")
@@ -51,11 +61,41 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
         yield from norm_weights(norm, count, trained, "layer")
 
 
+def bias_trained(linear: Linear, adapter: Adapter | None, trained: bool) -> bool:
+    """Beside adapters, PEFT trains no bias, all, or those of adapted modules (``bias``)."""
+    if adapter is None or trained:
+        return trained
+    return adapter.bias == "all" or (adapter.bias == "lora_only" and linear.name in adapter.targets)
+
+
+def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = True) -> Iterator[Weight]:
+    """lora_A, lora_B, and DoRA's magnitude of one linear."""
+    yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, True, "layer", adapter=True)
+    yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, True, "layer", adapter=True)
+    if adapter.dora and dora:
+        size = adapter.magnitude_itemsize
+        yield Weight(linear.name + ".magnitude", linear.outputs, 1, count, True, "layer", adapter=True, itemsize=size)
+
+
+def expert_ranks(adapter: Adapter, experts: Experts) -> list[tuple[Bare, int]]:
+    """Each stack with its rank: a stack of fused projections (gate and up) gets twice the rank."""
+    return [(bare, adapter.rank * (2 if bare.name.endswith("gate_up_proj") else 1)) for bare in experts.stacked]
+
+
+def expert_adapters(adapter: Adapter, experts: Experts, count: int) -> Iterator[Weight]:
+    """``ParamWrapper``: for all experts together, lora_A of rank·E × in and lora_B of out × rank·E."""
+    for bare, rank in expert_ranks(adapter, experts):
+        *_, outputs, inputs = bare.shape
+        wide = rank * experts.count
+        yield Weight(bare.name + ".lora_A", wide, inputs, count, True, "layer", adapter=True)
+        yield Weight(bare.name + ".lora_B", outputs, wide, count, True, "layer", adapter=True)
+
+
 def norm_weights(norm: Norm, count: int, trained: bool, unit: str) -> Iterator[Weight]:
     """Weight and bias of a norm."""
-    yield Weight(norm.name, norm.width, 1, count, trained, unit)
+    yield Weight(norm.name, norm.width, 1, count, trained, unit, norm=True)
     if norm.bias:
-        yield Weight(norm.name + ".bias", norm.width, 1, count, trained, unit)
+        yield Weight(norm.name + ".bias", norm.width, 1, count, trained, unit, norm=True)
 
 
 def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
@@ -90,7 +130,23 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         weights.append(Weight(spec.head.name, spec.head.outputs, spec.head.inputs, 1, trained, "head"))
         if spec.head.bias:
             weights.append(Weight(spec.head.name + ".bias", spec.head.outputs, 1, 1, trained, "head"))
+    if adapter and adapter.saved:
+        weights += saved_weights(spec, adapter)
     return weights
+
+
+def saved_weights(spec: ModelSpec, adapter: Adapter) -> list[Weight]:
+    """``modules_to_save``: a trained copy beside the frozen original, of a tied head as well."""
+    width = spec.embedding_width or spec.hidden_size
+    copies = [Weight("embed_tokens", spec.vocab_size, width, 1, True, "embedding"), *part_weights_of_head(spec)]
+    return [copy for copy in copies if copy.name.removesuffix(".bias") in adapter.saved]
+
+
+def part_weights_of_head(spec: ModelSpec) -> list[Weight]:
+    """The head's matrix and bias, trained."""
+    head = spec.head
+    bias = [Weight(head.name + ".bias", head.outputs, 1, 1, True, "head")] if head.bias else []
+    return [Weight(head.name, head.outputs, head.inputs, 1, True, "head"), *bias]
 
 
 def count(weights: list[Weight]) -> int:

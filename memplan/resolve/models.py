@@ -7,27 +7,47 @@ from typing import Any, NamedTuple
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.models import load_model
 from memplan.resolve.notes import Notes
+from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split, Stored
-from memplan.spec.job import ALL_LINEAR, Job
+from memplan.spec.job import ALL_LINEAR, Job, Lora
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Resident
+from memplan.tables.families import EXPERT_FAMILIES, EXPERT_PROJECTIONS
 from memplan.tables.methods import Method
 from memplan.tables.trainers import Trainer
 from memplan.units import DTYPE_BYTES
 
 
 class Targets(NamedTuple):
-    """LoRA's rank and modules, before its dtype is known."""
+    """LoRA's settings and modules, before dtypes are known."""
 
-    rank: int
+    lora: Lora
     names: frozenset[str]
-    dtype: str
-    dropout: bool
+    experts: bool
 
-    def with_itemsize(self, stored: Stored) -> Adapter:
-        """DeepSpeed casts adapters with the rest of the module; elsewhere they keep their dtype."""
-        itemsize = stored.precision.weights if stored.precision.master else DTYPE_BYTES[self.dtype]
-        return Adapter(self.rank, self.names, itemsize, self.dropout)
+    def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
+        """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
+        their dtype. DoRA's magnitudes follow only the first of these.
+        """
+        lora, master = self.lora, stored.precision.master
+        itemsize = stored.precision.weights if master else DTYPE_BYTES[lora.dtype]
+        magnitude = itemsize
+        if base.quantised and base.upcast == "none" and trainer.quantised_adapters and not master:
+            itemsize = DTYPE_BYTES[trainer.quantised_adapters]
+            notes.assume(
+                f"lora.dtype: {trainer.quantised_adapters} ({trainer.title} casts adapters over a quantised base)"
+            )
+        return Adapter(
+            lora.r,
+            self.names,
+            itemsize,
+            lora.dropout > 0,
+            lora.dora,
+            magnitude,
+            lora.bias,
+            frozenset(lora.modules_to_save),
+            self.experts,
+        )
 
 
 def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
@@ -35,26 +55,53 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     if job.lora is None:
         return None
     known = {linear.name for run in spec.runs for linear in run.layer.linears}
-    stacked = spec.routed
-    routers = {run.layer.experts.router.name for run in spec.runs if run.layer.experts}
+    stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
+    known -= {experts.router.name for experts in stacked}
     notes.sources["lora"] = notes.sources.get("lora", "default")
+    _check_saved(job.lora, spec, notes)
     if job.lora.targets == ALL_LINEAR:
+        experts = bool(stacked) and spec.family in EXPERT_FAMILIES
         if stacked:
-            raise InvalidJob(
-                f"lora: all-linear adapts the stacked experts of {spec.family}, which is not modelled yet",
-                "name targets: q_proj,k_proj,v_proj,o_proj",
-            )
+            notes.assume(_expert_rule(spec, experts))
         names = known
     else:
-        names = set(job.lora.targets)
-        for name in sorted(names - (known - routers)):
+        given = set(job.lora.targets)
+        split = given & EXPERT_PROJECTIONS - known if stacked and spec.family in EXPERT_FAMILIES else set()
+        if split and split != EXPERT_PROJECTIONS - known:
             raise InvalidJob(
-                f"lora.targets: {spec.family} has no linear module {name!r}",
-                did_you_mean(name, sorted(known - routers)),
+                f"lora.targets: {', '.join(sorted(split))} of the stacked experts alone is not modelled",
+                "name gate_proj, up_proj and down_proj together, or none of them",
             )
-        if not names:
+        experts, names = bool(split), given - split
+        for name in sorted(names - known):
+            raise InvalidJob(
+                f"lora.targets: {spec.family} has no linear module {name!r}", did_you_mean(name, sorted(known))
+            )
+        if not given:
             raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
-    return Targets(job.lora.r, frozenset(names), job.lora.dtype, job.lora.dropout > 0)
+    if experts and (job.lora.dora or job.lora.dropout):
+        key = "dora" if job.lora.dora else "dropout"
+        raise InvalidJob(
+            f"lora.{key}: PEFT's ParamWrapper, which adapts stacked experts, works without it",
+            f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
+        )
+    return Targets(job.lora, frozenset(names), experts)
+
+
+def _expert_rule(spec: ModelSpec, experts: bool) -> str:
+    if experts:
+        return f"lora: all-linear adapts the stacked experts and the router of {spec.family} (peft 0.21)"
+    return f"lora: all-linear leaves the stacked experts and the router of {spec.family} alone (peft 0.21)"
+
+
+def _check_saved(lora: Lora, spec: ModelSpec, notes: Notes) -> None:
+    """modules_to_save may name the embedding and the head. Raises InvalidJob for another module."""
+    known = ("embed_tokens", spec.head.name)
+    for name in lora.modules_to_save:
+        if name not in known:
+            raise InvalidJob(f"lora.modules_to_save: {name!r} is not modelled", "modelled: " + " and ".join(known))
+    if lora.modules_to_save and spec.head_is_tied:
+        notes.assume("modules_to_save: the trained copy is no longer tied (peft 0.21, ensure_weight_tying=False)")
 
 
 class HeadChoice(NamedTuple):
@@ -104,10 +151,10 @@ class References(NamedTuple):
 
 
 def references(
-    job: Job, method: Method, trainer: Trainer, stored: Stored, split: Split, spec: ModelSpec, lora: bool, notes: Notes
+    job: Job, method: Method, trainer: Trainer, base: Base, split: Split, spec: ModelSpec, lora: bool, notes: Notes
 ) -> References:
     """Resident models. Raises InvalidJob where the job asks for what cannot be."""
-    kind = job.reference
+    kind, stored = job.reference, base.stored
     if kind == "auto":
         kind = "none" if not method.reference else trainer.reference_with_lora if lora else "resident"
         notes.fill("reference", kind, "default", _reference_reason(kind))
@@ -125,7 +172,7 @@ def references(
     if kind == "resident":
         follows = trainer.reference_follows_policy and not split.is_deepspeed
         itemsize = stored.precision.weights if follows else DTYPE_BYTES[stored.precision.dtype]
-        models.append(Resident("reference", spec, itemsize, sharded, trainer.reference_is_frozen))
+        models.append(Resident("reference", spec, itemsize, sharded, trainer.reference_is_frozen, base.quantised))
     models.extend(_extra(extra) for extra in job.extra_models)
     return References(kind, tuple(models))
 

@@ -59,6 +59,11 @@ def _targets(value: object) -> object:
     return value
 
 
+def _names(value: object) -> object:
+    """'lm_head,embed_tokens' is a list; nothing is none of them."""
+    return () if value in (None, False) else _targets(value)
+
+
 def _one(value: int, info: ValidationInfo) -> int:
     if value != 1:
         raise InvalidJob(f"{info.field_name}: {value} is not modelled yet", f"use {info.field_name}: 1")
@@ -67,8 +72,7 @@ def _one(value: int, info: ValidationInfo) -> int:
 
 def _absent(value: object, info: ValidationInfo) -> None:
     if value not in (None, [], {}, (), False):
-        key = f"lora.{info.field_name}" if info.field_name in ("dora", "modules_to_save") else info.field_name
-        raise InvalidJob(f"{key}: not modelled yet", f"leave {key} out")
+        raise InvalidJob(f"{info.field_name}: not modelled yet", f"leave {info.field_name} out")
 
 
 Choice = Annotated[str, BeforeValidator(_choice)]
@@ -95,10 +99,12 @@ class Lora(Frozen):
     """Dtype of the adapters; PEFT upcasts half-precision adapters to fp32 by default."""
     rslora: bool = False
     """Rank-stabilised scaling; no effect on memory."""
-    dora: Absent = None
-    bias: Literal["none"] = "none"
-    """Biases stay frozen."""
-    modules_to_save: Absent = None
+    dora: bool = False
+    """Magnitude vectors beside the two matrices: each forward needs the norm of the merged weight."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Biases that are trained: none, all, or those of adapted modules."""
+    modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    """Modules with a trained copy beside the frozen original: embed_tokens, lm_head."""
 
 
 class ExtraModel(Frozen):
@@ -202,7 +208,7 @@ class Job(Frozen):
     """Patterns of modules that are not trained."""
     quantization: Choice = "none"
     """Quantisation of the frozen base."""
-    kbit_upcast: Absent = None
+    kbit_upcast: bool | None = None
     """What is not quantised is cast to fp32."""
     num_gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
     """GPUs in all."""

@@ -7,6 +7,7 @@ from memplan.spec.model import ModelSpec
 from memplan.tables.methods import Method
 from memplan.tables.optimizers import Optimizer
 from memplan.tables.precisions import Precision
+from memplan.tables.quantizations import Quantization
 from memplan.tables.trainers import Trainer
 
 
@@ -17,6 +18,27 @@ class Adapter(NamedTuple):
     targets: frozenset[str]
     itemsize: int
     dropout: bool
+    dora: bool = False
+    magnitude_itemsize: int = 4
+    """Of DoRA's magnitude vectors, one element for each output."""
+    bias: str = "none"
+    """Which biases are trained: none, all, lora_only."""
+    saved: frozenset[str] = frozenset()
+    """Modules whose trained copy stands beside the frozen original (``modules_to_save``)."""
+    experts: bool = False
+    """Stacked experts and their router are adapted too (PEFT's ``ParamWrapper``)."""
+
+
+class Quantised(NamedTuple):
+    """The quantised linears of a frozen base."""
+
+    scheme: Quantization
+    compute_itemsize: int
+    """Element size of the products."""
+    original_itemsize: int
+    """Element size of the weights before: bitsandbytes dequantises to it in backward."""
+    fp16: bool = False
+    """The compute dtype is fp16, not bf16."""
 
 
 class Resident(NamedTuple):
@@ -29,6 +51,7 @@ class Resident(NamedTuple):
     """Split over the ranks as the policy is, not a replica on each."""
     frozen: bool = True
     """False where its weights keep requires_grad, so that autocast caches their casts."""
+    quantised: Quantised | None = None
 
 
 class Recipe(NamedTuple):
@@ -80,6 +103,9 @@ class Recipe(NamedTuple):
     """Pixels of one example, in the batch."""
     gpu: Gpu | None
     margin: float
+    quantised: Quantised | None
+    norm_itemsize: int
+    """Element size of stored norms where it differs from the other weights'; 0 elsewhere."""
     job: dict[str, Any]
     """The job with every value filled in, for the report."""
     sources: dict[str, str]

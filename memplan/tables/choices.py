@@ -3,6 +3,7 @@
 from memplan.tables.methods import LATER_METHODS, METHODS
 from memplan.tables.optimizers import LATER_OPTIMIZERS, OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
+from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.tables.trainers import LATER_TRAINERS, TRAINERS
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -21,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "logits_dtype": ("auto", "bf16", "fp32"),
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
     "reference": ("auto", "none", "resident", "adapter", "precomputed"),
-    "quantization": ("none",),
+    "quantization": ("none", *QUANTIZATIONS),
     "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2"),
     "entropy": ("none",),
 }
@@ -34,7 +35,6 @@ LATER: dict[str, tuple[str, ...]] = {
     "kernels": ("liger", "unsloth", "foak", "te"),
     "loss_head": ("chunked",),
     "reference": ("offloaded",),
-    "quantization": ("nf4", "nf4-double", "fp4", "int8", "gptq-4bit", "awq-4bit", "hqq-4bit"),
     "sharding": ("fsdp", "distributed-optimizer"),
     "entropy": ("metric", "loss"),
 }
@@ -52,6 +52,15 @@ SYNONYMS: dict[str, dict[str, str]] = {
     },
     "sharding": {"zero-0": "zero0", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"},
     "attention": {"flash_attention_2": "flash", "fa2": "flash"},
+    "quantization": {
+        "4bit": "nf4",
+        "qlora": "nf4-double",
+        "8bit": "int8",
+        "llm.int8": "int8",
+        "gptq": "gptq-4bit",
+        "awq": "awq-4bit",
+        "hqq": "hqq-4bit",
+    },
 }
 """Other spellings that users bring."""
 

@@ -43,6 +43,12 @@ class Trainer(NamedTuple):
     """The reference scores the batch before the policy's forward, so that nothing of the policy is alive then."""
     reference_follows_policy: bool = False
     """The reference is loaded in the dtype that the policy is stored in; elsewhere in the compute dtype."""
+    kbit_upcast: Mapping[str, str] = MappingProxyType({})
+    """What is left in fp32 beside a quantised base, by method: all, norms (4 bits) or none; ``*`` for the rest."""
+    quantised_adapters: str = ""
+    """Dtype that adapters over a quantised base are cast to, where the preparation above is not made."""
+    prepares_checkpointing: bool = False
+    """Preparing a quantised model turns checkpointing on."""
     source: str = ""
 
 
@@ -55,7 +61,13 @@ _TRL: dict[str, Any] = {
     "reference_follows_policy": True,
     "syncs_each_batch": False,
 }
-_TRL_NEW = _TRL | {"gradient_checkpointing": True}
+_TRL_NEW = _TRL | {
+    "gradient_checkpointing": True,
+    "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
+    "quantised_adapters": "bf16",
+}
+_TRL["kbit_upcast"] = MappingProxyType({"*": "norms"})
+"""Before 0.29 (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); since then CPO alone (TRL 1.16)."""
 _ROWS = (
     Trainer(
         "pytorch",
@@ -74,6 +86,8 @@ _ROWS = (
         keeps_outputs=True,
         fp32_outputs=True,
         heads={"*": "cross-entropy"},
+        kbit_upcast=MappingProxyType({"*": "all"}),
+        prepares_checkpointing=True,
         source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32",
     ),
     Trainer(
@@ -86,6 +100,8 @@ _ROWS = (
         keeps_outputs=True,
         fp32_outputs=True,
         heads={"*": "cross-entropy"},
+        kbit_upcast=MappingProxyType({"*": "all"}),
+        prepares_checkpointing=True,
         source="transformers 5.23 trainer.py: adamw_torch_fused, from_pretrained dtype='auto'",
     ),
     Trainer(
@@ -162,6 +178,7 @@ _ROWS = (
         keeps_outputs=True,
         fp32_logits=("sft", "dpo", "simpo"),
         heads={"sft": "cross-entropy", "*": "log-softmax"},
+        kbit_upcast=MappingProxyType({"*": "norms"}),
         source="princeton-nlp/SimPO scripts/simpo_trainer.py with transformers 4.44 (logits.float() in the model)",
     ),
 )

@@ -1,0 +1,116 @@
+"""LoRA and DoRA beside a linear, as PEFT 0.21 computes them (tuners/lora/layer.py, bnb.py, dora.py, variants.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.engine import ops
+from memplan.engine.quantised import dequantise
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Param, Tensor
+
+if TYPE_CHECKING:
+    from memplan.engine.modules import Pass
+    from memplan.spec.parts import Linear
+    from memplan.spec.recipe import Adapter
+
+
+def adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:
+    """``result + lora_B(lora_A(dropout(x))) * scaling``, in the adapters' dtype, then back to the result's.
+
+    x is cast to lora_A's dtype, one copy for each module; over bitsandbytes' linears only where autocast does not.
+    """
+    tape, itemsize, base = p.tape, result.itemsize, p.mode.quantised
+    bnb = base is not None and base.scheme.product.startswith("bnb")
+    if base is not None and base.scheme.clones:
+        result = ops.copy(tape, result, "cloned results")
+    keeps = bnb and tape.autocast > 0
+    source = x if keeps else ops.cast(tape, x, adapter.itemsize, "adapter inputs")
+    if adapter.dora:
+        total = _dora(p, source, result, linear, out, adapter)
+    else:
+        lora_a, lora_b = _pair(p, linear, adapter)
+        if adapter.dropout:
+            source = ops.dropout(tape, source)
+        low = ops.linear(tape, source, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+        high = ops.linear(tape, low, lora_b, out, "adapter outputs")
+        del low
+        scaled = ops.scale(tape, high, "adapter outputs")
+        del high
+        if bnb and not keeps:
+            scaled = ops.cast(tape, scaled, itemsize, "adapter outputs")
+        total = ops.add(tape, result, scaled, "adapter sums")
+        del scaled
+    del source
+    return total if keeps else ops.cast(tape, total, itemsize, "adapter sums")
+
+
+def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:
+    """lora_A and lora_B."""
+    rank, itemsize = adapter.rank, adapter.itemsize
+    return (
+        Param(p.tape, linear.name + ".lora_A", linear.inputs * rank, itemsize, trained=True),
+        Param(p.tape, linear.name + ".lora_B", rank * linear.outputs, itemsize, trained=True),
+    )
+
+
+def _dora(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:
+    """``DoraLinearLayer.forward``: the norm of every row of W + scaling·BA, from an identity put through the adapters.
+
+    ΔW and W in x's dtype are locals until it returns. ΔW is detached, so its graph saves nothing for backward. With
+    dropout, the base's result is computed again from the dropped input.
+    """
+    tape, itemsize = p.tape, x.itemsize
+    lora_a, lora_b = _pair(p, linear, adapter)
+    magnitude = Param(tape, linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize, trained=True)
+    if adapter.dropout:
+        x = ops.dropout(tape, x)
+    matrix = Dim("in·out", linear.inputs * linear.outputs)
+    eye = tape.gradient((Dim("in·in", linear.inputs**2), adapter.itemsize), "identity of DoRA")
+    eye_low = ops.linear(tape, eye, lora_a, Dim("in·r", linear.inputs * adapter.rank), "adapters of an identity")
+    delta = ops.cast(tape, ops.linear(tape, eye_low, lora_b, matrix, "weight of the adapters"), itemsize, "its copy")
+    del eye, eye_low
+    base = _base_weight(p, linear, itemsize)
+    scaled = tape.gradient((matrix, itemsize), "scaled weight of the adapters")
+    merged = tape.gradient((matrix, itemsize), "merged weight, for its norm")
+    del scaled
+    norms = tape.gradient((Dim("out", linear.outputs), itemsize), "row norms of the merged weight")
+    del merged
+    ratio = ops.mul(tape, magnitude, norms, "magnitudes over norms")
+    del norms
+    low = ops.linear(tape, x, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+    high = ops.linear(tape, low, lora_b, out, "adapter outputs")
+    del low
+    plain = _base_result(p, x, result, linear, out, base)
+    shrunk = ops.mul(tape, plain, ops.scale(tape, ratio, "magnitudes over norms"), "DoRA's base term")
+    product = ops.mul(tape, high, ratio, "DoRA's adapter term")
+    grown = ops.scale(tape, product, "DoRA's adapter term")
+    del product
+    change = ops.add(tape, shrunk, grown, "DoRA's change")
+    del shrunk, grown, plain, high, ratio, base, delta
+    return ops.add(tape, result, change, "adapter sums")
+
+
+def _base_weight(p: Pass, linear: Linear, itemsize: int) -> Tensor:
+    """``dequantize_module_weight(base_layer).to(x.dtype)``: the weight itself where it has that dtype already."""
+    mode, elements = p.mode, linear.inputs * linear.outputs
+    if mode.quantised is not None:
+        own = mode.quantised.original_itemsize
+        weight = dequantise(p.tape, linear, mode.quantised, own)
+        return weight if own == itemsize else p.tape.gradient((weight.dim, itemsize), "base weight in x's dtype")
+    weight = p.param(linear.name, elements)
+    return (
+        weight if weight.itemsize == itemsize else p.tape.gradient((weight.dim, itemsize), "base weight in x's dtype")
+    )
+
+
+def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, base: Tensor) -> Tensor:
+    """The result without its bias; after dropout, a product of its own that saves the base weight's copy."""
+    tape, adapter = p.tape, p.mode.adapter
+    if adapter is None or not adapter.dropout:
+        return ops.scale(tape, result, "base result without bias", shares_gradient=True) if linear.bias else result
+    source = ops.autocast_input(tape, x)
+    dim, itemsize = source.dim, source.itemsize
+    matrix = base if base.itemsize == itemsize else tape.gradient((base.dim, itemsize), "base weight in x's dtype")
+    node = tape.node((source,), (matrix,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return tape.new(out, itemsize, "base result of the dropped input", node)

@@ -1,0 +1,92 @@
+"""The quantised base, resolved: what its linears compute in, what is cast to fp32 beside them, what cannot be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split, Stored
+from memplan.spec.job import Job
+from memplan.spec.recipe import Quantised
+from memplan.tables.quantizations import QUANTIZATIONS, Quantization
+from memplan.tables.trainers import Trainer
+from memplan.units import DTYPE_BYTES
+
+FP32 = DTYPE_BYTES["fp32"]
+
+
+class Base(NamedTuple):
+    """The quantised linears, and how what stands beside them is stored."""
+
+    quantised: Quantised | None
+    stored: Stored
+    norm_itemsize: int = 0
+    upcast: str = "none"
+    """What ``prepare_model_for_kbit_training`` leaves in fp32: none, norms, all."""
+
+    @property
+    def as_job(self) -> dict[str, bool]:
+        """The job's key, where it says all of it."""
+        return {"kbit_upcast": self.upcast == "all"} if self.quantised and self.upcast != "norms" else {}
+
+
+def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, notes: Notes) -> Base:
+    """The base of the job. Raises InvalidJob for a combination that the libraries refuse."""
+    if job.quantization == "none":
+        if job.kbit_upcast:
+            raise InvalidJob(
+                "kbit_upcast: true without quantization", "add quantization: nf4, or leave kbit_upcast out"
+            )
+        return Base(None, stored)
+    scheme = QUANTIZATIONS[job.quantization]
+    _check(job, scheme, split)
+    compute = DTYPE_BYTES[stored.precision.dtype]
+    base = Quantised(scheme, compute, stored.precision.weights, stored.precision.dtype == "fp16")
+    if scheme.product == "bnb-4bit":
+        notes.assume(f"bnb_4bit_compute_dtype: {stored.precision.dtype}")
+    if scheme.assumed:
+        notes.assume(f"quantization {scheme.name}: transients are those of {scheme.source}, taken from its code")
+    upcast = _upcast(job, trainer, scheme, stored, notes)
+    if upcast == "all" and stored.precision.weights != FP32:
+        wide = stored.precision._replace(weights=FP32, gradients=FP32)
+        stored = stored._replace(precision=wide, compute_itemsize=FP32, gradient_itemsize=FP32, reduce_itemsize=FP32)
+    norms = FP32 if upcast == "norms" and stored.precision.weights != FP32 else 0
+    return Base(base, stored, norms, upcast)
+
+
+def _check(job: Job, scheme: Quantization, split: Split) -> None:
+    """What transformers, PEFT or the libraries refuse."""
+    if job.lora is None:
+        raise InvalidJob(
+            f"quantization: {scheme.name} weights cannot be trained", "add lora (QLoRA), such as --lora-r 16"
+        )
+    if split.name in ("zero3", "fsdp2") and split.ranks > 1:
+        why = (
+            "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
+            if scheme.product == "bnb-int8"
+            else "a quantised base split over ranks is not modelled yet"
+        )
+        raise InvalidJob(f"sharding: {split.name} with quantization {scheme.name}: {why}", "use sharding ddp or zero2")
+    if job.lora.dora and scheme.product == "awq":
+        raise InvalidJob("lora.dora: PEFT has no DoRA over AWQ", "leave dora out, or use another quantization")
+
+
+def _upcast(job: Job, trainer: Trainer, scheme: Quantization, stored: Stored, notes: Notes) -> str:
+    """none, norms (4 bits: TRL casts embeddings and head back to bf16), or all."""
+    if job.kbit_upcast is not None:
+        if job.kbit_upcast and not scheme.upcast:
+            raise InvalidJob(
+                f"kbit_upcast: prepare_model_for_kbit_training casts nothing beside {scheme.title}",
+                "leave kbit_upcast out",
+            )
+        return "all" if job.kbit_upcast else "none"
+    own = trainer.kbit_upcast.get(job.method, trainer.kbit_upcast.get("*", "none")) if scheme.upcast else "none"
+    own = "all" if own == "norms" and scheme.bits == 8 else own
+    texts = {
+        "none": "",
+        "norms": f"{trainer.title} leaves norms in fp32 beside a 4-bit base",
+        "all": "prepare_model_for_kbit_training casts embeddings, head and norms to fp32",
+    }
+    notes.fill("kbit_upcast", own != "none", "trainer", texts[own] if stored.precision.weights != FP32 else "")
+    return own
