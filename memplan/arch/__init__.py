@@ -7,6 +7,9 @@ Files group families by what their layers are made of, and a family is one row o
     attention.py   softmax attention: heads, projections, windows
     decoder.py     a decoder of attention and feed-forward layers, from a row and a config
     dense.py       rows: gated feed-forwards
+    llama_like.py  rows: more of them, close to Llama
+    post_norm.py   rows: norms after, around, once for both, or without parameters
+    turning.py     how q and k turn
     moe.py         rows: routed experts
 
 Another kind of layer (low-rank attention, state spaces, encoder-decoders, a vision tower in front) is another file
@@ -15,14 +18,19 @@ with a ``FAMILIES`` dict of its own, added to the one below.
 
 from collections.abc import Callable, Mapping
 
-from memplan.arch import dense, moe
+from memplan.arch import dense, llama_like, moe, post_norm
 from memplan.arch.config import Config, shown
 from memplan.errors import ModelError, UnknownArchitecture, nearest
 from memplan.spec.model import ModelSpec
 
 __all__ = ["FAMILIES", "parse_config"]
 
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {**dense.FAMILIES, **moe.FAMILIES}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
+    **dense.FAMILIES,
+    **llama_like.FAMILIES,
+    **post_norm.FAMILIES,
+    **moe.FAMILIES,
+}
 """Every model_type that memplan describes, and what turns its config into a spec."""
 
 

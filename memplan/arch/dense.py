@@ -9,6 +9,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
+from memplan.arch.turning import rotary_dim, turned
 from memplan.spec.parts import FeedForward
 
 
@@ -16,6 +17,11 @@ def gated_everywhere(family: Family, config: Config) -> list[FeedForward]:
     """The same dense feed-forward in every layer."""
     layer = gated(family, config, config.integer("intermediate_size"))
     return [layer] * config.integer("num_hidden_layers")
+
+
+def fused_everywhere(family: Family, config: Config) -> list[FeedForward]:
+    """So, gate and up in one module, though q, k and v are three."""
+    return gated_everywhere(family._replace(fused=True), config)
 
 
 LLAMA: dict[str, Scalar] = {
@@ -78,6 +84,7 @@ PHI3: dict[str, Scalar] = {
     "sliding_window": None,
     "attention_dropout": 0.0,
     "resid_pdrop": 0.0,
+    "partial_rotary_factor": 1.0,
 }
 
 GEMMA: dict[str, Scalar] = {
@@ -165,6 +172,7 @@ ROWS = (
         null_kv_heads=True,
         fused=True,
         rotary="concatenated",
+        mixer=turned(rotary_dim=rotary_dim),
         not_counted=(("attention_dropout", DROPOUT), ("resid_pdrop", DROPOUT)),
     ),
     Family(

@@ -1,0 +1,203 @@
+"""Decoders whose norms stand elsewhere than Llama's: after (OLMo 2 and 3, EXAONE 4), before and after (GLM-4), once for
+both (Cohere), or without parameters (OLMo), as transformers 5.23 builds them.
+
+One row a family; see ``dense.py``.
+"""
+
+from functools import partial
+from itertools import cycle, islice
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build, softmax_attention
+from memplan.arch.dense import fused_everywhere, gated_everywhere
+from memplan.arch.llama_like import GLM, GRANITE
+from memplan.arch.turning import rotary_dim, turned
+from memplan.spec.parts import Attention, Norm
+
+POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+AROUND_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+OLMO2: dict[str, Scalar] = {key: value for key, value in GRANITE.items() if key != "mlp_bias"} | {"vocab_size": 50304}
+
+COHERE: dict[str, Scalar] = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+EXAONE4: dict[str, Scalar] = {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "attention_dropout": 0.0,
+}
+
+
+def every_fourth(config: Config) -> attention.Windows:
+    """Every fourth layer attends to all, unless sliding_window_pattern or layer_types says otherwise."""
+    return patterned(config, config.integer("sliding_window_pattern") if "sliding_window_pattern" in config.keys else 4)
+
+
+def olmo3_windows(config: Config) -> attention.Windows:
+    """Every fourth layer attends to all, unless layer_types says otherwise."""
+    return patterned(config, 4)
+
+
+def exaone4_windows(config: Config) -> attention.Windows:
+    """As ``every_fourth``; without a window, layer_types must say that there is none."""
+    layers, size = config.integer("num_hidden_layers"), config.optional_integer("sliding_window")
+    listed = attention.layer_types(config, layers)
+    if listed is None:
+        if size is None:
+            raise config.wrong("layer_types", "given, since sliding_window is null", None)
+        return patterned(config, config.integer("sliding_window_pattern"))
+    return attention.layered(config, listed, size)
+
+
+def patterned(config: Config, period: int) -> attention.Windows:
+    """All but the last of each ``period`` layers slide."""
+    layers = config.integer("num_hidden_layers")
+    kinds = [attention.SLIDING] * min(period - 1, layers) + [attention.FULL]
+    return attention.layered(config, list(islice(cycle(kinds), layers)), config.optional_integer("sliding_window"))
+
+
+def olmo_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """cos and sin in fp32, and projections that may be clamped."""
+    clip = config.optional_positive("clip_qkv") if "clip_qkv" in family.defaults else None
+    return turned(rotary_tables="fp32", clipped=clip is not None)(family, config, window)
+
+
+def olmo2_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """As OLMo's, q and k normalised over all heads together."""
+    made = olmo_attention(family, config, window)
+    widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
+    norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
+    return made.model_copy(update={"norms": norms})
+
+
+def cohere_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Turned in fp32; q and k may be normalised, each head with weights of its own."""
+    made = softmax_attention(family, config, window).model_copy(update={"rotary_wide": True})
+    if config.value("use_qk_norm") is None or not config.flag("use_qk_norm"):
+        return made
+    groups = (("q_norm", made.num_heads), ("k_norm", made.num_kv_heads))
+    norms = tuple(Norm(name=name, width=n * made.head_dim, kind="layer-wide", groups=n) for name, n in groups)
+    return made.model_copy(update={"norms": norms})
+
+
+def cohere2_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Turned in fp32 in layers with a window; the others have no positions."""
+    made = softmax_attention(family, config, window)
+    return made.model_copy(update={"rotary": "none"} if window is None else {"rotary_wide": True})
+
+
+def exaone4_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Where some layers have windows, the others have no positions."""
+    made = softmax_attention(family, config, window)
+    hybrid = config.value("sliding_window") is not None
+    return made.model_copy(update={"rotary": "none"}) if hybrid and window is None else made
+
+
+ROWS = (
+    Family(
+        model_type="glm4",
+        defaults=GLM,
+        feed_forward=fused_everywhere,
+        windows=attention.no_windows,
+        bias_keys=("attention_bias", ""),
+        norms=AROUND_NORMS,
+        form="sandwich",
+        mixer=turned(rotary="concatenated", rotary_tables="repeated", rotary_dim=rotary_dim),
+    ),
+    Family(
+        model_type="olmo",
+        defaults=OLMO2 | {"clip_qkv": None},
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norm_kind="layer-bare",
+        mixer=olmo_attention,
+    ),
+    Family(
+        model_type="olmo2",
+        defaults=OLMO2,
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norms=POST_NORMS,
+        form="post",
+        norm_kind="rms-wide",
+        mixer=olmo2_attention,
+    ),
+    Family(
+        model_type="olmo3",
+        defaults=OLMO2 | {"sliding_window": 4096},
+        feed_forward=gated_everywhere,
+        windows=olmo3_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norms=POST_NORMS,
+        form="post",
+        norm_kind="rms-wide",
+        mixer=olmo2_attention,
+    ),
+    Family(
+        model_type="exaone4",
+        defaults=EXAONE4,
+        feed_forward=gated_everywhere,
+        windows=exaone4_windows,
+        qk_norm=True,
+        norms=POST_NORMS,
+        form="post",
+        mixer=exaone4_attention,
+    ),
+    Family(
+        model_type="cohere",
+        defaults=COHERE | {"use_qk_norm": False},
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norms=("input_layernorm",),
+        form="parallel",
+        norm_kind="layer-wide",
+        mixer=cohere_attention,
+        scaled_logits=True,
+        classifies=False,
+    ),
+    Family(
+        model_type="cohere2",
+        defaults=COHERE | {"sliding_window": 4096},
+        feed_forward=gated_everywhere,
+        windows=every_fourth,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norms=("input_layernorm",),
+        form="parallel",
+        norm_kind="layer-wide",
+        mixer=cohere2_attention,
+        scaled_logits=True,
+        classifies=False,
+    ),
+)
+
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}
