@@ -5,11 +5,12 @@ Experts are two stacked parameters a layer, gate_up_proj [E, 2 f, h] and down_pr
 """
 
 from functools import partial
+from typing import Literal
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
-from memplan.spec.parts import Bare, Experts, FeedForward, Linear
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
 
 ROUTER_LOSS = "the tensors of the load-balancing loss are not counted"
 
@@ -34,7 +35,8 @@ def experts(config: Config, count: int, f: int) -> Experts:
         Bare(name="experts.gate_up_proj", shape=(count, 2 * f, h)),
         Bare(name="experts.down_proj", shape=(count, h, f)),
     )
-    return Experts(count=count, active=active, intermediate=f, stacked=stacked, router=router)
+    routing = Routing(widened=True, normalize="in-place")
+    return Experts(count=count, active=active, intermediate=f, stacked=stacked, router=router, routing=routing)
 
 
 def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -51,7 +53,8 @@ def qwen3_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     dense_layers = layer_numbers(config, "mlp_only_layers")
     count = num_experts(config, "num_experts", "num_local_experts")
     routed = experts(config, count, config.integer("moe_intermediate_size"))
-    routed = routed.model_copy(update={"style": "qwen3", "normalize": config.flag("norm_topk_prob")})
+    normalize: Literal["no", "in-place"] = "in-place" if config.flag("norm_topk_prob") else "no"
+    routed = routed.model_copy(update={"routing": Routing(normalize=normalize, narrowed=True)})
     sparse = FeedForward(intermediate=routed.intermediate, activation=activation(family, config), experts=routed)
     dense = gated(family, config, config.integer("intermediate_size"))
     return [dense if i in dense_layers or (i + 1) % step else sparse for i in range(layers)]

@@ -6,6 +6,9 @@ from memplan.engine.ops import cast, linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Param, Tape, Tensor
 
+INDEX = 8
+"""Bytes of an int64 index."""
+
 
 def grouped_linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str) -> Tensor:
     """``grouped_mm``: one product per expert, in the weight's own dtype whatever autocast says."""
@@ -16,8 +19,8 @@ def grouped_linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str) -
     return result
 
 
-def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str) -> Tensor:
-    """``x[index]``: a copy; its gradient is put into zeros of the original's size, out of place."""
+def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str, index: Tensor | None = None) -> Tensor:
+    """``x[index]``: a copy; the index is saved. Its gradient is put into zeros of the original's size, out of place."""
     before, itemsize = x.dim, x.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -26,7 +29,7 @@ def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str) -> Tensor:
         del zeros
         return (result,)
 
-    return tape.new(rows, itemsize, label, tape.node((x,), (), backward))
+    return tape.new(rows, itemsize, label, tape.node((x,), (index,), backward))
 
 
 def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
@@ -34,9 +37,67 @@ def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     return tape.new(out, x.itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))
 
 
-def routing(tape: Tape, probabilities: Tensor, index: Dim, bytes_per_choice: int, itemsize: int) -> Tensor:
-    """Top-k choice and normalisation: small, kept as one storage of ``bytes_per_choice`` per token and choice."""
-    dim, size = probabilities.dim, probabilities.itemsize
-    kept = tape.new(index, bytes_per_choice, "routing weights and indices")
-    node = tape.node((probabilities,), (kept,), lambda t, g: (t.gradient((dim, size)),))
-    return Tensor(index, itemsize, kept.storage, node)
+def indices(tape: Tape, dim: Dim, itemsize: int = INDEX) -> Tensor:
+    """Integers, which have no gradient."""
+    return tape.new(dim, itemsize, "routing indices")
+
+
+def top_k(tape: Tape, x: Tensor, chosen: Dim) -> tuple[Tensor, Tensor]:
+    """``x.topk(k)``: values and their indices, which are saved; the gradient is scattered into zeros, out of place."""
+    before, itemsize = x.dim, x.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        zeros = t.gradient((before, itemsize))
+        result = t.gradient((before, itemsize))
+        del zeros
+        return (result,)
+
+    values = tape.new(chosen, itemsize, "routing weights")
+    index = indices(tape, chosen)
+    values = Tensor(chosen, itemsize, values.storage, tape.node((x,), (index,), backward))
+    return values, index
+
+
+def gather(tape: Tape, x: Tensor, index: Tensor, chosen: Dim) -> Tensor:
+    """``x.gather(dim, index)``: saves both; as ``gather_rows`` on the way back."""
+    before, itemsize = x.dim, x.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        zeros = t.gradient((before, itemsize))
+        result = t.gradient((before, itemsize))
+        del zeros
+        return (result,)
+
+    return tape.new(chosen, itemsize, "routing weights", tape.node((x,), (x, index), backward))
+
+
+def masked_fill(tape: Tape, x: Tensor, mask: Tensor, label: str) -> Tensor:
+    """``x.masked_fill(mask, number)``: saves the mask."""
+    dim, itemsize = x.dim, x.itemsize
+    return tape.new(dim, itemsize, label, tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),)))
+
+
+def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
+    """``x / divisor`` or ``x /= divisor``, the divisor a number for each row: both are saved, x as a clone where it
+    is overwritten.
+    """
+    dim, itemsize, row, row_size = x.dim, x.itemsize, divisor.dim, divisor.itemsize
+    want = divisor.needs_grad
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        dx = t.gradient((dim, itemsize))
+        return (dx, t.gradient((row, row_size)) if want else None)
+
+    kept: Tensor | None = x
+    if in_place and tape.grad_enabled and x.needs_grad:
+        kept = tape.new(dim, itemsize, "routing weights")
+    node = tape.node((x, divisor), (kept, divisor), backward)
+    if in_place:
+        return Tensor(dim, itemsize, x.storage, node)
+    return tape.new(dim, itemsize, "routing weights", node)
+
+
+def add_in_place(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
+    """``x.add_(y)`` of equal sizes: both receive the same gradient."""
+    node = tape.node((x, y), (), lambda t, g: (g[0], g[0]))
+    return Tensor(x.dim, x.itemsize, x.storage, node)

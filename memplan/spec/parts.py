@@ -43,12 +43,12 @@ class Linear(Frozen):
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
-NormKind = Literal["rms", "rms-plus-one", "rms-wide", "rms-wide-weight", "layer", "layer-wide", "layer-bare"]
+NormKind = Literal["rms", "rms-plus-one", "rms-wide", "rms-wide-weight", "layer", "layer-plain", "layer-plus-one", "layer-wide", "layer-bare"]
 """A key of ``engine.norms.NORMS``.
 
 rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in fp32
 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
-layer: ``nn.LayerNorm``; layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32
+layer: ``nn.LayerNorm``; layer-plain: without parameters; layer-plus-one: with 1 + weight (Nemotron); layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32
 without parameters (OLMo).
 """
 
@@ -66,7 +66,7 @@ class Norm(Frozen):
     @property
     def parameters(self) -> int:
         """Weight and bias elements."""
-        return 0 if self.kind == "layer-bare" else self.width * (2 if self.bias else 1)
+        return 0 if self.kind in ("layer-bare", "layer-plain") else self.width * (2 if self.bias else 1)
 
 
 class Part(Frozen):
@@ -169,6 +169,41 @@ class Attention(Mixer):
         return len(self.linears) == 2
 
 
+class Routing(Frozen):
+    """How the experts of each token are chosen: the operations between the router's logits and the chosen weights.
+
+    In their order: the product, scores over all experts, a correction and groups that only the choice sees, top-k,
+    the weights of the chosen. ``engine.routing.ROUTERS`` has a program for each ``program``.
+    """
+
+    program: Literal["top-k", "sparse-mixer", "scatter"] = "top-k"
+    """'sparse-mixer': the two experts of PhiMoE, each drawn with noise; 'scatter': Llama 4, whose experts see every
+    token, scaled by a score that is zero where they were not chosen."""
+    product: Literal["own", "fp32", "fp32-always"] = "own"
+    """In the model's dtype; or of fp32 copies of hidden states and weight, where 'always' switches autocast off."""
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    """What is chosen from; of logits, the softmax is taken over the chosen alone."""
+    widened: bool = False
+    """The logits are copied to fp32 before."""
+    corrected: bool = False
+    """A bias of each expert is added for the choice; the weights are gathered from the scores without it."""
+    stored_itemsize: int = 0
+    """Of the router's weight, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
+    groups: int = 0
+    """Experts are chosen within the best of so many groups; 0 does not group."""
+    kept_groups: int = 0
+    group_score: Literal["two", "best"] = "two"
+    """What a group is worth: the sum of its two best scores, or the best."""
+    normalize: Literal["no", "in-place", "epsilon", "clamped"] = "no"
+    """Weights are divided by their sum, in place; the sum plus an epsilon; or out of place, the sum clamped."""
+    scaled: bool = False
+    """Weights are multiplied by a factor."""
+    softmax_itemsize: int = 4
+    """Of logits: the softmax of the chosen is computed in fp32, or (0) in their own dtype."""
+    narrowed: bool = False
+    """Weights are cast back to the model's dtype."""
+
+
 class Experts(Frozen):
     """Routed experts held as stacked 3-D parameters: each a feed-forward of ``intermediate``."""
 
@@ -176,12 +211,14 @@ class Experts(Frozen):
     active: int
     intermediate: int
     stacked: tuple[Bare, ...]
-    """The parameters of all experts together, the first extent of each being ``count``."""
+    """The parameters of all experts together, the first extent of each being ``count``: gate_up_proj and down_proj,
+    each followed by its bias when it has one."""
     router: Linear
-    style: Literal["mixtral", "qwen3"] = "mixtral"
-    """How the router picks: Mixtral and Qwen3-MoE keep slightly different index tensors."""
-    normalize: bool = True
-    """Whether the weights of the chosen experts are divided by their sum (``norm_topk_prob``)."""
+    routing: Routing = Routing()
+    clamped: bool = False
+    """Gate and up are clamped, and the gate is a product with its sigmoid (GPT-OSS, MiniMax)."""
+    router_module: bool = False
+    """The router is an nn.Linear, not a class of its own."""
 
     @cached_property
     def parameters(self) -> int:
@@ -208,6 +245,10 @@ class FeedForward(Part):
     experts: Experts | None = None
     shared: tuple[Linear, ...] = ()
     """Shared experts, which every token visits, and their gate when they have one."""
+    shared_first: bool = False
+    """They run before the router; else after the experts."""
+    shared_average: bool = False
+    """The sum with the experts' output is halved."""
 
     @property
     def by_category(self) -> dict[str, int]:

@@ -1,0 +1,131 @@
+"""Mixtures of experts as programs on the tape: the router, routed experts in grouped products, shared experts.
+
+``grouped_mm_experts_forward`` (transformers 5.23, integrations/moe.py): the default, whatever the dtype. torch's
+``grouped_mm`` runs fp32 and fp16 products one expert at a time, into an output of the same size.
+"""
+
+from __future__ import annotations
+
+from memplan.engine import ops, routing_ops
+from memplan.engine.modules import Pass, project
+from memplan.engine.routing import route
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Param, Tensor
+from memplan.spec.parts import Experts, FeedForward, Linear
+
+
+def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
+    """Router, routed experts, and the shared ones beside them, in the order of the class."""
+    assert spec.experts is not None
+    tape = p.tape
+    shared = gated_product(p, spec.shared, x) if spec.shared and spec.shared_first else None
+    choice = route(p, spec.experts, x)
+    if spec.experts.routing.program == "scatter":
+        return _every_expert(p, spec, x, choice.weights)
+    out = grouped(p, spec.experts, x, choice.weights, choice.index)
+    if shared is not None and len(spec.shared) > 3:
+        gate = ops.unary(tape, project(p, x, spec.shared[3], "1", "shared expert's gate"), "gate", saves="result")
+        shared = ops.mul(tape, shared, gate, "shared experts")
+        del gate
+    if spec.shared and shared is None:
+        shared = gated_product(p, spec.shared, x)
+    if shared is None:
+        return out
+    out = ops.add(tape, out, shared, "feed-forward output")
+    return ops.scale(tape, out, "feed-forward output") if spec.shared_average else out
+
+
+def gated_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
+    """``down(act(gate(x)) * up(x))`` of experts that every token visits."""
+    tape = p.tape
+    product = ops.mul(
+        tape,
+        ops.unary(tape, project(p, x, linears[0], "Fs", "gate"), "activation"),
+        project(p, x, linears[1], "Fs", "up"),
+        "feed-forward product",
+    )
+    return project(p, product, linears[2], "h", "shared experts")
+
+
+def stacked(p: Pass, spec: Experts) -> tuple[list[Param], list[Param | None]]:
+    """The weights and the biases of gate_up_proj and down_proj."""
+    params = [p.param(bare.name, bare.parameters) for bare in spec.stacked]
+    if len(params) == 2:
+        return params, [None, None]
+    return params[::2], [params[1], params[3]]
+
+
+def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+    """Each token's row is copied once for each expert; rows lie in the order of their experts until the end."""
+    tape, k = p.tape, spec.active
+    hidden, chosen = x.dim.elements // p.tokens, p.dim("k", k)
+    rows, width = p.dim("k·h", k * hidden), p.dim("k·F", k * spec.intermediate)
+    (gate_up, down), (gate_up_bias, down_bias) = stacked(p, spec)
+    experts_sorted, order = routing_ops.indices(tape, chosen), routing_ops.indices(tape, chosen)
+    inputs = routing_ops.gather_rows(tape, x, rows, "expert inputs", routing_ops.indices(tape, chosen))
+    picked = routing_ops.gather_rows(tape, weights, chosen, "routing weights", order)
+    counted = routing_ops.indices(tape, chosen, 4), routing_ops.indices(tape, Dim("E", spec.count), 4)
+    bias = _bias(p, gate_up_bias, p.dim("k·2F", 2 * k * spec.intermediate), experts_sorted)
+    both = _product(p, inputs, gate_up, p.dim("k·2F", 2 * k * spec.intermediate), "gate and up", bias)
+    held = [both]
+    del both
+    product = _clamped(p, held, width) if spec.clamped else _gated(p, held, width)
+    bias = _bias(p, down_bias, rows, experts_sorted)
+    out = _product(p, product, down, rows, "expert outputs", bias)
+    del product
+    weighted = ops.mul(tape, out, picked, "weighted expert outputs")
+    back = routing_ops.indices(tape, chosen)
+    weighted = routing_ops.gather_rows(tape, weighted, rows, "weighted expert outputs", back)
+    result = routing_ops.reduce(tape, weighted, x.dim, "feed-forward output")
+    del counted, bias
+    return ops.cast(tape, result, x.itemsize, "feed-forward output")
+
+
+def _bias(p: Pass, bias: Param | None, rows: Dim, index: Tensor) -> Tensor | None:
+    """The bias of each row's expert."""
+    return None if bias is None else routing_ops.gather_rows(p.tape, bias, rows, "expert biases", index)
+
+
+def _product(p: Pass, x: Tensor, weight: Param, out: Dim, label: str, bias: Tensor | None) -> Tensor:
+    result = routing_ops.grouped_linear(p.tape, x, weight, out, label)
+    return result if bias is None else routing_ops.add_in_place(p.tape, result, bias)
+
+
+def _gated(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
+    """``act(gate) * up`` of both in one tensor, which the caller holds until the result is there."""
+    gate, up = ops.chunk(p.tape, held[0], 2, width)
+    product = ops.mul(p.tape, ops.unary(p.tape, gate, "activation"), up, "feed-forward product")
+    held.clear()
+    return product
+
+
+def _clamped(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
+    """``(up + 1) * gate * sigmoid(gate * alpha)`` of gate and up clamped, each every second column (GPT-OSS)."""
+    tape = p.tape
+    gate, up = (ops.view(tape, held[0], width, whole=False) for _ in range(2))
+    gate = ops.unary(tape, gate, "clamped gate")
+    up = ops.unary(tape, up, "clamped up")
+    sigmoid = ops.unary(tape, ops.scale(tape, gate, "scaled gate"), "gate's sigmoid", saves="result")
+    glu = ops.mul(tape, gate, sigmoid, "activation")
+    product = ops.mul(tape, ops.scale(tape, up, "up + 1", shares_gradient=True), glu, "feed-forward product")
+    held.clear()
+    return product
+
+
+def _every_expert(p: Pass, spec: FeedForward, x: Tensor, scores: Tensor) -> Tensor:
+    """Llama 4: all tokens through all experts, scaled by their scores before, and summed over the experts."""
+    tape, experts = p.tape, spec.experts
+    assert experts is not None
+    count, hidden = experts.count, x.dim.elements // p.tokens
+    rows, width = p.dim("E·h", count * hidden), p.dim("E·F", count * experts.intermediate)
+    gate_up, down = (p.param(bare.name, bare.parameters) for bare in experts.stacked)
+    inputs = ops.copy(tape, x, "expert inputs", rows)
+    inputs = ops.mul(tape, inputs, ops.copy(tape, scores, "router scores"), "scaled expert inputs")
+    both = ops.linear(tape, inputs, gate_up, p.dim("E·2F", 2 * count * experts.intermediate), "gate and up")
+    gate, up = ops.chunk(tape, both, 2, width)
+    product = ops.mul(tape, up, ops.unary(tape, gate, "activation"), "feed-forward product")
+    out = ops.linear(tape, product, down, rows, "expert outputs")
+    del product, gate, up, both
+    shared = gated_product(p, spec.shared, x)
+    total = routing_ops.reduce(tape, out, x.dim, "feed-forward output")
+    return routing_ops.add_in_place(tape, shared, total)

@@ -1,0 +1,160 @@
+"""Routers as programs on the tape: from hidden states to the weights and the indices of the chosen experts.
+
+Variables live as long as in ``modeling_<type>.py`` (transformers 5.23): groups and masks until the router returns, the
+logits until the block does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from memplan.engine import ops, routing_ops
+from memplan.engine.modules import Pass
+from memplan.engine.tape import Tensor
+from memplan.spec.parts import Experts
+
+
+class Choice(NamedTuple):
+    """What a router returns."""
+
+    logits: Tensor
+    weights: Tensor
+    index: Tensor
+
+
+def route(p: Pass, spec: Experts, x: Tensor) -> Choice:
+    """Run the router."""
+    return ROUTERS[spec.routing.program](p, spec, x)
+
+
+def product(p: Pass, spec: Experts, x: Tensor) -> Tensor:
+    """The logits: in the model's dtype, or of copies in fp32 of hidden states and weight."""
+    tape, routing, out = p.tape, spec.routing, p.dim("E", spec.count)
+    weight = p.param(spec.router.name, spec.count * spec.router.inputs, routing.stored_itemsize)
+    bias = p.param(spec.router.name + ".bias", spec.count) if spec.router.bias else None
+    if routing.product == "own":
+        return ops.linear(tape, x, weight, out, "router logits", bias)
+    autocast = tape.autocast
+    if routing.product == "fp32-always":
+        tape.autocast = 0
+    wide = ops.cast(tape, x, ops.FP32, "router inputs in fp32")
+    if weight.itemsize == ops.FP32:
+        logits = ops.linear(tape, wide, weight, out, "router logits", bias)
+    else:
+        logits = ops.matmul(tape, wide, ops.cast(tape, weight, ops.FP32, "router weights"), out, "router logits")
+    tape.autocast = autocast
+    return logits
+
+
+def choose(p: Pass, spec: Experts, x: Tensor) -> Choice:
+    """Scores over all experts, then the best ``active`` of them (or of those in the best groups)."""
+    tape, routing, before = p.tape, spec.routing, x.itemsize
+    logits = product(p, spec, x)
+    chosen = p.dim("k", spec.active)
+    if routing.scores == "logits":
+        return _softmax_of_chosen(p, spec, logits, before)
+    scores = _scores(p, spec, logits)
+    pool = scores
+    if routing.corrected:
+        pool = ops.add(tape, scores, Tensor(scores.dim, ops.FP32, None), "corrected scores")
+    held: list[Tensor] = []
+    if routing.groups:
+        pool = _within_groups(p, spec, pool, held)
+        scores = scores if routing.corrected else pool
+    weights, index = routing_ops.top_k(tape, pool, chosen)
+    del pool
+    if routing.corrected:
+        del weights
+        weights = routing_ops.gather(tape, scores, index, chosen)
+    weights = _normalised(p, spec, weights)
+    if routing.scaled:
+        weights = ops.scale(tape, weights, "routing weights")
+    if routing.narrowed:
+        weights = ops.cast(tape, weights, before, "routing weights")
+    return Choice(logits, weights, index)
+
+
+def _scores(p: Pass, spec: Experts, logits: Tensor) -> Tensor:
+    """Softmax (in fp32) or sigmoid over all experts, whose result is saved."""
+    tape, routing = p.tape, spec.routing
+    if routing.scores == "softmax":
+        source = logits
+        if routing.widened or not p.mode.half_to_float:
+            source = ops.cast(tape, logits, ops.FP32, "router logits")
+        return _softmax(p, source)
+    source = ops.cast(tape, logits, ops.FP32, "router logits") if routing.widened else logits
+    return ops.unary(tape, source, "router scores", saves="result")
+
+
+def _softmax(p: Pass, x: Tensor) -> Tensor:
+    """``softmax(dtype=float32)``, which saves its result in fp32 whatever it reads."""
+    tape, dim, itemsize = p.tape, x.dim, x.itemsize
+    out = tape.new(dim, ops.FP32, "router probabilities")
+    node = tape.node((x,), (out,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return Tensor(dim, ops.FP32, out.storage, node)
+
+
+def _within_groups(p: Pass, spec: Experts, scores: Tensor, held: list[Tensor]) -> Tensor:
+    """Scores with those outside the best groups masked out; what the router's locals hold goes into ``held``."""
+    tape, routing = p.tape, spec.routing
+    groups, all_experts = p.dim("G", routing.groups), p.dim("E", spec.count)
+    if routing.group_score == "two":
+        best, index = routing_ops.top_k(tape, scores, p.dim("2G", 2 * routing.groups))
+        del index
+        worth = routing_ops.reduce(tape, best, groups, "group scores")
+        del best
+    else:
+        worth, index = routing_ops.top_k(tape, scores, groups)
+        del index
+    kept = routing_ops.indices(tape, p.dim("g", routing.kept_groups))
+    mask = tape.new(groups, worth.itemsize, "group masks")
+    held += [worth, kept, mask]
+    if routing.groups > 1:
+        held.append(tape.new(all_experts, worth.itemsize, "expert masks"))
+    chosen = tape.new(all_experts, 1, "expert masks")
+    others = tape.new(all_experts, 1, "expert masks")
+    del chosen
+    return routing_ops.masked_fill(tape, scores, others, "router scores")
+
+
+def _normalised(p: Pass, spec: Experts, weights: Tensor) -> Tensor:
+    """Weights over their sum."""
+    tape, how = p.tape, spec.routing.normalize
+    if how == "no":
+        return weights
+    total = routing_ops.reduce(tape, weights, p.dim("1", 1), "routing sums")
+    if how == "epsilon":
+        total = ops.scale(tape, total, "routing sums", shares_gradient=True)
+    if how == "clamped":
+        total = ops.unary(tape, total, "routing sums")
+    return routing_ops.divide(tape, weights, total, in_place=how != "clamped")
+
+
+def _softmax_of_chosen(p: Pass, spec: Experts, logits: Tensor, before: int) -> Choice:
+    """Top-k of the logits, and a softmax over the chosen alone."""
+    tape, routing = p.tape, spec.routing
+    if routing.widened:
+        logits = ops.cast(tape, logits, ops.FP32, "router logits")
+    values, index = routing_ops.top_k(tape, logits, p.dim("k", spec.active))
+    weights = ops.softmax(tape, values, "routing weights", to_fp32=routing.softmax_itemsize == ops.FP32)
+    if routing.narrowed:
+        weights = ops.cast(tape, weights, before, "routing weights")
+    return Choice(logits, weights, index)
+
+
+def scatter(p: Pass, spec: Experts, x: Tensor) -> Choice:
+    """Llama 4: the chosen logits among minus infinity, through a sigmoid in fp32: a score for every expert."""
+    tape, every = p.tape, p.dim("E", spec.count)
+    logits = product(p, spec, x)
+    values, index = routing_ops.top_k(tape, logits, p.dim("k", spec.active))
+    filled = tape.new(every, logits.itemsize, "router scores")
+    chosen, itemsize = values.dim, values.itemsize
+    node = tape.node((values,), (index,), lambda t, g: (t.gradient((chosen, itemsize)),))
+    filled = Tensor(every, logits.itemsize, filled.storage, node)
+    scores = ops.unary(tape, ops.cast(tape, filled, ops.FP32, "router scores"), "router scores", saves="result")
+    return Choice(logits, ops.cast(tape, scores, filled.itemsize, "router scores"), index)
+
+
+ROUTERS: dict[str, Callable[[Pass, Experts, Tensor], Choice]] = {"top-k": choose, "scatter": scatter}
+"""A program for each value of ``Routing.program``."""
