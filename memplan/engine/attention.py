@@ -1,37 +1,13 @@
-"""Softmax attention as programs on the tape: rotary embedding, the choice of kernel, and what each kernel keeps."""
+"""Softmax attention as programs on the tape: projections, the choice of kernel, and what each kernel keeps."""
 
 from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
+from memplan.engine.rotary import rotary, scaled_queries
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tensor
 from memplan.spec.parts import Attention
-
-
-def _rotate(p: Pass, x: Tensor, half: Dim) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``; cos and sin have the dtype of the residual stream."""
-    tape, itemsize = p.tape, p.mode.weight_itemsize
-    straight = ops.with_constant(tape, x, itemsize, "rotary")
-    first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    turned = ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
-    del first, second
-    crossed = ops.with_constant(tape, turned, itemsize, "rotary")
-    del turned
-    return ops.add(tape, straight, crossed, "queries and keys after rotary")
-
-
-def _rotary(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    rotated = []
-    for x in (q, k):
-        half = Dim(x.dim.symbol, x.dim.elements // 2)
-        out = _rotate(p, x, half)
-        if mixer.rotary == "concatenated":
-            out = ops.concatenate(p.tape, (out,), x.dim, "queries and keys after rotary")
-        rotated.append(out)
-        del out, x
-    k = rotated.pop()
-    return rotated.pop(), k
 
 
 def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -50,15 +26,27 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
         k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
         v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
-    if mixer.norms:
-        q = norm(p, mixer.norms[0], q, "q", "H", heads)
-        k = norm(p, mixer.norms[1], k, "kv", "K", kv_heads)
-    q, k = _rotary(p, mixer, q, k)
+    if mixer.clipped:
+        q, k, v = (ops.clamp_in_place(tape, x) for x in (q, k, v))
+    if mixer.norms and not mixer.norms_last:
+        q, k = _normalised(p, mixer, q, k)
+    q, k = rotary(p, mixer, q, k)
+    if mixer.norms and mixer.norms_last:
+        q, k = _normalised(p, mixer, q, k)
+    if mixer.scaled_queries:
+        q = scaled_queries(p, q)
     if p.mode.attention == "eager":
         out, weights = _eager(p, mixer, q, k, v, q_dim)
     else:
         out, weights = _sdpa(p, mixer, q, k, v, q_dim), None
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def _normalised(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k through their norms: of each head, or of all together."""
+    of_q, of_k = mixer.norms
+    q = norm(p, of_q, q, "q", "H", q.dim.elements // p.tokens // of_q.width * of_q.groups)
+    return q, norm(p, of_k, k, "kv", "K", k.dim.elements // p.tokens // of_k.width * of_k.groups)
 
 
 def repeat_kv(p: Pass, mixer: Attention, x: Tensor, label: str, dim: Dim, batched: bool = False) -> Tensor:

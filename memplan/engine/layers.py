@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memplan.engine import ops
+from memplan.engine import ops, residuals
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
@@ -52,5 +52,5 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {"pre": pre_norm, "sandwich": sandwich}
+FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {"pre": pre_norm, "sandwich": sandwich, **residuals.FORMS}
 """A program for each value of ``Layer.form``."""

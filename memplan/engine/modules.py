@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memplan.engine import ops
 from memplan.engine.adapters import adapted
+from memplan.engine.norms import NORMS
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tape, Tensor
@@ -89,10 +90,12 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
 
 
 def norm(p: Pass, spec: Norm, x: Tensor, symbol: str, rows_symbol: str = "", rows: int = 1) -> Tensor:
-    """RMSNorm as Llama writes it, or as Gemma does (all in fp32, weight + 1)."""
+    """RMSNorm as Llama writes it, or as Gemma does (all in fp32, weight + 1); others stand in ``norms.py``."""
     tape = p.tape
-    weight = p.param(spec.name, spec.width, p.mode.norm_itemsize)
     per_row = p.dim(rows_symbol or "1", rows)
+    if spec.kind in NORMS:
+        return NORMS[spec.kind](p, spec, x, per_row)
+    weight = p.param(spec.name, spec.width, p.mode.norm_itemsize)
     before = x.itemsize
     wide = ops.cast(tape, x, ops.FP32, "norm inputs in fp32")
     normed = ops.normalise(tape, wide, per_row, "normalised")

@@ -109,6 +109,27 @@ def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, node)
 
 
+def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
+    """``a - b``, b broadcast: a's gradient is handed on, b's is negated at full size, then summed."""
+    dim, b_dim, itemsize = a.dim, b.dim, a.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        negated = t.gradient((dim, itemsize))
+        result = t.gradient((b_dim, itemsize))
+        del negated
+        return (grads[0], result)
+
+    return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
+
+
+def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x.clamp_(…)``: its node keeps a copy of what x was."""
+    dim, itemsize = x.dim, x.itemsize
+    before = tape.new(dim, itemsize, "clamped projections") if x.needs_grad and tape.grad_enabled else None
+    node = tape.node((x,), (before,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return Tensor(dim, itemsize, x.storage, node)
+
+
 def scale(tape: Tape, x: Tensor, label: str, shares_gradient: bool = False) -> Tensor:
     """``x * number`` (or / number, or + constant): saves nothing; adding hands the same gradient on."""
     dim, itemsize = x.dim, x.itemsize
@@ -120,9 +141,9 @@ def _same(tape: Tape, grads: Grads) -> Grads:
     return (grads[0],)
 
 
-def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str) -> Tensor:
-    """``x * constant tensor`` (cos, sin) of ``itemsize``: the constant is shared by all layers and counted once,
-    elsewhere.
+def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str, constant: Tensor | None = None) -> Tensor:
+    """``x * constant tensor`` (cos, sin) of ``itemsize``: saved, when the layer has one of its own; else shared by
+    all layers and counted once, elsewhere.
 
     The product has the wider dtype of the two; x's gradient is narrowed where it was the narrower.
     """
@@ -132,7 +153,7 @@ def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str) -> Tensor:
         grad = t.gradient((dim, wide))
         return (grad if wide == before else t.gradient((dim, before)),)
 
-    return tape.new(dim, wide, label, tape.node((x,), (), backward))
+    return tape.new(dim, wide, label, tape.node((x,), (constant,), backward))
 
 
 def unary(tape: Tape, x: Tensor, label: str, saves: str = "input") -> Tensor:
@@ -149,8 +170,8 @@ def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
     Backward holds x, the two products of the multiplication, then pow's: the power, its scaling and the result.
     """
     dim = x.dim
-    squares = _square(tape, x)
-    variance = _mean(tape, squares, per_row)
+    squares = square(tape, x)
+    variance = mean(tape, squares, per_row)
     del squares
     shifted = scale(tape, variance, "norm statistics")
     del variance
@@ -159,7 +180,8 @@ def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
     return mul(tape, Tensor(dim, FP32, x.storage, x.node, x.slot), inverse, label)
 
 
-def _square(tape: Tape, x: Tensor) -> Tensor:
+def square(tape: Tape, x: Tensor) -> Tensor:
+    """``x.pow(2)`` of fp32 x, which it saves."""
     dim = x.dim
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -172,7 +194,8 @@ def _square(tape: Tape, x: Tensor) -> Tensor:
     return tape.new(dim, FP32, "norm squares", tape.node((x,), (x,), backward))
 
 
-def _mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
+def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
+    """``x.mean(-1)`` of fp32 x."""
     dim = x.dim
     return tape.new(per_row, FP32, "norm statistics", tape.node((x,), (), lambda t, g: (t.gradient((dim, FP32)),)))
 

@@ -1,0 +1,79 @@
+"""Norms other than Llama's and Gemma's as programs on the tape, in the order of operations of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memplan.engine import ops
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Param, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memplan.engine.modules import Pass
+    from memplan.spec.parts import Norm
+
+
+def norm_weight(p: Pass, spec: Norm) -> Param:
+    """The weight of a norm, in the dtype that norms are kept in."""
+    return p.param(spec.name, spec.width, p.mode.norm_itemsize)
+
+
+def rms_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``(weight * x̂).to(dtype)``: the fp32 product of the weight as it is (OLMo 2)."""
+    normed = ops.normalise(p.tape, ops.cast(p.tape, x, ops.FP32, "norm inputs in fp32"), per_row, "normalised")
+    product = ops.mul(p.tape, normed, norm_weight(p, spec), "norm products in fp32")
+    del normed
+    return ops.cast(p.tape, product, x.itemsize, "norm outputs")
+
+
+def rms_wide_weight(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``(weight.float() * x̂).to(dtype)`` (Helium)."""
+    tape = p.tape
+    normed = ops.normalise(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"), per_row, "normalised")
+    wide_weight = ops.cast(tape, norm_weight(p, spec), ops.FP32, "norm weights")
+    product = ops.mul(tape, normed, wide_weight, "norm products in fp32")
+    del normed
+    return ops.cast(tape, product, x.itemsize, "norm outputs")
+
+
+def layer_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``CohereLayerNorm``: x - mean is made twice, and both are kept."""
+    tape = p.tape
+    wide = ops.cast(tape, x, ops.FP32, "norm inputs in fp32")
+    mean = ops.mean(tape, wide, per_row)
+    squares = ops.square(tape, ops.subtract(tape, wide, mean, "centred"))
+    variance = ops.mean(tape, squares, per_row)
+    del squares
+    centred = ops.subtract(tape, wide, mean, "centred")
+    inverse = ops.unary(tape, ops.scale(tape, variance, "norm statistics"), "norm statistics", saves="result")
+    normed = ops.mul(tape, centred, inverse, "normalised")
+    del centred, inverse, wide
+    wide_weight = ops.cast(tape, norm_weight(p, spec), ops.FP32, "norm weights")
+    product = ops.mul(tape, normed, wide_weight, "norm products in fp32")
+    del normed
+    return ops.cast(tape, product, x.itemsize, "norm outputs")
+
+
+def layer_bare(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``F.layer_norm(x.float(), shape).to(dtype)``, without weight and bias (OLMo)."""
+    wide = ops.cast(p.tape, x, ops.FP32, "norm inputs in fp32")
+    return ops.cast(p.tape, fused_layer_norm(p.tape, wide, per_row), x.itemsize, "norm outputs")
+
+
+def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
+    """``native_layer_norm`` without parameters: keeps its input, and mean and reciprocal deviation in fp32."""
+    dim, itemsize = x.dim, x.itemsize
+    out = tape.new(dim, itemsize, "norm outputs")
+    statistics = [tape.new(per_row, ops.FP32, "norm statistics") for _ in range(2)]
+    node = tape.node((x,), (x, *statistics), lambda t, g: (t.gradient((dim, itemsize)),))
+    return Tensor(dim, itemsize, out.storage, node)
+
+
+NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
+    "rms-wide": rms_wide,
+    "rms-wide-weight": rms_wide_weight,
+    "layer-wide": layer_wide,
+    "layer-bare": layer_bare,
+}
+"""A program for each kind of norm that ``modules.norm`` does not write itself."""

@@ -1,0 +1,63 @@
+"""Layers whose norms and residuals stand otherwise than in Llama and Gemma, in the order of transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memplan.engine import ops
+from memplan.engine.feed_forward import feed_forward
+from memplan.engine.mixers import mix
+from memplan.engine.modules import Pass, norm
+from memplan.engine.tape import Tensor
+from memplan.spec.model import Layer
+
+
+def post_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """A norm after the mixer and one after the feed-forward (OLMo 2, EXAONE 4)."""
+    tape, norms = p.tape, layer.norms
+    with tape.at("attention"):
+        hidden, weights = mix(p, layer.mixer, x)
+        hidden = norm(p, norms[0], hidden, "h")
+        residual = ops.add(tape, x, hidden, "residual stream")
+    with tape.at("feed-forward"):
+        hidden = feed_forward(p, layer.feed_forward, residual)
+        hidden = norm(p, norms[1], hidden, "h")
+        out = ops.add(tape, residual, hidden, "residual stream")
+    del weights
+    return out
+
+
+def scaled_pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """As Llama's; each output is multiplied by a number before it is added (Granite)."""
+    tape, norms = p.tape, layer.norms
+    with tape.at("attention"):
+        hidden = norm(p, norms[0], x, "h")
+        hidden, weights = mix(p, layer.mixer, hidden)
+        residual = ops.add(tape, x, ops.scale(tape, hidden, "scaled outputs"), "residual stream")
+    with tape.at("feed-forward"):
+        hidden = norm(p, norms[1], residual, "h")
+        hidden = feed_forward(p, layer.feed_forward, hidden)
+        out = ops.add(tape, residual, ops.scale(tape, hidden, "scaled outputs"), "residual stream")
+    del weights
+    return out
+
+
+def parallel(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """One norm for both; the residual, then the mixer's output, then the feed-forward's are added up (Cohere)."""
+    tape = p.tape
+    with tape.at("attention"):
+        hidden = norm(p, layer.norms[0], x, "h")
+        mixed, weights = mix(p, layer.mixer, hidden)
+    with tape.at("feed-forward"):
+        fed = feed_forward(p, layer.feed_forward, hidden)
+        out = ops.add(tape, ops.add(tape, x, mixed, "residual stream"), fed, "residual stream")
+    del weights
+    return out
+
+
+FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
+    "post": post_norm,
+    "pre-scaled": scaled_pre_norm,
+    "parallel": parallel,
+}
+"""A program for each ``Layer.form`` that ``layers.py`` does not write itself."""
