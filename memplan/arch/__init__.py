@@ -10,6 +10,9 @@ Files group families by what their layers are made of, and a family is one row o
     llama_like.py  rows: more of them, close to Llama
     post_norm.py   rows: norms after, around, once for both, or without parameters
     turning.py     how q and k turn
+    layer_norm.py  rows: LayerNorm, feed-forwards without gate
+    parallel.py    rows: the same, attention and feed-forward side by side
+    plain.py       what these two share
     moe.py         rows: routed experts
 
 Another kind of layer (low-rank attention, state spaces, encoder-decoders, a vision tower in front) is another file
@@ -18,20 +21,25 @@ with a ``FAMILIES`` dict of its own, added to the one below.
 
 from collections.abc import Callable, Mapping
 
-from memplan.arch import dense, llama_like, moe, post_norm
+from memplan.arch import dense, layer_norm, llama_like, moe, parallel, post_norm, vision, vision_texts
 from memplan.arch.config import Config, shown
 from memplan.errors import ModelError, UnknownArchitecture, nearest
 from memplan.spec.model import ModelSpec
 
 __all__ = ["FAMILIES", "parse_config"]
 
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
+DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **dense.FAMILIES,
     **llama_like.FAMILIES,
+    **layer_norm.FAMILIES,
+    **parallel.FAMILIES,
     **post_norm.FAMILIES,
     **moe.FAMILIES,
 }
-"""Every model_type that memplan describes, and what turns its config into a spec."""
+"""Language models by their model_type, and what turns a config into a spec."""
+
+FAMILIES = {**DECODERS, **vision.families({**DECODERS, **vision_texts.TEXTS})}
+"""Every model_type that memplan describes."""
 
 
 def parse_config(config: Mapping[str, object], name: str, source: str = "") -> ModelSpec:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memplan.spec.model import Layer, ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.spec.recipe import Adapter
+from memplan.spec.vision import Tower
 
 
 class Weight(NamedTuple):
@@ -43,12 +44,13 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     experts = layer.experts
     for linear in layer.linears:
         matrix = experts is None or linear is not experts.router
-        yield Weight(linear.name, linear.outputs, linear.inputs, count, trained, "layer", linear=matrix)
+        rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
+        yield Weight(linear.name, rows, columns, count, trained, "layer", linear=matrix)
         if linear.bias:
             yield Weight(
                 linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"
             )
-        if adapter and (linear.name in adapter.targets if matrix else adapter.experts):
+        if adapter and (linear.name in adapter.targets if matrix else adapter.router):
             yield from adapter_weights(adapter, linear, count, dora=matrix)
     for bare in experts.stacked if experts else ():
         yield bare_weight(bare, count, trained, "layer")
@@ -78,8 +80,9 @@ def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = T
 
 
 def expert_ranks(adapter: Adapter, experts: Experts) -> list[tuple[Bare, int]]:
-    """Each stack with its rank: a stack of fused projections (gate and up) gets twice the rank."""
-    return [(bare, adapter.rank * (2 if bare.name.endswith("gate_up_proj") else 1)) for bare in experts.stacked]
+    """Each adapted stack with its rank: a stack of fused projections (gate and up) gets twice the rank."""
+    stacks = [bare for bare in experts.stacked if bare.name.rsplit(".", 1)[-1] in adapter.experts]
+    return [(bare, adapter.rank * (2 if bare.name.endswith("gate_up_proj") else 1)) for bare in stacks]
 
 
 def expert_adapters(adapter: Adapter, experts: Experts, count: int) -> Iterator[Weight]:
@@ -92,7 +95,9 @@ def expert_adapters(adapter: Adapter, experts: Experts, count: int) -> Iterator[
 
 
 def norm_weights(norm: Norm, count: int, trained: bool, unit: str) -> Iterator[Weight]:
-    """Weight and bias of a norm."""
+    """Weight and bias of a norm, where it has any."""
+    if not norm.parameters:
+        return
     yield Weight(norm.name, norm.width, 1, count, trained, unit, norm=True)
     if norm.bias:
         yield Weight(norm.name + ".bias", norm.width, 1, count, trained, unit, norm=True)
@@ -124,8 +129,17 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         weights += part_weights(part, trained, "embedding")
     for run in spec.runs:
         weights += layer_weights(run.layer, run.count, trained, adapter)
+    if spec.tower:
+        weights += tower_weights(spec, spec.tower, trained, adapter)
     if spec.final_norm:
         weights += norm_weights(spec.final_norm, 1, trained, "norm")
+    if spec.project_out:
+        weights += part_weights(Part(linears=(spec.project_out,)), trained, "norm")
+    for linear in spec.outer_linears if adapter else ():
+        if adapter and linear.name in adapter.targets:
+            weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, linear, 1)]
+    if spec.head_is_tied and spec.head.bias:
+        weights.append(Weight(spec.head.name + ".bias", spec.head.outputs, 1, 1, trained, "head"))
     if not spec.head_is_tied:
         weights.append(Weight(spec.head.name, spec.head.outputs, spec.head.inputs, 1, trained, "head"))
         if spec.head.bias:
@@ -133,6 +147,25 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
     if adapter and adapter.saved:
         weights += saved_weights(spec, adapter)
     return weights
+
+
+def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
+    """Every parameter of the tower and its projector, and of layers that rest with it.
+
+    Without images none of them gets a gradient, so that an optimizer of torch makes no states for them.
+    """
+    rests = spec.tower_rests
+    for run in spec.resting:
+        for weight in layer_weights(run.layer, run.count, trained, adapter):
+            yield weight._replace(trained=False)
+    for part, copies, _ in tower.parts:
+        read = not rests and part is not tower.unused
+        for weight in part_weights(part, trained, "vision"):
+            yield weight._replace(copies=copies, trained=trained and read)
+        for linear in part.linears if adapter else ():
+            if adapter and linear.name in adapter.targets:
+                for weight in adapter_weights(adapter, linear, copies):
+                    yield weight._replace(unit="vision", trained=read)
 
 
 def saved_weights(spec: ModelSpec, adapter: Adapter) -> list[Weight]:

@@ -1,9 +1,20 @@
 """The one Pydantic base of everything that is described: frozen, and with no unknown fields."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import Self
 
 
 class Frozen(BaseModel):
     """A value: immutable, hashable, and closed to unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values in some fields. What the original had cached is computed anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied

@@ -5,23 +5,26 @@ Nothing here knows a family's name but the label it carries. What a layer is mad
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from memplan.spec.base import Frozen
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
+from memplan.spec.vision import ImageCross, Tower
 
-AnyMixer = Attention
+AnyMixer = Annotated[Attention | ImageCross, Field(discriminator="kind")]
 """Every kind of mixer."""
 
 
-Form = Literal["pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum", "parallel-branches"]
+Form = Literal["pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum", "parallel-branches", "gated"]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
 pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3);
 post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre, each
 output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual (opt-350m);
 parallel-branches: both read the same input, through one norm or one each, and are added to each other first (GPT-J,
-GPT-NeoX, Phi, Falcon).
+GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision).
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]
@@ -149,6 +152,12 @@ class ModelSpec(Frozen):
     """``quant_method`` of the checkpoint, when it has one."""
     source: str = ""
     notes: tuple[str, ...] = ()
+    tower: Tower | None = None
+    """What turns images into tokens, in a vision-language model."""
+    tower_rests: bool = False
+    """No image passes through the tower, so that nothing in it gets a gradient."""
+    resting: tuple[Run, ...] = ()
+    """Layers that stand among the others and that no forward runs: those that attend to images, without any."""
 
     @property
     def num_layers(self) -> int:
@@ -160,6 +169,12 @@ class ModelSpec(Frozen):
         for run in self.runs:
             for _ in range(run.count):
                 yield run.layer
+
+    @property
+    def outer_linears(self) -> tuple[Linear, ...]:
+        """Linears outside the layers that are not the head: projections of the embedding."""
+        found = [linear for part in self.extra for linear in part.linears]
+        return (*found, *([self.project_out] if self.project_out else []))
 
     @cached_property
     def mixers(self) -> tuple[AnyMixer, ...]:
@@ -207,9 +222,11 @@ class ModelSpec(Frozen):
         """Counts by category: embed, attn, mlp, experts, router, norm, lm_head."""
         counts: dict[str, int] = {"embed": self.vocab_size * (self.embedding_width or self.hidden_size)}
         inactive = 0
-        for run in self.runs:
+        for run in (*self.runs, *self.resting):
             inactive += run.count * run.layer.inactive_parameters
             add_counts(counts, run.layer.by_category.items(), run.count)
+        if self.tower:
+            add_counts(counts, self.tower.by_category.items())
         for part in self.extra:
             add_counts(counts, part.by_category.items())
         if self.project_out:
@@ -218,6 +235,8 @@ class ModelSpec(Frozen):
             add_counts(counts, [("norm", self.final_norm.parameters)])
         if not self.head_is_tied:
             counts["lm_head"] = self.head.parameters
+        elif self.head.bias:
+            counts["lm_head"] = self.head.outputs
         total = sum(counts.values())
         return Parameters(total=total, active=total - inactive, by_category=counts)
 

@@ -1,0 +1,366 @@
+"""From a tower to the language model: the projector of each vision-language type, and how its processor cuts images.
+
+A function for each type takes the outer config, the tower's and the language model, and gives the Tower with what else
+changes in the model. Processor settings stand in a file of their own beside config.json; here are those of the
+published checkpoints, with their source.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from memplan.arch import patch_towers, tile_towers, towers
+from memplan.arch.config import Config
+from memplan.arch.towers import ACTIVATIONS, Encoder
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare, Linear, Norm, Part
+from memplan.spec.vision import ImageRule, Tower
+
+Made = tuple[Tower, dict[str, Any]]
+
+LLAVA_NEXT_GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+ONEVISION_SIDES = (384, 768, 1152, 1536, 1920, 2304)
+
+
+def assemble(encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, **more: Any) -> Tower:
+    """The tower whole."""
+    layers = sum(run.count for run in encoder.runs)
+    return Tower(
+        kind=encoder.kind,
+        width=encoder.width,
+        embedding=encoder.embedding,
+        runs=encoder.runs,
+        after=encoder.after,
+        unused=encoder.unused,
+        projector=projector.model_copy(update={"category": "projector"}),
+        rule=rule,
+        used_blocks=layers if used is None else used,
+        **more,
+    )
+
+
+def integer(config: Config, key: str, default: int) -> int:
+    """An integer of the outer config."""
+    return Config({key: config.keys.get(key, default)}, config.name, config.source).integer(key)
+
+
+def flag(config: Config, key: str, default: bool) -> bool:
+    """A flag of the outer config."""
+    return Config({key: config.keys.get(key, default)}, config.name, config.source).flag(key)
+
+
+def feature_layers(config: Config, default: int) -> tuple[int, ...]:
+    """``vision_feature_layer``: the hidden states that are read, counted from the embedding (0) or from the end."""
+    value = config.keys.get("vision_feature_layer", default)
+    layers = value if isinstance(value, (list, tuple)) else [value]
+    for layer in layers:
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise config.wrong("vision_feature_layer", "a number of a layer, or a list of them", value)
+    return tuple(layers)
+
+
+def deepest(config: Config, layers: tuple[int, ...], blocks: int) -> int:
+    """Blocks up to the deepest that is read."""
+    states = [layer if layer >= 0 else blocks + 1 + layer for layer in layers]
+    if not states or not all(0 <= state <= blocks for state in states):
+        raise config.wrong(
+            "vision_feature_layer", f"among the {blocks} layers of the tower", layers[0] if layers else None
+        )
+    return max(states)
+
+
+def two_linears(config: Config, inputs: int, width: int, default_bias: bool = True) -> tuple[Linear, ...]:
+    """linear_1 and linear_2 of the LLaVA kind."""
+    bias = flag(config, "multimodal_projector_bias", default_bias)
+    config_act = Config({"projector_hidden_act": config.keys.get("projector_hidden_act", "gelu")}, config.name)
+    config_act.choice("projector_hidden_act", ACTIVATIONS)
+    return (
+        Linear(name="linear_1", inputs=inputs, outputs=width, bias=bias),
+        Linear(name="linear_2", inputs=width, outputs=width, bias=bias),
+    )
+
+
+def llava_kind(
+    config: Config, vision: Config, text: ModelSpec, default: int, newline: bool
+) -> tuple[Encoder, Part, int]:
+    """Encoder, projector and used blocks of LLaVA, LLaVA-NeXT and LLaVA-OneVision."""
+    encoder = towers.auto_tower(vision, "clip_vision_model" if default == -2 else "siglip_vision_model")
+    layers = feature_layers(config, default)
+    used = deepest(config, layers, sum(run.count for run in encoder.runs))
+    line = (Bare(name="image_newline", shape=(text.hidden_size,)),) if newline else ()
+    linears = two_linears(config, encoder.width * len(layers), text.hidden_size)
+    return encoder, Part(linears=linears, tensors=line), used
+
+
+def square_tokens(config: Config, encoder: Encoder, default: str) -> int:
+    """Tokens of one square: the strategy 'default' drops the first, which is CLIP's class token, 'full' none."""
+    key = "vision_feature_select_strategy"
+    chosen = Config({key: config.keys.get(key, default)}, config.name).choice(key, {"default": "1", "full": "0"})
+    return encoder.rows * encoder.columns + encoder.class_tokens - int(chosen)
+
+
+def square(encoder: Encoder, tokens: int, kind: str = "fixed", **more: Any) -> ImageRule:
+    """The rule of a tower that sees squares of one size."""
+    return ImageRule(
+        kind=kind,
+        patch=encoder.patch,
+        side=encoder.side,
+        tokens=tokens,
+        extra_patches=encoder.class_tokens,
+        channels=encoder.channels,
+        **more,
+    )
+
+
+def llava(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """LLaVA 1.5, with any described tower: two linear modules."""
+    encoder, projector, used = llava_kind(config, vision, text, -2, False)
+    if encoder.kind == "pixtral":
+        rule = longest_edge(encoder, 1, 1024)
+    else:
+        rule = square(encoder, square_tokens(config, encoder, "default"))
+    return assemble(encoder, projector, rule, used), {}
+
+
+def llava_next(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """LLaVA-NeXT: tiles chosen from a list of resolutions, and a parameter at the end of each row."""
+    encoder, projector, used = llava_kind(config, vision, text, -2, True)
+    grids = pinpoints(config, LLAVA_NEXT_GRIDS)
+    return assemble(
+        encoder, projector, square(encoder, encoder.rows * encoder.columns, "anyres", grids=grids), used
+    ), {}
+
+
+def llava_onevision(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """LLaVA-OneVision: as LLaVA-NeXT, at most nine tiles."""
+    encoder, projector, used = llava_kind(config, vision, text, -1, True)
+    grids = pinpoints(config, tuple((a, b) for a in ONEVISION_SIDES for b in ONEVISION_SIDES))
+    rule = square(encoder, encoder.rows * encoder.columns, "anyres", grids=grids, max_tiles=9)
+    return assemble(encoder, projector, rule, used), {}
+
+
+def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """``image_grid_pinpoints``: resolutions (height, width)."""
+    given = config.keys.get("image_grid_pinpoints")
+    if given is None:
+        return default
+    if not isinstance(given, (list, tuple)) or not given:
+        raise config.wrong("image_grid_pinpoints", "a list of [height, width]", given)
+    found = []
+    for pair in given:
+        sides = [side for side in pair if isinstance(side, int) and side > 0] if isinstance(pair, (list, tuple)) else []
+        if len(sides) != 2:
+            raise config.wrong("image_grid_pinpoints", "a list of [height, width]", pair)
+        found.append((sides[0], sides[1]))
+    return tuple(found)
+
+
+def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Gemma 3: pooled to a fixed number of tokens, a norm, a product with a parameter."""
+    encoder = towers.auto_tower(vision, "siglip_vision_model")
+    tokens = integer(config, "mm_tokens_per_image", 256)
+    projector = Part(
+        tensors=(Bare(name="mm_input_projection_weight", shape=(encoder.width, text.hidden_size)),),
+        norms=(Norm(name="mm_soft_emb_norm", width=encoder.width, kind="rms-plus-one"),),
+    )
+    return assemble(encoder, projector, square(encoder, tokens)), {}
+
+
+def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """PaliGemma: one linear module."""
+    encoder = towers.auto_tower(vision, "siglip_vision_model")
+    width = integer(config, "projection_dim", 2048)
+    linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
+    rule = square(encoder, encoder.rows * encoder.columns)
+    return assemble(encoder, Part(linears=(linear,)), rule), {}
+
+
+def smart_resize(encoder: Encoder, vision: Config, smallest: int, largest: int) -> ImageRule:
+    """Sides rounded to whole tokens, area between two bounds (``smart_resize``)."""
+    return ImageRule(
+        kind="smart-resize",
+        patch=encoder.patch,
+        merge=vision.integer("spatial_merge_size"),
+        channels=encoder.channels,
+        frames=towers.one_side(vision, "temporal_patch_size"),
+        min_pixels=smallest,
+        max_pixels=largest,
+    )
+
+
+def qwen2_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Bounds: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct."""
+    encoder, merger, keys = patch_towers.qwen2_vl(vision)
+    vision.notes.extend(keys.notes)
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), {}
+
+
+def qwen2_5_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Bounds: preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct."""
+    encoder, merger, keys = patch_towers.qwen2_5_vl(vision)
+    vision.notes.extend(keys.notes)
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), {}
+
+
+def qwen3_vl(config: Config, vision: Config, text: ModelSpec, deepstack: bool = True) -> Made:
+    """Bounds: preprocessor_config.json of Qwen/Qwen3-VL-8B-Instruct."""
+    encoder, merger, keys = patch_towers.qwen3_vl(vision, deepstack)
+    vision.notes.extend(keys.notes)
+    taps = patch_towers.deepstack_blocks(keys) if deepstack else ()
+    return assemble(encoder, merger, smart_resize(encoder, keys, 65536, 16777216), taps=taps), {}
+
+
+def qwen3_5(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Qwen3.5: Qwen3-VL's tower without the mergers in between."""
+    return qwen3_vl(config, vision, text, deepstack=False)
+
+
+def kimi_k25(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Kimi K2.5: a norm, then two linear modules over joined patches."""
+    encoder, keys = patch_towers.kimi(vision)
+    vision.notes.extend(keys.notes)
+    merged = encoder.width * merge_area(keys)
+    norm = towers.layer_norm("pre_norm", integer(config, "projection_hidden_size", 1152))
+    linears = (
+        Linear(name="in_proj", inputs=merged, outputs=merged, bias=True),
+        Linear(name="out_proj", inputs=merged, outputs=text.hidden_size, bias=True),
+    )
+    rule = ImageRule(kind="smart-resize", patch=encoder.patch, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 4096)
+    return assemble(encoder, Part(norms=(norm,), linears=linears), rule), {}
+
+
+def merge_area(config: Config) -> int:
+    """Patches that become one token."""
+    value = config.keys.get("merge_kernel_size", (2, 2))
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(isinstance(side, int) for side in value):
+        raise config.wrong("merge_kernel_size", "two sides", value)
+    return int(value[0]) * int(value[1])
+
+
+def llama4(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """At most 16 tiles and the whole image: preprocessor_config.json of meta-llama/Llama-4-Scout-17B-16E-Instruct."""
+    encoder, keys = tile_towers.llama4(vision)
+    vision.notes.extend(keys.notes)
+    linear = Linear(name="linear_1", inputs=keys.integer("vision_output_dim"), outputs=text.hidden_size)
+    rule = square(encoder, encoder.rows * encoder.columns // 4, "tiles", max_tiles=16)
+    return assemble(encoder, Part(linears=(linear,)), rule), {}
+
+
+def mllama(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Llama 3.2 Vision: one linear module over the last and a few earlier states."""
+    encoder, keys = tile_towers.mllama(vision)
+    vision.notes.extend(keys.notes)
+    linear = Linear(
+        name="multi_modal_projector", inputs=keys.integer("vision_output_dim"), outputs=text.hidden_size, bias=True
+    )
+    rule = square(encoder, 0, "canvas", max_tiles=keys.integer("max_num_tiles"))
+    return assemble(encoder, Part(linears=(linear,)), rule, taps=tile_towers.mllama_taps(keys)), {}
+
+
+def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """A gated projection, then a perceiver that reads any number of patches into 64 latents."""
+    encoder = towers.vit(vision, "idefics2_vision", towers.IDEFICS2, "siglip")
+    given = config.keys.get("perceiver_config")
+    keys = Config(given if isinstance(given, dict) else {}, config.name, config.source).with_defaults(
+        "idefics2_perceiver",
+        {
+            "resampler_n_latents": 64,
+            "resampler_depth": 3,
+            "resampler_n_heads": 16,
+            "resampler_head_dim": 96,
+            "num_key_value_heads": 4,
+        },
+    )
+    latents, h, inner = keys.integer("resampler_n_latents"), text.hidden_size, text.intermediate_size
+    head = keys.integer("resampler_head_dim")
+    query, key_value = keys.integer("resampler_n_heads") * head, keys.integer("num_key_value_heads") * head
+    layer = (
+        Linear(name="q_proj", inputs=h, outputs=query),
+        Linear(name="k_proj", inputs=h, outputs=key_value),
+        Linear(name="v_proj", inputs=h, outputs=key_value),
+        Linear(name="o_proj", inputs=query, outputs=h),
+        *gated_linears(h, 4 * h, h),
+    )
+    depth = keys.integer("resampler_depth")
+    norms = ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
+    projector = Part(
+        linears=(*gated_linears(encoder.width, inner, h), *layer * depth),
+        tensors=(Bare(name="latents", shape=(latents, h)),),
+        norms=(*(Norm(name=name, width=h) for name in norms * depth), Norm(name="norm", width=h)),
+    )
+    return assemble(encoder, projector, square(encoder, latents, "longest-edge", longest=980)), {}
+
+
+def gated_linears(inputs: int, inner: int, outputs: int) -> tuple[Linear, ...]:
+    """gate_proj, up_proj, down_proj."""
+    return (
+        Linear(name="gate_proj", inputs=inputs, outputs=inner),
+        Linear(name="up_proj", inputs=inputs, outputs=inner),
+        Linear(name="down_proj", inputs=inner, outputs=outputs),
+    )
+
+
+def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Four tiles a side at most, and the whole image: preprocessor_config.json of HuggingFaceM4/Idefics3-8B-Llama3."""
+    encoder = towers.vit(vision, "idefics3_vision", towers.IDEFICS3, "siglip")
+    factor = integer(config, "scale_factor", 2)
+    linear = Linear(name="proj", inputs=encoder.width * factor**2, outputs=text.hidden_size)
+    tokens = encoder.rows * encoder.columns // factor**2
+    return assemble(encoder, Part(linears=(linear,)), square(encoder, tokens, "split", longest=4 * encoder.side)), {}
+
+
+def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """At most 12 tiles and a thumbnail: preprocessor_config.json of OpenGVLab/InternVL3-8B-hf."""
+    encoder = towers.internvit(vision)
+    ratio = config.keys.get("downsample_ratio", 0.5)
+    if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 < ratio <= 1:
+        raise config.wrong("downsample_ratio", "above 0, at most 1", ratio)
+    factor = int(1 / ratio)
+    merged, h = encoder.width * factor**2, text.hidden_size
+    linears = (
+        Linear(name="linear_1", inputs=merged, outputs=h, bias=True),
+        Linear(name="linear_2", inputs=h, outputs=h, bias=True),
+    )
+    used = deepest(config, feature_layers(config, -1), sum(run.count for run in encoder.runs))
+    tokens = encoder.rows * encoder.columns // factor**2
+    projector = Part(norms=(towers.layer_norm("layer_norm", merged),), linears=linears)
+    return assemble(encoder, projector, square(encoder, tokens, "tiles", max_tiles=12), used), {}
+
+
+def longest_edge(encoder: Encoder, merge: int, longest: int) -> ImageRule:
+    """Scaled down to the longest side, then up to whole tokens (Pixtral)."""
+    return ImageRule(kind="longest-edge", patch=encoder.patch, merge=merge, channels=encoder.channels, longest=longest)
+
+
+def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Longest side: the tower's image_size, as processor_config.json of Mistral-Small-3.1 has it."""
+    encoder = towers.auto_tower(vision, "pixtral")
+    factor, layers = integer(config, "spatial_merge_size", 2), feature_layers(config, -1)
+    merge = Linear(name="merging_layer", inputs=encoder.width * factor**2, outputs=encoder.width)
+    linears = (merge, *two_linears(config, encoder.width * len(layers), text.hidden_size, default_bias=False))
+    projector = Part(norms=(Norm(name="norm", width=encoder.width),), linears=linears)
+    used = deepest(config, layers, sum(run.count for run in encoder.runs))
+    return assemble(encoder, projector, longest_edge(encoder, factor, encoder.side), used), {}
+
+
+PROJECTORS: dict[str, Callable[[Config, Config, ModelSpec], Made]] = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
+    "gemma3": gemma3,
+    "paligemma": paligemma,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5,
+    "llama4": llama4,
+    "mllama": mllama,
+    "idefics2": idefics2,
+    "idefics3": idefics3,
+    "smolvlm": idefics3,
+    "internvl": internvl,
+    "mistral3": mistral3,
+    "kimi_k25": kimi_k25,
+}
+"""The maker of each type's tower."""

@@ -1,0 +1,187 @@
+"""Vision-language models: a language model of any described type with a vision tower and a projector in front.
+
+The language model is described by its own family, from ``text_config`` (or, in older files, from the keys beside
+``vision_config``); this file adds the tower. Defaults are those of transformers 5.23: a missing ``text_config`` or
+``vision_config`` takes what the outer class gives it, a missing key within one takes the default of its own class.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, NamedTuple
+
+from memplan.arch.config import Config, shown
+from memplan.arch.projectors import PROJECTORS
+from memplan.errors import ModelError, UnknownArchitecture
+from memplan.spec.model import ModelSpec
+
+Texts = Mapping[str, Callable[[Config], ModelSpec]]
+NOTHING: Mapping[str, object] = {}
+
+
+class VisionFamily(NamedTuple):
+    """What the class of one model_type puts together."""
+
+    model_type: str
+    text: str
+    """model_type of the language model where text_config names none."""
+    any_text: bool = True
+    """text_config may name another type (``AutoModel``); false where the class builds one type only."""
+    text_init: Mapping[str, object] = NOTHING
+    """Keys of the language model where there is no text_config at all."""
+    vision_init: Mapping[str, object] = NOTHING
+    """The same for the tower."""
+    tied: bool = False
+    """The default of the outer tie_word_embeddings, which decides."""
+    ties: Literal["outer", "either", "text", "never"] = "outer"
+    """Whose tie_word_embeddings ties the head: the outer config's, either one's, the language model's own (which keeps
+    its head inside), or nobody's."""
+    classifies: bool = False
+    """transformers has a sequence-classification class of this type."""
+    flat: bool = False
+    """Older files hold the language model's keys beside vision_config."""
+
+
+LLAVA_VISION = {
+    "model_type": "clip_vision_model",
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+SIGLIP_VISION = {"model_type": "siglip_vision_model"}
+PALIGEMMA_TEXT = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 18,
+    "intermediate_size": 16384,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "vocab_size": 257152,
+}
+PALIGEMMA_VISION = SIGLIP_VISION | {
+    "intermediate_size": 4096,
+    "hidden_size": 1152,
+    "patch_size": 14,
+    "image_size": 224,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "vision_use_head": False,
+}
+ONEVISION_VISION = SIGLIP_VISION | {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "image_size": 384,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 16,
+    "vision_use_head": False,
+}
+MISTRAL3_TEXT = {
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "vocab_size": 131072,
+}
+MISTRAL3_VISION = {
+    "model_type": "pixtral",
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 1540,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+}
+
+ROWS = (
+    VisionFamily("llava", "llama", vision_init=LLAVA_VISION, ties="either"),
+    VisionFamily("llava_next", "llama", vision_init=LLAVA_VISION),
+    VisionFamily("llava_onevision", "qwen2", vision_init=ONEVISION_VISION, ties="either"),
+    VisionFamily("gemma3", "gemma3_text", any_text=False, vision_init=SIGLIP_VISION, tied=True, classifies=True),
+    VisionFamily("paligemma", "gemma", text_init=PALIGEMMA_TEXT, vision_init=PALIGEMMA_VISION, tied=True),
+    VisionFamily("qwen2_vl", "qwen2_vl_text", any_text=False, ties="either", flat=True),
+    VisionFamily("qwen2_5_vl", "qwen2_5_vl_text", any_text=False, ties="either", flat=True),
+    VisionFamily("qwen3_vl", "qwen3_vl_text", any_text=False),
+    VisionFamily("qwen3_vl_moe", "qwen3_vl_moe_text", any_text=False),
+    VisionFamily("qwen3_5", "qwen3_5_text", any_text=False, classifies=True),
+    VisionFamily("qwen3_5_moe", "qwen3_5_moe_text", any_text=False),
+    VisionFamily("llama4", "llama4_text", any_text=False, ties="text"),
+    VisionFamily("mllama", "mllama_text_model", any_text=False, ties="never"),
+    VisionFamily("idefics2", "mistral", text_init={"max_position_embeddings": 32768}),
+    VisionFamily("idefics3", "llama"),
+    VisionFamily("smolvlm", "llama"),
+    VisionFamily("internvl", "qwen2", tied=True),
+    VisionFamily("mistral3", "mistral", text_init=MISTRAL3_TEXT, vision_init=MISTRAL3_VISION, tied=True),
+    VisionFamily("kimi_k25", "deepseek_v3", tied=True),
+)
+OUTER_KEYS = ("architectures", "vision_config", "text_config", "model_type", "auto_map", "quantization_config")
+
+
+def families(texts: Texts) -> dict[str, Callable[[Config], ModelSpec]]:
+    """A parser for each vision-language type, whose language models are looked up in ``texts``."""
+    return {row.model_type: partial(build, row, texts) for row in ROWS}
+
+
+def build(family: VisionFamily, texts: Texts, raw: Config) -> ModelSpec:
+    """The spec of a config that names this type."""
+    raw.model_type = family.model_type
+    text_keys, vision_keys = section(raw, "text_config"), section(raw, "vision_config")
+    text = language_model(family, texts, raw, text_keys)
+    vision = Config(family.vision_init if vision_keys is None else vision_keys, raw.name, raw.source)
+    outer = raw.with_defaults(family.model_type, {})
+    tower, patch = PROJECTORS[family.model_type](outer, vision, text)
+    dtype, quantization = outer.dtype(), outer.quantization()
+    notes = [*outer.notes, *text.notes, *vision.notes]
+    return text.model_copy(
+        update={
+            "family": family.model_type,
+            "tied": ties(family, raw, text),
+            "classifies": family.classifies,
+            "tower": tower,
+            "dtype": dtype or text.dtype,
+            "quantization": quantization or text.quantization,
+            "notes": tuple(dict.fromkeys(notes)),
+            **patch,
+        }
+    )
+
+
+def section(raw: Config, key: str) -> Mapping[str, object] | None:
+    """A nested config; None where it is missing or null."""
+    value = raw.keys.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise raw.wrong(key, "an object", value)
+    return value
+
+
+def language_model(family: VisionFamily, texts: Texts, raw: Config, keys: Mapping[str, object] | None) -> ModelSpec:
+    """The language model, as the family of its type describes it."""
+    if keys is None:
+        flat = {key: value for key, value in raw.keys.items() if key not in OUTER_KEYS}
+        keys = flat if family.flat else family.text_init
+    model_type = keys.get("model_type", family.text) if family.any_text else family.text
+    if family.model_type == "kimi_k25" and model_type == "kimi_k2":
+        model_type = "deepseek_v3"
+    if not isinstance(model_type, str) or model_type not in texts:
+        raise UnknownArchitecture(
+            f"the language model of {raw.name} is a {shown(model_type)}, which memplan does not describe",
+            "use a preset of the same shape, or --total-params for a generic one",
+        )
+    spec = texts[model_type](Config(keys, raw.name, raw.source))
+    if spec.tower is not None:
+        raise ModelError(f"text_config of {raw.name} is itself a vision-language model", "name a language model")
+    return spec
+
+
+def ties(family: VisionFamily, raw: Config, text: ModelSpec) -> bool:
+    """Whether the head is the embedding's tensor."""
+    value = raw.keys.get("tie_word_embeddings", family.tied)
+    if not isinstance(value, bool):
+        raise raw.wrong("tie_word_embeddings", "true or false", value)
+    return {"outer": value, "either": value or text.tied, "text": text.tied, "never": False}[family.ties]

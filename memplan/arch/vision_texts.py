@@ -1,0 +1,165 @@
+"""Language models that stand only inside a vision-language model: those of Qwen2-VL to Qwen3-VL, and Mllama's, whose
+layers partly attend to the image.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from memplan.arch import attention, dense, moe
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build, softmax_attention
+from memplan.spec.model import AnyMixer, Layer, ModelSpec, Run
+from memplan.spec.parts import Bare, Norm, Part
+from memplan.spec.vision import ImageCross
+
+QWEN2_VL_TEXT: dict[str, Scalar] = dense.QWEN2 | {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_window_layers": 80,
+}
+QWEN3_VL_TEXT: dict[str, Scalar] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 128000,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+QWEN3_VL_MOE_TEXT: dict[str, Scalar] = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": None,
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+    "num_experts": 60,
+    "norm_topk_prob": True,
+    "sliding_window": None,
+}
+MLLAMA_TEXT: dict[str, Scalar] = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "dropout": 0.0,
+}
+CROSS_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
+EXTRA_ROWS = 8
+"""Rows of Mllama's embedding beyond the vocabulary."""
+
+
+def without(names: tuple[str, ...], parse: Callable[[Config], ModelSpec], raw: Config) -> ModelSpec:
+    """The spec of a config whose class never reads these keys."""
+    keys = {key: value for key, value in raw.keys.items() if key not in names}
+    return parse(Config(keys, raw.name, raw.source))
+
+
+def row_like(rows: tuple[Family, ...], like: str, model_type: str, defaults: Mapping[str, Scalar]) -> Family:
+    """The row of a decoder whose class differs in its defaults alone."""
+    row = next(row for row in rows if row.model_type == like)
+    return row._replace(model_type=model_type, defaults={**row.defaults, **defaults}, classifies=False)
+
+
+def mllama_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Self-attention, but in the layers that cross_attention_layers names."""
+    own, cross = softmax_attention(family, config, None), cross_attention(config)
+    crossing = cross_layers(config)
+    return [cross if i in crossing else own for i in range(config.integer("num_hidden_layers"))]
+
+
+def cross_layers(config: Config) -> frozenset[int]:
+    """``cross_attention_layers``; null is the default."""
+    if config.keys.get("cross_attention_layers") is None:
+        return frozenset(CROSS_LAYERS)
+    return moe.layer_numbers(config, "cross_attention_layers")
+
+
+def cross_attention(config: Config) -> ImageCross:
+    """Queries from the text, keys and values from the projected image."""
+    h, heads, width = config.integer("hidden_size"), config.integer("num_attention_heads"), attention.head_dim(config)
+    kv_heads = attention.num_kv_heads(config, nullable=False)
+    return ImageCross(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        linears=attention.projections(h, heads * width, kv_heads * width, False, (False, False)),
+        norms=(Norm(name="q_norm", width=width), Norm(name="k_norm", width=width)),
+    )
+
+
+def finish_mllama(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Gates of the crossing layers, and the embedding's extra rows."""
+    gates = Part(tensors=tuple(Bare(name=f"cross_attn_{name}_gate", shape=(1,)) for name in ("attn", "mlp")))
+    rows = Bare(name="embed_tokens, extra rows", shape=(EXTRA_ROWS, spec.hidden_size))
+    runs = [
+        Run(count=run.count, layer=crossing(run.layer, gates) if isinstance(run.layer.mixer, ImageCross) else run.layer)
+        for run in spec.runs
+    ]
+    return spec.model_copy(update={"runs": tuple(runs), "extra": (Part(tensors=(rows,), category="embed"),)})
+
+
+def crossing(layer: Layer, gates: Part) -> Layer:
+    """A layer whose two branches are weighed by gates."""
+    return layer.model_copy(update={"form": "gated", "extra": (gates,)})
+
+
+ROWS = (
+    row_like(dense.ROWS, "qwen2", "qwen2_vl_text", QWEN2_VL_TEXT),
+    row_like(dense.ROWS, "qwen2", "qwen2_5_vl_text", QWEN2_VL_TEXT),
+    row_like(moe.ROWS, "qwen3_moe", "qwen3_vl_moe_text", QWEN3_VL_MOE_TEXT),
+    Family(
+        model_type="qwen3_vl_text",
+        defaults=QWEN3_VL_TEXT,
+        feed_forward=dense.gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        qk_norm=True,
+        classifies=False,
+    ),
+    Family(
+        model_type="mllama_text_model",
+        defaults=MLLAMA_TEXT,
+        feed_forward=dense.gated_everywhere,
+        windows=attention.no_windows,
+        mixers=mllama_mixers,
+        not_counted=(("dropout", "the masks that dropout keeps are not counted"),),
+        harmless=("cross_attention_layers",),
+        finish=finish_mllama,
+        classifies=False,
+    ),
+)
+UNREAD: Mapping[str, tuple[str, ...]] = {
+    "qwen2_vl_text": ("head_dim",),
+    "qwen2_5_vl_text": ("head_dim",),
+    "qwen3_vl_text": ("layer_types",),
+    "qwen3_vl_moe_text": ("norm_topk_prob", "sliding_window", "use_sliding_window", "layer_types"),
+    "mllama_text_model": ("head_dim", "layer_types"),
+}
+"""Keys that a class of the same kind reads, and this one does not."""
+
+
+def parser(row: Family) -> Callable[[Config], ModelSpec]:
+    """What turns a text_config of this type into a spec."""
+    return partial(without, UNREAD.get(row.model_type, ()), partial(build, row))
+
+
+TEXTS = {row.model_type: parser(row) for row in ROWS}
+"""Language models by their model_type; no config.json names them at its top."""

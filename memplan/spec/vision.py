@@ -1,0 +1,157 @@
+"""A vision tower: what turns images into tokens of the language model, described as its layers are.
+
+Patches enter an embedding, runs of equal blocks, what follows them, and a projector to the language model's width.
+Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json.
+"""
+
+from functools import cached_property
+from typing import Literal
+
+from memplan.spec.base import Frozen
+from memplan.spec.parts import Bare, FeedForward, Linear, Mixer, Norm, Part, add_counts
+
+
+class VisionAttention(Mixer):
+    """Attention of every patch of an image to every other, without a mask.
+
+    ``linears``: q_proj, k_proj, v_proj and the output projection, or one fused qkv and the output projection.
+    """
+
+    kind: Literal["vision"] = "vision"
+    category: str = "vision"
+    head_dim: int
+    packed: bool = False
+    """Patches of all images stand in one sequence, and attention runs image by image (or window by window)."""
+    window_patches: int | None = None
+    """Patches of a window, where attention is confined to windows (Qwen2.5-VL)."""
+    rotary: Literal["none", "fp32", "narrow", "complex"] = "none"
+    """'fp32': queries and keys turn in fp32 (Qwen); 'narrow': in their own dtype (Pixtral); 'complex': as complex
+    numbers (Llama 4, Kimi)."""
+
+
+class ImageCross(Mixer):
+    """Attention from the tokens of a text to its images (Llama 3.2 Vision): without images, no forward runs it.
+
+    ``linears``: q_proj, k_proj, v_proj, o_proj; ``norms``: of q and of k, on each head.
+    """
+
+    kind: Literal["image-cross"] = "image-cross"
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def masked(self) -> bool:
+        """It takes a mask of its own, of texts against images."""
+        return False
+
+
+class Block(Frozen):
+    """A layer of a tower: norm, attention, residual; norm, feed-forward, residual."""
+
+    attention: VisionAttention
+    feed_forward: FeedForward
+    norms: tuple[Norm, Norm]
+    scales: tuple[Bare, ...] = ()
+    """Factors of the two branches, [h] each (InternVL's layer scale)."""
+    gates: tuple[Bare, ...] = ()
+    """Scalars whose tanh weighs the two branches (Llama 3.2 Vision)."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything that holds parameters."""
+        own = Part(tensors=(*self.scales, *self.gates), norms=self.norms)
+        return self.attention, self.feed_forward, own
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every nn.Linear."""
+        return (*self.attention.linears, *self.feed_forward.linears)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameter elements."""
+        return sum(sum(part.by_category.values()) for part in self.parts)
+
+
+class BlockRun(Frozen):
+    """``count`` equal blocks in a row."""
+
+    count: int
+    block: Block
+
+
+class ImageRule(Frozen):
+    """How the processor of a model cuts an image, as data for ``memplan/resolve/images.py``.
+
+    Sides are in pixels, tokens are positions in the language model's sequence.
+    """
+
+    kind: Literal["smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "canvas"]
+    """A key of ``resolve.images.CUTS``."""
+    patch: int
+    """Side of a patch."""
+    merge: int = 1
+    """Patches a side that become one token."""
+    side: int = 0
+    """Side of the square that every image or tile is resized to."""
+    tokens: int = 0
+    """Tokens of one such square."""
+    extra_patches: int = 0
+    """Class tokens and padding beside the patches of a square."""
+    channels: int = 3
+    frames: int = 1
+    """Frames of a patch: a still image is repeated so often (Qwen)."""
+    min_pixels: int = 0
+    max_pixels: int = 0
+    max_tiles: int = 1
+    longest: int = 0
+    """Longest side that an image is scaled to before it is cut."""
+    grids: tuple[tuple[int, int], ...] = ()
+    """Resolutions (height, width) to choose from."""
+
+
+class Tower(Frozen):
+    """The tower and its projector."""
+
+    kind: str
+    """A key of ``engine.vision.TOWERS``: which program runs it."""
+    width: int
+    embedding: Part
+    """Patch embedding, positions, class tokens, a norm before the blocks."""
+    runs: tuple[BlockRun, ...]
+    after: Part = Part()
+    """Norms and heads behind the blocks."""
+    projector: Part
+    """From the tower's width to the language model's."""
+    taps: tuple[int, ...] = ()
+    """Blocks whose outputs leave the tower beside the last one's."""
+    used_blocks: int
+    """Blocks up to the one whose output is read: those behind it run, and get no gradient."""
+    rule: ImageRule
+    unused: Part = Part()
+    """Parameters that no forward reads, such as a pooling head."""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of all runs."""
+        return sum(run.count for run in self.runs)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, int, str], ...]:
+        """(part, copies, category) of everything in order of the forward: vision, then projector."""
+        blocks = tuple((part, run.count, "vision") for run in self.runs for part in run.block.parts)
+        ends = ((self.after, 1, "vision"), (self.unused, 1, "vision"), (self.projector, 1, "projector"))
+        return ((self.embedding, 1, "vision"), *blocks, *ends)
+
+    @cached_property
+    def by_category(self) -> dict[str, int]:
+        """Parameter elements of the tower and of its projector."""
+        counts: dict[str, int] = {}
+        for part, copies, category in self.parts:
+            add_counts(counts, [(category, sum(part.by_category.values()))], copies)
+        return counts
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every kind of nn.Linear, which LoRA may adapt."""
+        return tuple(linear for part, _, _ in self.parts for linear in part.linears)
