@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from memplan.engine.deepspeed import deepspeed_step
 from memplan.engine.ledger import Ledger
+from memplan.engine.losses import policy_head
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.resident import enter_residents, reference_pass
-from memplan.engine.sharding import enter_sharding, gradient_mode, held, kept_gradients
-from memplan.engine.states import enter_states, shard_elements, step_temporaries
+from memplan.engine.sharding import Held, enter_sharding, gradient_itemsize, gradient_mode, held, kept_gradients, main_gradients
+from memplan.engine.states import (
+    FP32,
+    enter_states,
+    flat_copies,
+    last_update,
+    refresh_bytes,
+    shard_elements,
+    step_temporaries,
+)
 from memplan.engine.tensors import Weight, count, model_weights
-from memplan.engine.traces import Head
 from memplan.engine.units_of_model import units
 from memplan.spec.recipe import Recipe
 
@@ -62,22 +70,17 @@ def policy_mode(recipe: Recipe) -> Mode:
         padded=recipe.padded,
         adapter=recipe.adapter,
         half_to_float=recipe.half_to_float,
+        quantised=recipe.quantised,
+        norm_itemsize=recipe.norm_itemsize,
     )
 
 
 def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
     """A pass of the policy over ``rows`` sequences."""
     checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
-    head = Head(
-        recipe.loss_head,
-        recipe.logits_to_fp32,
-        recipe.keeps_outputs,
-        recipe.fp32_outputs,
-        recipe.sft_term and rows > recipe.batch_size,
-        rows * min(recipe.completion_length, recipe.sequence_length - 1),
-    )
     style = style or checkpoint
-    needs_grad = recipe.adapter is None or recipe.checkpointing
+    head = policy_head(recipe, rows, graph=style != "no-grad")
+    needs_grad = recipe.adapter is None or recipe.checkpointing or "embed_tokens" in recipe.adapter.saved
     return PassPlan(
         name, recipe.model, policy_mode(recipe), rows, recipe.sequence_length, style, head, gradients, needs_grad
     )
@@ -102,6 +105,9 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         forwards = (
             [*scoring, (policy, "forward")] if recipe.trainer.reference_first else [(policy, "forward"), *scoring]
         )
+        if recipe.trainer.kl_after_policy:
+            forwards[1:1] = kl
+            kl = []
         return [*kl, *forwards, (policy, "backward")]  # type: ignore[list-item]
     if schedule == "two-forward":
         chosen, rejected = _two_forwards(recipe, first)
@@ -146,18 +152,22 @@ def _enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
 
     FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
     """
-    if recipe.accumulation == 1 or recipe.zero_stage == 3:
+    if (recipe.accumulation == 1 and not main_gradients(recipe)) or recipe.zero_stage == 3:
         return
     trained = [weight for weight in weights if weight.trained]
-    itemsize = recipe.adapter.itemsize if recipe.adapter else recipe.gradient_itemsize
-    shards = held(recipe).gradient_shards
+    shards, whole = held(recipe).gradient_shards, False
     if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
-        shards, itemsize = 1, recipe.reduce_itemsize
+        shards, whole = 1, True
     elements = shard_elements(trained, shards)
+    size = sum(
+        shard_elements([weight], shards) * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
+        for weight in trained
+    )
+    itemsize = round(size / max(elements, 1), 4)
     book.add(
         "accumulated gradients",
         "gradients",
-        elements * itemsize,
+        size,
         dies=book.schedule[-2] if recipe.zero_stage == 1 and recipe.precision.master else "",
         template="trained elements × gradient bytes",
         numbers=(elements, itemsize),
@@ -171,8 +181,7 @@ def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     holds, optimizer, impl = held(recipe), recipe.optimizer, recipe.optimizer_impl
     trained = [weight for weight in weights if weight.trained]
     if recipe.zero_stage >= 0 and recipe.precision.master:
-        copies = optimizer.foreach_copies if impl == "foreach" else 0
-        elements, itemsize = deepspeed_step(recipe, count(trained), copies)
+        elements, itemsize = deepspeed_step(recipe, count(trained), flat_copies(recipe))
         if recipe.zero_stage == 1:
             owned = shard_elements(trained, recipe.ranks)
             book.add(
@@ -186,9 +195,11 @@ def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
                 why="gradients of other ranks' partitions are freed before the step",
                 source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: free_grad_in_param_list",
             )
+    elif optimizer.fused_backward[0]:
+        elements, itemsize = last_update(recipe, trained)
     else:
-        itemsize = holds.stepped_itemsize(recipe, trained[0])
-        elements = step_temporaries(recipe, trained, itemsize, holds.optimizer_shards) // itemsize
+        elements, itemsize = _largest_step(recipe, trained, holds)
+    refresh = refresh_bytes(recipe, trained, FP32 if recipe.precision.weights == FP32 else 2, 1)
     book.add(
         f"temporaries of the {impl} step",
         "optimizer_temporaries",
@@ -199,4 +210,16 @@ def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         numbers=(elements, itemsize),
         why=f"{optimizer.title}, {impl}",
         source=optimizer.source,
+        low=0 if optimizer.band else -1,
+        high=refresh if refresh > elements * itemsize else -1,
     )
+
+
+def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
+    """(elements, bytes of each) of the temporaries: tensors of one element size are stepped at once, others later."""
+    worst = (0, FP32)
+    for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
+        same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
+        size = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
+        worst = max(worst, (size // itemsize, itemsize), key=lambda found: found[0] * found[1])
+    return worst

@@ -13,6 +13,8 @@ from memplan.engine.blocks import Block
 from memplan.engine.build import stages
 from memplan.engine.caching import CachingAllocator
 from memplan.engine.model_rows import mask_bytes
+from memplan.engine.optimizer_states import Stepped, state_bytes, stepped
+from memplan.engine.optimizer_steps import PROGRAMS
 from memplan.engine.overhead import workspace_bytes
 from memplan.engine.recording import PassRun, RecordingTape
 from memplan.engine.tags import Dim
@@ -20,6 +22,9 @@ from memplan.engine.tape import Tensor
 from memplan.engine.tensors import Weight, layer_weights, model_weights
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Recipe
+
+PLAYED = ("elementwise", "factored")
+"""Rules of optimizers that are one optimizer, and step on tensors in the model's order."""
 
 
 class StepEvents(NamedTuple):
@@ -57,7 +62,9 @@ def is_covered(recipe: Recipe) -> bool:
         recipe.ranks == 1
         and recipe.zero_stage < 0
         and not recipe.precision.master
-        and not recipe.optimizer.bytes_per_element
+        and recipe.optimizer.rule in PLAYED
+        and recipe.optimizer.blocks is None
+        and not recipe.optimizer.fused_backward[0]
         and (recipe.accumulation == 1 or recipe.pair_pass != "two-forward")
     )
 
@@ -140,27 +147,27 @@ class _Player:
             kept = True
         del run, batch
 
+    def _stepped(self, weight: Weight) -> Stepped:
+        return stepped(self.recipe, weight, self._itemsize(weight), 1)
+
     def _states_of(self, weight: Weight) -> list[Tensor]:
-        """As ``state_bytes`` counts them: full states, or a row and a column of statistics."""
-        optimizer, itemsize = self.recipe.optimizer, self._itemsize(weight)
-        if not optimizer.factored:
-            return [self._new(weight.elements, itemsize) for _ in range(optimizer.per_element)]
-        if weight.columns == 1:
-            return [self._new(weight.elements, itemsize)]
-        return [self._new(weight.stacked * side, itemsize) for side in (weight.rows, weight.columns)]
+        """As ``state_bytes`` counts them."""
+        return [self._new(size, 1) for size in state_bytes(self.recipe, self._stepped(weight))]
 
     def _optimizer_temporaries(self) -> None:
-        """foreach: a buffer for every tensor, none freed before all are there; loop: those of one tensor at a time,
-        and Adafactor's beside the tensor before.
+        """foreach: a buffer for every tensor, none freed before all are there; loop: the variables of the optimizer's
+        program, tensor by tensor.
         """
-        optimizer, impl = self.recipe.optimizer, self.recipe.optimizer_impl
-        sizes = [(weight.elements, self._itemsize(weight)) for weight in self.trained]
-        if impl == "foreach":
+        recipe, optimizer = self.recipe, self.recipe.optimizer
+        if recipe.optimizer_impl == "foreach":
+            sizes = [(weight.elements, self._itemsize(weight)) for weight in self.trained]
             buffers = [self._new(*size) for _ in range(optimizer.foreach_copies) for size in sizes]
             del buffers
-        elif impl == "loop":
-            before: list[Tensor] = []
-            for size in sizes:
-                if not optimizer.factored:
-                    before.clear()
-                before = [self._new(*size) for _ in range(1 if optimizer.factored else optimizer.loop_copies)]
+        elif recipe.optimizer_impl == "loop":
+            program, held = PROGRAMS[optimizer.step], dict[str, Tensor]()
+            for weight in self.trained:
+                for name, size in program(self._stepped(weight), recipe.optimizer_settings):
+                    if size:
+                        held[name] = self._new(size, 1)
+                    else:
+                        held.pop(name, None)

@@ -71,8 +71,19 @@ def keeps_whole(recipe: Recipe) -> bool:
 
 
 def gradient_mode(recipe: Recipe) -> str:
-    """Add: a gradient is added to the one there. Keep: it is new in each micro-step (see ``Tape``)."""
-    return "add" if recipe.accumulation > 1 and keeps_whole(recipe) else "keep"
+    """Add: a gradient is added to the one there. Keep: it is new in each micro-step (see ``Tape``).
+
+    Fused: the weight is updated when the next gradient comes.
+    """
+    half, single = recipe.optimizer.fused_backward
+    if half:
+        return f"fused-{half}-{single}"
+    return "add" if (recipe.accumulation > 1 or main_gradients(recipe)) and keeps_whole(recipe) else "keep"
+
+
+def main_gradients(recipe: Recipe) -> bool:
+    """Megatron's gradient buffer is there all along: each gradient is added to it and freed."""
+    return recipe.trainer.megatron and bool(recipe.precision.master)
 
 
 def kept_gradients(recipe: Recipe) -> KeptGradients:
@@ -82,6 +93,8 @@ def kept_gradients(recipe: Recipe) -> KeptGradients:
     """
     stage, whole, shard = recipe.zero_stage, recipe.compute_itemsize, recipe.gradient_itemsize
     fsdp2 = recipe.sharding == "fsdp2" and recipe.ranks > 1
+    if recipe.optimizer.fused_backward[0]:
+        return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
     if stage < 2 and not fsdp2:
         return KeptGradients(
             layers=True,
@@ -109,7 +122,7 @@ def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], unit: Un
 
 def _enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """Buckets are a second copy of every gradient, unless gradients are views of them."""
-    if recipe.gradient_as_bucket_view:
+    if recipe.gradient_as_bucket_view or main_gradients(recipe):
         return
     trained = [weight for weight in weights if weight.trained]
     size = sum(weight.elements * weight.copies * gradient_itemsize(recipe, weight) for weight in trained)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby
 
 from memplan.engine.ledger import Ledger
+from memplan.engine.optimizer_states import Stepped, flat, orthogonalised, paged_bytes, state_bytes, stepped
+from memplan.engine.optimizer_steps import PROGRAMS, REFRESHES, peak_bytes
 from memplan.engine.sharding import Held
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Quantised, Recipe
@@ -15,42 +17,57 @@ BLOCK = 512
 """The caching allocator's unit."""
 
 
-def state_bytes(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> int:
-    """Optimizer states of one tensor of ``rows`` × ``columns``, on one of ``shards`` ranks.
-
-    Elementwise states follow the dtype of the tensor that is stepped on (``zeros_like``); Adafactor keeps a row and a
-    column of statistics for each matrix, a full vector otherwise; block-wise 8-bit states count fp32 below
-    ``min_8bit_size``, and for embeddings under the Hugging Face trainers, which register them for 32 bits.
-    """
-    optimizer, elements = recipe.optimizer, ceil_div(weight.elements, shards)
-    if optimizer.bytes_per_element:
-        wide = weight.elements < optimizer.small_tensor_elements or (
-            weight.unit == "embedding" and recipe.trainer.name != "pytorch"
-        )
-        return elements * 2 * FP32 if wide else round(elements * optimizer.bytes_per_element)
-    if optimizer.factored:
-        if weight.columns == 1:
-            return elements * itemsize
-        return ceil_div(weight.stacked * (weight.rows + weight.columns), shards) * itemsize
-    return elements * itemsize * optimizer.per_element
-
-
 def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shards: int) -> int:
     """Bytes that the optimizer's step holds beside states and gradients.
 
-    foreach: whole copies of everything stepped; loop: copies of the largest tensor, and for Adafactor of two
-    neighbours, since the loop's variable still holds the one before; fused and 8-bit kernels: none.
+    foreach: whole copies of everything stepped; loop: what its variables hold of one tensor and of the one before;
+    fused and 8-bit kernels: none. Muon steps first, then AdamW (foreach) on what is left.
     """
     optimizer, impl = recipe.optimizer, recipe.optimizer_impl
-    if impl == "foreach":
-        stepped = sum(ceil_div(weight.elements, shards) * weight.copies for weight in weights)
-        return optimizer.foreach_copies * stepped * itemsize
-    if impl != "loop":
+    if impl == "fused":
         return 0
-    sizes = [ceil_div(weight.elements, shards) * itemsize for weight in weights]
-    if optimizer.factored:
-        return max((a + b for a, b in pairwise(sizes)), default=0)
-    return optimizer.loop_copies * max(sizes, default=0)
+    tensors = [(stepped(recipe, weight, itemsize, shards), weight.copies) for weight in weights]
+    copies = optimizer.foreach_copies * itemsize
+    if impl == "foreach":
+        return copies * sum(tensor.elements * count for tensor, count in tensors)
+    size = loop_bytes(recipe, tensors)
+    if not copies or optimizer.rule != "muon":
+        return size
+    return max(size, copies * sum(tensor.elements * count for tensor, count in tensors if not orthogonalised(tensor)))
+
+
+def loop_bytes(recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> int:
+    """The peak of a step that goes tensor by tensor; layers are gone through twice, so that neighbours are met."""
+    program, settings, order = PROGRAMS[recipe.optimizer.step], recipe.optimizer_settings, []
+    for copies, group in groupby(tensors, lambda pair: pair[1]):
+        order += [tensor for tensor, _ in group] * min(copies, 2)
+    order.sort(key=lambda tensor: tensor.projected)
+    return peak_bytes(assignment for tensor in order for assignment in program(tensor, settings))
+
+
+def refresh_bytes(recipe: Recipe, weights: list[Weight], itemsize: int, shards: int) -> int:
+    """The peak of the steps that also renew projections; 0 where there are none."""
+    program = REFRESHES.get(recipe.optimizer.step)
+    tensors = (stepped(recipe, weight, itemsize, shards) for weight in weights) if program else ()
+    return max((peak_bytes(program(tensor, recipe.optimizer_settings)) for tensor in tensors if program), default=0)
+
+
+def flat_copies(recipe: Recipe) -> int:
+    """Copies of its flat partition that the optimizer's step makes under DeepSpeed."""
+    if recipe.optimizer_impl == "foreach":
+        return recipe.optimizer.foreach_copies
+    if recipe.optimizer_impl == "fused":
+        return 0
+    return loop_bytes(recipe, [(flat(1, FP32), 1)]) // FP32
+
+
+def last_update(recipe: Recipe, trained: list[Weight]) -> tuple[int, int]:
+    """(elements, bytes of each) of the update that fused backward leaves for its end: the embedding's, whose hook no
+    other gradient follows (lomo.py: fused_backward).
+    """
+    half, single = recipe.optimizer.fused_backward
+    elements = max((weight.elements for weight in trained if weight.unit == "embedding"), default=0)
+    return elements, single if recipe.precision.weights == FP32 else half
 
 
 def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held) -> None:
@@ -73,19 +90,58 @@ def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held
         why="the optimizer steps on an fp32 copy of the half-precision weights",
         source="deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: single_partition_of_fp32_groups",
     )
-    size = 0
-    for weight in trained:
-        itemsize = held.stepped_itemsize(recipe, weight)
-        size += state_bytes(recipe, weight, itemsize, held.optimizer_shards) * weight.copies
+    _enter_optimizer(book, recipe, weights, held)
+
+
+def steps_on_flat(recipe: Recipe) -> bool:
+    """Whether the optimizer sees DeepSpeed's flat partitions, and no tensor of the model."""
+    return recipe.zero_stage >= 1 or (recipe.zero_stage == 0 and recipe.precision.master > 0)
+
+
+def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[tuple[Stepped, int]]:
+    """(tensor, how many of it) that the optimizer keeps states of."""
+    own = [weight for weight in weights if weight.trained or recipe.optimizer.states_of_frozen]
+    if steps_on_flat(recipe):
+        sizes = [held.stepped_itemsize(recipe, weight) for weight in own]
+        groups = {
+            size: [weight for weight, own_size in zip(own, sizes, strict=True) if own_size == size] for size in sizes
+        }
+        return [(flat(shard_elements(group, held.optimizer_shards), size), 1) for size, group in groups.items()]
+    return [
+        (stepped(recipe, weight, held.stepped_itemsize(recipe, weight), held.optimizer_shards), weight.copies)
+        for weight in own
+    ]
+
+
+def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held) -> None:
+    """States on the card, and those in managed memory, which count on the host."""
+    optimizer, tensors = recipe.optimizer, stepped_tensors(recipe, weights, held)
+    elements = sum(tensor.elements * copies for tensor, copies in tensors)
+    paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors)
+    size = sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in tensors) - paged
+    if optimizer.blocks and size:
+        size += optimizer.blocks.shared_table * optimizer.per_element
+    template, over = f"elements{_over(held.optimizer_shards)} × state bytes", max(elements, 1)
+    if paged:
+        book.add(
+            f"paged {optimizer.title} states",
+            "optimizer_states",
+            paged,
+            place="host",
+            meter="managed",
+            template=template,
+            numbers=(elements, round(paged / over, 4)),
+            why="managed memory, which the driver moves between host and card; torch's allocator does not see it",
+            source=f"{optimizer.source}; get_state_buffer: tensors of 100,000 elements and more",
+        )
     book.add(
-        f"{recipe.optimizer.title} states",
+        f"{optimizer.title} states",
         "optimizer_states",
         size,
-        meter="managed" if recipe.optimizer.paged else "allocated",
-        template=f"elements{_over(held.optimizer_shards)} × state bytes",
-        numbers=(elements, round(size / max(elements, 1), 4)),
+        template=template,
+        numbers=(elements, round(size / over, 4)),
         why="kept between steps from the first step on",
-        source=recipe.optimizer.source,
+        source=optimizer.source,
     )
 
 

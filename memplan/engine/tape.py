@@ -160,7 +160,7 @@ class Tape:
             return None
         storages = [tensor.storage for tensor in saved if tensor is not None]
         if self.refilling is not None:
-            return self._refill(storages)
+            return self._refill([tensor.edge for tensor in inputs], storages)
         if self.hollow is None:
             return Node(self, [tensor.edge for tensor in inputs], storages, backward)
         node = Node(self, [tensor.edge for tensor in inputs], (), backward)
@@ -190,13 +190,14 @@ class Tape:
             forward()
         self.refilling, self.phase, self.place = None, phase, place
 
-    def _refill(self, storages: Sequence[Storage | None]) -> Node:
+    def _refill(self, edges: list[Edge], storages: Sequence[Storage | None]) -> Node:
+        """A node of the second graph, which holds the same tensors until the recomputation is left."""
         assert self.refilling is not None
         if storages:
             self.refilling.pop().saved = storages
             if not self.refilling:
                 raise _AllRecomputed
-        return Node(self, [], (), lambda tape, grads: ())
+        return Node(self, edges, storages, lambda tape, grads: ())
 
     def gradient(self, like: Tensor | tuple[Dim, int], label: str = "gradients in flight") -> Tensor:
         """Allocate a gradient of the same size."""
@@ -264,6 +265,7 @@ class Tape:
         """Keep: the new gradient becomes ``.grad`` itself. Add: it is added in place to the one there, and freed.
 
         Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third.
+        Fused: it updates its weight when the next one comes.
         """
         if grad is None:
             return
@@ -271,6 +273,21 @@ class Tape:
             self.gradients.append(grad)
         elif self.gradient_mode == "sum":
             self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
+        elif self.gradient_mode.startswith("fused"):
+            waiting, self.gradients = self.gradients, []
+            self._update(waiting)
+            self.gradients = [grad]
+
+    def _update(self, waiting: list[Tensor]) -> None:
+        """Update the weight whose gradient came before, and free that (LOMO): what is alive meanwhile, its gradient
+        included, in bytes per element for half-precision and for fp32 gradients.
+        """
+        for grad in waiting:
+            dim, itemsize = grad.dim, grad.itemsize
+            waiting.clear()
+            del grad
+            _, half, single = self.gradient_mode.split("-")
+            self.new(dim, int(single if itemsize == 4 else half), "fused update", category="optimizer_temporaries")
 
 
 class _AllRecomputed(Exception):

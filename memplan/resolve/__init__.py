@@ -6,16 +6,17 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.models import generic_model, load_model
-from memplan.resolve.models import HeadChoice, adapter, head, references
+from memplan.resolve.heads import HeadChoice, check_method, head
+from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
+from memplan.resolve.optimizers import optimizer
 from memplan.resolve.quantised import quantised_base
-from memplan.resolve.storage import Stored, optimizer_impl, precision, sharding
+from memplan.resolve.storage import Stored, precision, sharding
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
-from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.trainers import find_trainer
 from memplan.units import DTYPE_BYTES, format_count, parse_count
 
@@ -49,6 +50,7 @@ def resolve(given: JobInput) -> Recipe:
     job, notes = given.job, Notes(dict(given.sources))
     spec = policy_model(job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
+    check_method(method, trainer)
     if method.score_head:
         if not spec.classifies:
             raise InvalidJob(
@@ -59,10 +61,10 @@ def resolve(given: JobInput) -> Recipe:
         spec = spec.as_reward_model()
     _check(job, method.pairs, method.name)
     lora = adapter(job, spec, notes)
-    split = sharding(job, notes)
+    split = sharding(job, trainer, notes)
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
-    program = head(job, method, trainer, stored, split, notes)
+    program = head(job, method, trainer, stored, split, lora is not None, notes)
     resident = references(job, method, trainer, base, split, spec, lora is not None, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, split.ranks, notes)
@@ -71,7 +73,7 @@ def resolve(given: JobInput) -> Recipe:
     checkpointing = notes.default(
         "gradient_checkpointing", job.gradient_checkpointing == "full", checkpoints, job.trainer
     )
-    implementation = optimizer_impl(job, trainer, notes)
+    chosen = optimizer(job, trainer, split, spec, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
     if job.sync_each_batch is None and accumulation > 1 and split.name == "fsdp2" and not sync:
         notes.fill(
@@ -81,10 +83,11 @@ def resolve(given: JobInput) -> Recipe:
         notes.remark(f"{key} has no effect on memory")
     if job.images is not None:
         notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")
+    adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     resolved = _resolved(job, stored, program) | {
         "sharding": split.name,
         "attention": attention,
-        "optimizer_impl": implementation,
+        "optimizer_impl": chosen.implementation,
         "reference": resident.kind,
         "gradient_checkpointing": "full" if checkpointing else "none",
         "gradient_accumulation_steps": accumulation,
@@ -99,8 +102,9 @@ def resolve(given: JobInput) -> Recipe:
         half_to_float=stored.precision.dtype == "fp16",
         gradient_itemsize=stored.gradient_itemsize,
         reduce_itemsize=stored.reduce_itemsize,
-        optimizer=OPTIMIZERS[job.optimizer],
-        optimizer_impl=implementation,
+        optimizer=chosen.row,
+        optimizer_impl=chosen.implementation,
+        optimizer_settings=chosen.settings,
         batch_size=job.batch_size,
         accumulation=accumulation,
         sequence_length=job.sequence_length,
@@ -113,11 +117,12 @@ def resolve(given: JobInput) -> Recipe:
         logits_to_fp32=program.to_fp32,
         keeps_outputs=program.keeps_outputs,
         fp32_outputs=program.fp32_outputs,
+        loss_code=program.code,
         sft_term=program.sft_term,
         pair_pass=job.pair_pass,
         reference=resident.kind,
         residents=resident.models,
-        adapter=lora.resolved(stored, base, trainer) if lora else None,
+        adapter=adapted,
         sharding=split.name,
         ranks=split.ranks,
         gpus_per_node=job.gpus_per_node,
@@ -209,7 +214,7 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
     half = stored.precision.dtype
-    head = {"selective-kernel": "selective"}.get(program.name, program.name)
+    head = program.shown
     if head == "score":
         vocabulary: dict[str, Any] = {}
         values = {key: value for key, value in values.items() if key not in ("loss_head", "logits_dtype")}

@@ -8,7 +8,6 @@ from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS, Precision
 from memplan.tables.trainers import Trainer
 from memplan.units import DTYPE_BYTES
@@ -53,7 +52,7 @@ class Split(NamedTuple):
         return values
 
 
-def sharding(job: Job, notes: Notes) -> Split:
+def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
     """The strategy and how many ranks share. Several GPUs without a strategy run DDP, which is remarked."""
     name = f"zero{job.zero_stage}" if job.zero_stage is not None else job.sharding
     if job.zero_stage is not None and job.sharding not in (None, name):
@@ -61,9 +60,12 @@ def sharding(job: Job, notes: Notes) -> Split:
     if job.zero_stage is not None:
         notes.sources["sharding"] = notes.sources.get("zero_stage", "option")
     if name is None:
-        name = "ddp" if job.num_gpus > 1 else "none"
+        name = trainer.sharding or ("ddp" if job.num_gpus > 1 else "none")
         why = "several GPUs and no sharding named: each holds the whole model" if job.num_gpus > 1 else ""
-        notes.fill("sharding", name, "default", why)
+        why = f"{trainer.title} runs under it" if trainer.sharding else why
+        notes.fill("sharding", name, "trainer" if trainer.sharding else "default", why)
+    if trainer.megatron and name not in ("none", "ddp", "distributed-optimizer"):
+        raise InvalidJob(f"sharding: {trainer.title} runs on Megatron, which has no {name}", "use sharding none or ddp")
     if name == "none" and job.num_gpus > 1:
         notes.remark(f"sharding none on {job.num_gpus} GPUs: each GPU is a job of its own")
     return Split(name, 1 if name == "none" else job.num_gpus)
@@ -89,7 +91,7 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
         raise InvalidJob(
             f"dtype: {job.dtype} contradicts precision {name}", f"leave dtype out, or use precision {job.dtype}"
         )
-    if row.master and not split.is_deepspeed:
+    if row.master and not split.is_deepspeed and not trainer.megatron:
         raise InvalidJob(f"precision: {name} needs DeepSpeed", f"set zero_stage, or use {row.dtype} or {row.dtype}-amp")
     inside = split.is_deepspeed or split.name == "fsdp2"
     autocast = (
@@ -109,8 +111,11 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
             f"grad_dtype: {job.grad_dtype} with {name}: torch keeps gradients in the dtype of their weights",
             "leave grad_dtype out, or use DeepSpeed or FSDP2",
         )
+    if trainer.megatron and row.master and job.grad_dtype == "auto":
+        return Stored(row, row.weights, 0, DTYPE_BYTES["fp32"], DTYPE_BYTES["fp32"])
     gradients = row.gradients if job.grad_dtype == "auto" else DTYPE_BYTES[job.grad_dtype]
     reduce = compute if split.name == "fsdp2" else gradients
+    reduce = DTYPE_BYTES[trainer.reduce_dtype] if trainer.reduce_dtype and split.name == "fsdp2" else reduce
     reduce = reduce if job.reduce_dtype == "auto" else DTYPE_BYTES[job.reduce_dtype]
     return Stored(row, compute, DTYPE_BYTES[row.dtype] if autocast else 0, gradients, reduce)
 
@@ -122,6 +127,8 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
         return "fp32", "default", "dtype fp32"
     if split.is_deepspeed:
         return f"{dtype}-master", "default", "DeepSpeed keeps fp32 master weights and states"
+    if trainer.megatron:
+        return f"{dtype}-master", "trainer", f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)"
     if split.name == "fsdp2":
         return f"{dtype}-amp", "default", "FSDP mixed precision over fp32 shards"
     if trainer.loads_fp32 or (trainer.upcasts_trained and not lora):
@@ -129,18 +136,3 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
     if trainer.name == "pytorch":
         return dtype, "default", f"a bare loop over a {dtype} model: weights, gradients and states in {dtype}"
     return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights"
-
-
-def optimizer_impl(job: Job, trainer: Trainer, notes: Notes) -> str:
-    """foreach, fused or loop. Raises InvalidJob for one that the optimizer does not have."""
-    optimizer = OPTIMIZERS[job.optimizer]
-    if job.optimizer_impl == "auto":
-        wanted = trainer.optimizer_impl
-        name = wanted if wanted in optimizer.implementations else optimizer.default_implementation
-        return notes.fill("optimizer_impl", name, "trainer" if wanted == name else "default")
-    if job.optimizer_impl not in optimizer.implementations:
-        raise InvalidJob(
-            f"optimizer_impl: {job.optimizer} has no {job.optimizer_impl} implementation",
-            "use " + " or ".join(optimizer.implementations),
-        )
-    return notes.plain("optimizer_impl", job.optimizer_impl)

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
+from memplan.tables.optimizers import LIBRARIES
 
 
 def one_of(key: str, value: object) -> str:
@@ -62,6 +63,15 @@ def _targets(value: object) -> object:
 def _names(value: object) -> object:
     """'lm_head,embed_tokens' is a list; nothing is none of them."""
     return () if value in (None, False) else _targets(value)
+
+
+def _library(value: object) -> object:
+    """One of the libraries of the optimizers' table."""
+    if value is None or value in LIBRARIES:
+        return value
+    raise InvalidJob(
+        f"optimizer_args.library: unknown value {str(value)[:80]!r}", did_you_mean(str(value), LIBRARIES)
+    )
 
 
 def _one(value: int, info: ValidationInfo) -> int:
@@ -128,6 +138,25 @@ class Images(Frozen):
     height: Annotated[int, Field(ge=1, le=100_000)]
 
 
+class OptimizerArgs(Frozen):
+    """Settings of the optimizer that memory depends on; each optimizer takes its own."""
+
+    library: Annotated[str | None, BeforeValidator(_library)] = None
+    """Whose implementation, where there are several: torch, transformers, bitsandbytes, torchao, …"""
+    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """GaLore and APOLLO: rank of the projections; 128 when not given."""
+    update_proj_gap: Positive | None = None
+    """GaLore and APOLLO: steps between two refreshes of the projections."""
+    targets: Annotated[Literal["all-linear"] | tuple[str, ...] | None, BeforeValidator(_targets)] = None
+    """GaLore and APOLLO: linears whose gradients are projected; every one of the layers when not given."""
+    block_size: Annotated[int, Field(ge=32, le=65536)] | None = None
+    """torchao: elements of a quantised block."""
+    min_8bit_size: Positive | None = None
+    """bitsandbytes: elements from which states are quantised; 4096 when not given."""
+    max_precondition_dim: Positive | None = None
+    """SOAP: the largest dimension that is preconditioned; 10000 when not given."""
+
+
 class Allocator(Frozen):
     """Settings of PyTorch's caching allocator (PYTORCH_CUDA_ALLOC_CONF)."""
 
@@ -176,6 +205,8 @@ class Job(Frozen):
     """Optimizer."""
     optimizer_impl: Choice = "auto"
     """Implementation of the optimizer's step."""
+    optimizer_args: OptimizerArgs = OptimizerArgs()
+    """The optimizer's own settings: library, rank, targets, block_size, …"""
     gradient_checkpointing: Checkpointing = "none"
     """Activation checkpointing: none or full."""
     gradient_checkpointing_reentrant: bool = False
@@ -194,9 +225,9 @@ class Job(Frozen):
     """A language-modelling term beside the preference loss (pref_ftx, cpo_alpha, sft_weight)."""
     entropy: Choice = "none"
     """Entropy of the policy."""
-    temperature: Absent = None
+    temperature: Annotated[float, Field(gt=0, le=1000), BeforeValidator(_number)] | None = None
     """Sampling temperature that logits are divided by."""
-    recompute_loss: Absent = None
+    recompute_loss: bool | None = None
     """Log-probabilities are computed again in backward."""
     pair_pass: Choice = "concatenated"
     """How the two halves of a pair pass through the model."""

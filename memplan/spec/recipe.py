@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import Method
-from memplan.tables.optimizers import Optimizer
+from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.precisions import Precision
 from memplan.tables.quantizations import Quantization
 from memplan.tables.trainers import Trainer
@@ -25,8 +25,10 @@ class Adapter(NamedTuple):
     """Which biases are trained: none, all, lora_only."""
     saved: frozenset[str] = frozenset()
     """Modules whose trained copy stands beside the frozen original (``modules_to_save``)."""
-    experts: bool = False
-    """Stacked experts and their router are adapted too (PEFT's ``ParamWrapper``)."""
+    experts: frozenset[str] = frozenset()
+    """Parameters of stacked experts that are adapted too (PEFT's ``ParamWrapper``): gate_up_proj, down_proj."""
+    router: bool = False
+    """And so is the router's weight."""
 
 
 class Quantised(NamedTuple):
@@ -41,6 +43,32 @@ class Quantised(NamedTuple):
     """The compute dtype is fp16, not bf16."""
 
 
+class LossCode(NamedTuple):
+    """What a trainer's loss holds and copies beside its log-probabilities."""
+
+    frees_logits: bool = False
+    """Once logits are cast, nobody holds those of the model."""
+    holds_logits: bool = False
+    """Logits are held until the loss is whole."""
+    metrics: str = ""
+    """What is copied for the log: a key of the engine's ``METRICS``."""
+    metrics_everywhere: bool = False
+    """By the reference's forward too, not once at the end."""
+    entropy: str = ""
+    """How an entropy is made: a key of the engine's ``ENTROPIES``, or none."""
+    entropy_gradient: bool = False
+    tempered: bool = False
+    recomputed: bool = False
+    leaves_autocast: bool = False
+    """Autocast ends with the model's forward, and its outputs become fp32."""
+    hidden_states: bool = False
+    """The model's outputs hold the hidden states of all layers."""
+    stacked: bool = False
+    """The reference's logits wait for the policy's, to be concatenated with them."""
+    reads_reference: bool = False
+    """The loss reads the reference's hidden states and head."""
+
+
 class Resident(NamedTuple):
     """A frozen model that stands on the card beside the policy."""
 
@@ -52,6 +80,24 @@ class Resident(NamedTuple):
     frozen: bool = True
     """False where its weights keep requires_grad, so that autocast caches their casts."""
     quantised: Quantised | None = None
+
+
+class OptimizerSettings(NamedTuple):
+    """The optimizer's own settings, resolved; those that it does not have are not read."""
+
+    rank: int = 128
+    """Of the projections."""
+    targets: frozenset[str] | None = None
+    """Linears whose gradients are projected; None: every one of the layers."""
+    block_size: int = 0
+    """Elements of a quantised block; 0: the row's own."""
+    min_8bit_size: int = 0
+    """Elements from which states are quantised; 0: the row's own."""
+    wide_embeddings: bool = False
+    """Embeddings keep 32-bit states."""
+    max_precondition_dim: int = 10000
+    head_elements: int = 1
+    """Elements of one attention head's block (Adam-mini)."""
 
 
 class Recipe(NamedTuple):
@@ -71,6 +117,7 @@ class Recipe(NamedTuple):
     reduce_itemsize: int
     optimizer: Optimizer
     optimizer_impl: str
+    optimizer_settings: OptimizerSettings
     batch_size: int
     accumulation: int
     sequence_length: int
@@ -85,6 +132,7 @@ class Recipe(NamedTuple):
     keeps_outputs: bool
     fp32_outputs: bool
     """The outputs kept are a copy in fp32."""
+    loss_code: LossCode
     sft_term: bool
     pair_pass: str
     reference: str

@@ -1,7 +1,7 @@
 """The values of every key that is a choice: one list for the job, the command line, the schema and the docs."""
 
 from memplan.tables.methods import LATER_METHODS, METHODS
-from memplan.tables.optimizers import LATER_OPTIMIZERS, OPTIMIZERS
+from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
 from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.tables.trainers import LATER_TRAINERS, TRAINERS
@@ -16,27 +16,23 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_checkpointing": ("none", "full"),
-    "kernels": ("none",),
+    "kernels": ("none", "liger"),
     "attention": ("flash", "sdpa", "eager"),
-    "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "fused"),
+    "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
     "logits_dtype": ("auto", "bf16", "fp32"),
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
-    "reference": ("auto", "none", "resident", "adapter", "precomputed"),
+    "reference": ("auto", "none", "resident", "adapter", "precomputed", "offloaded"),
     "quantization": ("none", *QUANTIZATIONS),
     "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2"),
-    "entropy": ("none",),
+    "entropy": ("none", "metric", "loss"),
 }
 
 LATER: dict[str, tuple[str, ...]] = {
     "method": LATER_METHODS,
     "trainer": LATER_TRAINERS,
-    "optimizer": LATER_OPTIMIZERS,
     "gradient_checkpointing": ("selective",),
-    "kernels": ("liger", "unsloth", "foak", "te"),
-    "loss_head": ("chunked",),
-    "reference": ("offloaded",),
+    "kernels": ("unsloth", "foak", "te"),
     "sharding": ("fsdp", "distributed-optimizer"),
-    "entropy": ("metric", "loss"),
 }
 """Values of the contract that are refused by name until they are modelled."""
 
@@ -49,6 +45,11 @@ SYNONYMS: dict[str, dict[str, str]] = {
         "adamw_bnb_8bit": "adamw-8bit",
         "adamw_8bit": "adamw-8bit",
         "paged_adamw_8bit": "paged-adamw-8bit",
+        "adamw_torch_4bit": "adamw-4bit",
+        "lion_32bit": "lion",
+        "galore_adamw": "galore",
+        "apollo_adamw": "apollo",
+        "schedule_free_adamw": "schedule-free",
     },
     "sharding": {"zero-0": "zero0", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"},
     "attention": {"flash_attention_2": "flash", "fa2": "flash"},

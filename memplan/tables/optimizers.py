@@ -1,100 +1,278 @@
-"""One row per optimizer: the states it keeps and what its step holds for a moment.
+"""One row per optimizer and library: the states it keeps, what its step holds for a moment, and where it cannot run.
 
-``per_element`` states have the dtype of the tensor that is stepped on; ``bytes_per_element`` states have a size of
-their own. Sources: torch 2.13 ``torch/optim``, bitsandbytes 0.50 ``bitsandbytes/optim/optimizer.py``, transformers
-5.23.
+Read in and run on CPU (tests/test_optimizers.py keeps what was counted): torch 2.13 ``torch/optim``, transformers 5.23,
+bitsandbytes 0.50.2, torchao 0.18.0, galore-torch 1.0, apollo-torch 1.0.3, lomo-optim 0.1.1, schedulefree 1.4.1,
+adam-mini 1.1.1, pytorch_optimizer 4.1.0.
 """
 
-from typing import NamedTuple
+from typing import Any
 
+from memplan.tables.optimizer_columns import Blocks, Optimizer
 
-class Optimizer(NamedTuple):
-    """States kept between steps, temporaries alive within one."""
+WHOLE = ("none", "ddp")
+"""Every rank steps on whole tensors."""
+HF_TRAINERS = ("transformers", "trl", "llamafactory", "simpo-repo")
+"""Trainers built on Hugging Face's Trainer, which picks the optimizer's class (trainer_optimizer.py)."""
+_FLAT = "DeepSpeed hands the optimizer flat partitions, which have no rows and columns"
+_NO_MATRIX = {"zero": _FLAT, "distributed-optimizer": "its flat shards have no rows and columns"}
 
-    name: str
-    title: str
-    per_element: int = 0
-    """States of the stepped tensor's own shape and dtype."""
-    bytes_per_element: float = 0.0
-    """Block-wise quantised states: fixed bytes for each element, in tensors large enough."""
-    small_tensor_elements: int = 0
-    """Tensors with fewer elements keep fp32 states (``min_8bit_size``)."""
-    factored: bool = False
-    """A row and a column of statistics for each matrix in place of a full state."""
-    paged: bool = False
-    """States live in managed memory: not seen by torch's allocator, evictable to the host."""
-    implementations: tuple[str, ...] = ("foreach", "fused", "loop")
-    default_implementation: str = "foreach"
-    foreach_copies: int = 0
-    """Copies of all stepped tensors alive in a foreach step."""
-    loop_copies: int = 0
-    """Copies of the largest stepped tensor alive in a loop step."""
-    source: str = ""
-    notes: tuple[str, ...] = ()
-
-
+_KERNEL: dict[str, Any] = {"implementations": ("fused",), "default_implementation": "fused"}
+_LOOP: dict[str, Any] = {"implementations": ("loop",), "default_implementation": "loop"}
+_BNB8 = Blocks(8, 256, wide=4, shared_table=1024)
 _BNB = "bitsandbytes 0.50 optim/optimizer.py: block of 256, one fp32 absmax for each block and state"
+_BNB_ROWS: dict[str, Any] = {
+    "library": "bitsandbytes",
+    "blocks": _BNB8,
+    "skips_embeddings": True,
+    "arguments": ("min_8bit_size",),
+    "shardings": (*WHOLE, "zero", "fsdp"),
+    "refusals": {
+        "fsdp2": "bitsandbytes 0.50 hands DTensors to its kernels, which fail or write past the shard",
+        "distributed-optimizer": "Megatron has optimizers of its own",
+    },
+    "source": _BNB,
+    **_KERNEL,
+}
+_AO_ROWS: dict[str, Any] = {
+    "library": "torchao",
+    "per_element": 2,
+    "trainer_block": 256,
+    "arguments": ("block_size",),
+    "band": True,
+    "shardings": (*WHOLE, "fsdp2"),
+    "refusals": {
+        "zero": "flat partitions are seldom a multiple of the block, and torchao then keeps full fp32 states",
+    },
+    "notes": ("the step is compiled by torch.compile",),
+    **_LOOP,
+}
+_AO = "torchao 0.18 optim/adam.py _new_buffer"
+_NO_DTENSOR = "torch 2.13: its step on DTensors mixes them with tensors and fails"
 _ROWS = (
     Optimizer(
         "adamw",
         "AdamW",
         per_element=2,
         foreach_copies=1,
-        loop_copies=2,
+        step="adamw",
         source="torch/optim/adam.py: _foreach_sqrt(exp_avg_sq)",
     ),
     Optimizer("sgd", "SGD", source="torch/optim/sgd.py"),
     Optimizer("sgd-momentum", "SGD with momentum", per_element=1, source="torch/optim/sgd.py"),
     Optimizer(
-        "adamw-8bit",
-        "AdamW, 8-bit block-wise states",
-        bytes_per_element=2 * (1 + 4 / 256),
-        small_tensor_elements=4096,
-        implementations=("fused",),
-        default_implementation="fused",
-        source=_BNB,
-    ),
-    Optimizer(
-        "paged-adamw-8bit",
-        "AdamW, 8-bit states in paged memory",
-        bytes_per_element=2 * (1 + 4 / 256),
-        small_tensor_elements=4096,
-        paged=True,
-        implementations=("fused",),
-        default_implementation="fused",
-        source=_BNB,
+        "adafactor",
+        "Adafactor, factored second moment",
+        rule="factored",
+        per_element=1,
+        implementations=("foreach", "loop"),
+        default_implementation="loop",
+        foreach_copies=1,
+        step="adafactor",
+        shardings=(*WHOLE, "zero"),
+        refusals={"fsdp2": "torch 2.13's Adafactor fails on DTensors: the norm of a sharded gradient is partial"},
+        source="torch/optim/_adafactor.py",
     ),
     Optimizer(
         "adafactor",
         "Adafactor, factored second moment",
-        factored=True,
-        implementations=("foreach", "loop"),
-        default_implementation="loop",
-        foreach_copies=1,
-        source="torch/optim/_adafactor.py",
+        library="transformers",
+        under_trainers=True,
+        rule="factored",
+        per_element=1,
+        state_itemsize=4,
+        step="adafactor-transformers",
+        shardings=(*WHOLE, "zero"),
+        refusals={"fsdp2": _NO_DTENSOR},
+        source="transformers 5.23 optimization.py: Adafactor, fp32 copies of weight and gradient",
+        **_LOOP,
     ),
     Optimizer(
         "lion",
         "Lion",
+        library="pytorch-optimizer",
         per_element=1,
-        implementations=("loop",),
-        default_implementation="loop",
-        loop_copies=2,
-        source="pytorch_optimizer/optimizer/lion.py",
+        implementations=("foreach", "loop"),
+        foreach_copies=1,
+        step="lion",
+        source="pytorch_optimizer 4.1 optimizer/lion.py",
+    ),
+    Optimizer(
+        "lion",
+        "Lion, fp32 state",
+        under_trainers=True,
+        per_element=1,
+        state_itemsize=4,
+        **{**_BNB_ROWS, "blocks": None, "skips_embeddings": False, "arguments": ()},
+    ),
+    Optimizer("adamw-8bit", "AdamW, 8-bit block-wise states", per_element=2, **_BNB_ROWS),
+    Optimizer(
+        "adamw-8bit",
+        "AdamW, 8-bit block-wise states",
+        blocks=Blocks(8, 256, whole=True, table=1024),
+        step="quantise-8bit",
+        source=f"{_AO}, subclass_8bit.py",
+        **_AO_ROWS,
+    ),
+    Optimizer(
+        "paged-adamw-8bit",
+        "AdamW, 8-bit states in paged memory",
+        per_element=2,
+        paged=True,
+        **_BNB_ROWS,
+    ),
+    Optimizer("lion-8bit", "Lion, 8-bit block-wise state", per_element=1, **_BNB_ROWS),
+    Optimizer(
+        "adamw-4bit",
+        "AdamW, 4-bit block-wise states",
+        blocks=Blocks(4, 128, whole=True, table=64),
+        step="quantise-4bit",
+        source=f"{_AO}, subclass_4bit.py",
+        **_AO_ROWS,
+    ),
+    Optimizer(
+        "adamw-fp8",
+        "AdamW, fp8 block-wise states",
+        blocks=Blocks(8, 256, whole=True),
+        source=f"{_AO}, subclass_fp8.py",
+        **_AO_ROWS,
+    ),
+    Optimizer(
+        "muon",
+        "Muon on hidden matrices, AdamW on the rest",
+        rule="muon",
+        per_element=2,
+        foreach_copies=1,
+        step="muon",
+        shardings=(*WHOLE, "fsdp2"),
+        refusals=_NO_MATRIX,
+        source="torch 2.13 optim/_muon.py: 2-D parameters; embeddings, head and vectors by AdamW (foreach)",
+        **_LOOP,
+    ),
+    Optimizer(
+        "galore",
+        "GaLore AdamW, low-rank states",
+        library="galore-torch",
+        rule="galore",
+        per_element=2,
+        rank=128,
+        step="galore",
+        arguments=("rank", "update_proj_gap", "targets"),
+        shardings=WHOLE,
+        refusals={**_NO_MATRIX, "fsdp2": "each rank would gather whole gradients for the SVD, which is not modelled"}
+        | {"lora": "it projects the gradients of full weights, and LoRA trains none"},
+        source="galore-torch 1.0 adamw.py, galore_projector.py",
+        **_LOOP,
+    ),
+    Optimizer(
+        "apollo",
+        "APOLLO AdamW, low-rank states",
+        library="apollo-torch",
+        rule="apollo",
+        per_element=2,
+        rank=128,
+        step="apollo",
+        arguments=("rank", "update_proj_gap", "targets"),
+        shardings=WHOLE,
+        refusals={**_NO_MATRIX, "fsdp2": _NO_DTENSOR}
+        | {"lora": "it projects the gradients of full weights, and LoRA trains none"},
+        source="apollo-torch 1.0.3 apollo.py, random_projector.py",
+        **_LOOP,
+    ),
+    Optimizer(
+        "adam-mini",
+        "Adam-mini, one second moment a block",
+        library="adam-mini",
+        rule="adam-mini",
+        per_element=1,
+        step="adam-mini",
+        shardings=(*WHOLE, "fsdp", "fsdp2"),
+        refusals={
+            **_NO_MATRIX,
+            "lora": "its blocks are heads and rows of full weights",
+            "experts": "it takes a tensor's second dimension for its row, which stacked experts do not have",
+        },
+        source="adam-mini 1.1.1 adam_mini.py: step",
+        **_LOOP,
+    ),
+    Optimizer(
+        "lomo",
+        "LOMO, no states and no gradients",
+        library="lomo-optim",
+        fused_backward=(8, 4),
+        shardings=("none",),
+        refusals={
+            "ddp": "it updates weights inside backward, before gradients are reduced",
+            "zero": "its ZeRO-3 form gathers whole gradients, which is not modelled",
+            "accumulation": "it updates weights in every micro-step",
+            "passes": "it updates weights in every backward, and the second would see them changed",
+        },
+        source="lomo-optim 0.1.1 lomo.py: fuse_update",
+        **_LOOP,
+    ),
+    Optimizer(
+        "adalomo",
+        "AdaLOMO, factored states and no gradients",
+        library="lomo-optim",
+        rule="factored",
+        per_element=1,
+        state_itemsize=4,
+        states_of_frozen=True,
+        fused_backward=(12, 12),
+        shardings=("none",),
+        refusals={
+            "ddp": "it updates weights inside backward, before gradients are reduced",
+            "zero": "its ZeRO-3 form gathers whole gradients, which is not modelled",
+            "accumulation": "it updates weights in every micro-step",
+            "passes": "it updates weights in every backward, and the second would see them changed",
+            "experts": "its column statistics do not fit stacked experts",
+        },
+        source="lomo-optim 0.1.1 adalomo.py: fuse_update",
+        **_LOOP,
+    ),
+    Optimizer(
+        "schedule-free",
+        "schedule-free AdamW",
+        library="schedulefree",
+        per_element=2,
+        implementations=("foreach", "loop"),
+        foreach_copies=1,
+        step="schedule-free",
+        source="schedulefree 1.4.1 adamw_schedulefree.py: z and exp_avg_sq",
+    ),
+    Optimizer(
+        "soap",
+        "SOAP, Adam in Shampoo's eigenbasis",
+        library="pytorch-optimizer",
+        rule="soap",
+        per_element=2,
+        step="soap",
+        arguments=("max_precondition_dim",),
+        shardings=WHOLE,
+        refusals={**_NO_MATRIX, "fsdp2": _NO_DTENSOR},
+        source="pytorch_optimizer 4.1 optimizer/soap.py",
+        **_LOOP,
     ),
 )
-OPTIMIZERS = {row.name: row for row in _ROWS}
-LATER_OPTIMIZERS = (
-    "adamw-4bit",
-    "adamw-fp8",
-    "lion-8bit",
-    "muon",
-    "galore",
-    "apollo",
-    "adam-mini",
-    "lomo",
-    "adalomo",
-    "schedule-free",
-    "soap",
-)
-"""Optimizers of the contract that are not modelled yet: refused by name."""
+
+
+def _by_name() -> dict[str, tuple[Optimizer, ...]]:
+    rows: dict[str, tuple[Optimizer, ...]] = {}
+    for row in _ROWS:
+        rows[row.name] = (*rows.get(row.name, ()), row)
+    return rows
+
+
+VARIANTS = _by_name()
+"""Every row of a name, the bare loop's first."""
+OPTIMIZERS = {name: rows[0] for name, rows in VARIANTS.items()}
+LIBRARIES = tuple(sorted({row.library for row in _ROWS}))
+
+
+def find_optimizer(name: str, trainer: str, library: str = "") -> Optimizer | None:
+    """The row of a name: of the library, else what Hugging Face's Trainer takes, else the bare loop's. None where the
+    library has none.
+    """
+    rows = VARIANTS[name]
+    if library:
+        return next((row for row in rows if row.library == library), None)
+    return next((row for row in rows if row.under_trainers and trainer in HF_TRAINERS), rows[0])

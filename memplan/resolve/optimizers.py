@@ -1,0 +1,122 @@
+"""Which optimizer's code steps, in which implementation and with which settings, and where it cannot run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split
+from memplan.spec.job import ALL_LINEAR, Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import OptimizerSettings
+from memplan.tables.optimizer_columns import Optimizer
+from memplan.tables.optimizers import HF_TRAINERS, VARIANTS, find_optimizer
+from memplan.tables.trainers import Trainer
+
+
+class Chosen(NamedTuple):
+    """The optimizer, resolved."""
+
+    row: Optimizer
+    implementation: str
+    settings: OptimizerSettings
+
+
+def optimizer(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> Chosen:
+    """The optimizer's row, implementation and settings. Raises InvalidJob for what it cannot do, with the reason."""
+    row = _row(job, trainer, notes)
+    _check(job, row, split, spec)
+    return Chosen(row, _implementation(job, trainer, row, notes), _settings(job, trainer, row, spec))
+
+
+def _row(job: Job, trainer: Trainer, notes: Notes) -> Optimizer:
+    """Whose code: what the job says, else what the trainer takes."""
+    library = job.optimizer_args.library or ""
+    row = find_optimizer(job.optimizer, trainer.name, library)
+    if row is None:
+        raise InvalidJob(
+            f"optimizer_args.library: {library} has no {job.optimizer} here",
+            "use " + " or ".join(variant.library for variant in VARIANTS[job.optimizer]),
+        )
+    if row is not VARIANTS[job.optimizer][0] and not library:
+        notes.assume(f"optimizer_args.library: {row.library} ({trainer.title} takes its {job.optimizer})")
+    given = job.optimizer_args.model_dump(exclude_none=True, exclude={"library"})
+    for key in given:
+        if key not in row.arguments:
+            takes = ", ".join(row.arguments) or "none but library"
+            raise InvalidJob(f"optimizer_args.{key}: {row.library}'s {row.name} has no such setting", f"it has {takes}")
+    return row
+
+
+def _check(job: Job, row: Optimizer, split: Split, spec: ModelSpec) -> None:
+    """Where the optimizer cannot run, or not as modelled. Raises InvalidJob with the reason."""
+    way = "zero" if split.is_deepspeed else split.name
+    if way not in row.shardings:
+        reason = row.refusals.get(way, "not modelled")
+        raise InvalidJob(f"optimizer: {row.name} with {split.name}: {reason}", _elsewhere(row, way))
+    for key, present, what, instead in (
+        ("lora", job.lora is not None, "LoRA", "use another optimizer, or leave lora out"),
+        ("experts", spec.routed, f"the stacked experts of {spec.family}", "use another optimizer"),
+        (
+            "accumulation",
+            job.gradient_accumulation_steps > 1,
+            f"gradient_accumulation_steps {job.gradient_accumulation_steps}",
+            "use gradient_accumulation_steps 1",
+        ),
+        ("passes", job.pair_pass != "concatenated", f"pair_pass {job.pair_pass}", "use pair_pass concatenated"),
+    ):
+        if present and key in row.refusals:
+            raise InvalidJob(f"optimizer: {row.name} with {what}: {row.refusals[key]}", instead)
+
+
+def _elsewhere(row: Optimizer, way: str) -> str:
+    """What to type instead: another library's implementation, else the optimizers that run there."""
+    for other in VARIANTS[row.name]:
+        if way in other.shardings:
+            return f"use optimizer_args.library={other.library}"
+    fit = [name for name, rows in VARIANTS.items() if way in rows[0].shardings]
+    return "use " + ", ".join(fit)
+
+
+def _implementation(job: Job, trainer: Trainer, row: Optimizer, notes: Notes) -> str:
+    """foreach, fused or loop. Raises InvalidJob for one that the optimizer does not have."""
+    if job.optimizer_impl == "auto":
+        wanted = trainer.optimizer_impl
+        name = wanted if wanted in row.implementations else row.default_implementation
+        return notes.fill("optimizer_impl", name, "trainer" if wanted == name else "default")
+    if job.optimizer_impl not in row.implementations:
+        raise InvalidJob(
+            f"optimizer_impl: {job.optimizer} has no {job.optimizer_impl} implementation",
+            "use " + " or ".join(row.implementations),
+        )
+    return notes.plain("optimizer_impl", job.optimizer_impl)
+
+
+def _settings(job: Job, trainer: Trainer, row: Optimizer, spec: ModelSpec) -> OptimizerSettings:
+    """Numbers in place of what the job leaves out."""
+    args, inside = job.optimizer_args, trainer.name in HF_TRAINERS
+    return OptimizerSettings(
+        rank=args.rank or row.rank,
+        targets=_targets(job, spec),
+        block_size=args.block_size or (row.trainer_block if inside else 0),
+        min_8bit_size=args.min_8bit_size or 0,
+        wide_embeddings=row.skips_embeddings and inside,
+        max_precondition_dim=args.max_precondition_dim or 10_000,
+        head_elements=max(1, spec.hidden_size**2 // max(spec.num_heads, 1)),
+    )
+
+
+def _targets(job: Job, spec: ModelSpec) -> frozenset[str] | None:
+    """Linears whose gradients are projected. Raises InvalidJob for one that the model does not have."""
+    targets = job.optimizer_args.targets
+    if targets is None or targets == ALL_LINEAR:
+        return None
+    known = {linear.name for run in spec.runs for linear in run.layer.linears}
+    for name in targets:
+        if name not in known:
+            raise InvalidJob(
+                f"optimizer_args.targets: {spec.family} has no linear module {name!r}",
+                did_you_mean(name, sorted(known)),
+            )
+    return frozenset(targets)
