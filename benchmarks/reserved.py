@@ -1,9 +1,10 @@
-"""Reserved over allocated, by simulation: what the caching allocator holds, and the least that it needs.
+"""Reserved beyond allocated, by simulation: what the caching allocator holds, and the least that it needs.
 
-For some 60 one-GPU jobs that differ in model, method, length, batch, LoRA, checkpointing and optimizer, two steps are
-played allocation by allocation. ``holds``: reserved at the second step's peak on a card without end, over the bytes
+For one-GPU jobs that differ in model, method, length, batch, LoRA, checkpointing and optimizer, two steps are
+played allocation by allocation. ``holds``: reserved at the second step's peak on a card without end, beyond the bytes
 that the ledger calls allocated. ``needs``: the least capacity (to 0.1 % of the allocated bytes) in which both steps
-run, over the same. ``memplan/engine/allocator.py`` takes its bands from the last lines.
+run, beyond the same. Both as a share of the bytes that come and go: the allocated peak less what is there between two
+steps, which never leaves its blocks. ``memplan/engine/allocator.py`` takes its bands from the last lines.
 """
 
 import argparse
@@ -83,7 +84,13 @@ def ratios(recorded: StepEvents, expandable: bool) -> Ratios:
     while works - fails > allocated // 1000:
         middle = (fails + works) // 2
         fails, works = (fails, middle) if runs(recorded, expandable, middle) else (middle, works)
-    return Ratios(roomy.peak_reserved / allocated, works / allocated)
+    moving = allocated - between_steps(recorded)
+    return Ratios((roomy.peak_reserved - allocated) / moving, (works - allocated) / moving)
+
+
+def between_steps(recorded: StepEvents) -> int:
+    """Bytes alive when the last step starts."""
+    return sum(size for _, size in recorded.events[: recorded.start])
 
 
 def spread(values: list[float]) -> str:
@@ -96,7 +103,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     """One line a job, then the spread of each ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", type=int, default=64, help="jobs")
+    parser.add_argument("-n", type=int, default=120, help="jobs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng, done = random.Random(arguments.seed), 0

@@ -41,11 +41,12 @@ def measure(book: Ledger, recipe: Recipe) -> Totals:
     """Low, expected and high each run through the ledger as a whole."""
     totals = book.totals()
     allocated = Band(max(book.totals(bound="low_bytes")), max(totals), max(book.totals(bound="high_bytes")))
-    reserved = reserved_band(allocated, recipe.expandable_segments)
     outside = [
         sum(getattr(row, bound) for row in book.rows if row.meter == "device")
         for bound in ("low_bytes", "bytes", "high_bytes")
     ]
+    room = recipe.gpu.usable_bytes - outside[1] if recipe.gpu else None
+    reserved = reserved_band(allocated, book.lasting(), recipe.expandable_segments, recipe.checkpointing, room)
     device = Band(*(a + b for a, b in zip(reserved, outside, strict=True)))
     return Totals(tuple(totals), allocated, reserved, device)
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.engine.allocator import SEGMENT_BYTES, Band, reserved_band
 from memplan.engine.blocks import Block, Pool, round_size, segment_size
 from memplan.engine.build import ledger
 from memplan.engine.caching import CachingAllocator, OutOfMemory
 from memplan.engine.events import StepEvents, play, step_events
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
-from memplan.units import KiB, MiB
+from memplan.units import GiB, KiB, MiB
 
 TINY = {
     "model_type": "llama",
@@ -324,3 +325,30 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
 )
 def test_what_is_not_played_is_refused(keys: dict[str, object]) -> None:
     assert recorded(**keys)[0] is None
+
+
+# -- the band ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@given(size=st.integers(1, 1 << 40), share=st.floats(0, 1), room=st.integers(0, 1 << 41) | st.none())
+def test_the_band_is_in_order_and_of_what_comes_and_goes(
+    expandable: bool, checkpointing: bool, size: int, share: float, room: int | None
+) -> None:
+    lasting = int(size * share)
+    band = reserved_band(Band(size, size, size), lasting, expandable, checkpointing, room)
+    assert size <= band.low <= band.expected <= band.high <= 2 * size + SEGMENT_BYTES
+    if lasting == size:
+        assert band.high < size + SEGMENT_BYTES
+    roomy = reserved_band(Band(size, size, size), lasting, expandable, checkpointing)
+    assert band.expected <= roomy.expected
+    if room is not None and room >= roomy.expected:
+        assert band == roomy
+
+
+def test_a_full_card_makes_the_allocator_give_back_what_it_does_not_need() -> None:
+    size = 70 * GiB
+    roomy, full = (reserved_band(Band(size, size, size), 30 * GiB, False, True, room) for room in (200 * GiB, 80 * GiB))
+    assert full.expected == 80 * GiB < roomy.expected
+    assert full.high == roomy.high

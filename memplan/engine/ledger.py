@@ -119,6 +119,12 @@ class Ledger:
             totals.append(total)
         return totals
 
+    def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
+        """Bytes that are there at every instant, from one step to the next."""
+        last = len(self.schedule) - 1
+        rows = (row for row in self.rows if row.meter == meter and row.place == place)
+        return sum(row.bytes for row in rows if row.born == 0 and row.dies == last)
+
     def alive(self, instant: str, meter: str = "allocated", place: str = "gpu") -> list[Row]:
         """The rows alive at an instant, largest first."""
         at = self.index[instant]
