@@ -702,9 +702,8 @@ _ROWS = (
             "Segments that the caching allocator holds: the tensors, and what it cannot give out again. A band, "
             "narrower with expandable segments and for what stays in its blocks, such as frozen weights."
         ),
-        formula="allocated + share × (allocated − what lasts from step to step); share 0.01, 0.10, 0.17 "
-        "(low, expected, high); with checkpointing 0.01, 0.32, 0.47; with expandable segments 0, 0.03, 0.04 and 0, 0.09, "
-        "0.13",
+        formula="allocated + share × (allocated − what lasts from step to step); share 0.01, 0.10, 0.17; with "
+        "checkpointing 0.01, 0.32, 0.47; with expandable segments 0, 0.03, 0.04 and 0, 0.09, 0.13",
         source="c10/cuda/CUDACachingAllocator.cpp, simulated over 120 jobs: benchmarks/reserved.py",
         section="meters",
         see=("meters", "verdict"),
