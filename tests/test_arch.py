@@ -104,7 +104,7 @@ def test_head_dim_default_differs_by_class() -> None:
         parse("qwen3", num_key_value_heads=2, head_dim=None)
 
 
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("model_type", [row.model_type for row in (*dense.ROWS, *moe.ROWS)])
 def test_tie_default_differs_by_class(model_type: str) -> None:
     spec = parse(model_type, num_key_value_heads=2)
     assert spec.tied == spec.head_is_tied == model_type.startswith("gemma")

@@ -10,9 +10,12 @@ Files group families by what their layers are made of, and a family is one row o
     llama_like.py  rows: more of them, close to Llama
     post_norm.py   rows: norms after, around, once for both, or without parameters
     turning.py     how q and k turn
-    layer_norm.py  rows: LayerNorm, feed-forwards without gate
-    parallel.py    rows: the same, attention and feed-forward side by side
-    plain.py       what these two share
+    learned.py     rows: LayerNorm, feed-forwards without gate, learned positions
+    alibi.py       rows: the same with slopes of distance
+    layer_norm.py  rows: the same with rotary embeddings
+    falcon.py      a row: Falcon in its many forms
+    parallel.py    rows: LayerNorm, attention and feed-forward side by side
+    plain.py       what these five share
     moe.py         rows: routed experts
 
 Another kind of layer (low-rank attention, state spaces, encoder-decoders, a vision tower in front) is another file
@@ -21,7 +24,19 @@ with a ``FAMILIES`` dict of its own, added to the one below.
 
 from collections.abc import Callable, Mapping
 
-from memplan.arch import dense, layer_norm, llama_like, moe, parallel, post_norm, vision, vision_texts
+from memplan.arch import (
+    alibi,
+    dense,
+    falcon,
+    layer_norm,
+    learned,
+    llama_like,
+    moe,
+    parallel,
+    post_norm,
+    vision,
+    vision_texts,
+)
 from memplan.arch.config import Config, shown
 from memplan.errors import ModelError, UnknownArchitecture, nearest
 from memplan.spec.model import ModelSpec
@@ -31,7 +46,10 @@ __all__ = ["FAMILIES", "parse_config"]
 DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **dense.FAMILIES,
     **llama_like.FAMILIES,
+    **learned.FAMILIES,
+    **alibi.FAMILIES,
     **layer_norm.FAMILIES,
+    **falcon.FAMILIES,
     **parallel.FAMILIES,
     **post_norm.FAMILIES,
     **moe.FAMILIES,

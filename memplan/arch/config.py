@@ -68,12 +68,12 @@ class Config:
         """The same keys, read as a model type whose class has these defaults.
 
         ``names``: what the class calls a key, where that is not the common name (its ``attribute_map``: GPT-2 has
-        n_embd for hidden_size). A config may use either; the common name is the one that is read.
+        n_embd for hidden_size). A config may use either; of both, the common one holds.
         """
         keys = dict(self.keys)
         for common, own in (names or {}).items():
             if own in keys:
-                keys[common] = keys.pop(own)
+                keys.setdefault(common, keys.pop(own))
         config = Config(keys, self.name, self.source)
         config.model_type, config.defaults = model_type, defaults
         return config

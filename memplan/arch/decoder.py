@@ -117,7 +117,9 @@ def build(family: Family, raw: Config) -> ModelSpec:
         logits_scaled=family.scaled_logits,
         classifies=family.classifies,
         dtype=dtype,
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=config.integer("max_position_embeddings")
+        if "max_position_embeddings" in family.defaults
+        else None,
         quantization=quantization,
         source=raw.source,
         notes=tuple(config.notes),

@@ -43,13 +43,23 @@ class Linear(Frozen):
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
 
 
-NormKind = Literal["rms", "rms-plus-one", "rms-wide", "rms-wide-weight", "layer", "layer-plain", "layer-plus-one", "layer-wide", "layer-bare"]
+NormKind = Literal[
+    "rms",
+    "rms-plus-one",
+    "rms-wide",
+    "rms-wide-weight",
+    "layer",
+    "layer-plain",
+    "layer-plus-one",
+    "layer-wide",
+    "layer-bare",
+]
 """A key of ``engine.norms.NORMS``.
 
 rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in fp32
 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
-layer: ``nn.LayerNorm``; layer-plain: without parameters; layer-plus-one: with 1 + weight (Nemotron); layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32
-without parameters (OLMo).
+layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight (Nemotron);
+layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters (OLMo).
 """
 
 

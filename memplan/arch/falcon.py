@@ -1,0 +1,116 @@
+"""Falcon: serial, parallel, or parallel with a norm for each branch; one key/value head, some, or all; rotary or alibi.
+
+As transformers 5.23 builds it (``models/falcon/configuration_falcon.py``, ``modeling_falcon.py``).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import PRE_NORMS, Family, build
+from memplan.arch.plain import (
+    attention_of,
+    common_name,
+    drops,
+    flag_or_null,
+    inner,
+    plain_feed_forward,
+    row,
+    width_of_head,
+    with_layers,
+)
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, FeedForward, Norm
+
+FALCON: dict[str, Scalar] = {
+    "vocab_size": 65024,
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "num_ln_in_parallel_attn": None,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "num_kv_heads": None,
+    "alibi": False,
+    "new_decoder_architecture": False,
+    "multi_query": True,
+    "parallel_attn": True,
+    "bias": False,
+    "max_position_embeddings": 2048,
+    "ffn_hidden_size": None,
+    "activation": "gelu",
+    "tie_word_embeddings": True,
+}
+
+
+def falcon_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """One fused linear: q with as many k and v, with one, or (new_decoder_architecture) with one for each group."""
+    heads, new, alibi = (
+        config.integer("num_attention_heads"),
+        flag_or_null(config, "new_decoder_architecture"),
+        flag_or_null(config, "alibi"),
+    )
+    kv_heads = config.optional_integer("num_kv_heads") or heads
+    if not new:
+        kv_heads = 1 if flag_or_null(config, "multi_query") else heads
+    if heads % kv_heads:
+        raise config.wrong("num_kv_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
+    bias = flag_or_null(config, "bias")
+    if not alibi and width_of_head(config) % 2:
+        raise config.wrong(
+            "hidden_size", "an even number of elements for each head, which rotary turns", config.integer("hidden_size")
+        )
+    made = attention_of(
+        config,
+        ("query_key_value", "dense"),
+        biases=(bias, bias),
+        kv_heads=kv_heads,
+        rotary="none" if alibi else "half",
+        style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",
+    )
+    return made.model_copy(update={"dropout": alibi and drops(config, "attention_dropout", nullable=True)})
+
+
+def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """dense_h_to_4h and dense_4h_to_h of ffn_hidden_size, or else 4 h."""
+    width, bias = inner(config, "ffn_hidden_size"), flag_or_null(config, "bias")
+    return plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
+
+
+def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Serial with two norms; parallel with one; parallel with one for each branch (new_decoder_architecture)."""
+    new, parallel = flag_or_null(config, "new_decoder_architecture"), flag_or_null(config, "parallel_attn")
+    count = config.optional_integer("num_ln_in_parallel_attn") or (2 if new else 1)
+    if new and not parallel:
+        raise config.wrong(
+            "parallel_attn",
+            "true with new_decoder_architecture: its class runs no other",
+            config.value("parallel_attn"),
+        )
+    if parallel and (count > 2 or (count == 2 and not new)):
+        raise config.wrong("num_ln_in_parallel_attn", "1, or 2 with new_decoder_architecture", count)
+    names = PRE_NORMS if not parallel else ("ln_attn", "ln_mlp") if count == 2 else PRE_NORMS[:1]
+    norms = tuple(Norm(name=name, width=spec.hidden_size, kind="layer", bias=True) for name in names)
+    drop = drops(config, "hidden_dropout", nullable=True)
+    branches: tuple[str, ...] = ("branches",) if drop else ()
+    if not parallel:
+        branches = (
+            *(("mixer",) if drops(config, "attention_dropout", nullable=True) else ()),
+            *(("feed-forward",) if drop else ()),
+        )
+    return with_layers(spec, norms=norms, form="parallel-branches" if parallel else "pre", dropout=branches)
+
+
+ROWS = (
+    row(
+        model_type="falcon",
+        defaults=FALCON,
+        feed_forward=falcon_feed_forward,
+        mixer=falcon_attention,
+        activation_key="activation",
+        finish=falcon_finish,
+    ),
+)
+
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {made.model_type: partial(build, made) for made in ROWS}
+FAMILIES["falcon"] = lambda raw: build(ROWS[0], common_name(raw, "hidden_size", "n_embed"))

@@ -1,0 +1,227 @@
+"""Decoders with LayerNorm and rotary embeddings, one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
+
+One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
+``parallel.py`` holds those whose attention and feed-forward read the same input; StableLM-2-12B is one by its config.
+"""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build, gated
+from memplan.arch.plain import (
+    attention_of,
+    drops,
+    plain_feed_forward,
+    rotary,
+    row,
+    width_of_head,
+    with_layers,
+)
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, FeedForward, Norm
+
+STARCODER2: dict[str, Scalar] = {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+}
+
+NEMOTRON: dict[str, Scalar] = {
+    "vocab_size": 256000,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 48,
+    "head_dim": None,
+    "num_key_value_heads": None,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "partial_rotary_factor": 0.5,
+}
+
+PERSIMMON: dict[str, Scalar] = {
+    "vocab_size": 262144,
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+    "qk_layernorm": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "partial_rotary_factor": 0.5,
+}
+
+STABLELM: dict[str, Scalar] = {
+    "vocab_size": 50304,
+    "intermediate_size": 6912,
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "use_qkv_bias": False,
+    "qk_layernorm": False,
+    "use_parallel_residual": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "partial_rotary_factor": 0.25,
+}
+
+
+def starcoder2_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Llama's, with biases by use_bias."""
+    bias = config.flag("use_bias")
+    return attention_of(
+        config,
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        biases=(bias, bias),
+        head_dim=attention.head_dim(config),
+        kv_heads=attention.num_kv_heads(config, nullable=False),
+        dropout="attention_dropout",
+        window=window,
+    )
+
+
+def starcoder2_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """c_fc and c_proj."""
+    width = config.integer("intermediate_size")
+    return plain_feed_forward(family, config, ("c_fc", "c_proj"), width, config.flag("use_bias"))
+
+
+def starcoder2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Dropout of the embedding's output and of both branches."""
+    spec = spec.model_copy(update={"front": ("dropout",) if drops(config, "embedding_dropout") else ()})
+    return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "residual_dropout") else ())
+
+
+def nemotron_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """A part of each head is rotated; its class has no answer to null key/value heads."""
+    bias, width = config.flag("attention_bias"), attention.head_dim(config)
+    return attention_of(
+        config,
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        biases=(bias, bias),
+        head_dim=width,
+        kv_heads=attention.num_kv_heads(config, nullable=False),
+        dropout="attention_dropout",
+        **rotary(config, width),
+    )
+
+
+def nemotron_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """up_proj and down_proj around a squared ReLU."""
+    width = config.integer("intermediate_size")
+    return plain_feed_forward(family, config, ("up_proj", "down_proj"), width, config.flag("mlp_bias"))
+
+
+def persimmon_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Heads of q, k and v interleaved in one linear; norms of each head of q and k."""
+    width = width_of_head(config)
+    norms = tuple(Norm(name=name, width=width, kind="layer", bias=True) for name in ("q_layernorm", "k_layernorm"))
+    return attention_of(
+        config,
+        ("query_key_value", "dense"),
+        biases=(True, True),
+        dropout="attention_dropout",
+        norms=norms if config.flag("qk_layernorm") else (),
+        **rotary(config, width),
+    )
+
+
+def persimmon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """dense_h_to_4h and dense_4h_to_h around a squared ReLU."""
+    width = config.integer("intermediate_size")
+    return plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, True)
+
+
+def persimmon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Dropout after the feed-forward alone."""
+    return with_layers(spec, dropout=("feed-forward",) if drops(config, "hidden_dropout") else ())
+
+
+def stablelm_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Biases of q, k and v by use_qkv_bias; norms of each head of q and k by qk_layernorm."""
+    width, heads = width_of_head(config), config.integer("num_attention_heads")
+    kv_heads, bias = attention.num_kv_heads(config, nullable=False), config.flag("use_qkv_bias")
+    norms = tuple(
+        Norm(name=name, width=count * width, kind="layer", groups=count)
+        for name, count in (("q_layernorm", heads), ("k_layernorm", kv_heads))
+    )
+    return attention_of(
+        config,
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        biases=(bias, False),
+        kv_heads=kv_heads,
+        dropout="attention_dropout",
+        norms=norms if config.flag("qk_layernorm") else (),
+        **rotary(config, width),
+    )
+
+
+def stablelm_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """Llama's."""
+    return [gated(family, config, config.integer("intermediate_size"))] * config.integer("num_hidden_layers")
+
+
+def stablelm_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Parallel with one norm, or serial with two; dropout after the feed-forward alone."""
+    spec = with_layers(spec, dropout=("feed-forward",) if drops(config, "hidden_dropout") else ())
+    if not config.flag("use_parallel_residual"):
+        return spec
+    return with_layers(spec, form="parallel", norms=spec.runs[0].layer.norms[:1])
+
+
+ROWS = (
+    row(
+        model_type="starcoder2",
+        defaults=STARCODER2,
+        feed_forward=starcoder2_feed_forward,
+        windows=attention.one_window,
+        mixer=starcoder2_attention,
+        finish=starcoder2_finish,
+    ),
+    row(
+        model_type="nemotron",
+        defaults=NEMOTRON,
+        feed_forward=nemotron_feed_forward,
+        mixer=nemotron_attention,
+        norm_kind="layer-plus-one",
+    ),
+    row(
+        model_type="persimmon",
+        defaults=PERSIMMON,
+        feed_forward=persimmon_feed_forward,
+        mixer=persimmon_attention,
+        finish=persimmon_finish,
+    ),
+    row(
+        model_type="stablelm",
+        defaults=STABLELM,
+        feed_forward=stablelm_feed_forward,
+        mixer=stablelm_attention,
+        finish=stablelm_finish,
+    ),
+)
+
+FAMILIES = {made.model_type: partial(build, made) for made in ROWS}
