@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.spec.model import Layer, ModelSpec, Run
-from memplan.spec.parts import Attention, FeedForward, Linear, Norm
+from memplan.spec.model import ModelSpec
 
 MAX_CONFIG_BYTES = 10_000_000
 
@@ -107,65 +106,3 @@ def _preset(name: str) -> ModelSpec:
 
     preset = model_preset(name)
     return parse_config(preset["config"], preset["name"], f"preset {preset['name']} ({preset['hub_id']})")
-
-
-_GENERIC_SHAPES = (
-    # parameters, hidden, layers, heads, kv heads, feed-forward, vocabulary: of published dense decoders of that size
-    (135e6, 576, 30, 9, 3, 1536, 49152, True),
-    (500e6, 896, 24, 14, 2, 4864, 151936, True),
-    (1.2e9, 2048, 16, 32, 8, 8192, 128256, True),
-    (3.2e9, 3072, 28, 24, 8, 8192, 128256, True),
-    (8.0e9, 4096, 32, 32, 8, 14336, 128256, False),
-    (14.8e9, 5120, 48, 40, 8, 13824, 152064, False),
-    (32.8e9, 5120, 64, 40, 8, 27648, 152064, False),
-    (70.6e9, 8192, 80, 64, 8, 28672, 128256, False),
-    (405e9, 16384, 126, 128, 8, 53248, 128256, False),
-)
-
-
-def generic_model(total: int) -> ModelSpec:
-    """A dense decoder of about ``total`` parameters: the nearest published shape, with layers and width fitted to
-    it.
-    """
-    from math import log
-
-    _, hidden, _, heads, kv_heads, width, vocabulary, tied = min(
-        _GENERIC_SHAPES, key=lambda shape: abs(log(shape[0] / total))
-    )
-    head_dim = hidden // heads
-    fixed = vocabulary * hidden * (1 if tied else 2) + hidden
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim + 2 * hidden
-    body = max(total - fixed, attention + 3 * hidden * 64)
-    count = max(1, round(body / (attention + 3 * hidden * width)))
-    fitted = max(64, round((body / count - attention) / (3 * hidden)))
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    outputs = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim, hidden)
-    inputs = (hidden, hidden, hidden, heads * head_dim)
-    layer = Layer(
-        mixer=Attention(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            linears=tuple(Linear(name=n, inputs=i, outputs=o) for n, i, o in zip(names, inputs, outputs, strict=True)),
-        ),
-        feed_forward=FeedForward(
-            intermediate=fitted,
-            linears=(
-                Linear(name="gate_proj", inputs=hidden, outputs=fitted),
-                Linear(name="up_proj", inputs=hidden, outputs=fitted),
-                Linear(name="down_proj", inputs=fitted, outputs=hidden),
-            ),
-        ),
-        norms=(Norm(name="input_layernorm", width=hidden), Norm(name="post_attention_layernorm", width=hidden)),
-    )
-    return ModelSpec(
-        name=f"generic {total / 1e9:g}B",
-        family="generic",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        tied=tied,
-        runs=(Run(count=count, layer=layer),),
-        final_norm=Norm(name="norm", width=hidden),
-        head=Linear(name="lm_head", inputs=hidden, outputs=vocabulary),
-        source="nearest published dense shape",
-    )

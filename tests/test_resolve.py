@@ -3,8 +3,13 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memplan.errors import EXIT_USAGE, InvalidJob
+from memplan.generic import SHAPES, Shape, generic_model
+from memplan.models import load_model
+from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
@@ -122,6 +127,30 @@ def test_a_size_alone_is_a_generic_model_and_said_to_be() -> None:
     found = resolve(read_job({"total_params": "8B"}))
     assert found.model.params.total == pytest.approx(8e9, rel=0.02)
     assert any("no architecture given" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.preset)
+def test_generic_shapes_are_presets_and_interpolate_to_themselves(shape: Shape) -> None:
+    real, made = load_model(shape.preset), generic_model(shape.total)
+    assert (made.hidden_size, made.num_layers, made.vocab_size, made.tied) == (
+        real.hidden_size,
+        real.num_layers,
+        real.vocab_size,
+        real.tied,
+    )
+    assert (made.num_heads, made.intermediate_size) == (real.num_heads, real.intermediate_size)
+
+
+@given(st.integers(5_000_000, 2 * 10**12))
+def test_a_generic_model_has_the_parameters_asked_for(total: int) -> None:
+    assert generic_model(total).params.total == pytest.approx(total, rel=0.01)
+
+
+def test_the_range_of_a_generic_model_is_that_of_real_ones() -> None:
+    gpu = build_report(resolve(read_job({"total_params": "8B", "lora": {"r": 16}}))).per_gpu
+    assert gpu.allocated_range.low < 0.9 * gpu.allocated_bytes < 1.1 * gpu.allocated_bytes < gpu.allocated_range.high
+    weights = gpu.by_category["parameters"]
+    assert gpu.allocated_range.low > weights
 
 
 # -- sharding and batch -----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ LAYERS = (
     "strategies",
     "arch",  # config.json -> ModelSpec
     "hub",  # the only network code
+    "generic",  # a number of parameters -> ModelSpec
     "models",  # a name -> ModelSpec
     "jobs",  # a name or a file -> Job
     "resolve",  # Job -> Recipe

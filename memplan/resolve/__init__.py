@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.models import generic_model, load_model
+from memplan.generic import generic_model
+from memplan.models import load_model
 from memplan.resolve.heads import HeadChoice, check_method, head
+from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
@@ -38,7 +40,8 @@ def policy_model(job: Job, notes: Notes) -> ModelSpec:
         f"no architecture given: a dense decoder of {format_count(spec.params.total)} parameters, hidden "
         f"{spec.hidden_size}, "
         f"{spec.num_layers} layers, {spec.num_heads} heads, feed-forward {spec.intermediate_size}, "
-        f"vocabulary {spec.vocab_size}"
+        f"vocabulary {spec.vocab_size}, interpolated between published ones; the range is that of real models of that "
+        "size"
     )
     return spec
 
@@ -60,8 +63,11 @@ def resolve(given: JobInput) -> Recipe:
             )
         spec = spec.as_reward_model()
     _check(job, method.pairs, method.name)
+    images = image_batch(job, spec, notes)
     lora = adapter(job, spec, notes)
     split = sharding(job, trainer, notes)
+    if spec.tower and images is None:
+        spec = without_images(spec, split.is_deepspeed)
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
@@ -81,8 +87,6 @@ def resolve(given: JobInput) -> Recipe:
         )
     for key in given.ignored:
         notes.remark(f"{key} has no effect on memory")
-    if job.images is not None:
-        notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     resolved = _resolved(job, stored, program) | {
         "sharding": split.name,
@@ -131,7 +135,7 @@ def resolve(given: JobInput) -> Recipe:
         gradient_as_bucket_view=job.gradient_as_bucket_view,
         deepspeed=split.deepspeed(job, trainer, spec),
         expandable_segments=job.allocator.expandable_segments,
-        image_bytes=job.images.per_example * job.images.width * job.images.height * 3 * 4 if job.images else 0,
+        images=images,
         gpu=gpu,
         margin=job.margin,
         quantised=base.quantised,
