@@ -203,6 +203,16 @@ def whole_width(spec: ModelSpec, config: Config) -> ModelSpec:
     return spec
 
 
+def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The class makes a mask with the window and one without, whatever its layers take."""
+    return spec.model_copy(update={"more_masks": frozenset((None, config.optional_integer("sliding_window")))})
+
+
+def ministral(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Both masks, and a width of heads that must be given."""
+    return both_masks(given_head_dim(spec, config), config)
+
+
 def given_head_dim(spec: ModelSpec, config: Config) -> ModelSpec:
     """The rotary embedding of these classes fails without head_dim, though attention does not."""
     if config.value("head_dim") is None:
@@ -352,7 +362,7 @@ ROWS = (
         defaults=MISTRAL,
         feed_forward=gated_everywhere,
         windows=ministral_windows,
-        finish=given_head_dim,
+        finish=ministral,
     ),
     Family(
         model_type="ministral3",
@@ -366,6 +376,7 @@ ROWS = (
         defaults=CWM,
         feed_forward=gated_everywhere,
         windows=cwm_windows,
+        finish=both_masks,
         heads_divide_hidden=True,
         classifies=False,
     ),

@@ -11,8 +11,9 @@ from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.dense import fused_everywhere, gated_everywhere
-from memplan.arch.llama_like import GLM, GRANITE
+from memplan.arch.llama_like import GLM, GRANITE, both_masks
 from memplan.arch.turning import rotary_dim, turned
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -115,6 +116,12 @@ def exaone4_attention(family: Family, config: Config, window: int | None) -> Att
     return made.model_copy(update={"rotary": "none"}) if hybrid and window is None else made
 
 
+def olmo3(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Tables of cos and sin for each kind of layer, too."""
+    kinds = {mixer.window for mixer in spec.mixers}
+    return both_masks(spec, config).model_copy(update={"rotary_sets": len(kinds)})
+
+
 ROWS = (
     Family(
         model_type="glm4",
@@ -159,6 +166,7 @@ ROWS = (
         form="post",
         norm_kind="rms-wide",
         mixer=olmo2_attention,
+        finish=olmo3,
     ),
     Family(
         model_type="exaone4",
@@ -195,6 +203,7 @@ ROWS = (
         form="parallel",
         norm_kind="layer-wide",
         mixer=cohere2_attention,
+        finish=both_masks,
         scaled_logits=True,
         classifies=False,
     ),

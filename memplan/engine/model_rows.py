@@ -63,21 +63,43 @@ def _embedding_gradients(
 
 
 def mask_bytes(recipe: Recipe, traced: TracedPass) -> tuple[int, int]:
-    """(masks, bytes of each): one for every kind of window among the layers (transformers 5.23, masking_utils.py).
+    """(masks, bytes of each)."""
+    windows, size = made_masks(recipe, traced)
+    return len(windows), size
+
+
+def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], int]:
+    """The windows of the masks that are made, and bytes of each: one for every kind of window of the class
+    (transformers 5.23, masking_utils.py).
 
     Eager adds a 4-D mask of the residual's dtype for every row. SDPA gets a boolean one when there is padding, or, the
     same for all rows, when the sequence fills a window.
     """
     plan = traced.plan
-    windows = plan.spec.windows
+    windows = list(plan.spec.windows)
     square = plan.length * plan.length
     if recipe.attention == "eager":
-        return len(windows), plan.rows * square * plan.mode.weight_itemsize
+        return windows, plan.rows * square * plan.mode.weight_itemsize
     if recipe.attention == "flash":
         return 0, 0
     if recipe.padded:
-        return len(windows), plan.rows * square
-    return len([window for window in windows if window is not None and plan.length >= window]), square
+        return windows, plan.rows * square
+    return [window for window in windows if window is not None and plan.length >= window], square
+
+
+def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> dict[str, int]:
+    """How many masks live until which instant: checkpointing keeps one until the first layer that takes it ran back."""
+    ends: dict[str, int] = {}
+    if traced.plan.style not in ("checkpoint", "reentrant"):
+        return {forward: len(windows)} if windows else {}
+    takes = [layer.mixer.window if layer.mixer else None for layer in traced.plan.spec.layers()]
+    for window in windows:
+        end = forward
+        if window in takes:
+            last = min(i for i in traced.backward_layers if i >= takes.index(window))
+            *_, (end, _) = traced.layer_instants(last)
+        ends[end] = ends.get(end, 0) + 1
+    return ends
 
 
 def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
@@ -86,22 +108,23 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     """
     plan, name = traced.plan, traced.plan.name
     inside, end = f"{name}.layer-forward", f"{name}.forward"
-    count, size = mask_bytes(recipe, traced)
-    masks, first = count * size, traced.layers[0]
+    windows, size = made_masks(recipe, traced)
+    masks, first = len(windows) * size, traced.layers[0]
     embedded = 0 if first.keeps_input else first.boundary
     keeps_masks = plan.style in ("checkpoint", "reentrant")
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
-    book.add(
-        "attention masks",
-        "batch",
-        masks,
-        inside,
-        f"{name}.first-layer-backward" if keeps_masks else inside,
-        template="masks × bytes of a mask",
-        numbers=(count, size),
-        why="one for every kind of window",
-        source=source,
-    )
+    for dies, count in mask_ends(traced, windows, inside).items():
+        book.add(
+            "attention masks",
+            "batch",
+            count * size,
+            inside,
+            dies,
+            template="masks × bytes of a mask",
+            numbers=(count, size),
+            why="one for every kind of window",
+            source=source,
+        )
     book.add(
         "embedding output",
         "activations",
@@ -113,9 +136,12 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="a local of the model's forward until it returns",
         source="transformers 5.23 LlamaModel.forward: inputs_embeds",
     )
+    width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.weight_itemsize)
+    tables = 2 * plan.length * width * table_bytes
+    kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or keeps_masks)
     tail = traced.tail.forward
     norm, head = tail["final-norm"].size, tail["head"].size if "head" in tail else 0
-    beyond = norm + embedded + (0 if keeps_masks else masks) - max(norm, head)
+    beyond = norm + embedded + (0 if keeps_masks else masks) + (0 if kept else tables) - max(norm, head)
     book.add(
         "masks and embedding output at the final norm",
         "activations",
@@ -126,12 +152,11 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="alive in the model's forward, and gone at the head",
         source=source,
     )
-    width = plan.spec.rotary_width
-    dies = f"{name}.first-layer-backward" if plan.style != "no-grad" else f"{name}.layer-forward"
+    dies = f"{name}.first-layer-backward" if kept else f"{name}.layer-forward"
     book.add(
         "rotary tables",
         "buffers",
-        2 * plan.length * width * plan.mode.weight_itemsize,
+        tables,
         f"{name}.layer-forward",
         dies,
         template="2 × s × rotary width × bytes",

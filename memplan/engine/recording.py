@@ -136,7 +136,8 @@ class PassRun:
         x = embedded = tape.new(p.dim("h", plan.spec.hidden_size), itemsize, "embedding output")
         masks = [tape.new(Dim("mask", size), 1, "attention mask") for _ in range(count)]
         table = Dim("rotary", plan.length * plan.spec.rotary_width)
-        self.shared = [tape.new(table, itemsize, "rotary tables") for _ in range(2)]
+        tables = [tape.new(table, plan.spec.rotary_itemsize(itemsize), "rotary tables") for _ in range(2)]
+        self.shared = tables if plan.spec.keeps_rotary or plan.style in ("checkpoint", "reentrant") else []
         for i, run in enumerate(self.layers):
             if tape.grad_enabled and (i > 0 or plan.embedding_trained):
                 x = catching(tape, x, self.caught[i])
@@ -144,7 +145,7 @@ class PassRun:
         if plan.style in ("checkpoint", "reentrant"):
             self.shared += masks
         self.outputs = [x]
-        del embedded, masks
+        del embedded, masks, tables
 
     def backward(self, gradients: str) -> None:
         """From the loss to the embedding; ``gradients`` as in ``Tape``."""

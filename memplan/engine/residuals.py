@@ -19,6 +19,7 @@ def post_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         hidden, weights = mix(p, layer.mixer, x)
         hidden = norm(p, norms[0], hidden, "h")
         residual = ops.add(tape, x, hidden, "residual stream")
+        del hidden
     with tape.at("feed-forward"):
         hidden = feed_forward(p, layer.feed_forward, residual)
         hidden = norm(p, norms[1], hidden, "h")
@@ -34,6 +35,7 @@ def scaled_pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         hidden = norm(p, norms[0], x, "h")
         hidden, weights = mix(p, layer.mixer, hidden)
         residual = ops.add(tape, x, ops.scale(tape, hidden, "scaled outputs"), "residual stream")
+        del hidden
     with tape.at("feed-forward"):
         hidden = norm(p, norms[1], residual, "h")
         hidden = feed_forward(p, layer.feed_forward, hidden)

@@ -21,8 +21,9 @@ Form = Literal["pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum",
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
 pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3);
-post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre, each
-output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual (opt-350m);
+post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre,
+each output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual
+(opt-350m);
 parallel-branches: both read the same input, through one norm or one each, and are added to each other first (GPT-J,
 GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision).
 """
@@ -141,6 +142,10 @@ class ModelSpec(Frozen):
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
+    more_masks: frozenset[int | None] = frozenset()
+    """Windows of masks that its class makes whether or not a layer takes them."""
+    rotary_sets: int = 1
+    """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
     logits_scaled: bool = False
     """The logits are multiplied by a number (Cohere, Granite)."""
     classifies: bool = True
@@ -183,13 +188,27 @@ class ModelSpec(Frozen):
 
     @cached_property
     def windows(self) -> frozenset[int | None]:
-        """The kinds of attention mask that its layers take, by their windows."""
-        return frozenset(mixer.window for mixer in self.mixers if mixer.masked)
+        """The kinds of attention mask that its class makes, by their windows."""
+        return frozenset(mixer.window for mixer in self.mixers if mixer.masked) | self.more_masks
 
     @cached_property
     def rotary_width(self) -> int:
-        """Elements per position of the rotary tables that all layers share."""
-        return max((mixer.rotary_width for mixer in self.mixers), default=0)
+        """Elements per position of the tables of cos, and so of sin, that layers share."""
+        return self.rotary_sets * max((mixer.rotary_width for mixer in self.mixers), default=0)
+
+    @cached_property
+    def rotary_tables(self) -> frozenset[str]:
+        """How its layers read the tables: ``Attention.rotary_tables``."""
+        return frozenset(mixer.rotary_tables for mixer in self.mixers if isinstance(mixer, Attention))
+
+    def rotary_itemsize(self, residual: int) -> int:
+        """Element size of the tables: fp32 in some classes, else that of the residual stream."""
+        return 4 if any("fp32" in tables for tables in self.rotary_tables) else residual
+
+    @property
+    def keeps_rotary(self) -> bool:
+        """Layers save the shared tables themselves, and not tables that they made of them."""
+        return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
 
     @property
     def eager_only(self) -> bool:
