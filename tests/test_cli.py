@@ -13,6 +13,7 @@ import yaml
 from memplan.cli import options
 from memplan.cli.app import main
 from memplan.cli.commands import COMMANDS, make
+from memplan.cli.helps import documented_options
 from memplan.cli.options import JobOption, job_options
 from memplan.report import Report
 from memplan.spec.job import Job
@@ -60,7 +61,7 @@ def test_without_arguments_the_help_names_every_command(run: Run) -> None:
     assert all(command in out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("option", job_options(documented=True), ids=lambda option: option.parameter)
+@pytest.mark.parametrize("option", documented_options(), ids=lambda option: option.parameter)
 def test_help_shows_every_option_that_is_modelled(run: Run, option: JobOption) -> None:
     _, out, _ = run("estimate", "--help")
     shown = option.written[0].split("/")[0]

@@ -3,13 +3,11 @@
 import ast
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
+from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
 from memplan.spec.job import Job, Lora
 from memplan.tables.choices import ALIASES, CHOICES
-
-if TYPE_CHECKING:
-    from memplan.cli.options import JobOption
 
 EXTRA = {
     "recompute": "The same as --gradient-checkpointing by name: none or full.",
@@ -50,15 +48,13 @@ def attribute_docstrings(owner: type) -> dict[str, str]:
     return found
 
 
-def documented_options(options: "list[JobOption]") -> "list[JobOption]":
-    """The options with their help. Those without a docstring, or with one value only, are not modelled yet: hidden."""
+def documented_options() -> list[JobOption]:
+    """Every option of a job with its help. One without a docstring, or with one value only, is not modelled: hidden."""
     job, lora = attribute_docstrings(Job), attribute_docstrings(Lora)
-    return [_documented(option, job, lora) for option in options]
+    return [_documented(option, job, lora) for option in job_options()]
 
 
-def _documented(option: "JobOption", job: dict[str, str], lora: dict[str, str]) -> "JobOption":
-    from memplan.cli.options import FLAGS
-
+def _documented(option: JobOption, job: dict[str, str], lora: dict[str, str]) -> JobOption:
     key = option.parameter
     if key in FLAGS:
         text = FLAGS[key][1]
@@ -91,9 +87,9 @@ def _literals(annotation: Any) -> tuple[str, ...]:
 
 def sections(params: Any) -> list[tuple[str, list[tuple[str, str]]]]:
     """What the help of a command shows: by section, how each option is written and what it is."""
-    from memplan.cli import options, output
+    from memplan.cli import output
 
-    documented = {option.parameter: option for option in options.job_options(documented=True)}
+    documented = {option.parameter: option for option in documented_options()}
     found: dict[str, list[tuple[str, str]]] = {}
     for param in params:
         option = documented.get(param.name)
@@ -103,7 +99,7 @@ def sections(params: Any) -> list[tuple[str, list[tuple[str, str]]]]:
         title = title if param.param_type_name == "argument" or option or param.name == "set_" else "Output"
         text = option.help if option else output.HELP.get(param.name) or EXTRA[param.name]
         found.setdefault(title, []).append((_written(param), text))
-    order = ["Arguments", *options.SECTIONS, "LoRA", "Other", "Any key", "Output"]
+    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Output"]
     return [(title, found[title]) for title in order if title in found]
 
 

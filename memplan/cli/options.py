@@ -81,19 +81,14 @@ class JobOption(NamedTuple):
     hidden: bool = False
 
 
-def job_options(documented: bool = False) -> list[JobOption]:
-    """Every option of a job; with its help only when somebody reads it, since docstrings are read from the source."""
+def job_options() -> list[JobOption]:
+    """Every option of a job, without its help, which ``helps`` reads from docstrings when somebody asks."""
     options = [_of_key(key) for key in Job.model_fields if key not in MAPPINGS]
     options += [JobOption("recompute", ("--recompute",), "HOW", _section("recompute"))]
     options += [
         JobOption(key, (flag,), "", _section(key)) for key, (flag, _) in FLAGS.items() if key not in Job.model_fields
     ]
-    options += [_of_lora(key) for key in Lora.model_fields]
-    if not documented:
-        return options
-    from memplan.cli.helps import documented_options
-
-    return documented_options(options)
+    return options + [_of_lora(key) for key in Lora.model_fields]
 
 
 def _of_key(key: str) -> JobOption:
