@@ -81,7 +81,7 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     if recipe.attention == "eager":
         return windows, plan.rows * square * plan.mode.weight_itemsize
     if recipe.attention == "flash":
-        return 0, 0
+        return [], 0
     if recipe.padded:
         return windows, plan.rows * square
     return [window for window in windows if window is not None and plan.length >= window], square
@@ -160,7 +160,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         f"{name}.layer-forward",
         dies,
         template="2 × s × rotary width × bytes",
-        numbers=(2, plan.length, width, plan.mode.weight_itemsize),
+        numbers=(2, plan.length, width, table_bytes),
         why="cos and sin, shared by all layers",
         source="transformers 5.23 LlamaRotaryEmbedding",
     )

@@ -198,7 +198,9 @@ def tail_forward(p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[T
             weight = p.param(spec.head.name, spec.head.parameters)
             return heads.fused(p, hidden, weight, head.scored_tokens or p.tokens), []
     with tape.at("head"):
-        logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits")
+        logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
+        if spec.logits_scaled:
+            logits = ops.scale(tape, logits, "scaled logits")
         if spec.logits_softcap is not None:
             logits = ops.scale(tape, logits, "logits")
             logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
