@@ -210,7 +210,7 @@ def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         numbers=(elements, itemsize),
         why=f"{optimizer.title}, {impl}",
         source=optimizer.source,
-        low=0 if optimizer.band else -1,
+        low=0 if optimizer.band or (optimizer.gathers and holds.optimizer_shards > 1) else -1,
         high=refresh if refresh > elements * itemsize else -1,
     )
 

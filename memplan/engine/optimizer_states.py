@@ -55,14 +55,16 @@ def elementwise(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
     blocks, count = o.blocks, t.elements
     if blocks is None:
         return [count * (o.state_itemsize or t.itemsize)] * o.per_element
-    block = s.block_size or blocks.size
-    if count < (s.min_8bit_size or blocks.least) or t.wide or (blocks.whole and count % block):
+    if not is_quantised(t, blocks, s):
         return [count * (blocks.wide or t.itemsize)] * o.per_element
-    return _quantised(blocks, count, block) * o.per_element
+    scales = FP32 * ceil_div(count, s.block_size or blocks.size)
+    return [ceil_div(count * blocks.bits, 8), scales, blocks.table] * o.per_element
 
 
-def _quantised(blocks: Blocks, count: int, block: int) -> list[int]:
-    return [ceil_div(count * blocks.bits, 8), FP32 * ceil_div(count, block), blocks.table]
+def is_quantised(t: Stepped, blocks: Blocks, s: OptimizerSettings) -> bool:
+    """Whether a tensor's states are: it is large enough, of whole blocks where they must be, and no exception."""
+    large = t.elements >= (s.min_8bit_size or blocks.least)
+    return large and not t.wide and not (blocks.whole and t.elements % (s.block_size or blocks.size))
 
 
 def factored(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from itertools import groupby
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.optimizer_states import Stepped, flat, orthogonalised, paged_bytes, state_bytes, stepped
+from memplan.engine.optimizer_states import (
+    Stepped,
+    flat,
+    is_quantised,
+    orthogonalised,
+    paged_bytes,
+    state_bytes,
+    stepped,
+)
 from memplan.engine.optimizer_steps import PROGRAMS, REFRESHES, peak_bytes
 from memplan.engine.sharding import Held
 from memplan.engine.tensors import Weight
@@ -21,7 +29,7 @@ def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shard
     """Bytes that the optimizer's step holds beside states and gradients.
 
     foreach: whole copies of everything stepped; loop: what its variables hold of one tensor and of the one before;
-    fused and 8-bit kernels: none. Muon steps first, then AdamW (foreach) on what is left.
+    fused and 8-bit kernels: none. Muon steps first, on whole matrices, then AdamW (foreach) on what is left.
     """
     optimizer, impl = recipe.optimizer, recipe.optimizer_impl
     if impl == "fused":
@@ -30,7 +38,10 @@ def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shard
     copies = optimizer.foreach_copies * itemsize
     if impl == "foreach":
         return copies * sum(tensor.elements * count for tensor, count in tensors)
-    size = loop_bytes(recipe, tensors)
+    whole = (
+        [(stepped(recipe, weight, itemsize, 1), weight.copies) for weight in weights] if optimizer.gathers else tensors
+    )
+    size = loop_bytes(recipe, whole)
     if not copies or optimizer.rule != "muon":
         return size
     return max(size, copies * sum(tensor.elements * count for tensor, count in tensors if not orthogonalised(tensor)))
@@ -119,8 +130,9 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: 
     elements = sum(tensor.elements * copies for tensor, copies in tensors)
     paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors)
     size = sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in tensors) - paged
-    if optimizer.blocks and size:
-        size += optimizer.blocks.shared_table * optimizer.per_element
+    blocks, settings = optimizer.blocks, recipe.optimizer_settings
+    if blocks and any(is_quantised(tensor, blocks, settings) for tensor, _ in tensors):
+        size += blocks.shared_table * optimizer.per_element
     template, over = f"elements{_over(held.optimizer_shards)} × state bytes", max(elements, 1)
     if paged:
         book.add(

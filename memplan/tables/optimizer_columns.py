@@ -59,6 +59,8 @@ class Optimizer(NamedTuple):
     """Copies of all stepped tensors alive in a foreach step."""
     step: str = "in-place"
     """What a step that goes tensor by tensor allocates: a key of ``engine.optimizer_steps.PROGRAMS``."""
+    gathers: bool = False
+    """Under FSDP2 its step gathers what it needs of a whole matrix."""
     band: bool = False
     """The step's temporaries hang on a compiler: none to all of them."""
     arguments: tuple[str, ...] = ()

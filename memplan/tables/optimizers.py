@@ -143,6 +143,7 @@ _ROWS = (
         per_element=2,
         foreach_copies=1,
         step="muon",
+        gathers=True,
         shardings=(*WHOLE, "fsdp2"),
         refusals=_NO_MATRIX,
         source="torch 2.13 optim/_muon.py: 2-D parameters; embeddings, head and vectors by AdamW (foreach)",
