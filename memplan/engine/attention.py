@@ -18,9 +18,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
     if mixer.fused_qkv:
         fused = project(p, x, mixer.linears[0], "(q+2kv)", "queries, keys, values")
-        q = ops.view(tape, fused, q_dim, whole=False)
-        k = ops.view(tape, fused, kv_dim, whole=False)
-        v = ops.view(tape, fused, kv_dim, whole=False)
+        q, k, v = unfused(p, mixer, fused, q_dim, kv_dim)
     else:
         fused = None
         q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
@@ -35,11 +33,21 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q, k = _normalised(p, mixer, q, k)
     if mixer.scaled_queries:
         q = scaled_queries(p, q)
+    if mixer.style == "opt":
+        q = ops.scale(tape, q, "scaled queries")
     if p.mode.attention == "eager":
-        out, weights = _eager(p, mixer, q, k, v, q_dim)
+        out, weights = eager(p, mixer, q, k, v, q_dim)
     else:
-        out, weights = _sdpa(p, mixer, q, k, v, q_dim), None
+        out, weights = sdpa(p, mixer, q, k, v, q_dim), None
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def unfused(p: Pass, mixer: Attention, fused: Tensor, q_dim: Dim, kv_dim: Dim) -> list[Tensor]:
+    """q, k and v, as views of what one linear made."""
+    dims = (q_dim, kv_dim, kv_dim)
+    if mixer.split_qkv:
+        return ops.cut(p.tape, fused, dims)
+    return [ops.view(p.tape, fused, dim, whole=False) for dim in dims]
 
 
 def _normalised(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,12 +89,12 @@ def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -
     return "math" if grouped else "efficient"
 
 
-def _sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
+def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
     """``scaled_dot_product_attention``: with a mask, keys and values are repeated first and the mask becomes a bias."""
     tape = p.tape
     kernel = attention_kernel(p.mode, mixer, p.length, tape.autocast or q.itemsize)
     if kernel == "math":
-        return _math(p, mixer, q, k, v, q_dim)
+        return math(p, mixer, q, k, v, q_dim)
     bias = None
     if kernel == "efficient":
         k, v = repeat_kv(p, mixer, k, "repeated keys", q_dim), repeat_kv(p, mixer, v, "repeated values", q_dim)
@@ -99,12 +107,12 @@ def _sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     return out
 
 
-def _math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
+def math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
     """``_scaled_dot_product_attention_math``: in fp32, keys and values repeated to all heads, s × s probabilities
     kept.
     """
     tape, before = p.tape, q.itemsize
-    scores_dim = _scores(p, mixer)
+    scores_dim = scores_of(p, mixer)
     autocast, tape.autocast = tape.autocast, 0
     wide_q, wide_k, wide_v = (ops.cast(tape, x, ops.FP32, "attention in fp32") for x in (q, k, v))
     all_k, all_v = ops.copy(tape, wide_k, "repeated keys", q_dim), ops.copy(tape, wide_v, "repeated values", q_dim)
@@ -112,21 +120,24 @@ def _math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     scores = ops.matmul(tape, scaled_q, scaled_k, scores_dim, "attention scores")
     probabilities = ops.softmax(tape, scores, "attention probabilities", to_fp32=False)
     del scores
+    if mixer.dropout:
+        probabilities = ops.dropout(tape, probabilities, "attention probabilities")
     out = ops.matmul(tape, probabilities, all_v, q_dim, "attention output")
     tape.autocast = autocast
     return ops.copy(tape, ops.cast(tape, out, before, "attention output"), "attention output")
 
 
-def _scores(p: Pass, mixer: Attention) -> Dim:
+def scores_of(p: Pass, mixer: Attention) -> Dim:
+    """One element for each query head and pair of positions."""
     return Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
 
 
-def _eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor]:
+def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor]:
     """``eager_attention_forward``: scores, scaling, soft-cap, mask, fp32 softmax, probabilities in the low
     precision.
     """
     tape = p.tape
-    scores_dim = _scores(p, mixer)
+    scores_dim = scores_of(p, mixer)
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=True)
     values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=True)
     weights = ops.scale(tape, ops.matmul(tape, q, keys, scores_dim, "attention scores"), "attention scores")
@@ -135,7 +146,10 @@ def _eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Di
         weights = ops.unary(tape, weights, "soft-capped scores", saves="result")
         weights = ops.scale(tape, weights, "attention scores")
     weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=not p.mode.half_to_float)
+    to_fp32 = not p.mode.half_to_float and (mixer.style != "gpt2" or tape.autocast > 0)
+    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=to_fp32)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
+    if mixer.dropout:
+        weights = ops.dropout(tape, weights, "attention probabilities")
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.activations import activate
 from memplan.engine.experts import mixture
 from memplan.engine.modules import Pass, project
 from memplan.engine.tape import Tensor
@@ -10,20 +11,26 @@ from memplan.spec.parts import FeedForward
 
 
 def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
-    """``down(act(gate(x)) * up(x))``, the two inner projections apart or fused; or the routed experts."""
+    """``down(act(gate(x)) * up(x))``, the two inner projections apart or fused; ``down(act(up(x)))`` without a gate; or
+    the routed experts.
+    """
     assert spec is not None
     if spec.experts:
         return mixture(p, spec, x)
     tape, width = p.tape, p.dim("F", spec.intermediate)
+    if not spec.gated:
+        inner = project(p, x, spec.linears[0], "F", "up")
+        inner = activate(tape, spec.activation, inner)
+        return project(p, inner, spec.linears[-1], "h", "feed-forward output")
     if len(spec.linears) == 2:
         both = project(p, x, spec.linears[0], "2F", "gate and up")
         gate, up = ops.chunk(tape, both, 2, width)
-        product = ops.mul(tape, up, ops.unary(tape, gate, "activation"), "feed-forward product")
+        product = ops.mul(tape, up, activate(tape, spec.activation, gate), "feed-forward product")
         del gate, up
     else:
         product = ops.mul(
             tape,
-            ops.unary(tape, project(p, x, spec.linears[0], "F", "gate"), "activation"),
+            activate(tape, spec.activation, project(p, x, spec.linears[0], "F", "gate")),
             project(p, x, spec.linears[1], "F", "up"),
             "feed-forward product",
         )

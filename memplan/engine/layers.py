@@ -26,10 +26,12 @@ def pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     with tape.at("attention"):
         hidden = norm(p, norms[0], x, "h")
         hidden, weights = mix(p, layer.mixer, hidden)
+        hidden = residuals.dropped(p, layer, "mixer", hidden)
         residual = ops.add(tape, x, hidden, "residual stream")
     with tape.at("feed-forward"):
         hidden = norm(p, norms[1], residual, "h")
         hidden = feed_forward(p, layer.feed_forward, hidden)
+        hidden = residuals.dropped(p, layer, "feed-forward", hidden)
         out = ops.add(tape, residual, hidden, "residual stream")
     del weights
     return out

@@ -6,14 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.engine.attention import attention
+from memplan.engine.attention_styles import STYLES
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tensor
-from memplan.spec.parts import Mixer
+from memplan.spec.parts import Attention, Mixer
 
 Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
 """Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
 
-MIXERS: dict[str, Program] = {"attention": attention}
+
+def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Softmax attention, as its class writes it."""
+    return STYLES.get(mixer.style, attention)(p, mixer, x)
+
+
+MIXERS: dict[str, Program] = {"attention": softmax_attention}
 """A program for each ``kind`` of mixer."""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.engine import ops
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Param, Tape, Tensor
+from memplan.engine.tape import Grads, Param, Tape, Tensor
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass
@@ -61,12 +61,59 @@ def layer_bare(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     return ops.cast(p.tape, fused_layer_norm(p.tape, wide, per_row), x.itemsize, "norm outputs")
 
 
-def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
-    """``native_layer_norm`` without parameters: keeps its input, and mean and reciprocal deviation in fp32."""
+def layer(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``nn.LayerNorm``, which autocast runs in fp32; with ``groups``, one for each head, and ``cat`` (StableLM-2)."""
+    tape = p.tape
+    if spec.groups > 1:
+        return _layer_of_each_head(p, spec, x, per_row)
+    return _layer(p, spec, x, per_row, ops.FP32 if tape.autocast else 0)
+
+
+def layer_plus_one(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``NemotronLayerNorm1P``: weight + 1, all in the precision of autocast."""
+    return _layer(p, spec, x, per_row, p.tape.autocast, plus_one=True)
+
+
+def _layer(p: Pass, spec: Norm, x: Tensor, per_row: Dim, itemsize: int, plus_one: bool = False) -> Tensor:
+    tape, parameters = p.tape, []
+    weight: Tensor = norm_weight(p, spec)
+    if spec.parameters:
+        if plus_one:
+            weight = ops.scale(tape, weight, "norm weights", shares_gradient=True)
+        parameters = [weight]
+    if spec.bias:
+        parameters.append(p.param(spec.name + ".bias", spec.width, p.mode.norm_itemsize))
+    if itemsize:
+        x = ops.cast(tape, x, itemsize, "norm inputs in fp32")
+        parameters = [ops.cast(tape, parameter, itemsize, "norm weights") for parameter in parameters]
+    return fused_layer_norm(tape, x, per_row, parameters)
+
+
+def _layer_of_each_head(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``torch.split`` over heads, a norm without bias on each, ``torch.cat`` of the results."""
+    groups = spec.groups
+    part, rows = Dim(x.dim.symbol, x.dim.elements // groups), Dim(per_row.symbol, per_row.elements // groups)
+    one = spec.model_copy(update={"groups": 1, "width": spec.width // groups})
+    normed = [layer(p, one, piece, rows) for piece in ops.cut(p.tape, x, [part] * groups)]
+    return ops.concatenate(p.tape, normed, x.dim, "norm outputs")
+
+
+def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[Tensor] = ()) -> Tensor:
+    """``native_layer_norm``: keeps its input, mean and reciprocal deviation in fp32, and its weight and bias."""
     dim, itemsize = x.dim, x.itemsize
     out = tape.new(dim, itemsize, "norm outputs")
     statistics = [tape.new(per_row, ops.FP32, "norm statistics") for _ in range(2)]
-    node = tape.node((x,), (x, *statistics), lambda t, g: (t.gradient((dim, itemsize)),))
+    sizes = [(parameter.dim, parameter.itemsize, parameter.needs_grad) for parameter in parameters]
+    want_x = x.needs_grad
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        dx = t.gradient((dim, itemsize)) if want_x else None
+        return (
+            dx,
+            *(t.new(*size, "weight gradients", category="gradients") if needs else None for *size, needs in sizes),
+        )
+
+    node = tape.node((x, *parameters), (x, *statistics, *parameters), backward)
     return Tensor(dim, itemsize, out.storage, node)
 
 
@@ -75,5 +122,8 @@ NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
     "rms-wide-weight": rms_wide_weight,
     "layer-wide": layer_wide,
     "layer-bare": layer_bare,
+    "layer": layer,
+    "layer-plain": layer,
+    "layer-plus-one": layer_plus_one,
 }
 """A program for each kind of norm that ``modules.norm`` does not write itself."""

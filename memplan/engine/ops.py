@@ -59,15 +59,18 @@ def linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str, bias: Par
     """``F.linear``. Saves x when the weight is trained, and the (cast) weight when x needs a gradient."""
     source = autocast_input(tape, x)
     matrix = _autocast_weight(tape, weight)
-    want_x, want_w = source.needs_grad, matrix.needs_grad
+    offset = _autocast_weight(tape, bias) if bias is not None else None
+    want_x, want_w, want_b = source.needs_grad, matrix.needs_grad, offset is not None and offset.needs_grad
     x_dim, w_dim, itemsize = source.dim, matrix.dim, source.itemsize
+    b_dim = bias.dim if bias is not None else w_dim
 
     def backward(t: Tape, grads: Grads) -> Grads:
         dx = t.gradient((x_dim, itemsize)) if want_x else None
         dw = t.new(w_dim, itemsize, "weight gradients", category="gradients") if want_w else None
-        return (dx, dw, None)
+        db = t.new(b_dim, itemsize, "bias gradients", category="gradients") if want_b else None
+        return (dx, dw, db)
 
-    inputs = (source, matrix) if bias is None else (source, matrix, bias)
+    inputs = (source, matrix) if offset is None else (source, matrix, offset)
     node = tape.node(inputs, (source if want_w else None, matrix if want_x else None), backward)
     return tape.new(out, itemsize, label, node)
 
@@ -269,21 +272,26 @@ def fused_attention(
     return Tensor(out, q.itemsize, result.storage, node)
 
 
-def dropout(tape: Tape, x: Tensor) -> Tensor:
+def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:
     """``native_dropout``: saves a mask of one byte per element."""
     dim, itemsize = x.dim, x.itemsize
     mask = tape.new(dim, 1, "dropout masks")
     node = tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(dim, itemsize, "dropped-out inputs", node)
+    return tape.new(dim, itemsize, label, node)
 
 
 def split(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:
     """``unbind`` or ``chunk``: views, whose gradients are joined in one new tensor."""
+    return cut(tape, x, [dim] * parts)
+
+
+def cut(tape: Tape, x: Tensor, dims: Sequence[Dim]) -> list[Tensor]:
+    """``split`` into views of these sizes."""
     before, itemsize = x.dim, x.itemsize
     node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize), "joined gradients"),))
     if node is not None:
-        node.outputs = parts
-    return [Tensor(dim, itemsize, x.storage, node, slot) for slot in range(parts)]
+        node.outputs = len(dims)
+    return [Tensor(dim, itemsize, x.storage, node, slot) for slot, dim in enumerate(dims)]
 
 
 def chunk(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:

@@ -51,8 +51,48 @@ def parallel(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         hidden = norm(p, layer.norms[0], x, "h")
         mixed, weights = mix(p, layer.mixer, hidden)
     with tape.at("feed-forward"):
-        fed = feed_forward(p, layer.feed_forward, hidden)
+        fed = dropped(p, layer, "feed-forward", feed_forward(p, layer.feed_forward, hidden))
         out = ops.add(tape, ops.add(tape, x, mixed, "residual stream"), fed, "residual stream")
+    del weights
+    return out
+
+
+def dropped(p: Pass, layer: Layer, branch: str, x: Tensor) -> Tensor:
+    """The output of a branch, through dropout where the layer has one."""
+    return ops.dropout(p.tape, x, "dropped-out outputs") if branch in layer.dropout else x
+
+
+def after_sum(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """A norm of each sum with the residual (opt-350m)."""
+    tape, norms = p.tape, layer.norms
+    with tape.at("attention"):
+        hidden, weights = mix(p, layer.mixer, x)
+        hidden = dropped(p, layer, "mixer", hidden)
+        hidden = ops.add(tape, x, hidden, "residual stream")
+        hidden = norm(p, norms[0], hidden, "h")
+    with tape.at("feed-forward"):
+        residual = hidden
+        hidden = feed_forward(p, layer.feed_forward, hidden)
+        hidden = dropped(p, layer, "feed-forward", hidden)
+        hidden = ops.add(tape, residual, hidden, "residual stream")
+        out = norm(p, norms[1], hidden, "h")
+    del weights
+    return out
+
+
+def parallel_branches(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """One norm for both, or one for each; both outputs are added to each other, then to the residual (GPT-NeoX)."""
+    tape, norms = p.tape, layer.norms
+    with tape.at("attention"):
+        hidden = norm(p, norms[0], x, "h")
+        mixed, weights = mix(p, layer.mixer, hidden)
+        mixed = dropped(p, layer, "mixer", mixed)
+    with tape.at("feed-forward"):
+        if len(norms) > 1:
+            hidden = norm(p, norms[1], x, "h")
+        fed = dropped(p, layer, "feed-forward", feed_forward(p, layer.feed_forward, hidden))
+        both = dropped(p, layer, "branches", ops.add(tape, fed, mixed, "sum of both outputs"))
+        out = ops.add(tape, both, x, "residual stream")
     del weights
     return out
 
@@ -61,5 +101,7 @@ FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
     "post": post_norm,
     "pre-scaled": scaled_pre_norm,
     "parallel": parallel,
+    "after-sum": after_sum,
+    "parallel-branches": parallel_branches,
 }
 """A program for each ``Layer.form`` that ``layers.py`` does not write itself."""

@@ -63,12 +63,13 @@ def parts(p: Pass, mixer: Attention, x: Tensor, tables: Tables) -> tuple[Tensor,
     return turn(p, mixer, turns, tables), passes
 
 
-def turn(p: Pass, mixer: Attention, x: Tensor, tables: Tables) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``; cos and sin have the dtype of the residual stream, or fp32.
+def turn(p: Pass, mixer: Attention, x: Tensor, tables: Tables, itemsize: int = 0) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``; cos and sin have the dtype of the residual stream, or fp32, or ``itemsize``.
 
     ERNIE casts x and its turned half to fp32, one for each product.
     """
-    tape, itemsize, (cos, sin) = p.tape, table_itemsize(p, mixer), tables
+    tape, (cos, sin) = p.tape, tables
+    itemsize = itemsize or table_itemsize(p, mixer)
     widens = mixer.rotary_wide and mixer.rotary_tables != "shared"
     straight_in = ops.cast(tape, x, ops.FP32, "queries and keys in fp32") if widens else x
     straight = ops.with_constant(tape, straight_in, itemsize, "rotary", cos)
