@@ -26,14 +26,17 @@ from collections.abc import Callable, Mapping
 
 from memplan.arch import (
     alibi,
+    deepseek_v4,
     dense,
     falcon,
+    latent,
     layer_norm,
     learned,
     llama_like,
     moe,
     parallel,
     post_norm,
+    shared_moe,
     vision,
     vision_texts,
 )
@@ -53,11 +56,17 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **parallel.FAMILIES,
     **post_norm.FAMILIES,
     **moe.FAMILIES,
+    **shared_moe.FAMILIES,
+    **latent.FAMILIES,
+    **deepseek_v4.FAMILIES,
 }
 """Language models by their model_type, and what turns a config into a spec."""
 
 FAMILIES = {**DECODERS, **vision.families({**DECODERS, **vision_texts.TEXTS})}
 """Every model_type that memplan describes."""
+
+BY_CLASS = {"DeepseekV3ForCausalLM": "deepseek_v3"}
+"""Classes that configs of other model_types name in ``architectures`` (Kimi-K2), and the type whose class it is."""
 
 
 def parse_config(config: Mapping[str, object], name: str, source: str = "") -> ModelSpec:
@@ -74,11 +83,22 @@ def parse_config(config: Mapping[str, object], name: str, source: str = "") -> M
             f"the config of {name} names no model_type" + classes(config),
             'add "model_type", one of ' + ", ".join(FAMILIES),
         )
+    if model_type not in FAMILIES and (known := by_class(config)):
+        spec = FAMILIES[known](Config(config, name, source))
+        note = f"model_type {shown(model_type)} is read as {known}, whose class its architectures name"
+        return spec.model_copy(update={"notes": (*spec.notes, note)})
     if model_type not in FAMILIES:
         raise UnknownArchitecture(
             f"model_type {shown(model_type)}{classes(config)} is not one that memplan describes", hint(model_type)
         )
     return FAMILIES[model_type](Config(config, name, source))
+
+
+def by_class(config: Mapping[str, object]) -> str | None:
+    """The known model_type whose class a config of an unknown one names."""
+    names = config.get("architectures")
+    named = names[0] if isinstance(names, (list, tuple)) and names else None
+    return BY_CLASS.get(named) if isinstance(named, str) else None
 
 
 def classes(config: Mapping[str, object]) -> str:

@@ -1,121 +1,158 @@
-"""Decoders whose feed-forward is a mixture of routed experts: Mixtral and Qwen3-MoE as transformers 5.23 builds them.
-
-Experts are two stacked parameters a layer, gate_up_proj [E, 2 f, h] and down_proj [E, h, f]; the router is one matrix
-[E, h]. No bias anywhere.
+"""Decoders whose feed-forward is routed experts alone: Mixtral, Qwen3-MoE, OLMoE, FlexOlmo, Granite MoE, Phi-3.5-MoE,
+MiniMax-M2 and GPT-OSS as transformers 5.23 builds them.
 """
 
 from functools import partial
-from typing import Literal
 
 from memplan.arch import attention
-from memplan.arch.config import Config, Scalar
+from memplan.arch.checkpoint import with_checkpoint_notes
+from memplan.arch.config import Config
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
-from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
+from memplan.arch.moe_keys import (
+    FLEX_OLMO,
+    GPT_OSS,
+    GRANITEMOE,
+    MINIMAX_M2,
+    MIXTRAL,
+    OLMOE,
+    PHIMOE,
+    QWEN3_MOE,
+)
+from memplan.arch.post_norm import POST_NORMS, olmo2_attention
+from memplan.arch.routed import (
+    JITTER,
+    ROUTER_LOSS,
+    alternating_first,
+    every_step,
+    expert_count,
+    experts_per_token,
+    make_experts,
+    softmax_routing,
+)
+from memplan.arch.turning import turned
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm, Routing
 
-ROUTER_LOSS = "the tensors of the load-balancing loss are not counted"
+NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
+JITTERED = (*NOT_COUNTED, ("router_jitter_noise", JITTER))
 
 
-def num_experts(config: Config, key: str, alias: str) -> int:
-    """The number of experts, which both classes accept under two names."""
-    if alias not in config.keys:
-        return config.integer(key)
-    count = config.integer(alias)
-    if key in config.keys and config.integer(key) != count:
-        raise config.wrong(alias, f"equal to {key} ({config.integer(key)})", count)
-    return count
-
-
-def experts(config: Config, count: int, f: int) -> Experts:
-    """``count`` experts of width f, of which a token visits num_experts_per_tok."""
-    h, active = config.integer("hidden_size"), config.integer("num_experts_per_tok")
-    if active > count:
-        raise config.wrong("num_experts_per_tok", f"at most the number of experts ({count})", active)
-    router = Linear(name="gate", inputs=h, outputs=count)
-    stacked = (
-        Bare(name="experts.gate_up_proj", shape=(count, 2 * f, h)),
-        Bare(name="experts.down_proj", shape=(count, h, f)),
-    )
-    routing = Routing(widened=True, normalize="in-place")
-    return Experts(count=count, active=active, intermediate=f, stacked=stacked, router=router, routing=routing)
-
-
-def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
-    """Experts of intermediate_size in every layer; Mixtral always divides by the sum of the chosen weights."""
-    count = num_experts(config, "num_local_experts", "num_experts")
-    routed = experts(config, count, config.integer("intermediate_size"))
+def everywhere(family: Family, config: Config, routed: Experts) -> list[FeedForward]:
+    """The same experts in every layer."""
     layer = FeedForward(intermediate=routed.intermediate, activation=activation(family, config), experts=routed)
     return [layer] * config.integer("num_hidden_layers")
 
 
+def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts of intermediate_size; the weights of the chosen are divided by their sum, in fp32."""
+    count = expert_count(config, "num_local_experts", "num_experts")
+    routing = Routing(widened=True, normalize="in-place")
+    active, f = experts_per_token(config, count), config.integer("intermediate_size")
+    return everywhere(family, config, make_experts(config, count, active, f, routing))
+
+
 def qwen3_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name; a dense one elsewhere."""
-    layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
-    dense_layers = layer_numbers(config, "mlp_only_layers")
-    count = num_experts(config, "num_experts", "num_local_experts")
-    routed = experts(config, count, config.integer("moe_intermediate_size"))
-    normalize: Literal["no", "in-place"] = "in-place" if config.flag("norm_topk_prob") else "no"
-    routed = routed.model_copy(update={"routing": Routing(normalize=normalize, narrowed=True)})
-    sparse = FeedForward(intermediate=routed.intermediate, activation=activation(family, config), experts=routed)
-    dense = gated(family, config, config.integer("intermediate_size"))
-    return [dense if i in dense_layers or (i + 1) % step else sparse for i in range(layers)]
+    count = expert_count(config, "num_experts", "num_local_experts")
+    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
+    routed = make_experts(config, count, active, f, softmax_routing(config))
+    sparse = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
+    return every_step(config, gated(family, config, config.integer("intermediate_size")), sparse)
 
 
-def layer_numbers(config: Config, key: str) -> frozenset[int]:
-    """A list of layer numbers; null is none."""
-    numbers = config.value(key)
-    if numbers is None:
-        return frozenset()
-    if not isinstance(numbers, (list, tuple)):
-        raise config.wrong(key, "a list of layer numbers", numbers)
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise config.wrong(key, "a list of layer numbers", number)
-    return frozenset(numbers)
+def olmoe_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts of intermediate_size, chosen as Qwen's are."""
+    count = expert_count(config, "num_experts", "num_local_experts")
+    active, f = experts_per_token(config, count), config.integer("intermediate_size")
+    return everywhere(family, config, make_experts(config, count, active, f, softmax_routing(config)))
 
 
-MIXTRAL: dict[str, Scalar] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "sliding_window": None,
-    "num_local_experts": 8,
-    "num_experts": None,
-    "num_experts_per_tok": 2,
-    "attention_dropout": 0.0,
-    "router_jitter_noise": 0.0,
-    "output_router_logits": False,
-}
+def granite_layers(family: Family, config: Config) -> list[FeedForward]:
+    """The best of the logits in fp32, and a softmax over these alone."""
+    count = expert_count(config, "num_local_experts")
+    active, f = experts_per_token(config, count), config.integer("intermediate_size")
+    routing = Routing(scores="logits", widened=True, narrowed=True)
+    return everywhere(family, config, make_experts(config, count, active, f, routing, "router"))
 
-QWEN3_MOE: dict[str, Scalar] = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_local_experts": None,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": False,
-    "attention_dropout": 0.0,
-    "output_router_logits": False,
-}
+
+def phimoe_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Two experts, drawn one after the other with noise."""
+    count, active = expert_count(config, "num_local_experts"), config.integer("num_experts_per_tok")
+    if active != 2:
+        raise config.wrong("num_experts_per_tok", "2, which its router always draws", active)
+    f = config.integer("intermediate_size")
+    routed = make_experts(config, count, active, f, Routing(program="sparse-mixer"), "router")
+    return everywhere(family, config, routed.model_copy(update={"router_module": True}))
+
+
+def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
+    """The best sigmoids in fp32 after a correction, over their sum."""
+    count = expert_count(config, "num_local_experts", "num_experts")
+    active, f = experts_per_token(config, count), config.integer("intermediate_size")
+    routing = Routing(scores="sigmoid", widened=True, corrected=True, normalize="in-place")
+    return everywhere(family, config, make_experts(config, count, active, f, routing))
+
+
+def gpt_oss_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Biases everywhere; a softmax over the chosen logits in their own dtype; clamped gates."""
+    count = expert_count(config, "num_local_experts", "num_experts")
+    active, f = experts_per_token(config, count), config.integer("intermediate_size")
+    routing = Routing(scores="logits", softmax_itemsize=0)
+    routed = make_experts(config, count, active, f, routing, "router", biased=True)
+    return everywhere(family, config, routed.model_copy(update={"clamped": True}))
+
+
+def gpt_oss_windows(config: Config) -> attention.Windows:
+    """Every first of two layers has a window."""
+    return alternating_first(config, config.optional_integer("sliding_window"))
+
+
+def sink_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """GPT-OSS: a learned logit beside the scores of each head, which only eager attention has; cat after the turn."""
+    made = turned(rotary="concatenated", style="sinks", eager_only=True)(family, config, window)
+    return made.model_copy(update={"tensors": (Bare(name="sinks", shape=(made.num_heads,)),)})
+
+
+def whole_norms(family: Family, config: Config, made: Attention) -> Attention:
+    """q and k normalised over all heads together."""
+    widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
+    norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
+    return made.model_copy(update={"norms": norms})
+
+
+def olmoe_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """q and k normalised over all heads together; projections may be clamped."""
+    clip = config.optional_positive("clip_qkv")
+    return whole_norms(family, config, turned(clipped=clip is not None)(family, config, window))
+
+
+def minimax_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """q and k normalised over all heads together; rotary_dim elements of each head turn."""
+    made = turned(rotary="concatenated", rotary_dim=minimax_rotary)(family, config, window)
+    return whole_norms(family, config, made)
+
+
+def minimax_rotary(config: Config) -> int | None:
+    """rotary_dim elements, or partial_rotary_factor of them; None for all."""
+    width = attention.head_dim(config)
+    parameters = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
+    factor = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
+    factor = config.keys.get("partial_rotary_factor") if factor is None else factor
+    turns = config.keys.get("rotary_dim") if factor is None else None
+    if isinstance(factor, (int, float)) and 0 < factor <= 1:
+        turns = int(width * factor)
+    if turns is None:
+        return None
+    if not isinstance(turns, int) or turns % 2 or not 0 < turns <= width:
+        raise config.wrong("rotary_dim", f"even and at most head_dim ({width})", turns)
+    return None if turns == width else turns
+
+
+def head_bias(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The head has a bias when lm_head_bias says so."""
+    bias = config.flag("lm_head_bias")
+    return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": bias})})
+
 
 ROWS = (
     Family(
@@ -123,11 +160,7 @@ ROWS = (
         defaults=MIXTRAL,
         feed_forward=mixtral_layers,
         windows=attention.one_window,
-        not_counted=(
-            ("attention_dropout", DROPOUT),
-            ("router_jitter_noise", "the noise is one more tensor a layer"),
-            ("output_router_logits", ROUTER_LOSS),
-        ),
+        not_counted=JITTERED,
     ),
     Family(
         model_type="qwen3_moe",
@@ -136,7 +169,78 @@ ROWS = (
         windows=attention.switched_window,
         qkv_bias="by attention_bias",
         qk_norm=True,
-        not_counted=(("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS)),
+        not_counted=NOT_COUNTED,
+    ),
+    Family(
+        model_type="olmoe",
+        defaults=OLMOE,
+        feed_forward=olmoe_layers,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        mixer=olmoe_attention,
+        not_counted=NOT_COUNTED,
+        classifies=False,
+    ),
+    Family(
+        model_type="flex_olmo",
+        defaults=FLEX_OLMO,
+        feed_forward=olmoe_layers,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        norms=POST_NORMS,
+        form="post",
+        norm_kind="rms-wide",
+        mixer=olmo2_attention,
+        not_counted=NOT_COUNTED,
+        classifies=False,
+    ),
+    Family(
+        model_type="granitemoe",
+        defaults=GRANITEMOE,
+        feed_forward=granite_layers,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        form="pre-scaled",
+        scaled_embedding=True,
+        scaled_logits=True,
+        not_counted=NOT_COUNTED,
+        classifies=False,
+    ),
+    Family(
+        model_type="phimoe",
+        defaults=PHIMOE,
+        feed_forward=phimoe_layers,
+        windows=attention.one_window,
+        qkv_bias="by attention_bias",
+        norm_kind="layer",
+        norm_bias=True,
+        not_counted=(*NOT_COUNTED, ("input_jitter_noise", JITTER)),
+        finish=head_bias,
+    ),
+    Family(
+        model_type="minimax_m2",
+        defaults=MINIMAX_M2,
+        feed_forward=minimax_layers,
+        windows=attention.no_windows,
+        mixer=minimax_attention,
+        not_counted=JITTERED,
+        harmless=("use_qk_norm",),
+        classifies=False,
+        finish=with_checkpoint_notes,
+    ),
+    Family(
+        model_type="gpt_oss",
+        defaults=GPT_OSS,
+        feed_forward=gpt_oss_layers,
+        windows=gpt_oss_windows,
+        qkv_bias="by attention_bias",
+        norm_kind="rms-wide",
+        mixer=sink_attention,
+        not_counted=NOT_COUNTED,
+        finish=with_checkpoint_notes,
     ),
 )
 

@@ -5,7 +5,7 @@ layers partly attend to the image.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from memplan.arch import attention, dense, moe
+from memplan.arch import attention, dense, moe, routed
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.spec.model import AnyMixer, Layer, ModelSpec, Run
@@ -88,7 +88,7 @@ def cross_layers(config: Config) -> frozenset[int]:
     """``cross_attention_layers``; null is the default."""
     if config.keys.get("cross_attention_layers") is None:
         return frozenset(CROSS_LAYERS)
-    return moe.layer_numbers(config, "cross_attention_layers")
+    return routed.layer_numbers(config, "cross_attention_layers")
 
 
 def cross_attention(config: Config) -> ImageCross:

@@ -106,6 +106,7 @@ def norm_weights(norm: Norm, count: int, trained: bool, unit: str) -> Iterator[W
 def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
     """A parameter of any shape: its last extent are columns, the one before rows, what is left are stacked."""
     *stacked, rows, columns = (1, *bare.shape, 1) if len(bare.shape) == 1 else (1, *bare.shape)
+    trained = trained and not bare.frozen
     return Weight(bare.name, rows, columns, count, trained, unit, stacked=prod(stacked))
 
 

@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memplan.spec.base import Frozen
+from memplan.spec.compressed import CompressedAttention
+from memplan.spec.latent import LatentAttention
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
 from memplan.spec.vision import ImageCross, Tower
 
-AnyMixer = Annotated[Attention | ImageCross, Field(discriminator="kind")]
+AnyMixer = Annotated[Attention | LatentAttention | CompressedAttention | ImageCross, Field(discriminator="kind")]
 """Every kind of mixer."""
 
 
@@ -142,6 +144,9 @@ class ModelSpec(Frozen):
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
+    scaled_outside: bool = False
+    """The model's forward scales the embedding's output, not the embedding (Granite): where adapters make that output
+    need a gradient, it stays beside the scaled one."""
     more_masks: frozenset[int | None] = frozenset()
     """Windows of masks that its class makes whether or not a layer takes them."""
     rotary_sets: int = 1
@@ -174,6 +179,11 @@ class ModelSpec(Frozen):
         for run in self.runs:
             for _ in range(run.count):
                 yield run.layer
+
+    @cached_property
+    def widens_stream(self) -> bool:
+        """Whether norms stand in the residual stream itself, so that autocast widens it to fp32."""
+        return "norm" in self.front or any(run.layer.form == "after-sum" for run in self.runs)
 
     @property
     def outer_linears(self) -> tuple[Linear, ...]:

@@ -20,6 +20,8 @@ class Bare(Frozen):
     shape: tuple[int, ...]
     category: str = ""
     """Where its elements are counted; empty: with the module that holds it."""
+    frozen: bool = False
+    """Never trained by the loss."""
 
     @property
     def parameters(self) -> int:
@@ -159,6 +161,8 @@ class Attention(Mixer):
     """q and k are cast to fp32 before they turn (Cohere); else they take the wider dtype of theirs and the tables'."""
     norms_last: bool = False
     """q and k are normalised after they turn (Hunyuan)."""
+    unweighted_norms: bool = False
+    """q and k are normalised after they turn, without weights (Llama 4)."""
     scaled_queries: bool = False
     """Queries are multiplied by a factor of their position (Ministral 3), which each layer computes and keeps."""
     clipped: bool = False
@@ -186,9 +190,9 @@ class Routing(Frozen):
     the weights of the chosen. ``engine.routing.ROUTERS`` has a program for each ``program``.
     """
 
-    program: Literal["top-k", "sparse-mixer", "scatter"] = "top-k"
+    program: Literal["top-k", "sparse-mixer", "scatter", "square-root"] = "top-k"
     """'sparse-mixer': the two experts of PhiMoE, each drawn with noise; 'scatter': Llama 4, whose experts see every
-    token, scaled by a score that is zero where they were not chosen."""
+    token, scaled by a score that is zero where they were not chosen; 'square-root': DeepSeek-V4's scores."""
     product: Literal["own", "fp32", "fp32-always"] = "own"
     """In the model's dtype; or of fp32 copies of hidden states and weight, where 'always' switches autocast off."""
     scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
