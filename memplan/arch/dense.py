@@ -9,7 +9,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
-from memplan.arch.turning import rotary_dim, turned
+from memplan.arch.turning import rotary_dim, tables_by_kind, turned
 from memplan.spec.parts import FeedForward
 
 
@@ -208,6 +208,7 @@ ROWS = (
         defaults=GEMMA3_TEXT,
         feed_forward=gated_everywhere,
         windows=attention.patterned_windows,
+        finish=tables_by_kind,
         qkv_bias="by attention_bias",
         qk_norm=True,
         norms=SANDWICH_NORMS,

@@ -232,6 +232,11 @@ def with_dropout(spec: ModelSpec, config: Config) -> ModelSpec:
     return spec.model_copy(update={"runs": tuple(runs)})
 
 
+def scaled_outside(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Granite's forward scales what the embedding gives it."""
+    return spec.model_copy(update={"scaled_outside": True})
+
+
 def equal_biases(spec: ModelSpec, config: Config) -> ModelSpec:
     """InternLM3 refuses a bias of one kind of projections alone."""
     if config.flag("attention_bias") != config.flag("mlp_bias"):
@@ -269,6 +274,7 @@ ROWS = (
         form="pre-scaled",
         scaled_embedding=True,
         scaled_logits=True,
+        finish=scaled_outside,
         classifies=False,
     ),
     Family(

@@ -12,7 +12,7 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.dense import fused_everywhere, gated_everywhere
 from memplan.arch.llama_like import GLM, GRANITE, both_masks
-from memplan.arch.turning import rotary_dim, turned
+from memplan.arch.turning import rotary_dim, tables_by_kind, turned
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 
@@ -118,8 +118,7 @@ def exaone4_attention(family: Family, config: Config, window: int | None) -> Att
 
 def olmo3(spec: ModelSpec, config: Config) -> ModelSpec:
     """Tables of cos and sin for each kind of layer, too."""
-    kinds = {mixer.window for mixer in spec.mixers}
-    return both_masks(spec, config).model_copy(update={"rotary_sets": len(kinds)})
+    return tables_by_kind(both_masks(spec, config), config)
 
 
 ROWS = (

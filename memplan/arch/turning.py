@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import softmax_attention
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def turned(**fields: Field) -> Callable[["Family", Config, int | None], Attentio
         return softmax_attention(family, config, window).model_copy(update=values)
 
     return mixer
+
+
+def tables_by_kind(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A table of cos and one of sin for each kind of layer (Gemma 3, OLMo 3)."""
+    return spec.model_copy(update={"rotary_sets": len({mixer.window for mixer in spec.mixers})})
 
 
 def rotary_dim(config: Config) -> int | None:

@@ -136,6 +136,18 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="a local of the model's forward until it returns",
         source="transformers 5.23 LlamaModel.forward: inputs_embeds",
     )
+    if plan.spec.scaled_outside and keeps_masks and not plan.mode.trained:
+        book.add(
+            "embedding output before it is scaled",
+            "activations",
+            first.boundary,
+            inside,
+            f"{name}.embedding-backward",
+            template="T × h × bytes",
+            numbers=(first.boundary,),
+            why="adapters with checkpointing make it a leaf of the graph",
+            source="transformers 5.23 enable_input_require_grads",
+        )
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.weight_itemsize)
     tables = 2 * plan.length * width * table_bytes
     kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or keeps_masks)
