@@ -59,7 +59,7 @@ JOBS: list[dict[str, Any]] = [
     {"method": "simpo", "num_gpus": 8, "zero_stage": 1, "pair_pass": "split"},
     {"method": "orpo", "num_gpus": 8, "zero_stage": 2, "trainer": "trl", "trainer_version": "1.14"},
     {"method": "kto", "num_gpus": 8, "zero_stage": 3, "trainer": "trl"},
-    {"method": "reward", "num_gpus": 8, "sharding": "fsdp2", "optimizer": "adafactor"},
+    {"method": "reward", "num_gpus": 8, "sharding": "fsdp2", "optimizer": "muon"},
     {"model": "mixtral-8x7b", "num_gpus": 8, "sharding": "fsdp2", "gradient_checkpointing": True},
     {"model": "gemma-2-2b", "optimizer": "paged-adamw-8bit", "images": {"width": 336, "height": 336}},
 ]

@@ -265,7 +265,7 @@ class Tape:
         """Keep: the new gradient becomes ``.grad`` itself. Add: it is added in place to the one there, and freed.
 
         Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third.
-        Fused: it updates its weight when the next one comes.
+        Fused (LOMO): it updates its weight when the next one comes; so many bytes per element are alive then.
         """
         if grad is None:
             return
@@ -274,20 +274,10 @@ class Tape:
         elif self.gradient_mode == "sum":
             self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
         elif self.gradient_mode.startswith("fused"):
-            waiting, self.gradients = self.gradients, []
-            self._update(waiting)
-            self.gradients = [grad]
-
-    def _update(self, waiting: list[Tensor]) -> None:
-        """Update the weight whose gradient came before, and free that (LOMO): what is alive meanwhile, its gradient
-        included, in bytes per element for half-precision and for fp32 gradients.
-        """
-        for grad in waiting:
-            dim, itemsize = grad.dim, grad.itemsize
-            waiting.clear()
-            del grad
-            _, half, single = self.gradient_mode.split("-")
-            self.new(dim, int(single if itemsize == 4 else half), "fused update", category="optimizer_temporaries")
+            sizes, self.gradients = [(held.dim, held.itemsize) for held in self.gradients], [grad]
+            for dim, itemsize in sizes:
+                update = int(self.gradient_mode.split("-")[2 if itemsize == 4 else 1])
+                self.new(dim, update, "fused update", category="optimizer_temporaries")
 
 
 class _AllRecomputed(Exception):

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
+from memplan.spec.optimizer_args import OptimizerArgs
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
-from memplan.tables.optimizers import LIBRARIES
 
 
 def one_of(key: str, value: object) -> str:
@@ -63,15 +63,6 @@ def _targets(value: object) -> object:
 def _names(value: object) -> object:
     """'lm_head,embed_tokens' is a list; nothing is none of them."""
     return () if value in (None, False) else _targets(value)
-
-
-def _library(value: object) -> object:
-    """One of the libraries of the optimizers' table."""
-    if value is None or value in LIBRARIES:
-        return value
-    raise InvalidJob(
-        f"optimizer_args.library: unknown value {str(value)[:80]!r}", did_you_mean(str(value), LIBRARIES)
-    )
 
 
 def _one(value: int, info: ValidationInfo) -> int:
@@ -131,30 +122,27 @@ class ExtraModel(Frozen):
 
 
 class Images(Frozen):
-    """Images of one example, by size, by patches or by tokens."""
+    """Images of one example: their size in pixels, or the patches or tokens that one image becomes."""
 
     per_example: Annotated[int, Field(ge=1, le=10_000)] = 1
-    width: Annotated[int, Field(ge=1, le=100_000)]
-    height: Annotated[int, Field(ge=1, le=100_000)]
+    """Images of an example; a pair is one example, whose images both halves see."""
+    width: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Pixels, before the processor resizes."""
+    height: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    patches: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Patches of one image as the vision tower sees them."""
+    tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Tokens of one image in the sequence."""
 
-
-class OptimizerArgs(Frozen):
-    """Settings of the optimizer that memory depends on; each optimizer takes its own."""
-
-    library: Annotated[str | None, BeforeValidator(_library)] = None
-    """Whose implementation, where there are several: torch, transformers, bitsandbytes, torchao, …"""
-    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """GaLore and APOLLO: rank of the projections; 128 when not given."""
-    update_proj_gap: Positive | None = None
-    """GaLore and APOLLO: steps between two refreshes of the projections."""
-    targets: Annotated[Literal["all-linear"] | tuple[str, ...] | None, BeforeValidator(_targets)] = None
-    """GaLore and APOLLO: linears whose gradients are projected; every one of the layers when not given."""
-    block_size: Annotated[int, Field(ge=32, le=65536)] | None = None
-    """torchao: elements of a quantised block."""
-    min_8bit_size: Positive | None = None
-    """bitsandbytes: elements from which states are quantised; 4096 when not given."""
-    max_precondition_dim: Positive | None = None
-    """SOAP: the largest dimension that is preconditioned; 10000 when not given."""
+    @model_validator(mode="after")
+    def _one_form(self) -> "Images":
+        given = [self.width is not None or self.height is not None, self.patches is not None, self.tokens is not None]
+        if sum(given) != 1 or (self.width is None) != (self.height is None):
+            raise InvalidJob(
+                "images: give the size of an image in one way",
+                "images: {per_example: 1, width: 1024, height: 768}, or patches, or tokens, instead of width and height",
+            )
+        return self
 
 
 class Allocator(Frozen):
@@ -279,7 +267,7 @@ class Job(Frozen):
     extra_models: tuple[ExtraModel, ...] = ()
     """Frozen models that stand beside the policy and the reference."""
     images: Images | None = None
-    """Images of an example: their pixels are part of the batch."""
+    """Images of an example: pixels in the batch, a pass of the vision tower, tokens of the sequence."""
     eval_batch_size: Positive | None = None
     """Examples per GPU in evaluation."""
     cluster: Absent = None
