@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.engine.deepspeed import deepspeed_step
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import policy_head
-from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
+from memplan.engine.model_rows import enter_batch, enter_buffers, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
@@ -56,6 +56,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     _enter_step(book, recipe, weights)
     enter_residents(book, recipe)
     enter_batch(book, recipe)
+    enter_buffers(book, recipe)
     enter_overhead(book, recipe)
     return book
 
@@ -72,6 +73,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
+        stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.front import NO_FRONT
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.passes import TracedPass
@@ -24,13 +25,18 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
         template="T × h × bytes",
         source="torch.autograd",
     )
-    if not plan.mode.trained:
+    _enter_front_backward(book, traced, kept, instant)
+    saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
+    if not plan.mode.trained and not saved:
         return
-    size = spec.vocab_size * spec.hidden_size * plan.mode.weight_itemsize
+    width = spec.embedding_width or spec.hidden_size
+    size = spec.vocab_size * width * plan.mode.weight_itemsize
     keep = plan.gradients == "keep"
     until = kept.last(book, plan.name) if kept.layers or kept.root else instant
     until = f"{consumer}.embedding-backward" if consumer else until
-    for label, born, dies in _embedding_gradients(spec.head_is_tied, plan.gradients, book, traced, instant, until):
+    for label, born, dies in _embedding_gradients(
+        spec.head_is_tied and not saved, plan.gradients, book, traced, instant, until
+    ):
         book.add(
             label,
             "gradients",
@@ -38,12 +44,61 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
             born,
             dies,
             template="V × h × bytes",
-            numbers=(spec.vocab_size, spec.hidden_size, plan.mode.weight_itemsize),
+            numbers=(spec.vocab_size, width, plan.mode.weight_itemsize),
             why="the embedding's gradient is dense"
             if keep or "embedding" in label
             else "held by the engine until the embedding's arrives",
             source="torch.autograd: input buffers add out of place",
         )
+
+
+def _enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients, instant: str) -> None:
+    """Backward of what stands between embedding and layers, before the embedding's own, and what it leaves."""
+    plan, front = traced.plan, traced.front
+    if front is NO_FRONT:
+        return
+    width = plan.spec.embedding_width or plan.spec.hidden_size
+    after = plan.spec.vocab_size * width * plan.mode.weight_itemsize if plan.mode.trained else 0
+    beyond = front.backward - front.gradients - traced.tail.input_gradient - after
+    source = "torch 2.13 autograd"
+    book.add(
+        "transients before the embedding's gradient",
+        "temporaries",
+        max(beyond, 0),
+        instant,
+        instant,
+        template="positions, norm and dropout after the embedding, beyond the embedding's own gradient",
+        source=source,
+    )
+    whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    book.add(
+        "gradients of positions and norms after the embedding",
+        "gradients",
+        front.gradients,
+        instant,
+        kept.last(book, plan.name) if whole else instant,
+        template="elements × gradient bytes",
+        numbers=(front.gradients // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
+        why="the gradient of a table of positions is dense",
+        source=source,
+    )
+
+
+def _enter_front(book: Ledger, traced: TracedPass) -> None:
+    """What the steps between embedding and layers keep for their backward."""
+    name, plan = traced.plan.name, traced.plan
+    if not traced.front.saved or plan.style == "no-grad":
+        return
+    book.add(
+        "saved between embedding and layers",
+        "activations",
+        traced.front.saved,
+        f"{name}.layer-forward",
+        book.before(f"{name}.embedding-backward"),
+        template="masks of dropout, inputs and statistics of norms, projections",
+        why="kept for the backward of what follows the embedding",
+        source="torch 2.13 autograd",
+    )
 
 
 def _embedding_gradients(
@@ -110,7 +165,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)
     masks, first = len(windows) * size, traced.layers[0]
-    embedded = 0 if first.keeps_input else first.boundary
+    embedded = traced.front.held if plan.spec.front else 0 if first.keeps_input else first.boundary
+    _enter_front(book, traced)
     keeps_masks = plan.style in ("checkpoint", "reentrant")
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():
@@ -152,7 +208,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     tables = 2 * plan.length * width * table_bytes
     kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or keeps_masks)
     tail = traced.tail.forward
-    norm, head = tail["final-norm"].size, tail["head"].size if "head" in tail else 0
+    norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
     beyond = norm + embedded + (0 if keeps_masks else masks) + (0 if kept else tables) - max(norm, head)
     book.add(
         "masks and embedding output at the final norm",
@@ -176,6 +232,20 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="cos and sin, shared by all layers",
         source="transformers 5.23 LlamaRotaryEmbedding",
     )
+
+
+def enter_buffers(book: Ledger, recipe: Recipe) -> None:
+    """Tables and masks that the classes keep beside their parameters, a copy for each model that is there."""
+    for name, spec in (("model", recipe.model), *((f"{each.role} model", each.spec) for each in recipe.residents)):
+        if spec.buffer_bytes:
+            book.add(
+                f"buffers of the {name}",
+                "buffers",
+                spec.buffer_bytes,
+                template="bytes of all layers",
+                why="made for all positions when the model is built, whatever the sequence length",
+                source=f"transformers 5.23 modeling_{spec.family}.py",
+            )
 
 
 def enter_batch(book: Ledger, recipe: Recipe) -> None:

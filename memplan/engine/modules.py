@@ -43,11 +43,13 @@ class Mode(NamedTuple):
     """The format of the linears in the layers."""
     norm_itemsize: int = 0
     """Element size of norms where it differs from the other weights'."""
+    stream_itemsize: int = 0
+    """Element size of the residual stream where norms that autocast widens stand in it (Bloom, opt-350m)."""
 
     @property
     def residual_itemsize(self) -> int:
         """Element size of the residual stream: a wider norm widens what the feed-forward adds to it."""
-        return max(self.weight_itemsize, self.norm_itemsize)
+        return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize)
 
 
 class Pass:

@@ -66,12 +66,15 @@ class PassRows:
         )
         self._enter("head", ends, instants[1], instants[1])
         if plan.style == "no-grad":
-            if "loss" in forward and forward["loss"].size > ends.size:
-                self._enter("loss", Alive(forward["loss"].size - ends.size, tags={}), instants[1], instants[1])
+            casts = sum(trace.casts for trace in self.traced.layers) if plan.head.leaves_autocast else 0
+            if "loss" in forward and forward["loss"].size > ends.size + casts:
+                more = forward["loss"].size - ends.size - casts
+                self._enter("loss", Alive(more, tags={}), instants[1], instants[1])
             self._enter_casts(instants[1])
             return
         self._enter("loss", forward.get("loss", ends), instants[2], instants[2])
-        self._enter_casts("rejected.loss" if plan.mode.shared_casts == "first" else instants[2])
+        until = instants[1] if plan.head.leaves_autocast else instants[2]
+        self._enter_casts("rejected.loss" if plan.mode.shared_casts == "first" else until)
         between = self.book.after(instants[2]), self.book.before(f"{name}.loss-backward")
         if self.book.index[between[0]] <= self.book.index[between[1]]:
             self._enter("kept until backward", self.traced.tail.saved, *between)
@@ -114,6 +117,7 @@ class PassRows:
         for i in chosen:
             for instant, alive in self.traced.layer_instants(i):
                 self._enter(f"layer {i}", alive, instant, instant)
+        self._enter_lingering(last_of)
         if keep:
             self._enter_gradients(first_of, last_of, kept)
 
@@ -135,6 +139,30 @@ class PassRows:
             for trace, indices in _by_kind(self.traced.layers, layers):
                 where = f"layer {indices[0]}" if len(indices) == 1 else f"layers {indices[0]}-{indices[-1]}"
                 self._enter(where, trace.saved, born, dies, len(indices))
+
+    def _enter_lingering(self, last_of: dict[int, str]) -> None:
+        """What functions keep on their contexts stays after their layer's backward, as long as the loss."""
+        end, layers = f"{self.traced.plan.name}.embedding-backward", self.traced.layers
+        for i, instant in last_of.items():
+            lower = max((j for j in last_of if j < i), default=-1) + 1
+            for label, indices, born in (
+                (f"layer {i}", range(i, i + 1), self.book.after(instant)),
+                (f"layers {lower}-{i - 1}", range(lower, i), self._next(last_of, lower - 1, end)),
+            ):
+                self.book.add(
+                    f"inputs kept by int8 linears, {label}",
+                    "activations",
+                    sum(layers[j].lingering for j in indices),
+                    born,
+                    end,
+                    template="Σ over inputs T × in × bytes",
+                    why="an attribute of the autograd function, which lives until the loss is let go",
+                    source="bitsandbytes 0.50 autograd/_functions.py: ctx.tensors",
+                )
+
+    def _next(self, last_of: dict[int, str], i: int, end: str) -> str:
+        """The first instant of layer ``i``'s backward, or the end of backward below the first layer."""
+        return next(self.traced.layer_instants(i))[0] if i in last_of else end
 
     def _enter_gradients(self, first_of: dict[int, str], last_of: dict[int, str], kept: KeptGradients) -> None:
         """Weight gradients, born as backward passes the layers from last to first."""
@@ -169,7 +197,7 @@ class PassRows:
         self._gradient("gradient of the tied head", head, born, self._consumed(end, end), waits)
         if kept.layers:
             return
-        embedding = plan.spec.vocab_size * plan.spec.hidden_size * kept.whole_itemsize if plan.mode.trained else 0
+        embedding = plan.spec.vocab_size * (plan.spec.embedding_width or plan.spec.hidden_size) * kept.whole_itemsize if plan.mode.trained else 0
         root = tail.gradients + (0 if tied else embedding)
         why = "each rank keeps its part of the reduced gradients"
         size = kept.shard(root) if kept.root else kept.shard(root - rest)

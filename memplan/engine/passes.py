@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.modules import Mode
 from memplan.engine.traces import NOTHING, Alive, Head, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.spec.model import ModelSpec
@@ -37,6 +38,10 @@ class TracedPass:
         self.plan = plan
         self.layers = _trace_layers(plan)
         grad = plan.style != "no-grad"
+        self.front = NO_FRONT
+        if plan.spec.front:
+            needs_grad = plan.embedding_trained
+            self.front = trace_front(plan.spec, plan.mode, plan.rows, plan.length, grad, needs_grad)
         self.tail: TailTrace = trace_tail(plan.spec, plan.mode, plan.rows, plan.length, plan.head, grad, plan.gradients)
         saved = [0]
         for trace in self.layers:

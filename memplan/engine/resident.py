@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
+from memplan.engine.losses import has_reference_pass, reference_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.states import enter_quantised
 from memplan.engine.tensors import model_weights
-from memplan.engine.traces import Head
 from memplan.spec.recipe import Recipe, Resident
 from memplan.units import ceil_div
 
 
 def reference_pass(recipe: Recipe, rows: int) -> TracedPass | None:
     """The no-grad forward that scores the batch with the reference; None when nothing is scored in the step."""
-    if recipe.reference not in ("resident", "adapter"):
+    if not has_reference_pass(recipe):
         return None
-    if rows == 0:
-        return None if not recipe.method.reference else _scoring(recipe, 1)
-    return _scoring(recipe, rows)
+    return _scoring(recipe, rows or 1)
 
 
 def _scoring(recipe: Recipe, rows: int) -> TracedPass:
@@ -41,8 +39,9 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised if resident is None else resident.quantised,
         norm_itemsize=recipe.norm_itemsize if resident is None else 0,
+        stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
     )
-    head = Head(recipe.loss_head, recipe.logits_to_fp32, scored_tokens=rows * recipe.completion_length)
+    head = reference_head(recipe, rows, itemsize)
     return TracedPass(PassPlan("reference", recipe.model, mode, rows, recipe.sequence_length, "no-grad", head))
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import heads, ops
+from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim, Tag, live_at
@@ -60,6 +61,8 @@ class LayerTrace(NamedTuple):
     """The most while the gradients of 'feed-forward' and 'attention' are made."""
     gradients: int
     """Weight gradients it leaves."""
+    lingering: int = 0
+    """Kept on the contexts of autograd functions: alive until the loss lets go of the graph."""
 
 
 class TailTrace(NamedTuple):
@@ -87,8 +90,13 @@ def _now(tape: Tape) -> Alive:
     return Alive(tape.live, tape.log, len(tape.log))
 
 
-def _checkpoint_tags(dim: Dim, itemsize: int, size: int) -> Tags:
-    return {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
+def _checkpoint(tape: Tape, dim: Dim, itemsize: int, size: int) -> Alive:
+    """What a checkpoint keeps: the layer's input, and what its functions keep where checkpointing does not reach."""
+    tags = {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
+    for storage in tape.context:
+        tag = storage.tag._replace(label=f"{storage.tag.label}, kept by int8 linears")
+        tags[tag] = tags.get(tag, 0) + storage.size
+    return Alive(sum(tags.values()), tags=tags)
 
 
 def _input(tape: Tape, p: Pass, width: int, itemsize: int, needs_grad: bool, label: str) -> Tensor:
@@ -117,7 +125,7 @@ def trace_layer(
 
     ``style``: plain, checkpoint, reentrant, or no-grad (forward only). ``gradients``: see ``Tape``.
     """
-    itemsize, tape = mode.weight_itemsize, Tape(mode.autocast)
+    itemsize, tape = mode.residual_itemsize, Tape(mode.autocast)
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     if style == "checkpoint":
         tape.start_hollow()
@@ -132,7 +140,8 @@ def trace_layer(
     del x, y
     keeps_input = style != "plain" or (watched is not None and watched() is not None)
     leave_autocast(tape)
-    saved = _now(tape) if style == "plain" else Alive(boundary, tags=_checkpoint_tags(dim, itemsize, boundary))
+    lingering = sum(storage.size for storage in tape.context)
+    saved = _now(tape) if style == "plain" else _checkpoint(tape, dim, itemsize, boundary)
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
     tape.category = "recomputation"
@@ -161,7 +170,8 @@ def trace_layer(
     held.clear()
     tape.recompute = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left)
+    tape.context.clear()
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering)
 
 
 def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor) -> None:
@@ -171,32 +181,27 @@ def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor) -> None:
     leave_autocast(tape)
 
 
-class Head(NamedTuple):
-    """How the tail of a pass becomes a loss."""
-
-    program: str
-    """A key of ``heads.LOGITS_PROGRAMS``, 'fused', 'score', or 'hidden' (no head at all)."""
-    to_fp32: bool = False
-    keeps_outputs: bool = False
-    fp32_outputs: bool = False
-    """The outputs that the caller keeps are a copy in fp32 (accelerate, under native AMP)."""
-    sft_term: bool = False
-    scored_tokens: int = 0
-
-
-def tail_forward(p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and what the caller still holds when backward starts.
+def tail_forward(
+    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The loss, what the caller holds through backward, and what it holds until the loss is whole.
 
     Takes the hidden states out of the list, so that nobody else holds them.
     """
     tape, x = p.tape, inputs.pop()
     with tape.at("final-norm"):
         hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
-    del x
-    if head.program == "fused":
+        del x
+        if spec.project_out:
+            hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
+    if head.program in heads.FUSED_PROGRAMS:
         with tape.at("loss"):
+            held: list[Tensor] = []
             weight = p.param(spec.head.name, spec.head.parameters)
-            return heads.fused(p, hidden, weight, head.scored_tokens or p.tokens), []
+            return heads.fused_loss(p, hidden, weight, head, rows, held), held, []
+    if head.program == "hidden":
+        with tape.at("loss"):
+            return heads.mean_loss(p, hidden), [], []
     with tape.at("head"):
         logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
         if spec.logits_scaled:
@@ -207,21 +212,38 @@ def tail_forward(p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[T
             logits = ops.scale(tape, logits, "logits")
     if head.program == "score":
         with tape.at("loss"):
-            return heads.mean_loss(p, logits), []
-    inside = head.program == "cross-entropy"
-    if not inside:
+            return heads.mean_loss(p, logits), [], []
+    if head.program not in heads.INSIDE:
         del hidden
+    inputs.append(logits)
+    del logits
     with tape.at("loss"):
-        scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
-        term = heads.sft_term(p, scores) if head.sft_term else None
-        loss = heads.LOGITS_PROGRAMS[head.program](p, scores, rows)
-        if term is not None:
-            loss = ops.add(tape, heads.mean_loss(p, loss), term, "loss")
-        if not head.keeps_outputs:
-            return loss, []
-        del scores
-        outputs = ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits
-    return loss, [outputs]
+        return _loss(p, head, rows, inputs)
+
+
+def _loss(p: Pass, head: Head, rows: int, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
+    tape, logits = p.tape, inputs.pop()
+    scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
+    logits = scores if head.frees_logits else logits
+    hidden_states = []
+    if head.hidden_states:
+        hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
+    if head.leaves_autocast and head.program not in heads.INSIDE:
+        leave_autocast(tape)
+        tape.autocast = 0
+    if head.beside_logits:
+        logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
+    loss = heads.score(p, scores, head, rows)
+    outputs = []
+    if head.keeps_outputs:
+        outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
+        logits = scores = outputs[0]
+    if head.metrics:
+        heads.METRICS[head.metrics](p, outputs[0] if outputs else scores, head.scored_tokens or p.tokens)
+    kept = [scores] if head.holds_logits else []
+    hidden_states.clear()
+    return loss, outputs, kept
 
 
 @lru_cache(maxsize=1024)
@@ -239,14 +261,15 @@ def trace_tail(
     tape = Tape(mode.autocast)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
     p = Pass(tape, mode, rows, length)
-    inputs = [_input(tape, p, spec.hidden_size, mode.weight_itemsize, input_needs_grad, "residual stream")]
-    loss, held = tail_forward(p, spec, head, rows, inputs)
+    inputs = [_input(tape, p, spec.hidden_size, mode.residual_itemsize, input_needs_grad, "residual stream")]
+    loss, held, whole = tail_forward(p, spec, head, rows, inputs)
     casts = _casts(tape)
     forward = _peaks(tape, "forward")
     node = loss.node
     del loss
     leave_autocast(tape)
     saved = _now(tape)
+    whole.clear()
     if node is None:
         held.clear()
         return TailTrace(saved, casts, forward, {}, 0, 0, 0)
@@ -256,5 +279,5 @@ def trace_tail(
     held.clear()
     sizes = [grad.storage.size for grad in tape.gradients if grad.storage]
     head_gradient = spec.head.parameters * mode.weight_itemsize if mode.trained else 0
-    boundary = p.tokens * spec.hidden_size * mode.weight_itemsize
+    boundary = p.tokens * spec.hidden_size * mode.residual_itemsize
     return TailTrace(saved, casts, forward, _peaks(tape, "backward"), sum(sizes), head_gradient, boundary)

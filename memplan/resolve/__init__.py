@@ -161,19 +161,14 @@ def _check(job: Job, pairs: bool, method: str) -> None:
 
 
 def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
-    """Soft-capped attention scores exist in eager only: sdpa and flash cannot compute them."""
-    capped = spec.eager_only
-    if capped and job.attention != "eager":
+    """Soft-capped scores exist in eager only, as sdpa and flash cannot compute them; some classes have no other."""
+    if spec.eager_only and job.attention != "eager":
+        capped = any(mixer.softcap is not None for mixer in spec.mixers)
         if notes.is_given("attention"):
-            raise InvalidJob(
-                f"attention: {job.attention} cannot soft-cap the scores of {spec.name}", "use attention: eager"
-            )
-        notes.fill(
-            "attention",
-            "eager",
-            "default",
-            f"{spec.family} caps its attention scores, which only eager attention computes",
-        )
+            cannot = f"cannot soft-cap the scores of {spec.name}" if capped else f"is not described for {spec.family}"
+            raise InvalidJob(f"attention: {job.attention} {cannot}", "use attention: eager")
+        why = "caps its attention scores, which only eager attention computes" if capped else "has eager attention alone"
+        notes.fill("attention", "eager", "default", f"{spec.family} {why}")
         return "eager"
     return notes.plain("attention", job.attention)
 

@@ -1,0 +1,128 @@
+"""Between the embedding and the first layer: learned positions, projections, norms and dropout, as one tape.
+
+Most decoders have nothing here. What the model's forward holds in locals (the embedding's output, the positions) is
+alive until it returns, whoever else needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.engine import ops
+from memplan.engine.modules import Mode, Pass, norm, project
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Grads, Node, Param, Tape, Tensor
+from memplan.engine.traces import leave_autocast
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare
+
+
+class FrontTrace(NamedTuple):
+    """Bytes beside the first layer's input."""
+
+    saved: int
+    """What its nodes hold until their backward."""
+    held: int
+    """What the model's forward holds beside that, until it returns."""
+    backward: int
+    """The most within its backward, with the gradient that comes in."""
+    gradients: int
+    """Gradients of its parameters."""
+
+
+NO_FRONT = FrontTrace(0, 0, 0, 0)
+
+
+def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
+    """A row of the table for each position; its gradient is dense."""
+    size = table.dim
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        return (t.new(size, itemsize, "position gradients", category="gradients"),)
+
+    return tape.new(out, itemsize, "positions", tape.node((table,), (), backward))
+
+
+def position_table(spec: ModelSpec) -> Bare:
+    """The table of learned positions."""
+    return next(bare for part in spec.extra for bare in part.tensors if len(bare.shape) == 2)
+
+
+def _positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor], rows: int) -> Tensor:
+    bare, hidden = position_table(spec), spec.hidden_size
+    table = p.param(bare.name, bare.parameters)
+    out = Dim("T·h" if rows == p.rows else "s·h", rows * p.length * hidden)
+    found = embedding(p.tape, table, out, table.itemsize)
+    held.append(found)
+    return ops.add(p.tape, x, found, "residual stream")
+
+
+def positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """One set of positions for all rows (GPT-2)."""
+    return _positions(p, spec, x, held, 1)
+
+
+def row_positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """Positions of each row (OPT)."""
+    return _positions(p, spec, x, held, p.rows)
+
+
+def projected(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """``project_in``, whose output takes the embedding's name (opt-350m)."""
+    held.clear()
+    out = project(p, x, spec.outer_linears[0], "h", "projected embeddings", quantised=False)
+    held.append(out)
+    return out
+
+
+def normalised(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """A norm of the embeddings (Bloom)."""
+    found = next(norm for part in spec.extra for norm in part.norms)
+    return norm(p, found, x, "h")
+
+
+def dropped(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """Dropout."""
+    return ops.dropout(p.tape, x, "residual stream")
+
+
+STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
+    "project": projected,
+    "positions": positions,
+    "row-positions": row_positions,
+    "norm": normalised,
+    "dropout": dropped,
+}
+"""A program for each step of ``ModelSpec.front``; ``held``: locals of the model's forward."""
+
+
+@lru_cache(maxsize=256)
+def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool, needs_grad: bool) -> FrontTrace:
+    """The steps of a model, forward and (with ``grad``) backward.
+
+    ``needs_grad``: the embedding's output needs a gradient.
+    """
+    tape = Tape(mode.autocast)
+    tape.grad_enabled = grad
+    p = Pass(tape, mode, rows, length)
+    x = tape.new(p.dim("h", spec.embedding_width or spec.hidden_size), mode.weight_itemsize, "embedding output")
+    if grad and needs_grad:
+        x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (), lambda t, grads: ()))
+    held = [x]
+    for step in spec.front:
+        x = STEPS[step](p, spec, x, held)
+    leave_autocast(tape)
+    own = x.storage.size if x.storage else 0
+    everything, node, dim, itemsize = tape.live - own, x.node, x.dim, x.itemsize
+    del x
+    held.clear()
+    saved = tape.live
+    if node is None:
+        return FrontTrace(saved, everything - saved, 0, 0)
+    tape.peaks.clear()
+    tape.backward(node, [tape.gradient((dim, itemsize))] + [None] * (node.outputs - 1))
+    peak = max((size for size, _ in tape.peaks.values()), default=0)
+    left = sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
+    return FrontTrace(saved, everything - saved, peak, left)
