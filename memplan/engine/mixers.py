@@ -7,8 +7,10 @@ from typing import Any
 
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
+from memplan.engine.latent import latent_attention
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tensor
+from memplan.errors import ModelError
 from memplan.spec.parts import Attention, Mixer
 
 Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
@@ -20,11 +22,16 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
     return STYLES.get(mixer.style, attention)(p, mixer, x)
 
 
-MIXERS: dict[str, Program] = {"attention": softmax_attention}
+MIXERS: dict[str, Program] = {"attention": softmax_attention, "latent": latent_attention}
 """A program for each ``kind`` of mixer."""
 
 
 def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Run a mixer of any kind, which the form of the layer has."""
     assert mixer is not None
+    if mixer.kind not in MIXERS:
+        raise ModelError(
+            f"its {mixer.kind} attention is described by its parameters alone: memplan has no program of it yet",
+            "show its parameters with memplan show models, or name another model",
+        )
     return MIXERS[mixer.kind](p, mixer, x)
