@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memplan.engine import ops
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Grads, Param, Tape, Tensor
 
 LABEL = "activation"
 
@@ -71,6 +71,25 @@ def relu_squared(tape: Tape, x: Tensor) -> Tensor:
     return power(tape, positive)
 
 
+def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
+    """``where(x > 0, a * x * x + b * x, (expm1(min(x, eps)) - x) * c + b * x)`` of single operations, with trained a and
+    c; the kernel of its authors, where it is installed, keeps less.
+    """
+    wide = ops.FP32 if tape.autocast else x.itemsize
+    first, second = (Param(tape, f"act_fn.{name}", 1, wide, trained) for name in ("alpha_p", "alpha_n"))
+    sign = tape.new(x.dim, 1, LABEL)
+    squares = ops.mul(tape, ops.mul(tape, x, first, LABEL), x, LABEL)
+    above = ops.add(tape, squares, ops.scale(tape, x, LABEL), LABEL)
+    del squares
+    capped = ops.unary(tape, x, LABEL)
+    decayed = ops.unary(tape, capped, LABEL, saves="result")
+    del capped
+    below = ops.mul(tape, ops.add(tape, decayed, x, LABEL), second, LABEL)
+    del decayed
+    below = ops.add(tape, below, ops.scale(tape, x, LABEL), LABEL)
+    return ops.where(tape, sign, above, below, LABEL)
+
+
 def bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
     """``GeLUFunction``: keeps its input alone, and holds five more tensors of its size while it runs back."""
     dim, itemsize = x.dim, x.itemsize
@@ -92,6 +111,8 @@ COMPOSED: dict[str, Callable[[Tape, Tensor], Tensor]] = {
     "relu": partial(ops.unary, label=LABEL, saves="result"),
     "tanh": partial(ops.unary, label=LABEL, saves="result"),
     "relu2": relu_squared,
+    "xielu": xielu,
+    "xielu-frozen": partial(xielu, trained=False),
     "bloom-gelu": bloom_gelu,
 }
 """Activations that keep something else than their input."""

@@ -20,7 +20,8 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
     tape, width = p.tape, p.dim("F", spec.intermediate)
     if not spec.gated:
         inner = project(p, x, spec.linears[0], "F", "up")
-        inner = activate(tape, spec.activation, inner)
+        frozen = spec.tensors and not p.mode.trained
+        inner = activate(tape, spec.activation + ("-frozen" if frozen else ""), inner)
         return project(p, inner, spec.linears[-1], "h", "feed-forward output")
     if len(spec.linears) == 2:
         both = project(p, x, spec.linears[0], "2F", "gate and up")

@@ -125,6 +125,13 @@ def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
 
 
+def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Tensor:
+    """``torch.where``: saves the condition; both sides receive a gradient of full size."""
+    dim, itemsize = a.dim, max(a.itemsize, b.itemsize)
+    node = tape.node((a, b), (condition,), lambda t, g: (t.gradient((dim, itemsize)), t.gradient((dim, itemsize))))
+    return tape.new(dim, itemsize, label, node)
+
+
 def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
     """``x.clamp_(…)``: its node keeps a copy of what x was."""
     dim, itemsize = x.dim, x.itemsize
