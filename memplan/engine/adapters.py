@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.engine import ops
 from memplan.engine.quantised import dequantise
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Param, Tensor
+from memplan.engine.tape import Grads, Param, Tape, Tensor
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass
@@ -114,3 +114,36 @@ def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, b
     matrix = base if base.itemsize == itemsize else tape.gradient((base.dim, itemsize), "base weight in x's dtype")
     node = tape.node((source,), (matrix,), lambda t, g: (t.gradient((dim, itemsize)),))
     return tape.new(out, itemsize, "base result of the dropped input", node)
+
+
+def merged_stack(p: Pass, name: str, shape: tuple[int, ...], rank: int) -> Param:
+    """A parameter of experts × outputs × inputs, or of a router, with its adapters added (``ParamWrapper``).
+
+    ``baddbmm(W, lora_B, lora_A)`` makes a whole copy of the stack, which the products save; its gradient is as large.
+    Two-dimensional parameters add a product of the adapters' matrices.
+    """
+    tape, adapter, mode = p.tape, p.mode.adapter, p.mode
+    assert adapter is not None
+    *_, outputs, inputs = shape
+    count = shape[0] if len(shape) == 3 else 1
+    elements, low = count * outputs * inputs, mode.weight_itemsize
+    wide, autocast = rank * count, tape.autocast
+    lora_a = Param(tape, name + ".lora_A", wide * inputs, adapter.itemsize, trained=True)
+    lora_b = Param(tape, name + ".lora_B", outputs * wide, adapter.itemsize, trained=True)
+    tape.autocast = 0
+    sides = [ops.cast(tape, side, low, "adapters in the weight's dtype") for side in (lora_b, lora_a)]
+    dims = [side.dim for side in sides]
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        results: list[Tensor | None] = []
+        for dim in dims:
+            product = t.gradient((dim, low))
+            results.append(t.gradient((dim, low)))
+            del product
+        return results
+
+    whole = tape.new(Dim(name, elements), low, "weights with their adapters", tape.node(sides, sides, backward))
+    tape.autocast = autocast
+    merged = Param(tape, name, elements, low, trained=False)
+    merged.storage, merged.node, merged.needs_grad = whole.storage, whole.node, whole.needs_grad
+    return merged

@@ -11,7 +11,15 @@ from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.resident import enter_residents, reference_pass
-from memplan.engine.sharding import Held, enter_sharding, gradient_itemsize, gradient_mode, held, kept_gradients, main_gradients
+from memplan.engine.sharding import (
+    Held,
+    enter_sharding,
+    gradient_itemsize,
+    gradient_mode,
+    held,
+    kept_gradients,
+    main_gradients,
+)
 from memplan.engine.states import (
     FP32,
     enter_states,
@@ -218,10 +226,13 @@ def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
 
 
 def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
-    """(elements, bytes of each) of the temporaries: tensors of one element size are stepped at once, others later."""
-    worst = (0, FP32)
+    """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
+
+    foreach takes one dtype at a time, but its loop's variables hold the copies of the one before.
+    """
+    sizes = {}
     for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
         same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
-        size = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
-        worst = max(worst, (size // itemsize, itemsize), key=lambda found: found[0] * found[1])
-    return worst
+        sizes[itemsize] = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
+    smallest = min(sizes)
+    return (sum(sizes.values()) if recipe.optimizer_impl == "foreach" else max(sizes.values())) // smallest, smallest

@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 from memplan.engine import ops, routing_ops
+from memplan.engine.adapters import merged_stack
 from memplan.engine.modules import Pass, project
 from memplan.engine.routing import route
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tensor
+from memplan.engine.tensors import expert_ranks
 from memplan.spec.parts import Experts, FeedForward, Linear
 
 
@@ -49,7 +51,13 @@ def gated_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
 
 def stacked(p: Pass, spec: Experts) -> tuple[list[Param], list[Param | None]]:
     """The weights and the biases of gate_up_proj and down_proj."""
-    params = [p.param(bare.name, bare.parameters) for bare in spec.stacked]
+    ranks = {bare.name: rank for bare, rank in expert_ranks(p.mode.adapter, spec)} if p.mode.adapter else {}
+    params = [
+        merged_stack(p, bare.name, bare.shape, ranks[bare.name])
+        if bare.name in ranks
+        else p.param(bare.name, bare.parameters)
+        for bare in spec.stacked
+    ]
     if len(params) == 2:
         return params, [None, None]
     return params[::2], [params[1], params[3]]

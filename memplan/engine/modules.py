@@ -48,8 +48,13 @@ class Mode(NamedTuple):
 
     @property
     def residual_itemsize(self) -> int:
-        """Element size of the residual stream: a wider norm widens what the feed-forward adds to it."""
-        return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize)
+        """Element size of the residual stream: wider norms widen what the feed-forward adds to it, and so do DoRA's
+        fp32 magnitudes where PEFT does not cast its result back (over bitsandbytes' linears, under autocast).
+        """
+        adapter, base = self.adapter, self.quantised
+        uncast = adapter is not None and adapter.dora and base is not None and base.scheme.product.startswith("bnb")
+        magnitude = adapter.magnitude_itemsize if adapter and uncast and self.autocast else 0
+        return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize, magnitude)
 
 
 class Pass:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine import ops, routing_ops
+from memplan.engine.adapters import merged_stack
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tensor
 from memplan.spec.parts import Experts
@@ -31,7 +32,11 @@ def route(p: Pass, spec: Experts, x: Tensor) -> Choice:
 def product(p: Pass, spec: Experts, x: Tensor) -> Tensor:
     """The logits: in the model's dtype, or of copies in fp32 of hidden states and weight."""
     tape, routing, out = p.tape, spec.routing, p.dim("E", spec.count)
-    weight = p.param(spec.router.name, spec.count * spec.router.inputs, routing.stored_itemsize)
+    adapter = p.mode.adapter
+    if adapter and adapter.router:
+        weight = merged_stack(p, spec.router.name, (spec.count, spec.router.inputs), adapter.rank)
+    else:
+        weight = p.param(spec.router.name, spec.count * spec.router.inputs, routing.stored_itemsize)
     bias = p.param(spec.router.name + ".bias", spec.count) if spec.router.bias else None
     if routing.product == "own":
         return ops.linear(tape, x, weight, out, "router logits", bias)

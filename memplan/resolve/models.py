@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
@@ -12,7 +13,7 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import ALL_LINEAR, Job, Lora
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Resident
-from memplan.tables.families import EXPERT_FAMILIES, EXPERT_PROJECTIONS
+from memplan.tables.families import EXPERT_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
 from memplan.tables.methods import Method
 from memplan.tables.trainers import Trainer
 from memplan.units import DTYPE_BYTES
@@ -23,7 +24,8 @@ class Targets(NamedTuple):
 
     lora: Lora
     names: frozenset[str]
-    experts: bool
+    experts: frozenset[str]
+    router: bool
 
     def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
         """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
@@ -47,51 +49,66 @@ class Targets(NamedTuple):
             lora.bias,
             frozenset(lora.modules_to_save),
             self.experts,
+            self.router,
         )
 
 
 def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
-    """Which linears LoRA adapts. Raises InvalidJob for a target that the model does not have."""
+    """Which modules LoRA adapts. Raises InvalidJob for a target that the model does not have."""
     if job.lora is None:
         return None
     known = {linear.name for run in spec.runs for linear in run.layer.linears}
+    known |= {linear.name for linear in (*spec.outer_linears, *(spec.tower.linears if spec.tower else ()))}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
     known -= {experts.router.name for experts in stacked}
     notes.sources["lora"] = notes.sources.get("lora", "default")
     _check_saved(job.lora, spec, notes)
-    if job.lora.targets == ALL_LINEAR:
-        experts = bool(stacked) and spec.family in EXPERT_FAMILIES
-        if stacked:
-            notes.assume(_expert_rule(spec, experts))
-        names = known
-    else:
-        given = set(job.lora.targets)
-        split = given & EXPERT_PROJECTIONS - known if stacked and spec.family in EXPERT_FAMILIES else set()
-        if split and split != EXPERT_PROJECTIONS - known:
-            raise InvalidJob(
-                f"lora.targets: {', '.join(sorted(split))} of the stacked experts alone is not modelled",
-                "name gate_proj, up_proj and down_proj together, or none of them",
-            )
-        experts, names = bool(split), given - split
-        for name in sorted(names - known):
-            raise InvalidJob(
-                f"lora.targets: {spec.family} has no linear module {name!r}", did_you_mean(name, sorted(known))
-            )
-        if not given:
-            raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
+    rewrites = STACKS[spec.family in MIXTRAL_NAMES] if stacked and spec.family in EXPERT_FAMILIES else {}
+    everything = job.lora.targets == ALL_LINEAR
+    given = known | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set(job.lora.targets)
+    if not given:
+        raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
+    if stacked and everything:
+        how = "adapts" if rewrites else "leaves alone"
+        notes.assume(f"lora: all-linear {how} the stacked experts and the router of {spec.family} (peft 0.21)")
+    experts = _stacks(given, rewrites)
+    lost = sorted(given & set(rewrites) & known)
+    if lost:
+        notes.remark(f"lora: {', '.join(lost)} of dense layers and shared experts are not adapted (peft 0.21)")
+    names = _modules(given - set(rewrites) - ({ROUTER} if rewrites else set()), known, spec, notes, bool(experts))
     if experts and (job.lora.dora or job.lora.dropout):
         key = "dora" if job.lora.dora else "dropout"
         raise InvalidJob(
             f"lora.{key}: PEFT's ParamWrapper, which adapts stacked experts, works without it",
             f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
         )
-    return Targets(job.lora, frozenset(names), experts)
+    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given)
 
 
-def _expert_rule(spec: ModelSpec, experts: bool) -> str:
-    if experts:
-        return f"lora: all-linear adapts the stacked experts and the router of {spec.family} (peft 0.21)"
-    return f"lora: all-linear leaves the stacked experts and the router of {spec.family} alone (peft 0.21)"
+def _stacks(given: set[str], rewrites: Mapping[str, str]) -> frozenset[str]:
+    """The stacked parameters that targets are rewritten to. Raises InvalidJob for a half of two fused projections."""
+    stacks = {rewrites[name] for name in given & set(rewrites)}
+    for stack in stacks:
+        missing = sorted({name for name, whole in rewrites.items() if whole == stack} - given)
+        if missing:
+            raise InvalidJob(
+                f"lora.targets: {', '.join(sorted(given & set(rewrites)))} without {', '.join(missing)}, fused in "
+                f"{stack} of the stacked experts (PEFT refuses it)",
+                f"add {', '.join(missing)}",
+            )
+    return frozenset(stacks)
+
+
+def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, others: bool) -> set[str]:
+    """The linears among the targets; PEFT passes over names of other families while something is adapted."""
+    foreign = (names - known) & MODULE_NAMES if names & known or others else set()
+    if foreign:
+        notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")
+    for name in sorted(names - known - foreign):
+        raise InvalidJob(
+            f"lora.targets: {spec.family} has no linear module {name!r}", did_you_mean(name, sorted(known))
+        )
+    return names & known
 
 
 def _check_saved(lora: Lora, spec: ModelSpec, notes: Notes) -> None:
@@ -102,45 +119,6 @@ def _check_saved(lora: Lora, spec: ModelSpec, notes: Notes) -> None:
             raise InvalidJob(f"lora.modules_to_save: {name!r} is not modelled", "modelled: " + " and ".join(known))
     if lora.modules_to_save and spec.head_is_tied:
         notes.assume("modules_to_save: the trained copy is no longer tied (peft 0.21, ensure_weight_tying=False)")
-
-
-class HeadChoice(NamedTuple):
-    """How hidden states become a loss, resolved."""
-
-    name: str
-    to_fp32: bool
-    keeps_outputs: bool
-    sft_term: bool
-    fp32_outputs: bool = False
-
-
-def head(job: Job, method: Method, trainer: Trainer, stored: Stored, split: Split, notes: Notes) -> HeadChoice:
-    """The head program of this trainer and method, and in which dtype it sees the logits."""
-    own = trainer.heads.get(method.name, trainer.heads["*"])
-    if method.score_head:
-        notes.fill("loss_head", "score", "default")
-        return HeadChoice("score", False, False, False)
-    if job.loss_head == "auto":
-        name = notes.fill("loss_head", own, "trainer" if trainer.name != "pytorch" else "default")
-    else:
-        name = own if (job.loss_head, own) == ("selective", "selective-kernel") else job.loss_head
-        if name == "cross-entropy" and method.name != "sft":
-            raise InvalidJob(
-                f"loss_head: cross-entropy gives no log-probabilities for {method.name}", "use log-softmax or selective"
-            )
-    native_amp = stored.autocast > 0 and not split.is_deepspeed
-    wide = job.logits_dtype == "fp32" or (
-        job.logits_dtype == "auto" and (method.name in trainer.fp32_logits or (trainer.fp32_outputs and native_amp))
-    )
-    wide = wide and name not in ("cross-entropy", "fused")
-    term = job.sft_term if job.sft_term is not None else method.name in trainer.sft_term
-    return HeadChoice(
-        name,
-        wide,
-        trainer.keeps_outputs and name == "cross-entropy",
-        term and method.pairs and name != "fused",
-        trainer.fp32_outputs and native_amp,
-    )
 
 
 class References(NamedTuple):
@@ -156,7 +134,7 @@ def references(
     """Resident models. Raises InvalidJob where the job asks for what cannot be."""
     kind, stored = job.reference, base.stored
     if kind == "auto":
-        kind = "none" if not method.reference else trainer.reference_with_lora if lora else "resident"
+        kind = "none" if not method.reference else trainer.reference_with_lora if lora else trainer.reference
         notes.fill("reference", kind, "default", _reference_reason(kind))
     if kind == "adapter" and not lora:
         raise InvalidJob("reference: adapter needs LoRA", "use resident or precomputed, or set lora")
@@ -164,6 +142,10 @@ def references(
         raise InvalidJob(
             f"reference: {method.name} needs reference log-probabilities",
             "use resident or precomputed (or adapter with LoRA)",
+        )
+    if kind == "offloaded" and not trainer.offloads_reference:
+        raise InvalidJob(
+            f"reference: {trainer.title} keeps no reference on the host", "use resident, precomputed or adapter"
         )
     if kind not in ("none", "precomputed") and not method.reference:
         raise InvalidJob(f"reference: {method.name} uses none", "leave reference out")
@@ -181,6 +163,7 @@ def _reference_reason(kind: str) -> str:
     reasons = {
         "resident": "a second copy of the model scores each batch",
         "adapter": "the base model with its adapters switched off",
+        "offloaded": "its weights wait on the host and are swapped in for its forward",
     }
     return reasons.get(kind, "")
 

@@ -100,6 +100,21 @@ class OptimizerSettings(NamedTuple):
     """Elements of one attention head's block (Adam-mini)."""
 
 
+class ImageBatch(NamedTuple):
+    """The images of one example, as the processor cuts them."""
+
+    per_example: int
+    squares: int
+    """Tiles of one image, each a row of the tower's batch."""
+    rows: int
+    """Patches of a tile, from top to bottom; 0 where no tower sees them."""
+    columns: int
+    tokens: int
+    """Positions of one image in the language model's sequence."""
+    pixels: int
+    """Numbers of one image in the batch."""
+
+
 class Recipe(NamedTuple):
     """Everything that decides the bytes of one rank. No None, no auto, but for the card."""
 
@@ -147,8 +162,8 @@ class Recipe(NamedTuple):
     gradient_as_bucket_view: bool
     deepspeed: dict[str, int]
     expandable_segments: bool
-    image_bytes: int
-    """Pixels of one example, in the batch."""
+    images: ImageBatch | None
+    """The images of an example."""
     gpu: Gpu | None
     margin: float
     quantised: Quantised | None
@@ -164,6 +179,11 @@ class Recipe(NamedTuple):
     def zero_stage(self) -> int:
         """DeepSpeed's stage, or -1 elsewhere."""
         return int(self.sharding[4]) if self.sharding.startswith("zero") else -1
+
+    @property
+    def image_bytes(self) -> int:
+        """Pixels of one example, in the batch: the processor gives fp32."""
+        return self.images.per_example * self.images.pixels * 4 if self.images else 0
 
     @property
     def rows(self) -> int:

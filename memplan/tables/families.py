@@ -11,5 +11,21 @@ EXPERT_FAMILIES = frozenset(
 """Types for which PEFT rewrites targets to the stacked experts and the router: the keys of transformers 5.23's
 ``conversion_mapping._MODEL_TO_CONVERSION_PATTERN`` that map to mixtral or qwen2_moe, and mixtral
 (peft 0.21 utils/transformers_weight_conversion.py). qwen2_moe itself is not among them."""
-EXPERT_PROJECTIONS = frozenset(["gate_proj", "up_proj", "down_proj"])
-"""Targets that PEFT rewrites to stacked experts."""
+STACKS = {
+    True: {"w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+    False: {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"},
+}
+"""Targets that PEFT rewrites to the parameter that stacks the experts: of Mixtral and its kin, and of the others, whose
+dense layers and shared experts lose their adapters by it."""
+MIXTRAL_NAMES = frozenset(["mixtral", "minimax", "minimax_m2"])
+ROUTER = "gate"
+"""The target that PEFT rewrites to the router's weight."""
+MODULE_NAMES = frozenset(
+    [
+        "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
+        "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "Wqkv", "Wi", "Wo",
+        "W_pack", "out_proj", "in_proj", "x_proj", "dt_proj", "fc1", "fc2", "w1", "w2", "w3", "wqkv", "wo",
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value",
+    ]
+)  # fmt: skip
+"""Names of linears that target lists of several families carry: PEFT passes over those that a model does not have."""
