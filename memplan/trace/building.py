@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 from transformers.initialization import no_init_weights
 
-from memplan.errors import InvalidJob
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 
@@ -23,7 +27,7 @@ def build_model(config: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, d
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     parsed.use_cache = False
-    maker: Any = AutoModelForCausalLM
+    maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM
     if recipe.method.score_head:
         maker = AutoModelForSequenceClassification
         parsed.num_labels = 1
@@ -53,6 +57,9 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         target_modules=targets,
         lora_dropout=job.lora.dropout,
         use_rslora=job.lora.rslora,
+        use_dora=job.lora.dora,
+        bias=job.lora.bias,
+        modules_to_save=list(job.lora.modules_to_save) or None,
     )
     # Adapters are made where they belong: moving a fake parameter would swap tensors, which fake ones forbid.
     stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
@@ -72,16 +79,3 @@ def enable_checkpointing(model: Any, recipe: Recipe) -> None:
     )
     if recipe.adapter is not None:
         model.enable_input_require_grads()
-
-
-def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of torch.optim that the job names. Raises InvalidJob for one that torch does not have."""
-    name, impl, trained = recipe.optimizer.name, recipe.optimizer_impl, list(parameters)
-    how: dict[str, Any] = {"fused": True} if impl == "fused" else {"foreach": impl == "foreach"}
-    if name == "adamw":
-        return torch.optim.AdamW(trained, lr=1e-5, **how)
-    if name in ("sgd", "sgd-momentum"):
-        return torch.optim.SGD(trained, lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0, **how)
-    if name == "adafactor":
-        return torch.optim.Adafactor(trained, lr=1e-5, **how)
-    raise InvalidJob(f"optimizer: {name} cannot be traced", "adamw, sgd, sgd-momentum and adafactor can")

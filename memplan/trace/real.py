@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from memplan.errors import ModelNotFound, UsageError
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.trace import building
+from memplan.trace import building, parallel
 from memplan.trace.devices import CpuDevice
+from memplan.trace.optimizers import make_optimizer
 from memplan.trace.step import Batch, MicroStep
 from memplan.trace.world import World
 
@@ -86,7 +86,7 @@ class Models:
         self.reference = self._reference(config, place, weights)
         self.policy = self._split(policy)
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.optimizer: Any = building.make_optimizer(recipe, trained)
+        self.optimizer: Any = make_optimizer(recipe, trained)
         self.engine: Any = None
         if recipe.zero_stage >= 0:
             self.policy = self.engine = self.optimizer = _deepspeed(policy, recipe, self.optimizer)
@@ -105,48 +105,21 @@ class Models:
         model = self._make(config, dtype, place, weights).eval()
         model.requires_grad_(not self.recipe.trainer.reference_is_frozen)
         if resident.sharded and self.recipe.sharding == "fsdp2":
-            return self._fully_shard(model)
+            return parallel.fully_sharded(model, self.recipe, self.device.kind, self.world.size)
         return model.to(self.device.kind)
 
     def _split(self, model: Any) -> Any:
         """The model as each rank holds it."""
         if self.recipe.sharding == "fsdp2":
-            return self._fully_shard(model)
+            return parallel.fully_sharded(model, self.recipe, self.device.kind, self.world.size)
         if self.recipe.sharding != "ddp":
             return model
         cards = [self.world.local_rank] if self.device.kind == "cuda" else None
-        return DistributedDataParallel(
-            model, device_ids=cards, gradient_as_bucket_view=self.recipe.gradient_as_bucket_view
-        )
+        return parallel.replicated(model, self.recipe, device_ids=cards)
 
-    def _fully_shard(self, model: Any) -> Any:
-        """A unit for each layer, and the root around them."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        recipe = self.recipe
-        half = building.NAMED[recipe.precision.dtype]
-        sizes = {2: half, 4: torch.float32}
-        settings: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.kind, (self.world.size,)),
-            "reshard_after_forward": recipe.reshard_after_forward,
-        }
-        if recipe.precision.mixed:
-            settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=sizes[recipe.reduce_itemsize])
-        layers = set(getattr(model, "_no_split_modules", None) or ())
-        for module in list(model.modules()):
-            if type(module).__name__ in layers:
-                fully_shard(module, **settings)
-        del settings["reshard_after_forward"]  # the root is not resharded after forward, as is torch's default
-        return fully_shard(model, **settings)
-
-    def sync(self, is_last: bool) -> None:
+    def sync(self, reduces: bool) -> None:
         """Whether the next backward reduces gradients."""
-        reduces = is_last or self.recipe.sync_each_batch
-        if self.recipe.sharding == "fsdp2":
-            self.policy.set_requires_gradient_sync(reduces)
-        elif self.recipe.sharding == "ddp":
-            self.policy.require_backward_grad_sync = reduces
+        parallel.set_sync(self.policy, self.recipe, reduces)
 
     def step(self) -> None:
         """The optimizer's step, and no gradients after it. DeepSpeed's engine is its own optimizer, and frees them."""
@@ -159,14 +132,11 @@ class RealStep(MicroStep):
     """A micro-step whose model may be wrapped."""
 
     def __init__(self, models: Models, begin: Any) -> None:
-        super().__init__(models.recipe, models.policy, models.reference, models.device.kind, begin)
+        super().__init__(models.recipe, models.policy, models.reference, models.device.kind, begin, models.sync)
         self.models = models
 
-    def _reference(self, batch: Batch) -> Tensor:
-        if self.recipe.reference == "adapter" and (self.models.engine or self.recipe.sharding == "ddp"):
-            with self.policy.module.disable_adapter():
-                return self._frozen(self.policy, batch)
-        return super()._reference(batch)
+    def _bare(self) -> Any:
+        return self.policy.module if self.models.engine else super()._bare()
 
     def _backward(self, loss: Tensor) -> None:
         if self.models.engine is None:

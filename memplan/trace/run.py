@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any
@@ -17,9 +17,11 @@ import torch
 
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.trace import building
+from memplan.trace import building, parallel
 from memplan.trace.device import fake_device, real_device
+from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.ledger import PHASES
+from memplan.trace.optimizers import make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
 from memplan.trace.step import MicroStep, make_batch
 from memplan.trace.tracker import Tracker
@@ -38,7 +40,14 @@ def run(
     if recipe.adapter is not None:
         import_module("peft")  # an import may make tensors of its own, which are no part of the job
     tracker = Tracker(device)
-    with _quiet(), fake_device(device) if fake else real_device(), tracker:
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        if recipe.ranks > 1:
+            stack.enter_context(fake_world(recipe.ranks, device))
+            stack.enter_context(naming_buffers(tracker))
+            stack.enter_context(tracker.watching_resizes())
+        stack.enter_context(fake_device(device) if fake else real_device())
+        stack.enter_context(tracker)
         state = _State(job, recipe, config, device, tracker, progress)
         with tracker.modules.watching(state.models()):
             state.two_steps()
@@ -72,9 +81,11 @@ class _State:
             self.policy = building.with_adapters(self.policy, job, device)
         if recipe.checkpointing:
             building.enable_checkpointing(self.policy, recipe)
+        self.bare = self.policy
+        self.policy = self._split(self.policy, device)
         self.reference = self._reference(config, device)
         self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        self.optimizer = building.make_optimizer(recipe, self.trained)
+        self.optimizer = make_optimizer(recipe, self.trained)
         self.batch = make_batch(recipe, device)
         self.device = device
         self._mark()
@@ -86,11 +97,23 @@ class _State:
         itemsize = next(resident.itemsize for resident in self.recipe.residents if resident.role == "reference")
         dtype = torch.float32 if itemsize == 4 else building.NAMED[self.recipe.precision.dtype]
         model = building.build_model(config, self.recipe, dtype, device).eval()
-        return model.requires_grad_(not self.recipe.trainer.reference_is_frozen)
+        model.requires_grad_(not self.recipe.trainer.reference_is_frozen)
+        whole = self.recipe.sharding != "fsdp2" or not any(model.sharded for model in self.recipe.residents)
+        return model if whole else self._split(model, device)
+
+    def _split(self, model: Any, device: str) -> Any:
+        """The model as one rank holds it."""
+        recipe = self.recipe
+        if recipe.ranks == 1:
+            return model
+        if recipe.sharding == "fsdp2":
+            return parallel.fully_sharded(model, recipe, device, recipe.ranks)
+        with self.tracker.naming("gradients" if recipe.gradient_as_bucket_view else "buffers"):
+            return pretend_to_reduce(parallel.replicated(model, recipe, init_sync=False))
 
     def models(self) -> dict[str, Any]:
         """Models by the prefix of their modules' names."""
-        return {"": self.policy} | ({"reference.": self.reference} if self.reference is not None else {})
+        return {"": self.bare} | ({"reference.": self.reference} if self.reference is not None else {})
 
     def _mark(self) -> None:
         """What the blocks made so far are."""
@@ -112,14 +135,17 @@ class _State:
     def two_steps(self) -> None:
         """The first makes the optimizer's states, the second is the one that counts.
 
-        Of many micro-steps two are run: from the second on, gradients are resident and all are alike.
+        Of many micro-steps two are run: from the second on, gradients are resident and all are alike. Three where the
+        last is the only one to reduce gradients.
         """
-        for number, suffix, micro_steps in ((1, "-1", 1), (2, "", min(self.recipe.accumulation, 2))):
-            micro = MicroStep(self.recipe, self.policy, self.reference, self.device, self._begin(suffix))
+        recipe = self.recipe
+        most = 2 if recipe.ranks == 1 or recipe.sync_each_batch else 3
+        for number, suffix, micro_steps in ((1, "-1", 1), (2, "", min(recipe.accumulation, most))):
+            micro = MicroStep(recipe, self.policy, self.reference, self.device, self._begin(suffix), self._sync)
             for index in range(micro_steps):
                 self.progress(f"step {number} of 2, micro-step {index + 1} of {micro_steps}")
                 self.tracker.modules.new_pass()
-                micro.run(self.batch)
+                micro.run(self.batch, index == micro_steps - 1)
             self.progress(f"step {number} of 2, optimizer")
             self.tracker.book.begin(f"step{suffix}")
             self.optimizer.step()
@@ -127,6 +153,10 @@ class _State:
             self.optimizer.zero_grad(set_to_none=True)
             states = (value for state in self.optimizer.state.values() for value in state.values())
             self.tracker.mark((value for value in states if isinstance(value, torch.Tensor)), "optimizer_states")
+
+    def _sync(self, reduces: bool) -> None:
+        if self.recipe.ranks > 1:
+            parallel.set_sync(self.policy, self.recipe, reduces)
 
     def _begin(self, suffix: str) -> Callable[[str], None]:
         return lambda phase: self.tracker.book.begin(phase + suffix)

@@ -5,9 +5,36 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 
-TRAINERS = ("pytorch", "transformers")
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor")
-HEADS = ("cross-entropy", "log-softmax", "selective", "score")
+TRAINERS = (
+    "pytorch",
+    "transformers",
+    "trl",
+    "llamafactory",
+    "simpo-repo",
+    "openrlhf",
+    "verl",
+    "litgpt",
+    "mindspeed",
+    "nemo-aligner",
+    "slime",
+)
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
+SHARDINGS = ("none", "ddp", "fsdp2")
+HEADS = (
+    "cross-entropy",
+    "chunked-cross-entropy",
+    "log-softmax",
+    "stacked-log-softmax",
+    "selective",
+    "selective-kernel",
+    "flash-cross-entropy",
+    "flash-cross-entropy-in-place",
+    "one-hot",
+    "megatron-cross-entropy",
+    "megatron-fused",
+    "shared-softmax",
+    "score",
+)
 
 
 def check(recipe: Recipe) -> None:
@@ -15,8 +42,8 @@ def check(recipe: Recipe) -> None:
     name = recipe.trainer.name
     if name not in TRAINERS:
         raise InvalidJob(f"trainer: {name} cannot be traced", "use trainer pytorch or transformers")
-    if recipe.sharding != "none" or recipe.ranks > 1:
-        raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced yet", "trace one GPU: sharding none")
+    if recipe.sharding not in SHARDINGS:
+        raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced", "use " + ", ".join(SHARDINGS))
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
     if recipe.loss_head not in HEADS:
@@ -36,6 +63,27 @@ def check(recipe: Recipe) -> None:
     if recipe.precision.weights == 4 and recipe.model.routed:
         raise InvalidJob("precision: grouped experts are traced in half precision alone", "use precision bf16")
     _check_halves(recipe)
+    _check_ranks(recipe)
+
+
+def _check_ranks(recipe: Recipe) -> None:
+    """What torch itself cannot run on shards, or would not split."""
+    if recipe.sharding == "none":
+        return
+    if recipe.ranks == 1:
+        raise InvalidJob(f"num_gpus: 1, so that sharding {recipe.sharding} has nothing to share", "num_gpus 2 or more")
+    if recipe.sharding != "fsdp2":
+        return
+    if recipe.optimizer.factored:
+        raise InvalidJob(
+            f"optimizer: torch.optim's {recipe.optimizer.name} does not run on FSDP2's shards", "use adamw or sgd"
+        )
+    cast = recipe.precision.mixed and recipe.adapter is not None and recipe.adapter.itemsize != recipe.compute_itemsize
+    if cast and recipe.reference == "adapter":
+        raise InvalidJob(
+            "lora.dtype: FSDP2 settles dtypes in its first forward, in which the reference has the adapters off",
+            "use lora.dtype bf16, or reference resident or precomputed",
+        )
 
 
 def _check_halves(recipe: Recipe) -> None:
