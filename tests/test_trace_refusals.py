@@ -48,6 +48,7 @@ def test_without_the_extra_the_library_raises(monkeypatch: pytest.MonkeyPatch) -
 REFUSED: dict[str, dict[str, Any]] = {
     "trainer": {"trainer": "trl", "method": "sft"},
     "sharding": {"num_gpus": 8, "zero_stage": 3},
+    "num_gpus": {"sharding": "ddp"},
     "optimizer": {"optimizer": "adamw-8bit"},
     "loss_head": {"loss_head": "fused"},
     "images": {"images": {"width": 224, "height": 224}},
@@ -55,6 +56,27 @@ REFUSED: dict[str, dict[str, Any]] = {
     "attention": {"attention": "flash", "padded": True},
     "sft_term": {"sft_term": True, "pair_pass": "gradcache"},
 }
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "optimizer": {"optimizer": "adafactor"},
+    "lora.dtype": {"precision": "bf16-amp", "method": "dpo", "lora": {"r": 8}, "reference": "adapter"},
+}
+"""What torch cannot run on FSDP2's shards, by the key."""
+
+
+@pytest.mark.parametrize("key", SHARDED)
+def test_what_fsdp2_cannot_run_is_refused_by_its_key(key: str) -> None:
+    job = {"model": MODEL, "trainer": "pytorch", "method": "sft", "sharding": "fsdp2", "num_gpus": 2, **SHARDED[key]}
+    with pytest.raises(InvalidJob) as refused:
+        trace(job)
+    assert refused.value.message.startswith(f"{key}: ")
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])
+def test_several_gpus_are_let_through(sharding: str) -> None:
+    check(resolve(read_job({"model": MODEL, "trainer": "pytorch", "sharding": sharding, "num_gpus": 2})))
 
 
 @pytest.mark.parametrize("key", REFUSED)

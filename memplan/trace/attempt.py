@@ -81,8 +81,7 @@ def _steps(job: Job, recipe: Recipe, setup: Setup, place: _Place) -> None:
         micro = real.RealStep(models, begin)
         for index in range(recipe.accumulation):
             setup.progress(f"step {number} of {setup.steps}, micro-step {index + 1} of {recipe.accumulation}")
-            models.sync(index == recipe.accumulation - 1)
-            micro.run(batch)
+            micro.run(batch, index == recipe.accumulation - 1)
             if models.engine is not None and index < recipe.accumulation - 1:
                 models.engine.step()  # DeepSpeed counts micro-steps by itself
         begin("step")

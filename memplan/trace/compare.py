@@ -13,7 +13,9 @@ from memplan.spec.recipe import Recipe
 from memplan.trace.result import Trace
 
 TERMS = {
-    "weights": ("parameters", "adapters", "reference", "buffers"),
+    "weights": ("parameters", "adapters", "reference"),
+    "gathered weights": ("gathered_parameters",),
+    "buffers": ("buffers",),
     "autocast copies": ("autocast_weights",),
     "optimizer states": ("optimizer_states", "master_weights"),
     "gradients": ("gradients",),

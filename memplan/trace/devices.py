@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -29,42 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RealTracker(Tracker):
-    """A tracker of real tensors, which also sees storages that are resized in place, and leaves DTensors to torch.
-
-    FSDP2 frees a gathered layer by resizing its storage to nothing. A DTensor is a wrapper around what each rank
-    holds: the operations on that are tracked, not those on the wrapper.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As the tracker's, but for wrappers."""
-        if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    @contextmanager
-    def watching_resizes(self) -> Iterator[None]:
-        """Follow ``UntypedStorage.resize_`` while the block runs."""
-        plain = torch.UntypedStorage.resize_
-
-        def resize(storage: Any, size: int) -> Any:
-            known = self._alive.get(storage._cdata)
-            if known is not None:
-                self._end(storage._cdata, known[1])
-            done = plain(storage, size)
-            if size and storage.device.type == self.device:
-                self.see(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), "resize_")
-            return done
-
-        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
-            yield
-
-    def _end(self, key: int, block: Any) -> None:
-        """A storage that was resized and then dies has ended before."""
-        with self._lock:
-            known = self._alive.get(key)
-            if known is not None and known[1] is block:
-                del self._alive[key]
-                self.book.died(block)
+    """A tracker of real tensors, which can be asked in between."""
 
     def allocated(self) -> int:
         """Bytes that are allocated now."""

@@ -186,9 +186,10 @@ def _check_wrapped(recipe: Recipe) -> None:
     """What DDP, FSDP2 and DeepSpeed cannot run of what one process can."""
     if recipe.sharding == "none":
         return
-    if recipe.method.pairs and recipe.pair_pass != "concatenated":
+    if recipe.zero_stage >= 0 and recipe.method.pairs and recipe.pair_pass != "concatenated":
         raise InvalidJob(
-            f"pair_pass: {recipe.pair_pass} is measured on one GPU alone", "use pair_pass concatenated, or one GPU"
+            f"pair_pass: {recipe.pair_pass} cannot be measured with {recipe.sharding}",
+            "use pair_pass concatenated, or sharding fsdp2",
         )
     if recipe.sharding == "fsdp2" and recipe.adapter and recipe.adapter.itemsize != recipe.precision.weights:
         raise InvalidJob("lora.dtype: FSDP2 wants adapters in the dtype of the weights", "use lora.dtype bf16")

@@ -13,6 +13,7 @@ from memplan.spec.recipe import Recipe
 from memplan.trace import losses
 
 Begin = Callable[[str], None]
+Sync = Callable[[bool], None]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,16 +38,22 @@ def make_batch(recipe: Recipe, device: str) -> Batch:
 
 
 class MicroStep:
-    """Forward and backward of one batch. ``begin`` is told when a phase begins."""
+    """Forward and backward of one batch. ``begin`` is told when a phase begins, ``sync`` whether the gradients of the
+    next backward are reduced over the ranks.
+    """
 
-    def __init__(self, recipe: Recipe, policy: Any, reference: Any, device: str, begin: Begin) -> None:
+    def __init__(
+        self, recipe: Recipe, policy: Any, reference: Any, device: str, begin: Begin, sync: Sync = lambda reduces: None
+    ) -> None:
         self.recipe, self.policy, self.reference = recipe, policy, reference
-        self.device, self.begin = device, begin
+        self.device, self.begin, self.sync = device, begin, sync
 
-    def run(self, batch: Batch) -> None:
-        """One pass through the job's schedule."""
+    def run(self, batch: Batch, is_last: bool = True) -> None:
+        """One pass through the job's schedule; the last of the step reduces gradients, in its last backward."""
         recipe = self.recipe
         self.begin("forward")
+        self.last_reduces = is_last or recipe.sync_each_batch
+        self.sync(self.last_reduces)
         if recipe.method.name == "sft":
             self._supervised(batch)
         elif recipe.method.name == "kto":
@@ -87,9 +94,13 @@ class MicroStep:
         if self.recipe.reference == "resident":
             return self._frozen(self.reference, batch)
         if self.recipe.reference == "adapter":
-            with self.policy.disable_adapter():
+            with self._bare().disable_adapter():
                 return self._frozen(self.policy, batch)
         return torch.zeros(batch.ids.shape[0], device=self.device)
+
+    def _bare(self) -> Any:
+        """The model without DDP's wrapper."""
+        return self.policy.module if self.recipe.sharding == "ddp" else self.policy
 
     def _references(self, *batches: Batch) -> tuple[Tensor, Tensor] | None:
         """The reference's scores of chosen and rejected: of one batch of both, or of two halves."""
@@ -159,6 +170,7 @@ class MicroStep:
         halves = batch.half(0), batch.half(1)
         references = self._references(*halves)
         rejected = self._frozen(self.policy, halves[1]).requires_grad_()
+        self.sync(self.recipe.sync_each_batch)
         if self.recipe.pair_pass == "gradcache":
             chosen = self._frozen(self.policy, halves[0]).requires_grad_()
             losses.pair_loss(self.recipe.method.name, chosen, rejected, references).backward()
@@ -171,6 +183,7 @@ class MicroStep:
             self._backward(loss)
             del loss
         self.begin("forward")
+        self.sync(self.last_reduces)
         self._replay(halves[1], rejected.grad)
 
     def _replay(self, half: Batch, gradient: Tensor | None) -> None:

@@ -5,36 +5,10 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 
-TRAINERS = (
-    "pytorch",
-    "transformers",
-    "trl",
-    "llamafactory",
-    "simpo-repo",
-    "openrlhf",
-    "verl",
-    "litgpt",
-    "mindspeed",
-    "nemo-aligner",
-    "slime",
-)
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
+TRAINERS = ("pytorch", "transformers")
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor")
 SHARDINGS = ("none", "ddp", "fsdp2")
-HEADS = (
-    "cross-entropy",
-    "chunked-cross-entropy",
-    "log-softmax",
-    "stacked-log-softmax",
-    "selective",
-    "selective-kernel",
-    "flash-cross-entropy",
-    "flash-cross-entropy-in-place",
-    "one-hot",
-    "megatron-cross-entropy",
-    "megatron-fused",
-    "shared-softmax",
-    "score",
-)
+HEADS = ("cross-entropy", "log-softmax", "selective", "score")
 
 
 def check(recipe: Recipe) -> None:

@@ -1,7 +1,9 @@
 """Every storage that a step allocates: when it is born, when it dies, who made it.
 
-A dispatch mode sees the result of every operation; a weak reference on the result's storage sees its end. Sizes are
-rounded up as CUDA's caching allocator does. Nothing is summed here: ``ledger`` makes peaks and timelines of the list.
+A dispatch mode sees the result of every operation; a weak reference on the result's storage sees its end. A storage
+that is resized in place, as FSDP2 frees and refills a gathered layer, ends and begins again. A DTensor is a wrapper
+around what the rank holds: the operations on that are tracked, not those on the wrapper. Sizes are rounded up as CUDA's
+caching allocator does. Nothing is summed here: ``ledger`` makes peaks and timelines of the list.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,10 +36,14 @@ class Tracker(TorchDispatchMode):
         self.book = Book()
         self.modules = Modules()
         self._alive: dict[int, tuple[Any, Block]] = {}
+        self._emptied: dict[int, Any] = {}
+        self._kind = ""
         self._lock = threading.Lock()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and look at what it made."""
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
             block = self.see(out, func)
@@ -50,6 +57,7 @@ class Tracker(TorchDispatchMode):
 
     def see(self, tensor: torch.Tensor, made_by: Any, kind: str = "") -> Block | None:
         """The block of a tensor's storage, recorded when it is new; None for another device and for nothing."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.device.type != self.device:
             return None
         storage = tensor.untyped_storage()
@@ -63,7 +71,10 @@ class Tracker(TorchDispatchMode):
         if not size:
             return None
         last = int(tensor.shape[-1]) if tensor.dim() else 0
-        block = Block(size, self._name(made_by), self.modules.current(), last, kind)
+        return self._begin(storage, size, self._name(made_by), last, kind or self._kind)
+
+    def _begin(self, storage: Any, size: int, name: str, last: int, kind: str) -> Block:
+        key, block = storage._cdata, Block(size, name, self.modules.current(), last, kind)
 
         def end(_: Any) -> None:
             self._end(key, block)
@@ -73,6 +84,42 @@ class Tracker(TorchDispatchMode):
             self._alive[key] = (reference, block)
             self.book.born(block)
         return block
+
+    @contextmanager
+    def naming(self, kind: str) -> Iterator[None]:
+        """What is allocated while the block runs is of this kind."""
+        was, self._kind = self._kind, kind
+        try:
+            yield
+        finally:
+            self._kind = was
+
+    @contextmanager
+    def watching_resizes(self) -> Iterator[None]:
+        """Follow ``UntypedStorage.resize_`` while the block runs."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            known = self._alive.get(storage._cdata)
+            kind = self._kind or (known[1].kind if known is not None else "")
+            ours = known is not None or storage._cdata in self._emptied or storage.device.type == self.device
+            if known is not None:
+                self._end(storage._cdata, known[1])
+            done = plain(storage, size)
+            if size and ours:
+                self._emptied.pop(storage._cdata, None)
+                self._begin(storage, round_up(size, GPU_ROUNDING), "resize_", 0, kind)
+            elif ours:
+                self._remember(storage)
+            return done
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
+
+    def _remember(self, storage: Any) -> None:
+        """An empty storage is still ours: a fake one does not say which device it is of."""
+        key = storage._cdata
+        self._emptied[key] = weakref.ref(storage, lambda _: self._emptied.pop(key, None))
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         known = self._alive.get(tensor.untyped_storage()._cdata)
@@ -84,9 +131,12 @@ class Tracker(TorchDispatchMode):
             self.see(tensor, "", kind)
 
     def _end(self, key: int, block: Block) -> None:
+        """A storage that was resized and then dies has ended before."""
         with self._lock:
-            del self._alive[key]
-            self.book.died(block)
+            known = self._alive.get(key)
+            if known is not None and known[1] is block:
+                del self._alive[key]
+                self.book.died(block)
 
     @staticmethod
     def _name(made_by: Any) -> str:

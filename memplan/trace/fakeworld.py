@@ -1,0 +1,145 @@
+"""One rank of many that are not there: a process group that only pretends, and streams without a device.
+
+What is collected or reduced keeps its size and has no content, so that nothing is exchanged. Streams are those of the
+program: what is freed in it is free, which is what the caching allocator's counters say too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memplan.trace.tracker import Tracker
+
+ASK = (device_mesh, _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state)
+"""Modules that ask for a device's streams."""
+
+
+class _Event:
+    """An event that has happened."""
+
+    def record(self, *_: Any) -> None:
+        """Nothing runs that it could follow."""
+
+    wait = synchronize = record
+
+
+class _Stream:
+    """The only stream there is."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Whatever its priority."""
+
+    def record_event(self, *_: Any) -> _Event:
+        """An event that has happened."""
+        return _Event()
+
+    def wait_stream(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    wait_event = wait_stream
+
+
+class _Handle:
+    """What FSDP2 asks ``torch.cuda`` for."""
+
+    Stream, Event = _Stream, _Event
+
+    def current_stream(self, *_: Any) -> _Stream:
+        """The only one."""
+        return _Stream()
+
+    def stream(self, _: Any) -> Any:
+        """Run in it, as everything does."""
+        return nullcontext()
+
+    def current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    device_count = is_initialized = lambda self: 1
+
+
+@contextmanager
+def fake_world(ranks: int, device: str) -> Iterator[None]:
+    """Be rank 0 of so many while the block runs."""
+    if ranks == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        with ExitStack() as stack:
+            if device == "cuda":
+                for module in ASK:
+                    stack.enter_context(mock.patch.object(module, "_get_device_handle", return_value=_Handle()))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def naming_buffers(tracker: Tracker) -> Iterator[None]:
+    """Say what FSDP2 allocates: gathered weights, buffers of reductions, gradients that wait for one."""
+    group = _fsdp_param_group
+    with ExitStack() as stack:
+        for name, kind in (
+            ("foreach_all_gather", "gathered_parameters"),
+            ("foreach_all_gather_copy_out", "gathered_parameters"),
+            ("foreach_reduce", "buffers"),
+        ):
+            stack.enter_context(mock.patch.object(group, name, _named(tracker, getattr(group, name), kind)))
+        yield
+
+
+def _named(tracker: Tracker, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    def named(*args: Any, **kwargs: Any) -> Any:
+        if kind == "buffers":
+            tracker.mark(args[1], "gradients")
+        with tracker.naming(kind):
+            return function(*args, **kwargs)
+
+    return named
+
+
+def already_reduced(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations or none
+    """DDP's communication hook: a bucket is reduced in place, and here it is done already."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+class _Silent:
+    """DDP's logger, which would time a device that is not there."""
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing to time."""
+
+
+class _Settled:
+    """DDP's reducer, but for one thing: after the first step, ranks agree on an order of the buckets by the content of
+    tensors, which fake ones have not. The buckets of the first step stay; in another order they are as large.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def pretend_to_reduce(model: Any) -> Any:
+    """DDP whose buckets are reduced already, whatever the other ranks hold."""
+    model.register_comm_hook(None, already_reduced)
+    model.logger, model.reducer = _Silent(), _Settled(model.reducer)
+    return model
