@@ -5,10 +5,36 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 
-TRAINERS = ("pytorch", "transformers")
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor")
+TRAINERS = (
+    "pytorch",
+    "transformers",
+    "trl",
+    "llamafactory",
+    "simpo-repo",
+    "openrlhf",
+    "verl",
+    "litgpt",
+    "mindspeed",
+    "nemo-aligner",
+    "slime",
+)
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
 SHARDINGS = ("none", "ddp", "fsdp2")
-HEADS = ("cross-entropy", "log-softmax", "selective", "score")
+HEADS = (
+    "cross-entropy",
+    "chunked-cross-entropy",
+    "log-softmax",
+    "stacked-log-softmax",
+    "selective",
+    "selective-kernel",
+    "flash-cross-entropy",
+    "flash-cross-entropy-in-place",
+    "one-hot",
+    "megatron-cross-entropy",
+    "megatron-fused",
+    "shared-softmax",
+    "score",
+)
 
 
 def check(recipe: Recipe) -> None:
