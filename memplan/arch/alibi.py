@@ -73,7 +73,7 @@ def mpt_attention(family: Family, config: Config, window: int | None) -> Attenti
     dropout = mpt_dropout(config)
     clip = section(config).get("clip_qkv")
     made = attention_of(config, ("Wqkv", "out_proj"), biases=(False, False), rotary="none", split_qkv=True)
-    update = {"dropout": dropout, "clipped": bool(clip), "style": "mpt", "eager_only": True}
+    update = {"dropout": dropout, "clipped": bool(clip), "style": "mpt", "mask_form": "boolean", "eager_only": True}
     return made.model_copy(update=update)
 
 

@@ -66,6 +66,7 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         biases=(bias, bias),
         kv_heads=kv_heads,
         rotary="none" if alibi else "half",
+        mask_form="heads" if alibi else "always",
         style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",
     )
     return made.model_copy(update={"dropout": alibi and drops(config, "attention_dropout", nullable=True)})

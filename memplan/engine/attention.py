@@ -138,9 +138,11 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     """
     tape = p.tape
     scores_dim = scores_of(p, mixer)
-    keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=True)
-    values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=True)
-    weights = ops.scale(tape, ops.matmul(tape, q, keys, scores_dim, "attention scores"), "attention scores")
+    several = p.rows > 1 or not mixer.split_qkv
+    keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=several)
+    values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
+    queries = ops.copy(tape, q, "queries") if mixer.split_qkv and mixer.rotary == "none" and several else q
+    weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores_dim, "attention scores"), "attention scores")
     if mixer.softcap is not None:
         weights = ops.scale(tape, weights, "attention scores")
         weights = ops.unary(tape, weights, "soft-capped scores", saves="result")

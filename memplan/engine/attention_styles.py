@@ -33,6 +33,11 @@ def projected(p: Pass, mixer: Attention, x: Tensor) -> list[Tensor]:
     return [project(p, x, linear, symbol, QKV) for linear, symbol in zip(mixer.linears, symbols, strict=False)]
 
 
+def batched(p: Pass, x: Tensor) -> Tensor:
+    """Heads of several rows as one batch of matrices: a copy, where they lie beside each other; a view for one row."""
+    return ops.copy(p.tape, x, QKV) if p.rows > 1 else x
+
+
 def weighted(p: Pass, mixer: Attention, scores: Tensor, v: Tensor, itemsize: int) -> Mixed:
     """Softmax in fp32 of scores that have been masked, probabilities in the values' dtype, their sum of values."""
     tape, (q_dim, _) = p.tape, dims(p, mixer)
@@ -66,9 +71,14 @@ def turned(p: Pass, mixer: Attention, q: Tensor, k: Tensor, itemsize: int) -> tu
 
 
 def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
-    """Rotated by tables of each layer, which GPT-J narrows and CodeGen does not; scores in fp32."""
+    """Rotated by tables of each layer, which GPT-J narrows and CodeGen does not; scores in fp32.
+
+    CodeGen cuts its fused linear in four parts of q, v and k each, so that heads are gathered by copies.
+    """
     tape, size = p.tape, Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
     q, k, v = projected(p, mixer, x)
+    if mixer.style == "codegen":
+        q, k, v = (ops.copy(tape, part, QKV) for part in (q, k, v))
     itemsize = ops.FP32 if mixer.style == "codegen" else k.itemsize
     tables = tape.new(size, itemsize, "rotary tables of the layer")
     q, k = turned(p, mixer, q, k, itemsize)
@@ -113,10 +123,8 @@ def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
 
 def bloom(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """``alibi.baddbmm(q, k)``: several rows make copies of q, k and v, one row has them as views."""
-    tape, rows = p.tape, p.rows
-    q, k, v = projected(p, mixer, x)
-    if rows > 1:
-        q, k, v = (ops.copy(tape, part, QKV) for part in (q, k, v))
+    tape = p.tape
+    q, k, v = (batched(p, part) for part in projected(p, mixer, x))
     scores = scaled_product(p, mixer, q, k)
     itemsize = q.itemsize
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
@@ -149,7 +157,8 @@ def mpt(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     fused = project(p, x, mixer.linears[0], "(q+2kv)", QKV)
     if mixer.clipped:
         fused = ops.unary(tape, fused, "clipped queries, keys, values")
-    q, k, v = unfused(p, mixer, fused, q_dim, kv_dim)
+    views = unfused(p, mixer, fused, q_dim, kv_dim)
+    q, k, v = (batched(p, view) for view in views)
     scores = ops.scale(tape, ops.matmul(tape, q, k, scores_of(p, mixer), SCORES), SCORES)
     biased = ops.cast(tape, scores, ops.FP32, "scores and slopes")
     scores = biased

@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
+from memplan.engine.falcon import falcon
 from memplan.engine.latent import latent_attention
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tensor
@@ -19,7 +20,8 @@ Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
 
 def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Softmax attention, as its class writes it."""
-    return STYLES.get(mixer.style, attention)(p, mixer, x)
+    program = falcon if mixer.style.startswith("falcon") else STYLES.get(mixer.style, attention)
+    return program(p, mixer, x)
 
 
 MIXERS: dict[str, Program] = {"attention": softmax_attention, "latent": latent_attention}

@@ -133,6 +133,12 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     plan = traced.plan
     windows = list(plan.spec.windows)
     square = plan.length * plan.length
+    if plan.spec.mask_form == "heads" and recipe.attention != "flash":
+        return windows, plan.rows * plan.spec.num_heads * square * plan.mode.weight_itemsize
+    if plan.spec.mask_form == "boolean":
+        return windows, plan.rows * square
+    if plan.spec.mask_form == "always" and recipe.attention == "sdpa":
+        return windows, plan.rows * square
     if recipe.attention == "eager":
         return windows, plan.rows * square * plan.mode.weight_itemsize
     if recipe.attention == "flash":
@@ -142,10 +148,16 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     return [window for window in windows if window is not None and plan.length >= window], square
 
 
+def keeps_masks(traced: TracedPass) -> bool:
+    """Whether masks outlive the forward: checkpoints keep them, and so do layers that save them."""
+    saves = traced.plan.style == "plain" and traced.plan.spec.mask_form in ("boolean", "heads")
+    return saves or traced.plan.style in ("checkpoint", "reentrant")
+
+
 def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> dict[str, int]:
     """How many masks live until which instant: checkpointing keeps one until the first layer that takes it ran back."""
     ends: dict[str, int] = {}
-    if traced.plan.style not in ("checkpoint", "reentrant"):
+    if not keeps_masks(traced):
         return {forward: len(windows)} if windows else {}
     takes = [layer.mixer.window if layer.mixer else None for layer in traced.plan.spec.layers()]
     for window in windows:
@@ -167,7 +179,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     masks, first = len(windows) * size, traced.layers[0]
     embedded = traced.front.held if plan.spec.front else 0 if first.keeps_input else first.boundary
     _enter_front(book, traced)
-    keeps_masks = plan.style in ("checkpoint", "reentrant")
+    kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():
         book.add(
@@ -206,10 +218,10 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         )
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.weight_itemsize)
     tables = 2 * plan.length * width * table_bytes
-    kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or keeps_masks)
+    kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or plan.style in ("checkpoint", "reentrant"))
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
-    beyond = norm + embedded + (0 if keeps_masks else masks) + (0 if kept else tables) - max(norm, head)
+    beyond = norm + embedded + (0 if kept_masks else masks) + (0 if kept else tables) - max(norm, head)
     book.add(
         "masks and embedding output at the final norm",
         "activations",

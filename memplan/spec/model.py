@@ -180,6 +180,11 @@ class ModelSpec(Frozen):
             for _ in range(run.count):
                 yield run.layer
 
+    @property
+    def mask_form(self) -> str:
+        """How the attention mask is made: ``Attention.mask_form`` of the first layer that has one."""
+        return next((getattr(mixer, "mask_form", "plain") for mixer in self.mixers), "plain")
+
     @cached_property
     def widens_stream(self) -> bool:
         """Whether norms stand in the residual stream itself, so that autocast widens it to fp32."""

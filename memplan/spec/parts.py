@@ -171,6 +171,9 @@ class Attention(Mixer):
     """A fused qkv is cut by one ``split``, whose gradients are joined at once; else by three slices."""
     style: str = "standard"
     """How its class writes attention: 'standard', or a key of ``engine.attention_styles.STYLES``."""
+    mask_form: Literal["plain", "always", "boolean", "heads"] = "plain"
+    """plain: as every class makes it; always: even where SDPA could do without (Falcon); boolean: one byte each in
+    eager too, and kept for backward (MPT); heads: one for each head, slopes of distance within, kept too (Falcon)."""
 
     @property
     def rotary_width(self) -> int:
