@@ -1,0 +1,175 @@
+"""Traces of jobs drawn at random: truth that nobody looked at while the engine was written.
+
+A seed makes jobs over families, methods, trainers, precisions, attention, checkpointing, LoRA, optimizers and lengths;
+each is run by ``memplan trace`` (models cut to a few layers, since layers repeat), and the rows are written as a truth
+file. ``memplan accuracy FILE`` then says how far estimates are off. Rounds are honest only in this order: freeze the
+engine, draw with a new seed, report that figure, then look at single rows and mend.
+
+    python benchmarks/unseen.py --seed 7 -n 200 --output unseen-7.json        needs memplan[trace]
+    memplan accuracy unseen-7.json
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+
+PARAMS = Path(__file__).parent.parent / "tests" / "data" / "params"
+LAYER_KEYS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "depth",
+    "encoder_layers",
+    "decoder_layers",
+)
+INNER = ("text_config", "vision_config", "llm_config")
+SOURCE = (
+    "Jobs drawn at random by benchmarks/unseen.py and run by memplan trace: real transformers models cut to a few "
+    "layers, autograd and optimizers of torch, on fake tensors of device cuda; the second of two training steps."
+)
+PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "method": ("sft", "sft", "sft", "reward", "kto", *PAIRS),
+    "trainer": ("pytorch", "pytorch", "transformers", "trl", "trl", "llamafactory", "openrlhf", "simpo-repo"),
+    "precision": ("bf16", "bf16", "bf16", "bf16-amp", "bf16-amp", "fp32"),
+    "attention": ("sdpa", "sdpa", "sdpa", "eager"),
+    "gradient_checkpointing": ("none", "full", "full"),
+    "gradient_checkpointing_reentrant": (False, False, True),
+    "optimizer": ("adamw", "adamw", "adamw", "adamw", "sgd", "sgd-momentum", "adafactor"),
+    "optimizer_impl": ("auto", "fused", "foreach", "loop"),
+    "gradient_accumulation_steps": (1, 1, 1, 2, 4),
+    "padded": (False, False, False, True),
+    "batch_size": (1, 1, 2, 3, 4),
+    "sequence_length": (128, 300, 512, 1000, 1024, 2048, 3072, 4096, 6000),
+    "lora": (None, None, {"r": 8}, {"r": 16, "dtype": "bf16"}, {"r": 64}),
+    "pair_pass": ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache"),
+}
+LARGEST_TOKENS = 16384
+
+
+def models() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """(name, config) of published models, by model_type."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for path in sorted(PARAMS.glob("*.json")):
+        for row in json.loads(path.read_text())["models"]:
+            found.setdefault(row["config"]["model_type"], []).append((row["name"], row["config"]))
+    return found
+
+
+def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The config with its first layers only: counts of layers, and lists that have an entry for each."""
+    small = dict(config)
+    counts = {small[key] for key in LAYER_KEYS if isinstance(small.get(key), int)}
+    for key, value in config.items():
+        if key in LAYER_KEYS and isinstance(value, int):
+            small[key] = min(layers, value)
+        elif isinstance(value, (list, str)) and len(value) in counts and len(value) > layers:
+            small[key] = value[:layers]
+        elif key in INNER and isinstance(value, dict):
+            small[key] = cut(value, layers)
+    if not counts and not any(key in config for key in INNER):
+        small["num_hidden_layers"] = layers
+    return small
+
+
+def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]]]]) -> tuple[str, dict[str, Any]]:
+    """A model's name, and a job with every choice left to chance."""
+    name, config = rng.choice(catalogue[rng.choice(sorted(catalogue))])
+    job: dict[str, Any] = {key: rng.choice(values) for key, values in CHOICES.items()}
+    job["model"] = cut(config, rng.choice((2, 3, 4, 6)))
+    if job["method"] not in PAIRS:
+        del job["pair_pass"]
+    if job["gradient_checkpointing"] == "none":
+        del job["gradient_checkpointing_reentrant"]
+    if rng.random() < 0.3 and job["method"] != "reward":
+        job["completion_length"] = job["sequence_length"] // 2
+    return name, {key: value for key, value in job.items() if value is not None}
+
+
+def traceable(job: dict[str, Any]) -> str:
+    """Why estimate or trace refuse the job; empty where neither does. So is a larger batch than needed."""
+    from memplan.trace.support import check
+
+    if job["batch_size"] * job["sequence_length"] > LARGEST_TOKENS:
+        return "too many tokens"
+    try:
+        check(resolve(read_job(job)))
+    except MemplanError as error:
+        return " ".join(error.message.split())
+    return ""
+
+
+def jobs(seed: int, count: int, refused: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, model's name, job), none of which is refused."""
+    rng, catalogue, made = random.Random(seed), models(), 0
+    while made < count:
+        name, job = draw(rng, catalogue)
+        reason = traceable(job)
+        refused[reason] += 1
+        if not reason:
+            made += 1
+            yield f"unseen-{seed}-{made:03}", name, job
+
+
+def traced(item: tuple[str, str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The row of a job; or what went wrong."""
+    from memplan.trace import trace
+
+    name, model, job = item
+    row = {"id": name, "name": model, "job": job}
+    try:
+        found = trace(job)
+    except MemplanError as error:
+        return row, " ".join(error.message.split())
+    except Exception as error:  # a defect of the tracer or a model that does not run: said, not hidden
+        return row, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    phases = {phase.name: phase.allocated_bytes for phase in found.phases}
+    row["measured"] = {"allocated_bytes": found.allocated_bytes, "phases": phases}
+    return row, ""
+
+
+def main() -> None:
+    """Draw, trace, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=200, help="jobs")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    refused: Counter[str] = Counter()
+    drawn = list(jobs(arguments.seed, arguments.n, refused))
+    rows: dict[str, dict[str, Any]] = {}
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), max_tasks_per_child=25) as pool:
+        pending = [pool.submit(traced, item) for item in drawn]
+        for done, future in enumerate(as_completed(pending), 1):
+            row, wrong = future.result()
+            if wrong:
+                print(f"{row['id']} {row['name']}: {wrong}", file=sys.stderr, flush=True)
+            else:
+                rows[row["id"]] = row
+            print(f"\r{done} of {len(drawn)}", end="", file=sys.stderr, flush=True)
+    ordered = [rows[name] for name, *_ in drawn if name in rows]
+    lines = ",\n".join(json.dumps(row) for row in ordered)
+    source = json.dumps(SOURCE)
+    arguments.output.write_text(f'{{"kind": "traced", "source": {source}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    print(f"\n{len(rows)} traced of {len(drawn)}; drawn in vain:", file=sys.stderr)
+    for reason, count in refused.most_common(12):
+        if reason:
+            print(f"  {count:5} {reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
