@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Product = Callable[[Tape, Tensor, "Linear", "Quantised", Dim, str], Tensor]
 
 BUFFER = "dequantised weights"
-KEPT = "inputs of int8 linears"
 
 
 def quantised_linear(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
@@ -142,8 +141,14 @@ def _int8(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, labe
     del whole, narrow, rows
     node = tape.node((x,), (), backward)
     if node is not None:
-        tape.keep_on_context(x)
+        _keep_on_context(tape, x)
     return Tensor(out, itemsize, result.storage, node)
+
+
+def _keep_on_context(tape: Tape, x: Tensor) -> None:
+    """What a function keeps as an attribute: no hook of checkpointing packs it, and it lives as long as the graph."""
+    if x.storage is not None and tape.refilling is None and all(x.storage is not kept for kept in tape.context):
+        tape.context.append(x.storage)
 
 
 def _gptq(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:

@@ -52,8 +52,9 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
         category = model.role if model.role == "reference" else "extra_models"
         if model.quantised:
             owner = f"{model.role} model {model.spec.name}"
-            enter_quantised(book, model.quantised, owner, category, [weight for weight in weights if weight.linear])
-            weights = [weight for weight in weights if not weight.linear]
+            base = model.quantised
+            enter_quantised(book, base, owner, category, [weight for weight in weights if weight.quantised_by(base)])
+            weights = [weight for weight in weights if not weight.quantised_by(base)]
         elements = sum(weight.elements * weight.copies for weight in weights)
         shards = recipe.ranks if model.sharded else 1
         book.add(

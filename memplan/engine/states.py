@@ -181,9 +181,9 @@ def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held)
     if base is None:
         _enter_stored(book, recipe, "frozen weights of the policy", "parameters", frozen, held)
         return
-    enter_quantised(book, base, "the policy", "parameters", [weight for weight in frozen if weight.linear])
-    rest = [weight for weight in frozen if not weight.linear]
-    why = "embeddings, head, norms, biases and stacked experts are not quantised"
+    enter_quantised(book, base, "the policy", "parameters", [weight for weight in frozen if weight.quantised_by(base)])
+    rest = [weight for weight in frozen if not weight.quantised_by(base)]
+    why = f"embeddings, head, norms and biases are not quantised{'' if base.experts else ', stacked experts neither'}"
     _enter_stored(book, recipe, "unquantised weights of the policy", "parameters", rest, held, why)
 
 
@@ -194,7 +194,8 @@ def enter_quantised(book: Ledger, base: Quantised, owner: str, category: str, we
         first, *rest = (
             ceil_div(size, BLOCK) * BLOCK for size in base.scheme.tensors(weight.rows, weight.columns).values()
         )
-        packed, scales = packed + first * weight.copies, scales + sum(rest) * weight.copies
+        matrices = weight.copies * weight.stacked
+        packed, scales = packed + first * matrices, scales + sum(rest) * matrices
         elements += weight.elements * weight.copies
     scheme = base.scheme
     for label, size, why in (

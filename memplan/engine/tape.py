@@ -169,11 +169,6 @@ class Tape:
             self.hollow.append(node)
         return node
 
-    def keep_on_context(self, x: Tensor) -> None:
-        """What an autograd function keeps as an attribute: no hook packs it, and it lives as long as the graph does."""
-        if x.storage is not None and self.refilling is None and all(x.storage is not kept for kept in self.context):
-            self.context.append(x.storage)
-
     # -- non-reentrant checkpointing: nodes hold nothing until the first of them runs ---------------------------------
 
     def start_hollow(self) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memplan.spec.model import Layer, ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
-from memplan.spec.recipe import Adapter
+from memplan.spec.recipe import Adapter, Quantised
 from memplan.spec.vision import Tower
 
 
@@ -37,6 +37,10 @@ class Weight(NamedTuple):
     def elements(self) -> int:
         """Elements of one tensor."""
         return self.rows * self.columns * self.stacked
+
+    def quantised_by(self, base: Quantised) -> bool:
+        """Whether a quantised base holds it packed."""
+        return self.linear or (base.experts and self.stacked > 1 and "experts" in self.name)
 
 
 def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:

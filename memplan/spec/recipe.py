@@ -41,6 +41,8 @@ class Quantised(NamedTuple):
     """Element size of the weights before: bitsandbytes dequantises to it in backward."""
     fp16: bool = False
     """The compute dtype is fp16, not bf16."""
+    experts: bool = False
+    """Experts are quantised too: linears of their own before transformers 5, stacked parameters since."""
 
 
 class LossCode(NamedTuple):

@@ -1,0 +1,94 @@
+"""Proves what PEFT trains: counts for every setting of adapters, and modules that it adapts or passes over."""
+
+from typing import Any
+
+import pytest
+
+from memplan.engine.build import ledger, policy_mode
+from memplan.engine.ledger import Row
+from memplan.engine.tensors import count, model_weights
+from memplan.engine.traces import trace_layer
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+TINY: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 320, "intermediate_size": 160, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTRAL = TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3 = TINY | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+QWEN3 |= {"head_dim": 16}
+
+
+def recipe(model: Any, lora: dict[str, Any], **keys: Any) -> Recipe:
+    base = {"model": model, "method": "sft", "trainer": "pytorch", "precision": "bf16", "sequence_length": 64}
+    return resolve(read_job(base | {"lora": lora} | keys))
+
+
+def trained(model: Any, lora: dict[str, Any]) -> int:
+    found = recipe(model, lora)
+    return count([weight for weight in model_weights(found.model, False, found.adapter) if weight.trained])
+
+
+COUNTS = [
+    # counted by peft 0.21.2 over transformers 5.23
+    ("mixtral-8x7b", {"r": 16}, 359_665_664),
+    ("qwen3-30b-a3b", {"r": 16}, 996_507_648),
+    ("qwen3-30b-a3b", {"r": 16, "targets": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"}, 994_836_480),
+    (MIXTRAL, {"r": 16}, 215_232),
+    (QWEN3, {"r": 16, "targets": ["down_proj"]}, 21_504),
+    (TINY, {"r": 16}, 3 * 16 * (2 * 128 + 2 * 96 + 3 * 224)),
+    (TINY, {"r": 16, "dora": True, "targets": ["q_proj"]}, 3 * (16 * 128 + 64)),
+    (TINY, {"r": 16, "targets": ["q_proj"], "rslora": True}, 3 * 16 * 128),
+    (TINY, {"r": 16, "targets": ["q_proj"], "modules_to_save": "lm_head,embed_tokens"}, 3 * 16 * 128 + 2 * 320 * 64),
+    (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "lora_only"}, 3 * (16 * 128 + 64)),
+    (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "all"}, 3 * (16 * 128 + 192)),
+]
+
+
+@pytest.mark.parametrize(("model", "lora", "expected"), COUNTS, ids=[str(row[2]) for row in COUNTS])
+def test_trainable_counts_are_those_of_peft(model: Any, lora: dict[str, Any], expected: int) -> None:
+    assert trained(model, lora) == expected
+
+
+def test_a_saved_module_stands_beside_the_frozen_original() -> None:
+    def rows(lora: dict[str, Any]) -> dict[str, Row]:
+        return {row.name: row for row in ledger(recipe(TINY, lora)).rows}
+
+    plain, saved = rows({"r": 8}), rows({"r": 8, "modules_to_save": ["embed_tokens"]})
+    assert saved["weights of the policy"].bytes == 2 * 320 * 64
+    assert saved["frozen weights of the policy"].bytes == plain["frozen weights of the policy"].bytes
+    assert saved["gradient of the embedding"].bytes == 2 * 320 * 64
+    assert saved["AdamW states"].bytes - plain["AdamW states"].bytes == 2 * 2 * 320 * 64
+
+
+def test_adapted_stacks_cost_a_merged_copy() -> None:
+    both = recipe(MIXTRAL, {"r": 8}), recipe(MIXTRAL, {"r": 8, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]})
+    merged, plain = (trace_layer(each.model.runs[0].layer, policy_mode(each), 1, 64, "plain") for each in both)
+    stacks = 2 * 4 * 3 * 64 * 160
+    assert merged.saved.size - plain.saved.size > stacks
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "message"),
+    [
+        (MIXTRAL, {"dropout": 0.1}, "lora.dropout: PEFT's ParamWrapper"),
+        (MIXTRAL, {"dora": True}, "lora.dora: PEFT's ParamWrapper"),
+        (MIXTRAL, {"targets": ["q_proj", "w1"]}, "lora.targets: w1 without w3"),
+        (TINY, {"targets": ["c_attn"]}, "lora.targets: llama has no linear module 'c_attn'"),
+        (TINY, {"targets": ["q_proj", "qproj"]}, "lora.targets: llama has no linear module 'qproj'"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused(model: Any, lora: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        recipe(model, lora)
+    assert refused.value.message.startswith(message)
+
+
+def test_names_of_other_families_are_passed_over_with_a_remark() -> None:
+    found = recipe(TINY, {"r": 8, "targets": ["q_proj", "c_attn"]})
+    assert found.adapter is not None
+    assert found.adapter.targets == {"q_proj"}
+    assert any("c_attn" in warning for warning in found.warnings)

@@ -1,0 +1,182 @@
+"""Proves quantised bases against bitsandbytes and PEFT: bytes of weights, saved bytes of layers, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.api import estimate
+from memplan.engine.build import ledger, policy_mode
+from memplan.engine.traces import LayerTrace, trace_layer
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.tables.quantizations import QUANTIZATIONS
+
+SAVED = json.loads((Path(__file__).parent / "data/adapters/saved_by_nf4_layers.json").read_text())["rows"]
+MEASURED: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64,
+    "num_key_value_heads": 2, "vocab_size": 512, "intermediate_size": 640, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTRAL = MEASURED | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+FORMATS = sorted(QUANTIZATIONS)
+
+BYTES = [
+    # scheme, outputs, inputs: bytes of weight, absmax, code, offset, second absmax, second code (bitsandbytes 0.50.2)
+    ("nf4", 64, 64, [2048, 64, 256]),
+    ("nf4", 48, 96, [2304, 64, 288]),
+    ("fp4", 1408, 512, [360448, 64, 45056]),
+    ("nf4", 300, 100, [15000, 64, 1876]),
+    ("nf4-double", 1408, 512, [360448, 64, 11264, 176, 1024, 4]),
+    ("nf4-double", 300, 100, [15000, 64, 469, 8, 1024, 4]),
+    ("int8", 1408, 512, [720896, 5632]),
+]
+
+
+def recipe(model: Any = None, **keys: Any) -> Recipe:
+    base = {"model": model or MEASURED, "method": "sft", "trainer": "pytorch", "precision": "bf16", "lora": {"r": 8}}
+    return resolve(read_job(base | {"batch_size": 1, "sequence_length": 128} | keys))
+
+
+def layer(resolved: Recipe, style: str = "plain", length: int = 128) -> LayerTrace:
+    return trace_layer(resolved.model.runs[0].layer, policy_mode(resolved), 1, length, style)
+
+
+def bytes_of(resolved: Recipe, category: str) -> int:
+    return sum(row.bytes for row in ledger(resolved).rows if row.category == category)
+
+
+@pytest.mark.parametrize(("scheme", "rows", "columns", "tensors"), BYTES)
+def test_tensors_are_those_of_bitsandbytes(scheme: str, rows: int, columns: int, tensors: list[int]) -> None:
+    assert list(QUANTIZATIONS[scheme].tensors(rows, columns).values()) == tensors
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("gptq-4bit", 4.16), ("awq-4bit", 4.16), ("hqq-4bit", 4.5)])
+def test_formats_that_carry_zeros_cost_what_their_groups_say(scheme: str, bits: float) -> None:
+    size = sum(QUANTIZATIONS[scheme].tensors(4096, 4096).values())
+    assert size * 8 / 4096**2 == pytest.approx(bits, rel=0.002)
+
+
+@pytest.mark.parametrize("row", SAVED, ids=lambda row: "-".join(str(value) for value in row.values()))
+def test_a_layer_saves_what_bitsandbytes_and_peft_save(row: dict[str, Any]) -> None:
+    lora = {"r": 8, "targets": row["targets"], "dtype": row["dtype"], "dora": row["dora"]}
+    keys = {"autocast": row["autocast"], "attention": "eager", "lora": lora}
+    found = layer(recipe(quantization=row["quantization"], kbit_upcast=row["upcast"], **keys))
+    assert found.saved.size == row["saved"]
+
+
+def test_what_is_not_quantised_keeps_its_dtype_or_is_upcast() -> None:
+    rest = 2 * 512 * 256 + 5 * 256
+    packed = {
+        upcast: bytes_of(recipe(quantization="nf4", kbit_upcast=upcast), "parameters") for upcast in (False, True)
+    }
+    assert packed[True] - packed[False] == 2 * rest
+
+
+def test_stacked_experts_are_quantised_only_where_they_were_linears() -> None:
+    lora = {"r": 8, "targets": ["q_proj"]}
+    new = recipe(MIXTRAL, quantization="nf4", lora=lora, trainer="transformers", kbit_upcast=False)
+    old = recipe(
+        MIXTRAL, quantization="nf4", lora=lora, trainer="transformers", kbit_upcast=False, trainer_version="4.48"
+    )
+    experts = 2 * 4 * 3 * 256 * 640
+    difference = bytes_of(new, "parameters") - bytes_of(old, "parameters")
+    assert difference == pytest.approx(experts * (2 - 0.5625), rel=0.01)
+
+
+def test_int8_inputs_outlive_checkpoints_unless_reentrant() -> None:
+    kept = {
+        style: layer(recipe(quantization="int8", gradient_checkpointing="full"), style)
+        for style in ("plain", "checkpoint", "reentrant")
+    }
+    assert kept["checkpoint"].lingering == kept["plain"].lingering > 128 * 640 * 2
+    assert kept["checkpoint"].saved.size == kept["checkpoint"].boundary + kept["checkpoint"].lingering
+    assert kept["reentrant"].lingering == 0
+
+
+def test_only_gptq_keeps_dequantised_weights_for_backward() -> None:
+    matrices = 2 * sum(linear.inputs * linear.outputs for linear in recipe().model.runs[0].layer.linears)
+    plain = layer(recipe()).saved.size
+    assert layer(recipe(quantization="gptq-4bit")).saved.size - plain == matrices
+    assert layer(recipe(quantization="nf4")).saved.size == plain
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_base_is_smaller_and_its_adapters_are_the_same(name: str) -> None:
+    small, whole = recipe(quantization=name, kbit_upcast=False if name != "gptq-4bit" else None), recipe()
+    assert bytes_of(small, "parameters") < bytes_of(whole, "parameters")
+    assert bytes_of(small, "adapters") == bytes_of(whole, "adapters")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(FORMATS), st.integers(1, 64), st.booleans(), st.booleans())
+def test_more_rank_is_more_bytes(name: str, rank: int, dora: bool, checkpointing: bool) -> None:
+    dora = dora and name != "awq-4bit"
+    keys = {"quantization": name, "gradient_checkpointing": "full" if checkpointing else "none"}
+    low, high = (recipe(lora={"r": r, "dora": dora}, **keys) for r in (rank, rank + 16))
+    assert max(ledger(low).totals()) < max(ledger(high).totals())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"quantization": "nf4", "lora": None}, "quantization: nf4 weights cannot be trained"),
+        ({"kbit_upcast": True}, "kbit_upcast: true without quantization"),
+        (
+            {"quantization": "hqq-4bit", "kbit_upcast": True},
+            "kbit_upcast: prepare_model_for_kbit_training casts nothing",
+        ),
+        ({"quantization": "int8", "sharding": "zero3", "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
+        ({"quantization": "nf4", "sharding": "fsdp2", "num_gpus": 2, "precision": "auto"}, "sharding: fsdp2 with"),
+        ({"quantization": "awq-4bit", "lora": {"dora": True}}, "lora.dora: PEFT has no DoRA over AWQ"),
+        ({"quantization": "nf5"}, "quantization: unknown value 'nf5'"),
+        ({"lora": {"modules_to_save": ["norm"]}}, "lora.modules_to_save: 'norm' is not modelled"),
+    ],
+)
+def test_what_libraries_refuse_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        recipe(**keys)
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "version", "method", "norms", "upcast"),
+    [
+        ("trl", "1.16", "dpo", 0, False),
+        ("trl", "1.16", "simpo", 4, None),
+        ("trl", "0.24", "sft", 4, None),
+        ("transformers", None, "sft", 0, True),
+        ("llamafactory", None, "dpo", 0, False),
+    ],
+)
+def test_each_trainer_prepares_a_quantised_base_its_way(
+    trainer: str, version: str | None, method: str, norms: int, upcast: bool | None
+) -> None:
+    found = recipe(trainer=trainer, trainer_version=version, method=method, quantization="nf4")
+    assert (found.norm_itemsize, found.job.get("kbit_upcast")) == (norms, upcast)
+    assert found.compute_itemsize == (4 if upcast else 2)
+
+
+def test_trl_casts_adapters_over_a_quantised_base_but_not_magnitudes() -> None:
+    adapter = recipe(trainer="trl", method="dpo", quantization="nf4", lora={"r": 8, "dora": True}).adapter
+    assert adapter is not None
+    assert (adapter.itemsize, adapter.magnitude_itemsize) == (2, 4)
+
+
+def test_preparing_turns_checkpointing_on_under_the_trainer() -> None:
+    assert recipe(trainer="transformers", quantization="nf4").checkpointing
+    assert not recipe(trainer="transformers", quantization="nf4", gradient_checkpointing="none").checkpointing
+
+
+@pytest.mark.parametrize("keys", [{"quantization": "nf4-double"}, {"load_in_4bit": True}])
+def test_an_8b_model_in_four_bits_fits_a_24_gb_card(keys: dict[str, Any]) -> None:
+    job = {"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "rtx-4090", "lora": {"r": 16}}
+    report = estimate(job | {"gradient_checkpointing": "full"} | keys)
+    assert report.verdict is not None
+    assert report.verdict.fits == "yes"
+    labels = {row.label if hasattr(row, "label") else row.name for row in report.per_gpu.ledger}
+    assert {"quantised weights of the policy", "unquantised weights of the policy"} <= labels
