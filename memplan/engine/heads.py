@@ -6,17 +6,53 @@ Symbols: V vocabulary, h hidden; all per token, T tokens of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from memplan.engine import loss_ops, ops, routing_ops
+from memplan.engine import head_kernels, loss_ops, ops, routing_ops
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.fused_heads import Scored, checkpointed
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tensor
+from memplan.engine.tape import Grads, Param, Tape, Tensor
 
 Program = Callable[[Pass, Tensor, int], Tensor]
 
-FUSED_TILE_ROWS, FUSED_TILE_COLUMNS = 4096, 32768
-"""Tile of TRL's chunked log-probability kernel (trl 1.16, trl/kernels/chunked_logprob.py)."""
+
+class Head(NamedTuple):
+    """How the tail of a pass becomes a loss."""
+
+    program: str
+    """A key of ``LOGITS_PROGRAMS`` or ``FUSED_PROGRAMS``, 'score', or 'hidden' (no head at all)."""
+    to_fp32: bool = False
+    keeps_outputs: bool = False
+    fp32_outputs: bool = False
+    """The outputs that the caller keeps are a copy in fp32 (accelerate, under native AMP)."""
+    sft_term: bool = False
+    scored_tokens: int = 0
+    frees_logits: bool = False
+    """Nobody holds the logits of the model once they are cast to fp32."""
+    holds_logits: bool = False
+    """The caller holds the logits that the loss saw until the loss is whole, over the reference's forward."""
+    metrics: str = ""
+    """A key of ``METRICS``: what is copied for the log when this pass's scores are there."""
+    entropy: str = ""
+    """A key of ``ENTROPIES``, with ``entropy_gradient`` where it is part of the loss."""
+    entropy_gradient: bool = False
+    tempered: bool = False
+    """Logits are divided by a temperature, out of place."""
+    recomputed: bool = False
+    """Log-probabilities are checkpointed: made again in backward."""
+    leaves_autocast: bool = False
+    """Autocast ends with the model's forward, before the loss (accelerate)."""
+    hidden_states: int = 0
+    """Bytes per token of hidden states that the outputs hold besides, of all layers together."""
+    beside_logits: int = 0
+    """Element size of the reference's logits, which stand beside the policy's and are concatenated with them."""
+    pairs: bool = True
+    """Rows are chosen and rejected halves."""
+    reference_itemsize: int = 0
+    """Element size of the reference's hidden states and head, where the fused loss reads them; 0 without."""
 
 
 def cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
@@ -25,6 +61,20 @@ def cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     wide = ops.cast(tape, logits, ops.FP32, "logits in fp32")
     log_probabilities = loss_ops.log_softmax(tape, wide, "log-softmax")
     return loss_ops.nll(tape, log_probabilities, Dim("1", 1))
+
+
+def chunked_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """LitGPT's full fine-tuning: logits in one piece, a cross-entropy for 128 rows at a time in their own dtype, whose
+    gradients are joined again (litgpt 0.5, utils.py: chunked_cross_entropy)."""
+    tape = p.tape
+    flat = ops.copy(tape, logits, "logits, shifted") if rows > 1 else logits
+    parts = min(32, max(1, p.tokens // 128))
+    part, scored = Dim("T·V/chunks", logits.dim.elements // parts), Dim("T/chunks", p.tokens // parts)
+    losses = [
+        loss_ops.nll(tape, loss_ops.log_softmax(tape, block, "log-softmax of a chunk"), scored)
+        for block in ops.split(tape, flat, parts, part)
+    ]
+    return ops.concatenate(tape, losses, p.dim("1", 1), "loss of each token")
 
 
 def log_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:
@@ -51,55 +101,61 @@ def selective(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return ops.concatenate(tape, parts, p.dim("1", 1), "log-probabilities")
 
 
-def selective_kernel(p: Pass, logits: Tensor, rows: int) -> Tensor:
-    """TRL's Triton kernel (from 1.14): keeps a view of the logits; backward makes one tensor of their size."""
-    tape = p.tape
-    dim, itemsize = logits.dim, logits.itemsize
-    node = tape.node((logits,), (logits,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
+def stacked(p: Pass, logits: Tensor, reference: Tensor) -> Tensor:
+    """MindSpeed's DPO: ``torch.cat`` of policy and reference logits; the policy's half of it (MindSpeed-LLM
+    tasks/posttrain/dpo/dpo_model.py)."""
+    tape, dim = p.tape, logits.dim
+    whole = Dim(dim.symbol, 2 * dim.elements)
+    both = ops.concatenate(tape, (logits,), whole, "logits of policy and reference")
+    itemsize = both.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        zeros = t.gradient((dim, itemsize), "zeros of the reference's half")
+        joined = t.gradient((whole, itemsize), "joined gradients")
+        del zeros
+        return (joined,)
+
+    return Tensor(dim, itemsize, both.storage, tape.node((both,), (), backward))
+
+
+def stacked_log_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """Both halves are scored (MindSpeed-LLM tasks/posttrain/utils.py: compute_log_probs, one tensor-parallel rank)."""
+    scores = log_softmax(p, logits, rows)
+    theirs = p.tape.new(logits.dim, logits.itemsize, "reference log-softmax")
+    del theirs
+    return scores
+
+
+def logits_alone(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """The reference of a trainer that scores its logits together with the policy's."""
+    return p.tape.new(Dim("1", 1), ops.FP32, "loss")
 
 
 LOGITS_PROGRAMS: dict[str, Program] = {
+    "logits": logits_alone,
     "cross-entropy": cross_entropy,
+    "chunked-cross-entropy": chunked_cross_entropy,
     "log-softmax": log_softmax,
+    "stacked-log-softmax": stacked_log_softmax,
     "selective": selective,
-    "selective-kernel": selective_kernel,
+    "selective-kernel": head_kernels.saving_logits,
+    "flash-cross-entropy": head_kernels.saving_logits,
+    "flash-cross-entropy-in-place": head_kernels.saving_logits_in_place,
+    "one-hot": head_kernels.one_hot,
+    "megatron-cross-entropy": head_kernels.megatron_cross_entropy,
+    "megatron-fused": head_kernels.megatron_fused,
+    "shared-softmax": head_kernels.shared_softmax,
 }
+INSIDE = ("cross-entropy", "megatron-cross-entropy")
+"""Losses that the model's own forward computes: its locals live meanwhile."""
 
-
-def fused(p: Pass, hidden: Tensor, weight: Param, scored_tokens: int) -> Tensor:
-    """TRL's fused LM head (from 1.15): log-probabilities tile by tile, no logits.
-
-    Forward keeps the scored hidden states; backward keeps an fp32 gradient of them and, for a trained head, of the
-    weight, which is then cast (trl 1.16, trl/trainer/utils.py and trl/kernels/chunked_logprob.py).
-    """
-    tape, itemsize = p.tape, p.tape.autocast or weight.itemsize
-    width = hidden.dim.elements // p.tokens
-    vocabulary = weight.dim.elements // width
-    scored = Dim("N·h", scored_tokens * width)
-    compact = routing_ops.gather_rows(tape, hidden, scored, "scored hidden states")
-    tile = Dim("V tile", min(scored_tokens, FUSED_TILE_ROWS) * min(FUSED_TILE_COLUMNS, vocabulary))
-    want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
-    weight_dim, weight_size, hidden_size = weight.dim, weight.itemsize, hidden.itemsize
-
-    def backward(t: object, grads: Grads) -> Grads:
-        block = tape.new(tile, itemsize, "logits tile")
-        wide = tape.gradient((scored, ops.FP32), "hidden gradient in fp32") if want_hidden else None
-        wide_weight = (
-            tape.new(weight_dim, ops.FP32, "head gradient in fp32", category="logits") if want_weight else None
-        )
-        narrow = tape.gradient((scored, hidden_size)) if want_hidden else None
-        grad_weight = wide_weight
-        if want_weight and weight_size != ops.FP32:
-            grad_weight = tape.new(weight_dim, weight_size, "weight gradients", category="gradients")
-        del block, wide, wide_weight
-        return (narrow, grad_weight)
-
-    block = tape.new(tile, itemsize, "logits tile")
-    statistics = tape.new(Dim("N·7", scored_tokens * 7), ops.FP32, "log-probability statistics")
-    del block, statistics
-    node = tape.node((compact, weight), (compact,), backward)
-    return tape.new(Dim("N", scored_tokens), ops.FP32, "log-probabilities", node)
+ENTROPIES: dict[str, Callable[[Pass, Tensor, bool], Tensor | None]] = {
+    "rows": head_kernels.entropy_by_rows,
+    "kernel": head_kernels.entropy_in_kernel,
+    "softmax": head_kernels.entropy_by_softmax,
+    "clone": head_kernels.entropy_of_clone,
+    "shared": head_kernels.entropy_of_softmax,
+}
 
 
 def mean_loss(p: Pass, log_probabilities: Tensor) -> Tensor:
@@ -114,3 +170,111 @@ def sft_term(p: Pass, logits: Tensor) -> Tensor:
     half = Dim("T·V/2", logits.dim.elements // 2)
     chosen = ops.copy(tape, ops.view(tape, logits, half, whole=False), "chosen half of the logits")
     return loss_ops.nll(tape, loss_ops.log_softmax(tape, chosen, "log-softmax of the chosen half"), Dim("1", 1))
+
+
+# -- what is copied for the log ---------------------------------------------------------------------------------------
+
+
+def _copied(p: Pass, logits: Tensor, tokens: int, label: str) -> Tensor:
+    """Rows of the logits, picked by a mask or an index."""
+    width = logits.dim.elements // p.tokens
+    return p.tape.new(Dim("N·V", tokens * width), logits.itemsize, label)
+
+
+def _entropy_of_shifted(p: Pass, logits: Tensor) -> None:
+    """``entropy_from_logits(shift_logits)``: flattening a slice of several rows copies it."""
+    flat = _copied(p, logits, p.tokens, "logits, flattened") if p.rows > 1 else None
+    head_kernels.entropy_by_rows(p, logits, gradient=False)
+    del flat
+
+
+def _halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """The mean of the scored logits, first of the chosen half, then of the rejected one (trl 0.9 to 0.28)."""
+    half = _copied(p, logits, tokens // 2, "scored logits of one half")
+    del half
+    return []
+
+
+def _pairs(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """Entropy, then the mean of each half's scored logits (trl 0.29 to 1.13, trainer/dpo_trainer.py)."""
+    _entropy_of_shifted(p, logits)
+    return _halves(p, logits, tokens)
+
+
+def _picked(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """Logits of chosen and of rejected examples, picked by label and returned in place of the logits (trl 0.9 to 0.28,
+    trainer/kto_trainer.py)."""
+    return [_copied(p, logits, p.tokens, "logits of chosen and rejected")]
+
+
+def _picked_halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """The same, and of either its scored logits (trl 1.14, trainer/kto_trainer.py)."""
+    both = _copied(p, logits, p.tokens, "logits of chosen and rejected")
+    _halves(p, logits, tokens)
+    del both
+    return []
+
+
+def _chosen_and_rejected(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """The same after an entropy (trl 0.29 to 1.13)."""
+    _entropy_of_shifted(p, logits)
+    return _picked_halves(p, logits, tokens)
+
+
+def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6,
+    trainer/sft_trainer.py)."""
+    head_kernels.entropy_by_rows(p, logits, gradient=False)
+    shifted = _copied(p, logits, p.tokens, "logits, shifted")
+    del shifted
+    return []
+
+
+def _scored_again(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+    """LLaMA-Factory's KTO scores the mismatched completions while the reference's logits are held: logits and
+    log-softmax once more (llamafactory 0.9.5, train/kto/trainer.py: concatenated_forward)."""
+    more = _copied(p, logits, p.tokens, "logits of mismatched completions")
+    scores = _copied(p, logits, p.tokens, "log-softmax of mismatched completions")
+    del more, scores
+    return []
+
+
+METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
+    "halves": _halves,
+    "pairs": _pairs,
+    "picked": _picked,
+    "picked-halves": _picked_halves,
+    "chosen-and-rejected": _chosen_and_rejected,
+    "shifted": _shifted,
+    "scored-again": _scored_again,
+}
+"""Each returns what the caller holds in place of the logits, if anything."""
+
+
+# -- from logits to the loss ------------------------------------------------------------------------------------------
+
+
+def fused_loss(p: Pass, hidden: Tensor, weight: Param, head: Head, rows: int, held: list[Tensor]) -> Tensor:
+    """A head that never makes all of the logits."""
+    tokens = head.scored_tokens or p.tokens
+    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, held)
+    return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
+
+
+def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:
+    """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees."""
+    tape = p.tape
+
+    def log_probabilities(inputs: Sequence[Tensor]) -> Tensor:
+        (x,) = inputs
+        loss = LOGITS_PROGRAMS[head.program](p, x, rows)
+        entropy = ENTROPIES[head.entropy](p, x, head.entropy_gradient) if head.entropy else None
+        return loss if entropy is None else ops.add(tape, loss, entropy, "loss")
+
+    if head.tempered:
+        logits = ops.scale(tape, logits, "logits over the temperature")
+    term = sft_term(p, logits) if head.sft_term else None
+    loss = checkpointed(tape, log_probabilities, (logits,)) if head.recomputed else log_probabilities((logits,))
+    if term is not None:
+        loss = ops.add(tape, mean_loss(p, loss), term, "loss")
+    return loss

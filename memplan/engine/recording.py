@@ -108,6 +108,7 @@ class PassRun:
         self.caught: list[list[Tensor | None]] = [[] for _ in range(len(self.layers) + 1)]
         self.shared: list[Tensor] = []
         self.outputs: list[Tensor] = []
+        self.whole: list[Tensor] = []
         self.loss: Node | None = None
 
     def forward(self) -> None:
@@ -120,13 +121,14 @@ class PassRun:
         x = self.outputs.pop()
         hidden = [catching(tape, x, self.caught[-1]) if tape.grad_enabled else x]
         del x
-        loss, self.outputs = tail_forward(self.p, plan.spec, plan.head, plan.rows, hidden)
+        loss, self.outputs, self.whole = tail_forward(self.p, plan.spec, plan.head, plan.rows, hidden)
         self.loss = loss.node
         del loss
         leave_autocast(tape)
         tape.grad_enabled = True
         if plan.style == "no-grad":
             self.shared.clear()
+            self.whole.clear()
 
     def _layers_forward(self) -> None:
         """The model's forward; its locals are gone when it returns, the last hidden states are in ``outputs``."""
@@ -163,6 +165,7 @@ class PassRun:
         tape, spec = self.tape, self.plan.spec
         node, self.loss = self.loss, None
         assert node is not None
+        self.whole.clear()
         mode, before = tape.gradient_mode, len(tape.gradients)
         waits = spec.head_is_tied and self.plan.mode.trained
         tape.gradient_mode = "keep" if waits else mode

@@ -157,7 +157,7 @@ def trace_layer(
     if style == "checkpoint":
         tape.recompute = lambda: recompute(tape, p, layer, held[0])
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0)
+        return LayerTrace(boundary, keeps_input, saved if style == "plain" else NOTHING, casts, forward, {}, 0)
     tape.gradient_mode = gradients
     recomputed = _peaks(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -213,35 +213,39 @@ def tail_forward(
     if head.program == "score":
         with tape.at("loss"):
             return heads.mean_loss(p, logits), [], []
-    if head.program not in heads.INSIDE:
-        del hidden
     inputs.append(logits)
-    del logits
+    model_locals = [hidden] if head.program in heads.INSIDE else []
+    del hidden, logits
     with tape.at("loss"):
-        return _loss(p, head, rows, inputs)
+        return _loss(p, head, rows, inputs, model_locals)
 
 
-def _loss(p: Pass, head: Head, rows: int, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def _loss(
+    p: Pass, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
     tape, logits = p.tape, inputs.pop()
+    if head.leaves_autocast and head.program not in heads.INSIDE:
+        leave_autocast(tape)
+        tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
     logits = scores if head.frees_logits else logits
     hidden_states = []
     if head.hidden_states:
         hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
-    if head.leaves_autocast and head.program not in heads.INSIDE:
-        leave_autocast(tape)
-        tape.autocast = 0
     if head.beside_logits:
         logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
     loss = heads.score(p, scores, head, rows)
-    outputs = []
+    model_locals.clear()
+    outputs: list[Tensor] = []
+    if head.leaves_autocast:
+        leave_autocast(tape)
     if head.keeps_outputs:
         outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
         logits = scores = outputs[0]
-    if head.metrics:
-        heads.METRICS[head.metrics](p, outputs[0] if outputs else scores, head.scored_tokens or p.tokens)
     kept = [scores] if head.holds_logits else []
+    if head.metrics:
+        kept = heads.METRICS[head.metrics](p, scores, head.scored_tokens or p.tokens) or kept
     hidden_states.clear()
     return loss, outputs, kept
 
@@ -278,6 +282,7 @@ def trace_tail(
     tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32))] + [None] * (node.outputs - 1))
     held.clear()
     sizes = [grad.storage.size for grad in tape.gradients if grad.storage]
-    head_gradient = spec.head.parameters * mode.weight_itemsize if mode.trained else 0
+    head_trained = mode.trained and spec.head.name not in mode.frozen
+    head_gradient = spec.head.parameters * mode.weight_itemsize if head_trained else 0
     boundary = p.tokens * spec.hidden_size * mode.residual_itemsize
     return TailTrace(saved, casts, forward, _peaks(tape, "backward"), sum(sizes), head_gradient, boundary)

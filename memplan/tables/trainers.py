@@ -1,6 +1,7 @@
 """One row per trainer and era: what it fills in where the job is silent, and how it computes log-probabilities.
 
-Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23, llamafactory 0.9.5, princeton-nlp/SimPO@1b3e8f3.
+Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23, llamafactory 0.9.5, princeton-nlp/SimPO@1b3e8f3,
+OpenRLHF 0.11, verl 0.9, litgpt 0.5, MindSpeed-LLM, NVIDIA/NeMo-Aligner@af2b3bd, THUDM/slime@624b824, megatron-core 0.16.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,14 @@ class Trainer(NamedTuple):
     title: str
     since: str = ""
     """First version of the era; empty for the first era, and for trainers with one."""
+    methods: tuple[str, ...] = ()
+    """Methods that it trains; empty for all."""
+    sharding: str = ""
+    """How it runs when the job names no sharding."""
+    megatron: bool = False
+    """Megatron's states: bf16 weights, an fp32 buffer of gradients that stays, fp32 main weights and moments."""
+    reduce_dtype: str = ""
+    """Dtype of FSDP's reductions; empty for the compute dtype."""
     loads_fp32: bool = False
     """Weights are loaded in fp32 and trained under autocast when the job names no precision."""
     upcasts_trained: bool = False
@@ -28,11 +37,41 @@ class Trainer(NamedTuple):
     fp32_outputs: bool = False
     """accelerate's ``convert_outputs_to_fp32`` wraps the forward under native AMP: logits come out in fp32."""
     fp32_logits: tuple[str, ...] = ()
-    """Methods for which the trainer itself calls ``logits.float()``."""
+    """Methods for which the trainer itself calls ``logits.float()``; ``*`` for all."""
+    frees_logits: bool = False
+    """Once logits are cast, nobody holds those of the model."""
+    holds_logits: tuple[str, ...] = ()
+    """Methods in which logits are held until the loss is whole, so over the reference's forward; ``*`` for all."""
     heads: Mapping[str, str] = MappingProxyType({})
     """Loss head by method; ``*`` stands for every method that is not named."""
+    adapter_heads: Mapping[str, str] = MappingProxyType({})
+    """Loss head by method where LoRA trains, when it is another."""
+    liger_heads: Mapping[str, str] = MappingProxyType({})
+    """Loss head by method under Liger's kernels, when it is another."""
+    fused_heads: Mapping[str, str] = MappingProxyType({})
+    """What a fused loss head is, by method, when it is not TRL's tiles."""
+    metrics: Mapping[str, str] = MappingProxyType({})
+    """What is copied of the logits for the log, by method (a key of the engine's ``METRICS``)."""
+    metrics_everywhere: bool = False
+    """The reference's forward makes the same copies as the policy's; otherwise they are made once, at the end."""
+    entropy: str = "rows"
+    """How an entropy is made of logits (a key of the engine's ``ENTROPIES``)."""
+    entropy_keeps_graph: bool = False
+    """The entropy's graph is built even where its gradient is not used."""
+    tempers_in_place: bool = False
+    """Logits are divided by the temperature in place."""
+    hidden_states: bool = False
+    """Preference losses ask the model for all hidden states, which its outputs hold until scores are there."""
     sft_term: tuple[str, ...] = ()
     """Methods whose default loss adds a cross-entropy over the chosen half in a pass of its own over the logits."""
+    free_sft_term: bool = False
+    """The SFT term is made of the log-probabilities that are there already."""
+    kl_after_policy: bool = False
+    """KTO's mismatched completions are scored after the policy's forward, not before it."""
+    reference: str = "resident"
+    """Where reference log-probabilities come from when all weights train."""
+    offloads_reference: bool = False
+    """The reference can live on the host and be swapped in for its forward."""
     reference_with_lora: str = "adapter"
     """Where reference log-probabilities come from when LoRA trains: the base with adapters off, or a second model."""
     reference_is_frozen: bool = True
@@ -60,7 +99,15 @@ _TRL: dict[str, Any] = {
     "reference_is_frozen": False,
     "reference_follows_policy": True,
     "syncs_each_batch": False,
+    "frees_logits": True,
+    "sft_term": ("cpo", "orpo"),
+    "keeps_outputs": True,
 }
+_LIGER_LOSSES = MappingProxyType(
+    {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective"}
+)
+"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.19 to 1.14); Liger's DPO loss has no ipo."""
+_ALL_BUT_SFT = ("dpo", "ipo", "kto", "cpo", "simpo", "orpo")
 _TRL_NEW = _TRL | {
     "gradient_checkpointing": True,
     "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
@@ -73,6 +120,8 @@ _ROWS = (
         "pytorch",
         "a bare training loop",
         heads={"sft": "cross-entropy", "*": "selective"},
+        liger_heads={"sft": "liger"},
+        offloads_reference=True,
         reference_first=True,
         source="model(**batch), loss, backward, step, with outputs dropped after the loss",
     ),
@@ -85,7 +134,9 @@ _ROWS = (
         loads_fp32=True,
         keeps_outputs=True,
         fp32_outputs=True,
+        methods=("sft",),
         heads={"*": "cross-entropy"},
+        liger_heads={"sft": "liger"},
         kbit_upcast=MappingProxyType({"*": "all"}),
         prepares_checkpointing=True,
         source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32",
@@ -99,7 +150,9 @@ _ROWS = (
         optimizer_impl="fused",
         keeps_outputs=True,
         fp32_outputs=True,
+        methods=("sft",),
         heads={"*": "cross-entropy"},
+        liger_heads={"sft": "liger"},
         kbit_upcast=MappingProxyType({"*": "all"}),
         prepares_checkpointing=True,
         source="transformers 5.23 trainer.py: adamw_torch_fused, from_pretrained dtype='auto'",
@@ -109,9 +162,10 @@ _ROWS = (
         "TRL",
         since="0.7",
         heads={"sft": "cross-entropy", "*": "log-softmax"},
-        sft_term=("cpo", "orpo"),
-        keeps_outputs=True,
-        source="trl 0.14 dpo_trainer.py: logits.log_softmax(-1) and gather",
+        metrics={"dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather",
         **_TRL,
     ),
     Trainer(
@@ -119,9 +173,26 @@ _ROWS = (
         "TRL",
         since="0.16",
         heads={"sft": "cross-entropy", "*": "selective"},
-        sft_term=("cpo", "orpo"),
-        keeps_outputs=True,
-        source="trl 0.24 trainer/utils.py: selective_log_softmax",
+        liger_heads={"sft": "liger"},
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
+        **_TRL,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="0.19",
+        heads={"sft": "cross-entropy", "*": "selective"},
+        liger_heads={"sft": "liger"},
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        hidden_states=True,
+        source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
         **_TRL,
     ),
     Trainer(
@@ -129,19 +200,36 @@ _ROWS = (
         "TRL",
         since="0.29",
         heads={"sft": "cross-entropy", "*": "selective"},
-        sft_term=("cpo", "orpo"),
-        keeps_outputs=True,
-        source="trl 1.9 dpo_trainer.py",
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
+        holds_logits=_ALL_BUT_SFT,
+        source="trl 1.0 trainer/dpo_trainer.py, trainer/sft_trainer.py",
+        **_TRL_NEW,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="1.7",
+        heads={"sft": "chunked-nll", "*": "selective"},
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
+        holds_logits=_ALL_BUT_SFT,
+        source="trl 1.9 trainer/sft_trainer.py: chunked_nll is the default loss, trainer/dpo_trainer.py",
         **_TRL_NEW,
     ),
     Trainer(
         "trl",
         "TRL",
         since="1.14",
-        heads={"sft": "cross-entropy", "*": "selective-kernel"},
-        sft_term=("cpo", "orpo"),
-        keeps_outputs=True,
-        source="trl 1.14 kernels/logprob_entropy.py",
+        heads={"sft": "chunked-nll", "*": "selective-kernel"},
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"dpo": "halves", "ipo": "halves", "kto": "picked-halves"},
+        entropy="kernel",
+        holds_logits=_ALL_BUT_SFT,
+        source="trl 1.14 kernels/logprob_entropy.py, trainer/dpo_trainer.py, trainer/kto_trainer.py",
         **_TRL_NEW,
     ),
     Trainer(
@@ -149,8 +237,8 @@ _ROWS = (
         "TRL",
         since="1.15",
         heads={"sft": "fused", "dpo": "fused", "ipo": "fused", "kto": "fused", "*": "selective-kernel"},
-        sft_term=("cpo", "orpo"),
-        keeps_outputs=True,
+        entropy="kernel",
+        holds_logits=_ALL_BUT_SFT,
         source="trl 1.16 trainer/utils.py, kernels/chunked_logprob.py",
         **_TRL_NEW,
     ),
@@ -164,8 +252,15 @@ _ROWS = (
         gradient_checkpointing=True,
         keeps_outputs=True,
         fp32_outputs=True,
-        fp32_logits=("dpo", "ipo", "kto", "orpo", "cpo", "simpo"),
+        methods=("sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"),
+        fp32_logits=("dpo", "ipo", "kto", "orpo", "simpo"),
+        frees_logits=True,
+        holds_logits=("*",),
         heads={"sft": "cross-entropy", "*": "log-softmax"},
+        liger_heads={"sft": "liger"},
+        metrics={"kto": "scored-again"},
+        free_sft_term=True,
+        kl_after_policy=True,
         source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
     ),
     Trainer(
@@ -176,17 +271,171 @@ _ROWS = (
         loads_fp32=True,
         gradient_checkpointing=True,
         keeps_outputs=True,
-        fp32_logits=("sft", "dpo", "simpo"),
-        heads={"sft": "cross-entropy", "*": "log-softmax"},
+        methods=("simpo",),
+        fp32_logits=("simpo",),
+        frees_logits=True,
+        holds_logits=("simpo",),
+        heads={"*": "log-softmax"},
         kbit_upcast=MappingProxyType({"*": "norms"}),
         source="princeton-nlp/SimPO scripts/simpo_trainer.py with transformers 4.44 (logits.float() in the model)",
+    ),
+    Trainer(
+        "openrlhf",
+        "OpenRLHF",
+        methods=("sft", "reward", "dpo", "ipo"),
+        sharding="zero2",
+        gradient_checkpointing=False,
+        fp32_logits=("*",),
+        frees_logits=True,
+        holds_logits=("*",),
+        heads={"*": "flash-cross-entropy"},
+        liger_heads={"sft": "flash-cross-entropy"},
+        entropy="softmax",
+        tempers_in_place=True,
+        free_sft_term=True,
+        offloads_reference=True,
+        reference_with_lora="resident",
+        source="openrlhf 0.11 models/actor.py: logits in fp32, models/utils.py: log_probs_from_logits, cli/train_dpo.py",
+    ),
+    Trainer(
+        "verl",
+        "verl",
+        methods=("sft",),
+        sharding="fsdp2",
+        reduce_dtype="fp32",
+        gradient_checkpointing=True,
+        syncs_each_batch=False,
+        heads={"*": "flash-cross-entropy-in-place"},
+        fused_heads={"*": "chunked-log-probs"},
+        entropy="softmax",
+        reference="offloaded",
+        offloads_reference=True,
+        source="verl 0.9 workers/engine/fsdp/transformer_impl.py, utils/torch_functional.py: logprobs_from_logits",
+    ),
+    Trainer(
+        "litgpt",
+        "LitGPT",
+        methods=("sft",),
+        autocast=True,
+        loads_fp32=True,
+        fp32_outputs=True,
+        frees_logits=True,
+        heads={"*": "chunked-cross-entropy"},
+        adapter_heads={"*": "chunked-lm-head"},
+        keeps_outputs=True,
+        syncs_each_batch=False,
+        source="litgpt 0.5 finetune/full.py, finetune/lora.py, utils.py: chunked_cross_entropy",
+    ),
+    Trainer(
+        "mindspeed",
+        "MindSpeed-LLM",
+        methods=("sft", "reward", "dpo", "ipo", "simpo"),
+        megatron=True,
+        optimizer_impl="fused",
+        fp32_logits=("*",),
+        frees_logits=True,
+        heads={"sft": "megatron-cross-entropy", "simpo": "log-softmax", "*": "stacked-log-softmax"},
+        free_sft_term=True,
+        reference_first=True,
+        reference_with_lora="resident",
+        source="MindSpeed-LLM tasks/posttrain/dpo/dpo_model.py, dpo_trainer.py, simpo_trainer.py, utils.py",
+    ),
+    Trainer(
+        "nemo-aligner",
+        "NeMo-Aligner",
+        methods=("sft", "reward", "dpo", "ipo", "kto"),
+        megatron=True,
+        optimizer_impl="fused",
+        fp32_logits=("*",),
+        frees_logits=True,
+        heads={"sft": "megatron-cross-entropy", "*": "one-hot"},
+        free_sft_term=True,
+        reference="offloaded",
+        offloads_reference=True,
+        reference_first=True,
+        source="NVIDIA/NeMo-Aligner@af2b3bd models/nlp/gpt/megatron_gpt_dpo_model.py, utils/distributed.py",
+    ),
+    Trainer(
+        "slime",
+        "slime",
+        since="0.1",
+        methods=("sft",),
+        megatron=True,
+        optimizer_impl="fused",
+        fp32_logits=("*",),
+        frees_logits=True,
+        heads={"*": "megatron-fused"},
+        entropy="clone",
+        entropy_keeps_graph=True,
+        reference="offloaded",
+        offloads_reference=True,
+        source="THUDM/slime before #1788: backends/megatron_utils/loss.py, utils/ppo_utils.py",
+    ),
+    Trainer(
+        "slime",
+        "slime",
+        since="0.3",
+        methods=("sft",),
+        megatron=True,
+        optimizer_impl="fused",
+        fp32_logits=("*",),
+        frees_logits=True,
+        heads={"*": "megatron-fused"},
+        entropy="clone",
+        reference="offloaded",
+        offloads_reference=True,
+        source="THUDM/slime#1788: no graph and no clone for an entropy that is a metric",
+    ),
+    Trainer(
+        "slime",
+        "slime",
+        since="0.3.1",
+        methods=("sft",),
+        megatron=True,
+        optimizer_impl="fused",
+        fp32_logits=("*",),
+        frees_logits=True,
+        heads={"*": "shared-softmax"},
+        entropy="shared",
+        reference="offloaded",
+        offloads_reference=True,
+        source="THUDM/slime@624b824 utils/ppo_utils.py: _VocabParallelLogProbEntropy",
     ),
 )
 TRAINERS: dict[str, tuple[Trainer, ...]] = {}
 for _row in _ROWS:
     TRAINERS[_row.name] = (*TRAINERS.get(_row.name, ()), _row)
-LATER_TRAINERS = ("openrlhf", "verl", "slime", "nemo-aligner", "mindspeed", "megatron", "litgpt")
+LATER_TRAINERS = ("megatron",)
 """Trainers of the contract that are not modelled yet: refused by name."""
+
+
+SHOWN_HEADS = {
+    "selective-kernel": "selective",
+    "flash-cross-entropy": "selective",
+    "flash-cross-entropy-in-place": "selective",
+    "stacked-log-softmax": "log-softmax",
+    "one-hot": "log-softmax",
+    "megatron-fused": "log-softmax",
+    "shared-softmax": "log-softmax",
+    "megatron-cross-entropy": "cross-entropy",
+    "chunked-cross-entropy": "cross-entropy",
+    "chunked-lm-head": "chunked",
+    "chunked-nll": "chunked",
+    "chunked-log-probs": "chunked",
+    "liger": "fused",
+    "liger-preference": "fused",
+}
+"""The job's word for a head's program, where it is another: trainers do the same thing by different code."""
+
+
+def by_method(table: Mapping[str, str], method: str, default: str = "") -> str:
+    """What a table says of a method, or of all that it does not name."""
+    return table.get(method, table.get("*", default))
+
+
+def names_method(names: tuple[str, ...], method: str) -> bool:
+    """Whether a list of methods holds one, or all."""
+    return method in names or "*" in names
 
 
 def version_key(text: str) -> tuple[int, ...]:

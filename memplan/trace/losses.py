@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from memplan.spec.recipe import Recipe
+from memplan.trace import kernels
 
 BETA, MARGIN = 0.1, 0.5
 
@@ -18,7 +19,13 @@ def label_log_probs(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Log-probability of each label, [rows, length], by the job's head."""
     if recipe.logits_to_fp32:
         logits = logits.float()
-    if recipe.loss_head == "log-softmax":
+    if recipe.loss_code.tempered:
+        assert recipe.job["temperature"] != 1
+        logits = logits / float(recipe.job["temperature"])
+    found = kernels.log_probs(recipe.loss_head, logits, labels)
+    if found is not None:
+        return found
+    if recipe.loss_head in ("log-softmax", "stacked-log-softmax"):
         return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return selective_log_softmax(logits, labels)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memplan.spec.recipe import Recipe
 from memplan.trace import losses
+from memplan.trace.loops import Run, find_loop
 
 Begin = Callable[[str], None]
 Sync = Callable[[bool], None]
@@ -54,7 +55,10 @@ class MicroStep:
         self.begin("forward")
         self.last_reduces = is_last or recipe.sync_each_batch
         self.sync(self.last_reduces)
-        if recipe.method.name == "sft":
+        loop = find_loop(recipe)
+        if loop is not None and recipe.pair_pass == "concatenated":
+            self._loop(loop, batch)
+        elif recipe.method.name == "sft":
             self._supervised(batch)
         elif recipe.method.name == "kto":
             self._kto(batch)
@@ -114,6 +118,14 @@ class MicroStep:
     def _backward(self, loss: Tensor) -> None:
         self.begin("backward")
         (loss / self.recipe.accumulation if self.recipe.accumulation > 1 else loss).backward()
+
+    def _loop(self, loop: Callable[[Run], Any], batch: Batch) -> None:
+        """A trainer's own loss code; what it returns beside the loss is held through backward."""
+        found = loop(Run(self.recipe, self.policy, self.reference, batch.ids, batch.mask))
+        loss, held = found if isinstance(found, tuple) else (found, None)
+        del found
+        self._backward(loss)
+        del held
 
     def _supervised(self, batch: Batch) -> None:
         if self.recipe.loss_head != "cross-entropy":

@@ -33,6 +33,11 @@ HEADS = (
     "megatron-cross-entropy",
     "megatron-fused",
     "shared-softmax",
+    "fused",
+    "chunked-log-probs",
+    "chunked-nll",
+    "chunked-lm-head",
+    "liger",
     "score",
 )
 

@@ -1,0 +1,136 @@
+"""Which program turns hidden states into a loss, in which dtype, and what the trainer's code holds beside it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split, Stored
+from memplan.spec.job import Job
+from memplan.spec.recipe import LossCode
+from memplan.tables.methods import METHODS, Method
+from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer, by_method, names_method
+
+WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
+"""Loss heads, in the job's words, that never make all of the logits."""
+INSIDE = ("cross-entropy", "megatron-cross-entropy", "chunked-cross-entropy")
+"""Programs that give a loss and no log-probabilities."""
+
+
+class HeadChoice(NamedTuple):
+    """How hidden states become a loss, resolved."""
+
+    name: str
+    to_fp32: bool
+    keeps_outputs: bool
+    sft_term: bool
+    fp32_outputs: bool = False
+    code: LossCode = LossCode()
+
+    @property
+    def shown(self) -> str:
+        """The job's word for the program."""
+        return SHOWN_HEADS.get(self.name, self.name)
+
+
+def check_method(method: Method, trainer: Trainer) -> None:
+    """Raise InvalidJob for a method that the trainer has not."""
+    if trainer.methods and method.name not in trainer.methods:
+        others = [name for name, eras in TRAINERS.items() if not eras[-1].methods or method.name in eras[-1].methods]
+        raise InvalidJob(
+            f"trainer: {trainer.title} has no {method.name}: it trains {', '.join(trainer.methods)}",
+            f"use trainer {' or '.join(others)}, or another method ({', '.join(METHODS)})",
+        )
+
+
+def head(
+    job: Job, method: Method, trainer: Trainer, stored: Stored, split: Split, lora: bool, notes: Notes
+) -> HeadChoice:
+    """The head program of this trainer and method, and in which dtype it sees the logits."""
+    if method.score_head:
+        _check_score(job)
+        notes.fill("loss_head", "score", "default")
+        return HeadChoice("score", False, False, False)
+    name = _program(job, method, trainer, lora, notes)
+    without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
+    _check_extras(job, name, without_logits)
+    native_amp = stored.autocast > 0 and not split.is_deepspeed
+    wraps = trainer.fp32_outputs and native_amp
+    own = names_method(trainer.fp32_logits, method.name)
+    wide = job.logits_dtype == "fp32" or (job.logits_dtype == "auto" and (own or wraps))
+    wide = wide and name not in ("cross-entropy", "megatron-cross-entropy") and not without_logits
+    term = job.sft_term if job.sft_term is not None else method.name in trainer.sft_term
+    term = term and method.pairs and not without_logits
+    if term and trainer.free_sft_term:
+        notes.assume(f"sft_term: {trainer.title} makes it of the log-probabilities that are there: no memory")
+    keeps = trainer.keeps_outputs and name in ("cross-entropy", "chunked-cross-entropy")
+    return HeadChoice(
+        name,
+        wide,
+        keeps,
+        term and not trainer.free_sft_term,
+        wraps,
+        _code(job, method, trainer, name, wraps, without_logits),
+    )
+
+
+def _code(job: Job, method: Method, trainer: Trainer, name: str, wraps: bool, without_logits: bool) -> LossCode:
+    """What the trainer's code holds and copies beside its log-probabilities."""
+    extra = not without_logits
+    entropy = job.entropy != "none" and extra
+    return LossCode(
+        frees_logits=trainer.frees_logits,
+        holds_logits=extra and names_method(trainer.holds_logits, method.name),
+        metrics=by_method(trainer.metrics, method.name) if extra else "",
+        metrics_everywhere=trainer.metrics_everywhere,
+        entropy=trainer.entropy if entropy else "",
+        entropy_gradient=entropy and (job.entropy == "loss" or trainer.entropy_keeps_graph),
+        tempered=extra and job.temperature not in (None, 1.0) and not trainer.tempers_in_place,
+        recomputed=extra and bool(job.recompute_loss),
+        leaves_autocast=wraps,
+        hidden_states=trainer.hidden_states and method.name in ("dpo", "ipo"),
+        stacked=name == "stacked-log-softmax",
+        reads_reference=name == "liger-preference" and method.reference,
+    )
+
+
+def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Notes) -> str:
+    own = by_method(trainer.heads, method.name)
+    own = by_method(trainer.adapter_heads, method.name, own) if lora else own
+    if job.kernels == "liger":
+        own = by_method(trainer.liger_heads, method.name, own)
+    if job.loss_head == "auto":
+        return notes.fill("loss_head", own, "trainer" if trainer.name != "pytorch" else "default")
+    if job.loss_head == SHOWN_HEADS.get(own, own):
+        return own
+    if job.loss_head == "fused":
+        return by_method(trainer.fused_heads, method.name, "fused")
+    if job.loss_head == "chunked":
+        return "chunked-nll" if method.name == "sft" else "chunked-log-probs"
+    if job.loss_head in ("cross-entropy", "cut-cross-entropy") and method.name != "sft":
+        raise InvalidJob(
+            f"loss_head: {job.loss_head} gives no log-probabilities for {method.name}", "use log-softmax or selective"
+        )
+    return job.loss_head
+
+
+def _check_score(job: Job) -> None:
+    for key in ("entropy", "temperature", "recompute_loss"):
+        value = getattr(job, key)
+        if value not in (None, False, "none", 1.0):
+            raise InvalidJob(f"{key}: a scalar head has no vocabulary", f"leave {key} out with method {job.method}")
+
+
+def _check_extras(job: Job, name: str, without_logits: bool) -> None:
+    """Entropy, temperature and recomputation belong to log-probabilities that the trainer's code makes of logits."""
+    asked = {
+        "entropy": job.entropy != "none",
+        "temperature": job.temperature not in (None, 1.0),
+        "recompute_loss": bool(job.recompute_loss),
+    }
+    for key, wanted in asked.items():
+        if wanted and name in INSIDE:
+            raise InvalidJob(f"{key}: {SHOWN_HEADS.get(name, name)} makes no log-probabilities", "use loss_head log-softmax or selective")
+    if job.entropy == "loss" and without_logits and name not in ("fused", "chunked-log-probs"):
+        raise InvalidJob(f"entropy: loss_head {SHOWN_HEADS.get(name, name)} makes none", "use loss_head fused or selective")
