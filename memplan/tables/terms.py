@@ -492,6 +492,71 @@ _ROWS = (
         zh=Chinese("磁带", formula="向上取整到 512 字节；变量、节点或梯度缓冲持有期间存活"),
     ),
     Term(
+        key="dora",
+        title="DoRA",
+        what=(
+            "LoRA with a trained magnitude for each output. Each forward takes the norm of every row of the merged "
+            "weight, which makes whole matrices for a moment, and the base's and the adapters' results are kept for "
+            "backward."
+        ),
+        formula="per token and adapted linear: fp32 adapters 6·out, bf16 4·out; for a moment in·in + 4·in·out elements",
+        source="arXiv:2402.09353; peft 0.21 tuners/lora/dora.py",
+        section="lora",
+        see=("lora", "adapters", "quantisation"),
+        aliases=("magnitude", "magnitude vector", "use_dora"),
+        zh=Chinese(
+            "DoRA", formula="每 token 每个被适配线性层：fp32 适配器 6·out，bf16 4·out；瞬时 in·in + 4·in·out 个元素"
+        ),
+    ),
+    Term(
+        key="quantisation",
+        title="quantised base",
+        what=(
+            "The frozen linears of the layers are held in 4 or 8 bits, with scales for groups of them. Every product "
+            "dequantises its whole matrix again, forward and backward, and activations hardly change."
+        ),
+        formula="bytes per weight: nf4 and fp4 0.5625, nf4-double 0.5159, int8 1, gptq and awq 0.5195, hqq 0.5625",
+        source="arXiv:2305.14314; bitsandbytes 0.50 functional.py, autograd/_functions.py",
+        section="quantisation",
+        see=("kbit-upcast", "lora", "parameters"),
+        aliases=("quantization", "qlora", "nf4", "fp4", "int8", "4-bit", "4bit", "8bit", "gptq", "awq", "hqq"),
+        zh=Chinese(
+            "量化基座",
+            formula="每个权重的字节数：nf4 与 fp4 0.5625，nf4-double 0.5159，int8 1，gptq 与 awq 0.5195，hqq 0.5625",
+        ),
+    ),
+    Term(
+        key="kbit-upcast",
+        title="upcast beside a quantised base",
+        what=(
+            "prepare_model_for_kbit_training casts embeddings, head and norms to fp32. The residual stream becomes fp32 "
+            "with them, so checkpoints and saved inputs of norms double too."
+        ),
+        formula="2·(V·h, twice when untied, + norms); checkpoints 4·h in place of 2·h per token and layer",
+        source="peft 0.21 utils/other.py: prepare_model_for_kbit_training",
+        section="quantisation",
+        see=("quantisation", "precision", "activations"),
+        aliases=("kbit_upcast", "prepare_model_for_kbit_training", "kbit"),
+        zh=Chinese(
+            "量化基座旁的 fp32 转换",
+            formula="2·(V·h，不共享时两份，+ 归一化)；检查点每 token 每层 4·h 代替 2·h",
+        ),
+    ),
+    Term(
+        key="modules-to-save",
+        title="modules to save",
+        what=(
+            "PEFT puts a trained copy of a module beside the frozen original: the embedding or the head. The copy has "
+            "gradients and optimizer states, and a tied head is no longer tied."
+        ),
+        formula="V·h·e for each copy, and as much again for its gradient and each state",
+        source="peft 0.21 utils/other.py: ModulesToSaveWrapper",
+        section="lora",
+        see=("lora", "parameters", "optimizer-states"),
+        aliases=("modules_to_save",),
+        zh=Chinese("保存模块（modules_to_save）", formula="每份拷贝 V·h·e，梯度和每个状态各再一份"),
+    ),
+    Term(
         key="precision",
         title="precision scheme",
         what=(
