@@ -17,6 +17,7 @@ from memplan.spec.vision import ImageRule, Tower
 
 Made = tuple[Tower, dict[str, Any]]
 
+BY_ROW = {"rotary_by_row": True}
 LLAVA_NEXT_GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION_SIDES = (384, 768, 1152, 1536, 1920, 2304)
 
@@ -191,14 +192,14 @@ def qwen2_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Bounds: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct."""
     encoder, merger, keys = patch_towers.qwen2_vl(vision)
     vision.notes.extend(keys.notes)
-    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), {}
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), BY_ROW
 
 
 def qwen2_5_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Bounds: preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct."""
     encoder, merger, keys = patch_towers.qwen2_5_vl(vision)
     vision.notes.extend(keys.notes)
-    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), {}
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), BY_ROW
 
 
 def qwen3_vl(config: Config, vision: Config, text: ModelSpec, deepstack: bool = True) -> Made:
@@ -206,7 +207,7 @@ def qwen3_vl(config: Config, vision: Config, text: ModelSpec, deepstack: bool = 
     encoder, merger, keys = patch_towers.qwen3_vl(vision, deepstack)
     vision.notes.extend(keys.notes)
     taps = patch_towers.deepstack_blocks(keys) if deepstack else ()
-    return assemble(encoder, merger, smart_resize(encoder, keys, 65536, 16777216), taps=taps), {}
+    return assemble(encoder, merger, smart_resize(encoder, keys, 65536, 16777216), taps=taps), BY_ROW
 
 
 def qwen3_5(config: Config, vision: Config, text: ModelSpec) -> Made:

@@ -19,7 +19,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     book.add(
         "gradient of the residual stream, embedding",
         "temporaries",
-        traced.tail.input_gradient,
+        traced.tail.input_gradient if plan.embedding_trained or not plan.mode.trained else 0,
         instant,
         instant,
         template="T × h × bytes",
@@ -27,7 +27,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     )
     _enter_front_backward(book, traced, kept, instant)
     saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
-    if not plan.mode.trained and not saved:
+    if (not plan.mode.trained or "embed_tokens" in spec.frozen) and not saved:
         return
     width = spec.embedding_width or spec.hidden_size
     size = spec.vocab_size * width * plan.mode.weight_itemsize
@@ -58,7 +58,8 @@ def _enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients,
     if front is NO_FRONT:
         return
     width = plan.spec.embedding_width or plan.spec.hidden_size
-    after = plan.spec.vocab_size * width * plan.mode.weight_itemsize if plan.mode.trained else 0
+    trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen
+    after = plan.spec.vocab_size * width * plan.mode.weight_itemsize if trained else 0
     beyond = front.backward - front.gradients - traced.tail.input_gradient - after
     source = "torch 2.13 autograd"
     book.add(
@@ -217,7 +218,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
             source="transformers 5.23 enable_input_require_grads",
         )
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.weight_itemsize)
-    tables = 2 * plan.length * width * table_bytes
+    positions = plan.length * (plan.rows if plan.spec.rotary_by_row else 1)
+    tables = 2 * positions * width * table_bytes
     kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or plan.style in ("checkpoint", "reentrant"))
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
@@ -239,8 +241,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         tables,
         f"{name}.layer-forward",
         dies,
-        template="2 × s × rotary width × bytes",
-        numbers=(2, plan.length, width, table_bytes),
+        template="2 × s × rotary width × bytes" if positions == plan.length else "2 × T × rotary width × bytes",
+        numbers=(2, positions, width, table_bytes),
         why="cos and sin, shared by all layers",
         source="transformers 5.23 LlamaRotaryEmbedding",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -133,7 +133,7 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
     for part in spec.extra:
         weights += part_weights(part, trained, "embedding")
     for run in spec.runs:
-        weights += layer_weights(run.layer, run.count, trained, adapter)
+        weights += marked(layer_weights(run.layer, run.count, trained, adapter), run.layer.frozen)
     if spec.tower:
         weights += tower_weights(spec, spec.tower, trained, adapter)
     if spec.final_norm:
@@ -151,7 +151,15 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
             weights.append(Weight(spec.head.name + ".bias", spec.head.outputs, 1, 1, trained, "head"))
     if adapter and adapter.saved:
         weights += saved_weights(spec, adapter)
+    if spec.frozen:
+        inside = ("layer", "vision")
+        weights = [next(marked([w], spec.frozen)) if w.unit not in inside else w for w in weights]
     return weights
+
+
+def marked(weights: Iterable[Weight], frozen: frozenset[str]) -> Iterator[Weight]:
+    """The same weights, those of these names not trained."""
+    return (weight._replace(trained=False) if weight.name in frozen else weight for weight in weights)
 
 
 def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
@@ -163,8 +171,8 @@ def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter
     for run in spec.resting:
         for weight in layer_weights(run.layer, run.count, trained, adapter):
             yield weight._replace(trained=False)
-    for part, copies, _ in tower.parts:
-        read = not rests and part is not tower.unused
+    for part, copies, category in tower.parts:
+        read = not rests and part is not tower.unused and category not in spec.frozen
         for weight in part_weights(part, trained, "vision"):
             yield weight._replace(copies=copies, trained=trained and read)
         for linear in part.linears if adapter else ():

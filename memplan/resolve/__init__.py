@@ -7,6 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
+from memplan.resolve.freezing import frozen_model
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.models import adapter, references
@@ -72,6 +73,7 @@ def resolve(given: JobInput) -> Recipe:
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
     resident = references(job, method, trainer, base, split, spec, lora is not None, notes)
+    spec = frozen_model(job, trainer, spec, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, split.ranks, notes)
     gpu = _gpu(job, notes)

@@ -223,7 +223,7 @@ class Job(Frozen):
     """Where reference log-probabilities come from."""
     lora: Lora | None = None
     """Low-rank adapters; null trains all weights."""
-    freeze: Absent = None
+    freeze: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Patterns of modules that are not trained."""
     quantization: Choice = "none"
     """Quantisation of the frozen base."""

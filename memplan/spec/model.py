@@ -53,6 +53,8 @@ class Layer(Frozen):
     """Whatever else the layer holds."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
+    frozen: frozenset[str] = frozenset()
+    """Names of its weights that are not trained (``freeze``)."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -151,6 +153,8 @@ class ModelSpec(Frozen):
     """Windows of masks that its class makes whether or not a layer takes them."""
     rotary_sets: int = 1
     """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
+    rotary_by_row: bool = False
+    """Each row of the batch has tables of its own, since images give it positions of its own (Qwen2-VL)."""
     logits_scaled: bool = False
     """The logits are multiplied by a number (Cohere, Granite)."""
     classifies: bool = True
@@ -164,6 +168,8 @@ class ModelSpec(Frozen):
     notes: tuple[str, ...] = ()
     tower: Tower | None = None
     """What turns images into tokens, in a vision-language model."""
+    frozen: frozenset[str] = frozenset()
+    """Names of weights outside the layers that are not trained (``freeze``), ``vision`` and ``projector`` among them."""
     tower_rests: bool = False
     """No image passes through the tower, so that nothing in it gets a gradient."""
     resting: tuple[Run, ...] = ()
@@ -224,6 +230,20 @@ class ModelSpec(Frozen):
     def keeps_rotary(self) -> bool:
         """Layers save the shared tables themselves, and not tables that they made of them."""
         return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
+
+    @cached_property
+    def thawed(self) -> "ModelSpec":
+        """The same model with nothing frozen."""
+        if not self.is_frozen:
+            return self
+        nothing: frozenset[str] = frozenset()
+        runs = (Run(count=run.count, layer=run.layer.model_copy(update={"frozen": nothing})) for run in self.runs)
+        return self.model_copy(update={"frozen": nothing, "runs": tuple(runs)})
+
+    @cached_property
+    def is_frozen(self) -> bool:
+        """Whether any weight is."""
+        return bool(self.frozen) or any(run.layer.frozen for run in self.runs)
 
     @property
     def eager_only(self) -> bool:

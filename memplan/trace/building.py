@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 
@@ -27,6 +28,7 @@ def build_model(config: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, d
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     parsed.use_cache = False
+    parsed.get_text_config().use_cache = False
     maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM
     if recipe.method.score_head:
         maker = AutoModelForSequenceClassification
@@ -79,3 +81,11 @@ def enable_checkpointing(model: Any, recipe: Recipe) -> None:
     )
     if recipe.adapter is not None:
         model.enable_input_require_grads()
+
+
+def freeze(model: Any, patterns: Iterable[str]) -> None:
+    """Weights that a pattern of ``freeze`` names need no gradient."""
+    wanted = [path_of(pattern) for pattern in patterns]
+    for name, parameter in model.named_parameters():
+        if any(matches(pattern, path_of(name)) for pattern in wanted):
+            parameter.requires_grad_(False)
