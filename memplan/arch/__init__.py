@@ -8,6 +8,8 @@ Files group families by what their layers are made of, and a family is one row o
     decoder.py     a decoder of attention and feed-forward layers, from a row and a config
     dense.py       rows: gated feed-forwards
     llama_like.py  rows: more of them, close to Llama
+    llama_kin.py   rows: more of those
+    remote_code.py rows: models outside transformers that one of its classes equals
     post_norm.py   rows: norms after, around, once for both, or without parameters
     turning.py     how q and k turn
     learned.py     rows: LayerNorm, feed-forwards without gate, learned positions
@@ -32,10 +34,12 @@ from memplan.arch import (
     latent,
     layer_norm,
     learned,
+    llama_kin,
     llama_like,
     moe,
     parallel,
     post_norm,
+    remote_code,
     shared_moe,
     vision,
     vision_texts,
@@ -49,6 +53,8 @@ __all__ = ["FAMILIES", "parse_config"]
 DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **dense.FAMILIES,
     **llama_like.FAMILIES,
+    **llama_kin.FAMILIES,
+    **remote_code.FAMILIES,
     **learned.FAMILIES,
     **alibi.FAMILIES,
     **layer_norm.FAMILIES,

@@ -1,5 +1,4 @@
-"""Pre-norm decoders close to Llama, as transformers 5.23 builds them: RMSNorm before a gated feed-forward or a plain
-one; and models of remote code that are Llama in all but names.
+"""Pre-norm decoders close to Llama, as transformers 5.23 builds them: RMSNorm before a gated feed-forward.
 
 One row a family; see ``dense.py``.
 """
@@ -8,11 +7,10 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, Family, activation, build, softmax_attention
-from memplan.arch.dense import LLAMA, MISTRAL, QWEN2, fused_everywhere, gated_everywhere
+from memplan.arch.decoder import Family, build, softmax_attention
+from memplan.arch.dense import LLAMA, fused_everywhere, gated_everywhere
 from memplan.arch.turning import rotary_dim, turned
 from memplan.spec.model import AnyMixer, Dropped, ModelSpec, Run
-from memplan.spec.parts import Bare, FeedForward, Linear
 
 GRANITE: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
 
@@ -74,60 +72,6 @@ ERNIE: dict[str, Scalar] = {
     "use_bias": False,
 }
 
-HELIUM: dict[str, Scalar] = LLAMA | {
-    "vocab_size": 48000,
-    "hidden_size": 2560,
-    "intermediate_size": 7040,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 20,
-    "head_dim": 128,
-    "max_position_embeddings": 4096,
-}
-
-ARCEE: dict[str, Scalar] = LLAMA | {
-    "hidden_size": 2560,
-    "intermediate_size": 18432,
-    "hidden_act": "relu2",
-    "max_position_embeddings": 4096,
-}
-
-APERTUS: dict[str, Scalar] = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "xielu",
-    "max_position_embeddings": 65536,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-}
-
-HUNYUAN: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "mlp_bias"} | {"vocab_size": 290943}
-
-MINISTRAL3: dict[str, Scalar] = MISTRAL | {
-    "vocab_size": 131072,
-    "num_hidden_layers": 34,
-    "head_dim": 128,
-    "max_position_embeddings": 262144,
-    "sliding_window": None,
-}
-
-CWM: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "attention_bias"} | {
-    "vocab_size": 128256,
-    "hidden_size": 6144,
-    "intermediate_size": 21504,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "sliding_window": 8192,
-}
-
 INTERNLM3: dict[str, Scalar] = LLAMA | {
     "vocab_size": 128512,
     "intermediate_size": 10240,
@@ -167,59 +111,6 @@ def rope_layers(config: Config, layers: int) -> list[bool]:
     return [bool(flag) for flag in listed[:layers]]
 
 
-def ministral_windows(config: Config) -> attention.Windows:
-    """Every layer has the window, if any, unless layer_types says otherwise."""
-    layers, size = config.integer("num_hidden_layers"), config.optional_integer("sliding_window")
-    return attention.layered(config, [attention.FULL if size is None else attention.SLIDING] * layers, size)
-
-
-def cwm_windows(config: Config) -> attention.Windows:
-    """The first of each four layers attends to all."""
-    layers = config.integer("num_hidden_layers")
-    kinds = [attention.SLIDING if i % 4 else attention.FULL for i in range(layers)]
-    return attention.layered(config, kinds, config.integer("sliding_window"))
-
-
-def ungated(family: Family, config: Config) -> list[FeedForward]:
-    """up, activation, down in every layer."""
-    h, f = config.integer("hidden_size"), config.integer("intermediate_size")
-    bias = config.flag("mlp_bias") if "mlp_bias" in family.defaults else False
-    linears = (
-        Linear(name="up_proj", inputs=h, outputs=f, bias=bias),
-        Linear(name="down_proj", inputs=f, outputs=h, bias=bias),
-    )
-    act = activation(family, config)
-    tensors = (
-        tuple(Bare(name=f"act_fn.{name}", shape=(1,)) for name in ("alpha_p", "alpha_n")) if act == "xielu" else ()
-    )
-    layer = FeedForward(intermediate=f, activation=act, gated=False, linears=linears, tensors=tensors)
-    return [layer] * config.integer("num_hidden_layers")
-
-
-def whole_width(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Helium's output projection takes hidden_size, whatever the heads make of it."""
-    if attention.head_dim(config) * config.integer("num_attention_heads") != spec.hidden_size:
-        raise config.wrong("head_dim", "hidden_size / num_attention_heads", config.value("head_dim"))
-    return spec
-
-
-def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The class makes a mask with the window and one without, whatever its layers take."""
-    return spec.model_copy(update={"more_masks": frozenset((None, config.optional_integer("sliding_window")))})
-
-
-def ministral(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Both masks, and a width of heads that must be given."""
-    return both_masks(given_head_dim(spec, config), config)
-
-
-def given_head_dim(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The rotary embedding of these classes fails without head_dim, though attention does not."""
-    if config.value("head_dim") is None:
-        raise config.wrong("head_dim", "given, since its class has no default", None)
-    return spec
-
-
 def with_dropout(spec: ModelSpec, config: Config) -> ModelSpec:
     """Seed-OSS drops out probabilities, and the outputs of attention and feed-forward."""
     branches: tuple[Dropped, ...] = ("mixer", "feed-forward") if config.value("residual_dropout") else ()
@@ -243,25 +134,6 @@ def equal_biases(spec: ModelSpec, config: Config) -> ModelSpec:
         raise config.wrong("bias", f"equal to qkv_bias ({config.value('attention_bias')})", config.value("mlp_bias"))
     return spec
 
-
-FROM_REMOTE = "{} is code of its own, not in transformers: described as transformers' {} of the same sizes"
-
-
-def as_class(spec: ModelSpec, config: Config, name: str, cls: str, more: tuple[str, ...] = ()) -> ModelSpec:
-    """A model of remote code, which transformers' nearest class stands for."""
-    return spec.model_copy(update={"notes": (*spec.notes, FROM_REMOTE.format(name, cls), *more)})
-
-
-def baichuan(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The 13B models have ALiBi, and no max_position_embeddings to say so."""
-    if "max_position_embeddings" in config.keys or "model_max_length" not in config.keys:
-        return as_class(spec, config, "Baichuan", "Llama")
-    remark = "Baichuan without max_position_embeddings has ALiBi: its bias of heads × s × s is not counted"
-    return as_class(spec, config, "Baichuan", "Llama", (remark,))
-
-
-REMOTE: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key not in ("mlp_bias", "attention_bias")}
-PLAIN_ACTIVATIONS = ACTIVATIONS | {"relu2": "relu2", "xielu": "xielu"}
 
 ROWS = (
     Family(
@@ -319,74 +191,6 @@ ROWS = (
         classifies=False,
     ),
     Family(
-        model_type="helium",
-        defaults=HELIUM,
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        bias_keys=("attention_bias", ""),
-        norm_kind="rms-wide-weight",
-        mixer=turned(rotary_tables="repeated"),
-        finish=whole_width,
-    ),
-    Family(
-        model_type="arcee",
-        defaults=ARCEE,
-        feed_forward=ungated,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        heads_divide_hidden=True,
-        activations=PLAIN_ACTIVATIONS,
-    ),
-    Family(
-        model_type="apertus",
-        defaults=APERTUS,
-        feed_forward=ungated,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        qk_norm=True,
-        norms=("attention_layernorm", "feedforward_layernorm"),
-        activations=PLAIN_ACTIVATIONS,
-        harmless=("qk_norm",),
-        classifies=False,
-    ),
-    Family(
-        model_type="hunyuan_v1_dense",
-        defaults=HUNYUAN,
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        qk_norm=True,
-        mixer=turned(norms_last=True),
-        harmless=("use_qk_norm", "qk_norm"),
-        finish=given_head_dim,
-    ),
-    Family(
-        model_type="ministral",
-        defaults=MISTRAL,
-        feed_forward=gated_everywhere,
-        windows=ministral_windows,
-        finish=ministral,
-    ),
-    Family(
-        model_type="ministral3",
-        defaults=MINISTRAL3,
-        feed_forward=gated_everywhere,
-        windows=attention.one_window,
-        mixer=turned(scaled_queries=True),
-    ),
-    Family(
-        model_type="cwm",
-        defaults=CWM,
-        feed_forward=gated_everywhere,
-        windows=cwm_windows,
-        finish=both_masks,
-        heads_divide_hidden=True,
-        classifies=False,
-    ),
-    Family(
         model_type="internlm3",
         defaults=INTERNLM3,
         feed_forward=gated_everywhere,
@@ -398,45 +202,6 @@ ROWS = (
         names={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
         finish=equal_biases,
         classifies=False,
-    ),
-    Family(
-        model_type="internlm2",
-        defaults=LLAMA | {"vocab_size": 103168},
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        names={"attention_bias": "bias"},
-        finish=partial(as_class, name="InternLM2", cls="Llama"),
-    ),
-    Family(
-        model_type="baichuan",
-        defaults=REMOTE | {"vocab_size": 64000, "max_position_embeddings": 4096},
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        finish=baichuan,
-    ),
-    Family(
-        model_type="minicpm",
-        defaults=REMOTE | {"tie_word_embeddings": True},
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        form="pre-scaled",
-        scaled_embedding=True,
-        scaled_logits=True,
-        finish=partial(as_class, name="MiniCPM", cls="Granite"),
-        classifies=False,
-    ),
-    Family(
-        model_type="mimo",
-        defaults=QWEN2,
-        feed_forward=gated_everywhere,
-        windows=attention.late_windows,
-        null_kv_heads=True,
-        qkv_bias="always",
-        finish=partial(as_class, name="MiMo", cls="Qwen2"),
     ),
 )
 

@@ -205,7 +205,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="a local of the model's forward until it returns",
         source="transformers 5.23 LlamaModel.forward: inputs_embeds",
     )
-    if plan.spec.scaled_outside and keeps_masks and not plan.mode.trained:
+    if plan.spec.scaled_outside and plan.style in ("checkpoint", "reentrant") and not plan.mode.trained:
         book.add(
             "embedding output before it is scaled",
             "activations",

@@ -1,0 +1,198 @@
+"""More pre-norm decoders close to Llama, as transformers 5.23 builds them: plain feed-forwards, norms after the rotary
+embedding, windows in patterns.
+
+One row a family; see ``dense.py``.
+"""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, Family, activation, build
+from memplan.arch.dense import LLAMA, MISTRAL, gated_everywhere
+from memplan.arch.turning import turned
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare, FeedForward, Linear
+
+HELIUM: dict[str, Scalar] = LLAMA | {
+    "vocab_size": 48000,
+    "hidden_size": 2560,
+    "intermediate_size": 7040,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+
+ARCEE: dict[str, Scalar] = LLAMA | {
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+}
+
+APERTUS: dict[str, Scalar] = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "xielu",
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+HUNYUAN: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "mlp_bias"} | {"vocab_size": 290943}
+
+MINISTRAL3: dict[str, Scalar] = MISTRAL | {
+    "vocab_size": 131072,
+    "num_hidden_layers": 34,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "sliding_window": None,
+}
+
+CWM: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "attention_bias"} | {
+    "vocab_size": 128256,
+    "hidden_size": 6144,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "sliding_window": 8192,
+}
+
+PLAIN_ACTIVATIONS = ACTIVATIONS | {"relu2": "relu2", "xielu": "xielu"}
+
+
+def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The class makes a mask with the window and one without, whatever its layers take."""
+    return spec.model_copy(update={"more_masks": frozenset((None, config.optional_integer("sliding_window")))})
+
+
+def ministral_windows(config: Config) -> attention.Windows:
+    """Every layer has the window, if any, unless layer_types says otherwise."""
+    layers, size = config.integer("num_hidden_layers"), config.optional_integer("sliding_window")
+    return attention.layered(config, [attention.FULL if size is None else attention.SLIDING] * layers, size)
+
+
+def cwm_windows(config: Config) -> attention.Windows:
+    """The first of each four layers attends to all."""
+    layers = config.integer("num_hidden_layers")
+    kinds = [attention.SLIDING if i % 4 else attention.FULL for i in range(layers)]
+    return attention.layered(config, kinds, config.integer("sliding_window"))
+
+
+def ungated(family: Family, config: Config) -> list[FeedForward]:
+    """up, activation, down in every layer."""
+    h, f = config.integer("hidden_size"), config.integer("intermediate_size")
+    bias = config.flag("mlp_bias") if "mlp_bias" in family.defaults else False
+    linears = (
+        Linear(name="up_proj", inputs=h, outputs=f, bias=bias),
+        Linear(name="down_proj", inputs=f, outputs=h, bias=bias),
+    )
+    act = activation(family, config)
+    tensors = (
+        tuple(Bare(name=f"act_fn.{name}", shape=(1,)) for name in ("alpha_p", "alpha_n")) if act == "xielu" else ()
+    )
+    layer = FeedForward(intermediate=f, activation=act, gated=False, linears=linears, tensors=tensors)
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def ministral(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Both masks, and a width of heads that must be given."""
+    return both_masks(given_head_dim(spec, config), config)
+
+
+def given_head_dim(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The rotary embedding of these classes fails without head_dim, though attention does not."""
+    if config.value("head_dim") is None:
+        raise config.wrong("head_dim", "given, since its class has no default", None)
+    return spec
+
+
+def whole_width(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Helium's output projection takes hidden_size, whatever the heads make of it."""
+    if attention.head_dim(config) * config.integer("num_attention_heads") != spec.hidden_size:
+        raise config.wrong("head_dim", "hidden_size / num_attention_heads", config.value("head_dim"))
+    return spec
+
+
+ROWS = (
+    Family(
+        model_type="helium",
+        defaults=HELIUM,
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        bias_keys=("attention_bias", ""),
+        norm_kind="rms-wide-weight",
+        mixer=turned(rotary_tables="repeated"),
+        finish=whole_width,
+    ),
+    Family(
+        model_type="arcee",
+        defaults=ARCEE,
+        feed_forward=ungated,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        heads_divide_hidden=True,
+        activations=PLAIN_ACTIVATIONS,
+    ),
+    Family(
+        model_type="apertus",
+        defaults=APERTUS,
+        feed_forward=ungated,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        qk_norm=True,
+        norms=("attention_layernorm", "feedforward_layernorm"),
+        activations=PLAIN_ACTIVATIONS,
+        harmless=("qk_norm",),
+        classifies=False,
+    ),
+    Family(
+        model_type="hunyuan_v1_dense",
+        defaults=HUNYUAN,
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        qk_norm=True,
+        mixer=turned(norms_last=True),
+        harmless=("use_qk_norm", "qk_norm"),
+        finish=given_head_dim,
+    ),
+    Family(
+        model_type="ministral",
+        defaults=MISTRAL,
+        feed_forward=gated_everywhere,
+        windows=ministral_windows,
+        finish=ministral,
+    ),
+    Family(
+        model_type="ministral3",
+        defaults=MINISTRAL3,
+        feed_forward=gated_everywhere,
+        windows=attention.one_window,
+        mixer=turned(scaled_queries=True),
+    ),
+    Family(
+        model_type="cwm",
+        defaults=CWM,
+        feed_forward=gated_everywhere,
+        windows=cwm_windows,
+        finish=both_masks,
+        heads_divide_hidden=True,
+        classifies=False,
+    ),
+)
+
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}
