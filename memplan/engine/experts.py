@@ -84,7 +84,7 @@ def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -
     weighted = ops.mul(tape, out, picked, "weighted expert outputs")
     back = routing_ops.indices(tape, chosen)
     weighted = routing_ops.gather_rows(tape, weighted, rows, "weighted expert outputs", back)
-    result = routing_ops.reduce(tape, weighted, x.dim, "feed-forward output")
+    result = routing_ops.sum_groups(tape, weighted, x.dim, "feed-forward output")
     del counted, bias
     return ops.cast(tape, result, x.itemsize, "feed-forward output")
 
@@ -135,5 +135,5 @@ def _every_expert(p: Pass, spec: FeedForward, x: Tensor, scores: Tensor) -> Tens
     out = ops.linear(tape, product, down, rows, "expert outputs")
     del product, gate, up, both
     shared = gated_product(p, spec.shared, x)
-    total = routing_ops.reduce(tape, out, x.dim, "feed-forward output")
+    total = routing_ops.sum_groups(tape, out, x.dim, "feed-forward output")
     return routing_ops.add_in_place(tape, shared, total)

@@ -92,7 +92,8 @@ def add(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
 def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     """``a * b``, b possibly broadcast: each side is saved for the other's gradient.
 
-    A broadcast side's gradient has the full size until the engine sums it.
+    Both gradients have the full size and the wider dtype until the engine narrows and sums them (``validate_outputs``),
+    when what was saved is still there, but not what a checkpoint gave back.
     """
     itemsize = max(a.itemsize, b.itemsize)
     dim, b_dim, want_a, want_b = a.dim, b.dim, a.needs_grad, b.needs_grad
@@ -100,12 +101,12 @@ def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
 
     def backward(t: Tape, grads: Grads) -> Grads:
         da = t.gradient((dim, itemsize)) if want_a else None
-        full = t.gradient((dim, itemsize)) if want_b else None
-        db = full
-        if full is not None and (b_dim.elements != dim.elements or b_size != itemsize):
-            db = t.gradient((b_dim, b_size))
+        db = t.gradient((dim, itemsize)) if want_b else None
+        t.drop_unpacked()
         if da is not None and a_size != itemsize:
             da = t.gradient((dim, a_size))
+        if db is not None and (b_dim.elements != dim.elements or b_size != itemsize):
+            db = t.gradient((b_dim, b_size))
         return (da, db)
 
     node = tape.node((a, b), (a if want_b else None, b if want_a else None), backward)

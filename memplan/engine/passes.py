@@ -27,6 +27,8 @@ class PassPlan(NamedTuple):
     """plain, checkpoint, reentrant, or no-grad."""
     head: Head
     gradients: str = "keep"
+    neighbours: bool = False
+    """The last layer but one and the first but one are instants of their own: FSDP2 holds most in them."""
     embedding_trained: bool = True
     """The first layer's input needs a gradient: trained embeddings, or checkpointing under LoRA."""
 
@@ -36,13 +38,16 @@ class TracedPass:
 
     def __init__(self, plan: PassPlan) -> None:
         self.plan = plan
-        self.layers = _trace_layers(plan)
+        self.layers, reached = _trace_layers(plan)
+        mode = plan.mode._replace(frozen=plan.spec.frozen) if plan.spec.frozen else plan.mode
         grad = plan.style != "no-grad"
         self.front = NO_FRONT
         if plan.spec.front:
             needs_grad = plan.embedding_trained
-            self.front = trace_front(plan.spec, plan.mode, plan.rows, plan.length, grad, needs_grad)
-        self.tail: TailTrace = trace_tail(plan.spec, plan.mode, plan.rows, plan.length, plan.head, grad, plan.gradients)
+            self.front = trace_front(plan.spec, mode, plan.rows, plan.length, grad, needs_grad)
+        self.tail: TailTrace = trace_tail(
+            plan.spec, mode, plan.rows, plan.length, plan.head, grad, plan.gradients, reached or not grad
+        )
         saved = [0]
         for trace in self.layers:
             saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.style != "plain" else 0))
@@ -51,10 +56,11 @@ class TracedPass:
         self.backward_layers = [] if not grad else self._backward_layers()
 
     def _backward_layers(self) -> list[int]:
-        """Indices whose backward is an instant, from last to first: the last, the first, the worst of other kinds."""
+        """Indices whose backward is an instant, from last to first: the last, the first, the worst of each kind."""
         count = len(self.layers)
         chosen = {count - 1, 0}
-        ends = {id(self.layers[0]), id(self.layers[-1])}
+        if self.plan.neighbours:
+            chosen |= {max(count - 2, 0), min(1, count - 1)}
         gradients = 0
         worst: dict[int, tuple[int, int]] = {}
         for i in reversed(range(count)):
@@ -64,7 +70,7 @@ class TracedPass:
                 if id(trace) not in worst or size > worst[id(trace)][0]:
                     worst[id(trace)] = (size, i)
             gradients += trace.gradients
-        chosen |= {i for key, (_, i) in worst.items() if key not in ends}
+        chosen |= {i for _, i in worst.values()}
         return sorted(chosen, reverse=True)
 
     # -- the schedule -------------------------------------------------------------------------------------------------
@@ -94,20 +100,20 @@ class TracedPass:
         yield f"{name}.{'first-layer' if i == 0 else f'layer-{i}'}-backward", worst
 
 
-def _trace_layers(plan: PassPlan) -> list[LayerTrace]:
-    """A trace for each layer; equal layers share one. The first layer's input may need no gradient."""
-    traces = []
+def _trace_layers(plan: PassPlan) -> tuple[list[LayerTrace], bool]:
+    """A trace for each layer, and whether a gradient comes down to the last one's output; equal layers share one.
+
+    Below the lowest trained weight there is no graph: no layer's input needs a gradient.
+    """
+    traces: list[LayerTrace] = []
+    needs = plan.embedding_trained or plan.style == "no-grad"
     for run in plan.spec.runs:
-        trace = trace_layer(run.layer, plan.mode, plan.rows, plan.length, plan.style, plan.gradients)
-        traces += [trace] * run.count
-    if not plan.embedding_trained and plan.style != "no-grad":
-        traces[0] = trace_layer(
-            plan.spec.runs[0].layer,
-            plan.mode,
-            plan.rows,
-            plan.length,
-            plan.style,
-            plan.gradients,
-            input_needs_grad=False,
-        )
-    return traces
+        mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
+        arguments = (run.layer, mode, plan.rows, plan.length, plan.style, plan.gradients)
+        left = run.count
+        while left and not needs:
+            traces.append(trace_layer(*arguments, input_needs_grad=False))
+            needs, left = bool(traces[-1].backward), left - 1
+        if left:
+            traces += [trace_layer(*arguments)] * left
+    return traces, needs

@@ -37,6 +37,12 @@ def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     return tape.new(out, x.itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))
 
 
+def sum_groups(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
+    """``x.view(…).sum(dim)``: saves nothing; the expanded gradient is copied when it is seen in x's shape again."""
+    dim, itemsize = x.dim, x.itemsize
+    return tape.new(out, itemsize, label, tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),)))
+
+
 def indices(tape: Tape, dim: Dim, itemsize: int = INDEX) -> Tensor:
     """Integers, which have no gradient."""
     return tape.new(dim, itemsize, "routing indices")

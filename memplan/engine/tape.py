@@ -128,6 +128,7 @@ class Tape:
         self.hollow: list[Node] | None = None
         self.refilling: list[Node] | None = None
         self.recompute: Callable[[], None] | None = None
+        self.running: Node | None = None
         self.cached: list[Param] = []
         self.context: list[Storage] = []
 
@@ -199,6 +200,11 @@ class Tape:
         dim, itemsize = (like.dim, like.itemsize) if isinstance(like, Tensor) else like
         return self.new(dim, itemsize, label, category="logits" if "V" in dim.symbol else "temporaries")
 
+    def drop_unpacked(self) -> None:
+        """What a checkpoint's hooks gave back to the running node is gone when its function returns."""
+        if self.running is not None and self.running.packed:
+            self.running.saved = ()
+
     # -- playing backward -----------------------------------------------------------------------------------------
 
     def backward(self, start: Node, grads: list[Tensor | None]) -> None:
@@ -222,6 +228,7 @@ class Tape:
             if node.packed and self.recompute is not None:
                 recompute, self.recompute = self.recompute, None
                 recompute()
+            self.running = node
             run, node.backward = node.backward, None
             assert run is not None
             results = list(run(self, grads))
