@@ -1,0 +1,52 @@
+"""Proves adapters against PEFT itself, run on fake tensors: every phase of the step, and trained counts."""
+
+from typing import Any
+
+import pytest
+from traced_jobs import SMALL, job, name, phases, traces
+
+from memplan.api import estimate
+from memplan.errors import MemplanError
+from memplan.trace.result import Trace
+
+CLOSE = 0.002
+COMMON = {"batch_size": 2, "sequence_length": 512}
+FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
+DORA = {"r": 16, "dora": True}
+MIXTRAL: dict[str, Any] = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+MIXTRAL |= {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+QWEN3: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 512}
+ALL = [
+    {**COMMON, **each}
+    for each in (
+        job(SMALL, lora=DORA),
+        job(SMALL, lora=DORA | {"dropout": 0.1}),
+        job(SMALL, lora=DORA | {"dropout": 0.1}, **FULL),
+        job(SMALL, lora=DORA | {"dtype": "bf16", "targets": ["q_proj", "v_proj"]}),
+        job(SMALL, {"model_type": "qwen2"}, lora=DORA),
+        job(SMALL, lora=DORA, autocast=True),
+        job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}),
+        job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}, **FULL),
+        job(SMALL, MIXTRAL, lora={"r": 16}),
+        job(SMALL, MIXTRAL, lora={"r": 16}, **FULL),
+        job(SMALL, MIXTRAL, lora={"r": 16, "dtype": "bf16"}),
+        job(SMALL, QWEN3, lora={"r": 16, "targets": ["q_proj", "down_proj"]}),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, Trace | MemplanError]:
+    return dict(zip(map(name, ALL), traces(ALL), strict=True))
+
+
+@pytest.mark.parametrize("described", ALL, ids=name)
+def test_the_engine_says_what_peft_does(described: dict[str, Any], traced: dict[str, Trace | MemplanError]) -> None:
+    answer = traced[name(described)]
+    found = phases(answer)
+    report = estimate(described)
+    assert {phase: report.per_gpu.phases[phase] / size for phase, size in found.items()} == pytest.approx(
+        dict.fromkeys(found, 1.0), rel=CLOSE
+    )
+    assert isinstance(answer, Trace)
+    assert answer.trainable == report.model.params.trainable
