@@ -32,7 +32,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("estimate SMALL --margin 2", 2, "margin", "memplan schema job"),
     ("estimate SMALL --tensor-parallel 2", 2, "tensor_parallel: 2 is not modelled yet", "tensor_parallel: 1"),
     ("estimate SMALL --compile", 2, "compile: not modelled yet", "leave compile out"),
-    ("estimate SMALL --load-in-4bit", 2, "nf4 is not modelled yet", "none"),
+    ("estimate SMALL --load-in-4bit", 2, "nf4 weights cannot be trained", "--lora-r 16"),
     ("estimate SMALL --gpu h10", 2, "'h10'", "h100-80gb"),
     ("estimate SMALL --gpu rtx4909", 2, "no such card: 'rtx4909'", "rtx-4090"),
     ("estimate SMALL --padded=maybe", 2, "neither true nor false: 'maybe'", "--no-padded"),

@@ -529,8 +529,8 @@ _ROWS = (
         key="kbit-upcast",
         title="upcast beside a quantised base",
         what=(
-            "prepare_model_for_kbit_training casts embeddings, head and norms to fp32. The residual stream becomes fp32 "
-            "with them, so checkpoints and saved inputs of norms double too."
+            "prepare_model_for_kbit_training casts embeddings, head and norms to fp32. The residual stream becomes "
+            "fp32 with them, so checkpoints and saved inputs of norms double too."
         ),
         formula="2·(V·h, twice when untied, + norms); checkpoints 4·h in place of 2·h per token and layer",
         source="peft 0.21 utils/other.py: prepare_model_for_kbit_training",
