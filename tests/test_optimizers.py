@@ -25,6 +25,7 @@ from memplan.tables.optimizers import VARIANTS, find_optimizer
 
 FP32, BF16 = 4, 2
 SETTINGS = OptimizerSettings(rank=8, head_elements=64 * 64 // 4)
+SHAPES: tuple[tuple[str, int, int], ...]
 SHAPES = (("embed_tokens", 512, 64), ("q_proj", 64, 64), ("k_proj", 32, 64), ("k_proj.bias", 32, 1))
 SHAPES += (("up_proj", 160, 64), ("down_proj", 64, 160), ("input_layernorm", 64, 1), ("lm_head", 512, 64))
 HIDDEN = ("q_proj", "k_proj", "up_proj", "down_proj")

@@ -14,11 +14,13 @@ from memplan.engine.resident import enter_residents, reference_pass
 from memplan.engine.sharding import (
     Held,
     enter_sharding,
+    gone_in_step,
     gradient_itemsize,
     gradient_mode,
     held,
     kept_gradients,
     main_gradients,
+    second_mode,
 )
 from memplan.engine.states import (
     FP32,
@@ -31,6 +33,7 @@ from memplan.engine.states import (
 )
 from memplan.engine.tensors import Weight, count, model_weights
 from memplan.engine.units_of_model import units
+from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
 from memplan.spec.recipe import Recipe
 
 STEP = "step.optimizer"
@@ -52,15 +55,16 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
         if point == "forward":
             PassRows(traced, book).enter_forward()
             enter_shared(book, recipe, traced)
+            enter_tower_forward(book, traced, recipe.keeps_outputs)
         else:
-            kept = kept_gradients(recipe)
+            kept = kept_gradients(recipe, second=recipe.pair_pass != "two-forward" and traced.plan.name == "rejected")
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
             waits = waits and (recipe.accumulation > 1 or shares_casts(recipe))
             consumer = "chosen" if waits else ""
             PassRows(traced, book, consumer).enter_backward(kept)
             enter_embedding(book, traced, kept, consumer)
-    trained = [traced for traced, point in passes if point == "backward"]
-    enter_sharding(book, recipe, weights, units(weights, recipe.model), trained[-1].plan.name)
+            enter_tower_backward(book, traced, kept)
+    enter_sharding(book, recipe, weights, units(weights, recipe.model), passes)
     _enter_step(book, recipe, weights)
     enter_residents(book, recipe)
     enter_batch(book, recipe)
@@ -90,9 +94,20 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
     checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
     style = style or checkpoint
     head = policy_head(recipe, rows, graph=style != "no-grad")
-    needs_grad = recipe.adapter is None or recipe.checkpointing or "embed_tokens" in recipe.adapter.saved
+    adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
+    needs_grad = recipe.checkpointing or (trained if adapter is None else "embed_tokens" in adapter.saved)
     return PassPlan(
-        name, recipe.model, policy_mode(recipe), rows, recipe.sequence_length, style, head, gradients, needs_grad
+        name=name,
+        spec=recipe.model,
+        mode=policy_mode(recipe),
+        rows=rows,
+        length=recipe.sequence_length,
+        style=style,
+        head=head,
+        gradients=gradients,
+        neighbours=recipe.sharding == "fsdp2" and recipe.ranks > 1,
+        embedding_trained=needs_grad,
+        images=recipe.images if recipe.model.tower else None,
     )
 
 
@@ -125,7 +140,7 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     names = ["rejected"] if schedule == "split" else ["chosen", "rejected"]
     scored = [(TracedPass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
     chosen = TracedPass(policy_plan(recipe, "chosen", half, gradients=first))
-    rejected = TracedPass(policy_plan(recipe, "rejected", half, gradients="add"))
+    rejected = TracedPass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
     halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
     return [*scoring, *scored, *halves]  # type: ignore[list-item]
 
@@ -152,7 +167,8 @@ def shares_casts(recipe: Recipe) -> bool:
 
 def _instants(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
     if point == "forward":
-        return traced.forward_instants()
+        gathers = recipe.sharding == "fsdp2" and recipe.ranks > 1 and traced.plan.neighbours
+        return ([f"{traced.plan.name}.gather"] if gathers else []) + traced.forward_instants()
     reduce = [f"{traced.plan.name}.reduce"] if recipe.ranks > 1 or recipe.zero_stage >= 2 else []
     return traced.backward_instants() + reduce
 
@@ -164,6 +180,8 @@ def _enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
     """
     if (recipe.accumulation == 1 and not main_gradients(recipe)) or recipe.zero_stage == 3:
         return
+    if recipe.ranks > 1 and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
+        return  # they are in the buckets
     trained = [weight for weight in weights if weight.trained]
     shards, whole = held(recipe).gradient_shards, False
     if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
@@ -178,7 +196,7 @@ def _enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
         "accumulated gradients",
         "gradients",
         size,
-        dies=book.schedule[-2] if recipe.zero_stage == 1 and recipe.precision.master else "",
+        dies=book.schedule[-2] if gone_in_step(recipe) else "",
         template="trained elements × gradient bytes",
         numbers=(elements, itemsize),
         why="from the second micro-step on, gradients are resident in forward too",

@@ -65,6 +65,7 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.optimizer.rule in PLAYED
         and recipe.optimizer.blocks is None
         and not recipe.optimizer.fused_backward[0]
+        and not recipe.model.is_frozen
         and (recipe.accumulation == 1 or recipe.pair_pass != "two-forward")
     )
 

@@ -102,6 +102,26 @@ def _enter_front(book: Ledger, traced: TracedPass) -> None:
     )
 
 
+def _enter_probabilities(book: Ledger, recipe: Recipe, traced: TracedPass, inside: str) -> None:
+    """Older models' loops still name what the layer before gave back beside its output: eager's probabilities."""
+    plan = traced.plan
+    if recipe.attention != "eager" or plan.style == "plain" or not plan.spec.returns_probabilities:
+        return
+    itemsize = plan.mode.autocast or plan.mode.weight_itemsize
+    pairs = plan.rows * plan.spec.num_heads * plan.length * plan.length
+    book.add(
+        "attention probabilities of the layer before",
+        "activations",
+        pairs * itemsize,
+        inside,
+        inside,
+        template="rows × heads × s × s × bytes",
+        numbers=(pairs, itemsize),
+        why="the loop over layers holds the outputs of the one before",
+        source=f"transformers 5.23 modeling_{plan.spec.family}.py",
+    )
+
+
 def _embedding_gradients(
     tied: bool, mode: str, book: Ledger, traced: TracedPass, instant: str, until: str
 ) -> list[tuple[str, str, str]]:
@@ -178,7 +198,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)
     masks, first = len(windows) * size, traced.layers[0]
-    embedded = traced.front.held if plan.spec.front else 0 if first.keeps_input else first.boundary
+    _enter_probabilities(book, recipe, traced, inside)
+    embedded = traced.front.held if plan.spec.front else 0 if first.keeps_input or traced.vision.forward else first.boundary
     _enter_front(book, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"

@@ -37,6 +37,8 @@ class Mode(NamedTuple):
     """Two forwards of one autocast region share the copies of the weights, and the gradients of these. first: the
     forward that makes them, and in whose backward the sum is cast; second: finds them there, and its gradients wait in
     low precision."""
+    frozen: frozenset[str] = frozenset()
+    """Names of weights that are not trained though the others are."""
     half_to_float: bool = False
     """fp16: softmax and log_softmax read fp16 and write fp32 without a converted copy."""
     quantised: Quantised | None = None
@@ -73,7 +75,8 @@ class Pass:
     def param(self, name: str, elements: int, itemsize: int = 0) -> Param:
         """One of the model's own weights; beside adapters, those of ``modules_to_save`` are trained copies."""
         mode = self.mode
-        trained = mode.trained or (mode.adapter is not None and name in mode.adapter.saved)
+        own = mode.trained and name not in mode.frozen
+        trained = own or (mode.adapter is not None and name in mode.adapter.saved)
         return Param(self.tape, name, elements, itemsize or mode.weight_itemsize, trained)
 
 

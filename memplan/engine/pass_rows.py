@@ -57,7 +57,7 @@ class PassRows:
     def enter_forward(self) -> None:
         """Transients of the forward instants, and the saved bytes of every segment until its own backward."""
         plan, name = self.traced.plan, self.traced.plan.name
-        instants = self.traced.forward_instants()
+        instants = [each for each in self.traced.forward_instants() if not each.endswith("vision-forward")]
         active = self.traced.forward_layer
         self._enter(f"layer {active}", self.traced.layers[active].forward, instants[0], instants[0])
         forward = self.traced.tail.forward
@@ -197,7 +197,9 @@ class PassRows:
         self._gradient("gradient of the tied head", head, born, self._consumed(end, end), waits)
         if kept.layers:
             return
-        embedding = plan.spec.vocab_size * (plan.spec.embedding_width or plan.spec.hidden_size) * kept.whole_itemsize if plan.mode.trained else 0
+        trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen
+        width = plan.spec.embedding_width or plan.spec.hidden_size
+        embedding = plan.spec.vocab_size * width * kept.whole_itemsize if trained else 0
         root = tail.gradients + (0 if tied else embedding)
         why = "each rank keeps its part of the reduced gradients"
         size = kept.shard(root) if kept.root else kept.shard(root - rest)

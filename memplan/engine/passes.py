@@ -12,7 +12,9 @@ from typing import NamedTuple
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.modules import Mode
 from memplan.engine.traces import NOTHING, Alive, Head, LayerTrace, TailTrace, trace_layer, trace_tail
+from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
 from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import ImageBatch
 
 
 class PassPlan(NamedTuple):
@@ -30,7 +32,31 @@ class PassPlan(NamedTuple):
     neighbours: bool = False
     """The last layer but one and the first but one are instants of their own: FSDP2 holds most in them."""
     embedding_trained: bool = True
-    """The first layer's input needs a gradient: trained embeddings, or checkpointing under LoRA."""
+    """The first layer's input needs a gradient: trained embeddings, or checkpointing, for which transformers asks it of
+    the embedding's output (``enable_input_require_grads``)."""
+    images: ImageBatch | None = None
+    """The images of each row, where a tower sees them."""
+
+    @property
+    def tower(self) -> TowerPlan | None:
+        """The pass of the tower; None without images."""
+        tower = self.spec.tower
+        if self.images is None or tower is None:
+            return None
+        checkpointed = self.style in ("checkpoint", "reentrant") and (self.mode.adapter is not None or bool(self.spec.frozen))
+        return TowerPlan(
+            tower,
+            self.spec.hidden_size,
+            self.mode,
+            self.rows,
+            self.length,
+            self.images,
+            self.style,
+            self.gradients,
+            self.embedding_trained,
+            checkpointed,
+            self.spec.frozen & {"vision", "projector"},
+        )
 
 
 class TracedPass:
@@ -38,7 +64,9 @@ class TracedPass:
 
     def __init__(self, plan: PassPlan) -> None:
         self.plan = plan
-        self.layers, reached = _trace_layers(plan)
+        tower = plan.tower
+        self.vision = trace_tower(tower) if tower else NO_TOWER
+        self.layers, reached = _trace_layers(plan, self.vision.reached)
         mode = plan.mode._replace(frozen=plan.spec.frozen) if plan.spec.frozen else plan.mode
         grad = plan.style != "no-grad"
         self.front = NO_FRONT
@@ -78,16 +106,18 @@ class TracedPass:
     def forward_instants(self) -> list[str]:
         """Within a layer; end of the layers with norm and head; the loss."""
         name = self.plan.name
+        front = [f"{name}.vision-forward"] if self.vision.forward else []
         if self.plan.style == "no-grad":
-            return [f"{name}.layer-forward", f"{name}.forward"]
-        return [f"{name}.layer-forward", f"{name}.forward", f"{name}.loss"]
+            return [*front, f"{name}.layer-forward", f"{name}.forward"]
+        return [*front, f"{name}.layer-forward", f"{name}.forward", f"{name}.loss"]
 
     def backward_instants(self) -> list[str]:
         """From the loss back to the embedding."""
         name = self.plan.name
         tail = [f"{name}.{point}" for point in ("loss-backward", "head-backward", "final-norm-backward")]
         layers = [instant for i in self.backward_layers for instant, _ in self.layer_instants(i)]
-        return [*tail, *layers, f"{name}.embedding-backward"]
+        vision = [f"{name}.vision-backward"] if self.vision.forward else []
+        return [*tail, *layers, *vision, f"{name}.embedding-backward"]
 
     def layer_instants(self, i: int) -> Iterator[tuple[str, Alive]]:
         """Instants of one layer's backward with what is alive in it: the last layer's attention apart."""
@@ -100,13 +130,13 @@ class TracedPass:
         yield f"{name}.{'first-layer' if i == 0 else f'layer-{i}'}-backward", worst
 
 
-def _trace_layers(plan: PassPlan) -> tuple[list[LayerTrace], bool]:
+def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]:
     """A trace for each layer, and whether a gradient comes down to the last one's output; equal layers share one.
 
-    Below the lowest trained weight there is no graph: no layer's input needs a gradient.
+    Below the lowest trained weight there is no graph: no layer's input needs a gradient. ``images``: the tower's does.
     """
     traces: list[LayerTrace] = []
-    needs = plan.embedding_trained or plan.style == "no-grad"
+    needs = plan.embedding_trained or images or plan.style == "no-grad"
     for run in plan.spec.runs:
         mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
         arguments = (run.layer, mode, plan.rows, plan.length, plan.style, plan.gradients)

@@ -42,7 +42,8 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
     )
     head = reference_head(recipe, rows, itemsize)
-    return TracedPass(PassPlan("reference", recipe.model, mode, rows, recipe.sequence_length, "no-grad", head))
+    plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)
+    return TracedPass(plan._replace(images=recipe.images if recipe.model.tower else None))
 
 
 def enter_residents(book: Ledger, recipe: Recipe) -> None:

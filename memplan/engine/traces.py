@@ -157,7 +157,7 @@ def trace_layer(
     if style == "checkpoint":
         tape.recompute = lambda: recompute(tape, p, layer, held[0])
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved if style == "plain" else NOTHING, casts, forward, {}, 0)
+        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0)
     tape.gradient_mode = gradients
     recomputed = _peaks(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()

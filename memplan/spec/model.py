@@ -51,6 +51,8 @@ class Layer(Frozen):
     form: Form = "pre"
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
+    locals_held: tuple[Literal["mixer", "norm"], ...] = ()
+    """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
     frozen: frozenset[str] = frozenset()
@@ -169,7 +171,7 @@ class ModelSpec(Frozen):
     tower: Tower | None = None
     """What turns images into tokens, in a vision-language model."""
     frozen: frozenset[str] = frozenset()
-    """Names of weights outside the layers that are not trained (``freeze``), ``vision`` and ``projector`` among them."""
+    """Names of weights outside the layers that are not trained (``freeze``); ``vision`` and ``projector`` of a tower."""
     tower_rests: bool = False
     """No image passes through the tower, so that nothing in it gets a gradient."""
     resting: tuple[Run, ...] = ()
@@ -190,6 +192,14 @@ class ModelSpec(Frozen):
     def mask_form(self) -> str:
         """How the attention mask is made: ``Attention.mask_form`` of the first layer that has one."""
         return next((getattr(mixer, "mask_form", "plain") for mixer in self.mixers), "plain")
+
+    @property
+    def returns_probabilities(self) -> bool:
+        """Whether its layers give eager's probabilities back to the model's loop, as older classes do."""
+        return self.num_layers > 1 and any(
+            getattr(mixer, "style", "").split("-")[0] in ("gptj", "codegen", "gpt", "bloom", "mpt", "falcon")
+            for mixer in self.mixers
+        )
 
     @cached_property
     def widens_stream(self) -> bool:

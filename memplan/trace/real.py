@@ -81,6 +81,7 @@ class Models:
         policy = self._make(config, building.stored_dtype(recipe), place, weights)
         if recipe.adapter is not None:
             policy = building.with_adapters(policy, job, place)
+        building.freeze(policy, job.freeze)
         if recipe.checkpointing:
             building.enable_checkpointing(policy, recipe)
         self.reference = self._reference(config, place, weights)

@@ -79,6 +79,7 @@ class _State:
         self.policy: Any = building.build_model(config, recipe, building.stored_dtype(recipe), device)
         if recipe.adapter is not None:
             self.policy = building.with_adapters(self.policy, job, device)
+        building.freeze(self.policy, job.freeze)
         if recipe.checkpointing:
             building.enable_checkpointing(self.policy, recipe)
         self.bare = self.policy

@@ -1,0 +1,140 @@
+"""``freeze``: the weights that its patterns name, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.notes import Notes
+from memplan.spec.freezing import matches, path_of
+from memplan.spec.job import Job
+from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.parts import FeedForward, Part
+from memplan.tables.trainers import Trainer
+
+EMBEDDING, TOWER, PROJECTOR = "embed_tokens", "vision", "projector"
+
+
+def frozen_model(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
+    """The model with the weights marked that are not trained. Raises InvalidJob for a pattern that names none."""
+    if not job.freeze:
+        return spec
+    if job.lora is not None:
+        raise InvalidJob("freeze: the base is frozen under LoRA already", "leave freeze out, or name lora.targets")
+    if spec.resting:
+        raise InvalidJob(
+            f"freeze: layers of {spec.family} that rest without images are not modelled", "leave freeze out"
+        )
+    if trainer.upcasts_trained and not notes.is_given("precision"):
+        raise InvalidJob(
+            f"freeze: {trainer.title} keeps frozen weights in the checkpoint's dtype beside fp32 trained "
+            "ones, which is not modelled",
+            "give precision, such as precision: bf16",
+        )
+    patterns = [(pattern, path_of(pattern)) for pattern in job.freeze]
+    outside, layers = dict(_outside(spec)), [dict(_of_layer(layer)) for layer in spec.layers()]
+    paths = [*outside.values(), *(("layers", str(i), *rest) for i, own in enumerate(layers) for rest in own.values())]
+    for pattern, segments in patterns:
+        if not segments or not any(matches(segments, path) for path in paths):
+            words = sorted({word for path in paths for word in path if not word.isdigit()})
+            raise InvalidJob(f"freeze: {pattern!r} names no weight of {spec.family}", _hint(spec, segments, words))
+
+    def is_frozen(path: tuple[str, ...]) -> bool:
+        return any(matches(segments, path) for _, segments in patterns)
+
+    marked = frozenset(name for name, path in outside.items() if is_frozen(path))
+    if spec.head_is_tied and EMBEDDING in marked:
+        marked |= {spec.head.name}
+    by_layer = [
+        frozenset(name for name, rest in own.items() if is_frozen(("layers", str(i), *rest)))
+        for i, own in enumerate(layers)
+    ]
+    _check(spec, marked, outside, by_layer, layers)
+    return spec.model_copy(update={"frozen": marked, "runs": _runs(spec, by_layer)})
+
+
+def _runs(spec: ModelSpec, by_layer: list[frozenset[str]]) -> tuple[Run, ...]:
+    """Runs of layers that are equal, and frozen alike."""
+    runs: list[Run] = []
+    start = 0
+    for run in spec.runs:
+        for frozen, group in groupby(by_layer[start : start + run.count]):
+            layer = run.layer.model_copy(update={"frozen": frozen}) if frozen else run.layer
+            runs.append(Run(count=len(list(group)), layer=layer))
+        start += run.count
+    return tuple(runs)
+
+
+def _of_part(part: Part, word: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name in the engine, path) of a part's weights."""
+    linears = part.linears
+    if isinstance(part, FeedForward):
+        linears += part.shared + ((part.experts.router,) if part.experts else ())
+        yield from ((bare.name, (word, *path_of(bare.name))) for bare in (part.experts.stacked if part.experts else ()))
+    for name, bias in [(item.name, item.bias) for item in linears] + [(norm.name, norm.bias) for norm in part.norms]:
+        yield name, (word, *path_of(name))
+        if bias:
+            yield f"{name}.bias", (word, *path_of(name), "bias")
+    yield from ((bare.name, (word, *path_of(bare.name))) for bare in part.tensors)
+
+
+def _of_layer(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name, path behind ``layers.N``) of a layer's weights."""
+    for part in layer.parts:
+        word = "self_attn" if part is layer.mixer else "mlp" if part is layer.feed_forward else ""
+        for name, path in _of_part(part, word):
+            yield name, path if word else path[1:]
+    for name, path in _of_part(Part(norms=layer.norms), ""):
+        yield name, path[1:]
+
+
+def _outside(spec: ModelSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name, path) of what stands outside the layers; the tower and its projector as one each."""
+    yield EMBEDDING, (EMBEDDING,)
+    for part in spec.extra:
+        for name, path in _of_part(part, ""):
+            yield name, path[1:]
+    if spec.final_norm:
+        for name, _ in _of_part(Part(norms=(spec.final_norm,)), ""):
+            yield name, ("norm", "bias") if name.endswith(".bias") else ("norm",)
+    if not spec.head_is_tied:
+        yield spec.head.name, (spec.head.name,)
+        if spec.head.bias:
+            yield f"{spec.head.name}.bias", (spec.head.name, "bias")
+    if spec.tower:
+        yield from ((TOWER, ("vision_tower",)), (PROJECTOR, ("multi_modal_projector",)))
+
+
+def _hint(spec: ModelSpec, segments: tuple[str, ...], words: list[str]) -> str:
+    if spec.head_is_tied and spec.head.name in segments:
+        return "the head is the embedding's tensor: freeze embed_tokens"
+    last = next((word for word in reversed(segments) if not word[:1].isdigit()), "")
+    if last == "layers":
+        return f"the layers are 0 to {spec.num_layers - 1}"
+    return did_you_mean(last, words)
+
+
+def _check(
+    spec: ModelSpec,
+    marked: frozenset[str],
+    outside: dict[str, tuple[str, ...]],
+    by_layer: list[frozenset[str]],
+    layers: list[dict[str, tuple[str, ...]]],
+) -> None:
+    """What leaves nothing to train, or cannot be trained so. Raises InvalidJob."""
+    if marked >= outside.keys() and all(own >= all_of.keys() for own, all_of in zip(by_layer, layers, strict=True)):
+        raise InvalidJob("freeze: nothing is left to train", "freeze less")
+    before = {name for name in outside if name not in (spec.head.name, f"{spec.head.name}.bias", TOWER, PROJECTOR)}
+    before -= {
+        name for part in (Part(norms=(spec.final_norm,)) if spec.final_norm else Part(),) for name in _names(part)
+    }
+    if spec.front and (marked & before) not in (frozenset(), before):
+        raise InvalidJob(
+            "freeze: a part of what stands before the layers is not modelled",
+            "freeze all of: " + ", ".join(sorted(before)),
+        )
+
+
+def _names(part: Part) -> Iterator[str]:
+    return (name for name, _ in _of_part(part, ""))
