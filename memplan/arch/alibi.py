@@ -105,7 +105,8 @@ def mpt_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 
 def mpt_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Its slopes are made for max_seq_len positions."""
-    return spec.model_copy(update={"max_positions": config.integer("max_seq_len")})
+    spec = spec.model_copy(update={"max_positions": config.integer("max_seq_len")})
+    return with_layers(spec, locals_held=("mixer",))
 
 
 ROWS = (

@@ -99,7 +99,13 @@ def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
             *(("mixer",) if drops(config, "attention_dropout", nullable=True) else ()),
             *(("feed-forward",) if drop else ()),
         )
-    return with_layers(spec, norms=norms, form="parallel-branches" if parallel else "pre", dropout=branches)
+    return with_layers(
+        spec,
+        norms=norms,
+        form="parallel-branches" if parallel else "pre",
+        locals_held=("mixer", "norm"),
+        dropout=branches,
+    )
 
 
 ROWS = (

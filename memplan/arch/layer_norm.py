@@ -186,7 +186,8 @@ def stablelm_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 
 def stablelm_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Parallel with one norm, or serial with two; dropout after the feed-forward alone."""
-    spec = with_layers(spec, dropout=("feed-forward",) if drops(config, "hidden_dropout") else ())
+    dropout = ("feed-forward",) if drops(config, "hidden_dropout") else ()
+    spec = with_layers(spec, dropout=dropout, locals_held=("mixer", "norm"))
     if not config.flag("use_parallel_residual"):
         return spec
     return with_layers(spec, form="parallel", norms=spec.runs[0].layer.norms[:1])

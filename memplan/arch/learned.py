@@ -110,7 +110,8 @@ def gpt2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     spec = learned_positions(spec, positions, "wpe", drops(config, "embd_pdrop"))
     if "multi_query" in config.defaults:
         spec = spec.model_copy(update={"buffer_bytes": positions * positions})
-    return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "resid_pdrop") else ())
+    dropout = ("mixer", "feed-forward") if drops(config, "resid_pdrop") else ()
+    return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 
 
 def bigcode_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -149,7 +150,8 @@ def neo_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         )
     spec = learned_positions(spec, positions, "wpe", drops(config, "embed_dropout"))
     spec = spec.model_copy(update={"buffer_bytes": layers * positions * positions})
-    return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "resid_dropout") else ())
+    dropout = ("mixer", "feed-forward") if drops(config, "resid_dropout") else ()
+    return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 
 
 def attention_types(config: Config) -> int:

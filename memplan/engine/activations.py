@@ -40,7 +40,9 @@ def gelu_new(tape: Tape, x: Tensor) -> Tensor:
     inner = ops.scale(tape, power(tape, x), LABEL)
     inner = ops.add(tape, x, inner, LABEL)
     inner = ops.scale(tape, inner, LABEL)
-    return _half_of_one_plus_tanh(tape, half, inner)
+    inner = ops.unary(tape, inner, LABEL, saves="result")
+    inner = ops.scale(tape, inner, LABEL, shares_gradient=True)
+    return ops.mul(tape, half, inner, LABEL)
 
 
 def gelu_fast(tape: Tape, x: Tensor) -> Tensor:
@@ -51,10 +53,6 @@ def gelu_fast(tape: Tape, x: Tensor) -> Tensor:
     inner = ops.scale(tape, inner, LABEL, shares_gradient=True)
     inner = ops.mul(tape, scaled, inner, LABEL)
     del scaled
-    return _half_of_one_plus_tanh(tape, half, inner)
-
-
-def _half_of_one_plus_tanh(tape: Tape, half: Tensor, inner: Tensor) -> Tensor:
     inner = ops.unary(tape, inner, LABEL, saves="result")
     inner = ops.scale(tape, inner, LABEL, shares_gradient=True)
     return ops.mul(tape, half, inner, LABEL)
@@ -69,6 +67,13 @@ def relu_squared(tape: Tape, x: Tensor) -> Tensor:
     """``relu(x).square()``."""
     positive = ops.unary(tape, x, LABEL, saves="result")
     return power(tape, positive)
+
+
+def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Tensor:
+    """``torch.where``: saves the condition; both sides receive a gradient of full size."""
+    dim, itemsize = a.dim, max(a.itemsize, b.itemsize)
+    node = tape.node((a, b), (condition,), lambda t, g: (t.gradient((dim, itemsize)), t.gradient((dim, itemsize))))
+    return tape.new(dim, itemsize, label, node)
 
 
 def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
@@ -87,13 +92,13 @@ def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
     below = ops.mul(tape, ops.add(tape, decayed, x, LABEL), second, LABEL)
     del decayed
     below = ops.add(tape, below, ops.scale(tape, x, LABEL), LABEL)
-    return ops.where(tape, sign, above, below, LABEL)
+    return where(tape, sign, above, below, LABEL)
 
 
 def bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
     """``GeLUFunction``: keeps its input alone, and holds five more tensors of its size while it runs back."""
     dim, itemsize = x.dim, x.itemsize
-    transients = [tape.new(dim, itemsize, LABEL) for _ in range(3)]
+    transients = [tape.new(dim, itemsize, LABEL) for _ in range(4)]
     transients.clear()
 
     def backward(t: Tape, grads: Grads) -> Grads:

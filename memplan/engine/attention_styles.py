@@ -38,15 +38,18 @@ def batched(p: Pass, x: Tensor) -> Tensor:
     return ops.copy(p.tape, x, QKV) if p.rows > 1 else x
 
 
-def weighted(p: Pass, mixer: Attention, scores: Tensor, v: Tensor, itemsize: int) -> Mixed:
-    """Softmax in fp32 of scores that have been masked, probabilities in the values' dtype, their sum of values."""
+def weighted(p: Pass, mixer: Attention, scores: list[Tensor], v: Tensor, itemsize: int, copies: bool = False) -> Mixed:
+    """Softmax in fp32 of scores that have been masked, probabilities in the values' dtype, their sum of values.
+
+    Takes the scores out of the list; a caller whose module holds them on keeps them elsewhere. ``copies``: values of
+    several rows are copied for the product.
+    """
     tape, (q_dim, _) = p.tape, dims(p, mixer)
-    weights = ops.softmax(tape, scores, PROBABILITIES)
-    del scores
+    weights = ops.softmax(tape, scores.pop(), PROBABILITIES)
     weights = ops.cast(tape, weights, itemsize, PROBABILITIES)
     if mixer.dropout:
         weights = ops.dropout(tape, weights, PROBABILITIES)
-    out = ops.matmul(tape, weights, v, q_dim, "attention output")
+    out = ops.matmul(tape, weights, batched(p, v) if copies else v, q_dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights
 
 
@@ -57,8 +60,12 @@ def own_tables(p: Pass, mixer: Attention, x: Tensor, itemsize: int) -> Tensor:
     return turn(p, mixer, x, (cos, sin), itemsize)
 
 
-def turned(p: Pass, mixer: Attention, q: Tensor, k: Tensor, itemsize: int) -> tuple[Tensor, Tensor]:
-    """The first ``rotary_dim`` elements of each head turned, keys first, and joined to the rest."""
+def turned(
+    p: Pass, mixer: Attention, q: Tensor, k: Tensor, itemsize: int
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """The first ``rotary_dim`` elements of each head turned, keys first, and joined to the rest; and both parts, which
+    the module's forward holds.
+    """
     rotary_dim, both = mixer.rotary_dim or mixer.head_dim, []
     for x in (k, q):
         elements = x.dim.elements // mixer.head_dim * rotary_dim
@@ -67,7 +74,7 @@ def turned(p: Pass, mixer: Attention, q: Tensor, k: Tensor, itemsize: int) -> tu
         both.append((own_tables(p, mixer, rotated, itemsize), passed))
         del rotated, passed
     key, query = (joined(p, *parts) for parts in both)
-    return query, key
+    return query, key, both
 
 
 def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
@@ -76,35 +83,41 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     CodeGen cuts its fused linear in four parts of q, v and k each, so that heads are gathered by copies.
     """
     tape, size = p.tape, Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
-    q, k, v = projected(p, mixer, x)
+    q, k, v = views = projected(p, mixer, x)
     if mixer.style == "codegen":
-        q, k, v = (ops.copy(tape, part, QKV) for part in (q, k, v))
+        q, k, v = (ops.copy(tape, part, QKV) for part in views)
+    else:
+        views = []
     itemsize = ops.FP32 if mixer.style == "codegen" else k.itemsize
     tables = tape.new(size, itemsize, "rotary tables of the layer")
-    q, k = turned(p, mixer, q, k, itemsize)
-    scores = wide_scores(p, mixer, q, k)
+    q, k, parts = turned(p, mixer, q, k, itemsize)
+    scores, wide = wide_scores(p, mixer, q, k)
     scores = ops.scale(tape, scores, SCORES)
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    out, weights = weighted(p, mixer, scores, v, v.itemsize)
-    del scores, tables
+    masked = [scores]
+    del scores
+    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    del tables, parts, wide, views
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
-def wide_scores(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> Tensor:
-    """``q.float() @ k.float().T``."""
-    q, k = (ops.cast(p.tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k))
-    return ops.matmul(p.tape, q, k, scores_of(p, mixer), SCORES)
+def wide_scores(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """``q.float() @ k.float().T``, and the wide q and k."""
+    wide = [ops.cast(p.tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k)]
+    return ops.matmul(p.tape, *wide, scores_of(p, mixer), SCORES), wide
 
 
 def gpt_neo(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """Scores in fp32, not scaled; a causal mask of the layer's own, then the one of all."""
     tape = p.tape
     q, k, v = projected(p, mixer, x)
-    scores = wide_scores(p, mixer, q, k)
+    scores, wide = wide_scores(p, mixer, q, k)
     scores = ops.scale(tape, scores, "masked scores")
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    out, weights = weighted(p, mixer, scores, v, v.itemsize)
+    masked = [scores]
     del scores
+    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    del wide
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
@@ -113,23 +126,25 @@ def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     tape = p.tape
     q, k, v = projected(p, mixer, x)
     autocast, tape.autocast = tape.autocast, 0
-    scores = wide_scores(p, mixer, q, k)
+    scores, wide = wide_scores(p, mixer, q, k)
     tape.autocast = autocast
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    out, weights = weighted(p, mixer, scores, v, v.itemsize)
+    masked = [scores]
     del scores
+    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    del wide
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
 def bloom(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """``alibi.baddbmm(q, k)``: several rows make copies of q, k and v, one row has them as views."""
     tape = p.tape
-    q, k, v = (batched(p, part) for part in projected(p, mixer, x))
+    views = projected(p, mixer, x)
+    q, k, v = (batched(p, part) for part in views)
     scores = scaled_product(p, mixer, q, k)
-    itemsize = q.itemsize
-    scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    out, weights = weighted(p, mixer, scores, v, itemsize)
-    del scores
+    masked = ops.scale(tape, scores, "masked scores", shares_gradient=True)
+    out, weights = weighted(p, mixer, [masked], v, q.itemsize)
+    del scores, masked, views
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
@@ -157,14 +172,12 @@ def mpt(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     fused = project(p, x, mixer.linears[0], "(q+2kv)", QKV)
     if mixer.clipped:
         fused = ops.unary(tape, fused, "clipped queries, keys, values")
-    views = unfused(p, mixer, fused, q_dim, kv_dim)
-    q, k, v = (batched(p, view) for view in views)
-    scores = ops.scale(tape, ops.matmul(tape, q, k, scores_of(p, mixer), SCORES), SCORES)
-    biased = ops.cast(tape, scores, ops.FP32, "scores and slopes")
-    scores = biased
-    del biased
+    q, k, v = unfused(p, mixer, fused, q_dim, kv_dim)
+    scores = ops.matmul(tape, batched(p, q), batched(p, k), scores_of(p, mixer), SCORES)
+    scores = ops.scale(tape, scores, SCORES)
+    scores = ops.cast(tape, scores, ops.FP32, "scores and slopes")
     scores = ops.scale(tape, scores, "masked scores")
-    out, weights = weighted(p, mixer, scores, v, v.itemsize)
+    out, weights = weighted(p, mixer, [scores], v, v.itemsize, copies=True)
     del scores
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
@@ -173,6 +186,7 @@ STYLES: dict[str, Callable[[Pass, Attention, Tensor], Mixed]] = {
     "gptj": gptj,
     "codegen": gptj,
     "gpt-neo": gpt_neo,
+    "gpt2-upcast": gpt2_upcast,
     "bloom": bloom,
     "mpt": mpt,
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Node, Param, Tape, Tensor
+from memplan.engine.tape import Node, Tape, Tensor
 from memplan.engine.traces import leave_autocast
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare
@@ -35,16 +35,6 @@ class FrontTrace(NamedTuple):
 NO_FRONT = FrontTrace(0, 0, 0, 0)
 
 
-def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
-    """A row of the table for each position; its gradient is dense."""
-    size = table.dim
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (t.new(size, itemsize, "position gradients", category="gradients"),)
-
-    return tape.new(out, itemsize, "positions", tape.node((table,), (), backward))
-
-
 def position_table(spec: ModelSpec) -> Bare:
     """The table of learned positions."""
     return next(bare for part in spec.extra for bare in part.tensors if len(bare.shape) == 2)
@@ -54,7 +44,7 @@ def _positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor], rows: in
     bare, hidden = position_table(spec), spec.hidden_size
     table = p.param(bare.name, bare.parameters)
     out = Dim("T·h" if rows == p.rows else "s·h", rows * p.length * hidden)
-    found = embedding(p.tape, table, out, table.itemsize)
+    found = ops.embedding(p.tape, table, out, table.itemsize)
     held.append(found)
     return ops.add(p.tape, x, found, "residual stream")
 
@@ -109,7 +99,9 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
     p = Pass(tape, mode, rows, length)
     x = tape.new(p.dim("h", spec.embedding_width or spec.hidden_size), mode.weight_itemsize, "embedding output")
     if grad and needs_grad:
-        x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (), lambda t, grads: ()))
+        # Beside frozen weights it is a leaf, which autograd holds for its gradient's sake.
+        leaf = () if mode.trained else (x.storage,)
+        x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], leaf, lambda t, grads: ()))
     held = [x]
     for step in spec.front:
         x = STEPS[step](p, spec, x, held)

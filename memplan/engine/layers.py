@@ -12,6 +12,7 @@ from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.tape import Tensor
+from memplan.engine.vision import vit_block
 from memplan.spec.model import Layer
 
 
@@ -25,15 +26,18 @@ def pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     tape, norms = p.tape, layer.norms
     with tape.at("attention"):
         hidden = norm(p, norms[0], x, "h")
+        held = [hidden] if "norm" in layer.locals_held else []
         hidden, weights = mix(p, layer.mixer, hidden)
         hidden = residuals.dropped(p, layer, "mixer", hidden)
+        if "mixer" in layer.locals_held:
+            held.append(hidden)
         residual = ops.add(tape, x, hidden, "residual stream")
     with tape.at("feed-forward"):
         hidden = norm(p, norms[1], residual, "h")
         hidden = feed_forward(p, layer.feed_forward, hidden)
         hidden = residuals.dropped(p, layer, "feed-forward", hidden)
         out = ops.add(tape, residual, hidden, "residual stream")
-    del weights
+    del weights, held
     return out
 
 
@@ -54,5 +58,5 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {"pre": pre_norm, "sandwich": sandwich, **residuals.FORMS}
+FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {"pre": pre_norm, "sandwich": sandwich, **residuals.FORMS, "vit": vit_block}
 """A program for each value of ``Layer.form``."""

@@ -10,6 +10,7 @@ from memplan.engine.attention_styles import STYLES
 from memplan.engine.falcon import falcon
 from memplan.engine.latent import latent_attention
 from memplan.engine.modules import Pass
+from memplan.engine.sinks import sink_attention
 from memplan.engine.tape import Tensor
 from memplan.errors import ModelError
 from memplan.spec.parts import Attention, Mixer
@@ -18,10 +19,16 @@ Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
 """Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
 
 
+ALL_STYLES: dict[str, Program] = {**STYLES, "sinks": sink_attention}
+"""A program for each ``style`` of softmax attention that is not standard."""
+
+
 def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Softmax attention, as its class writes it."""
-    program = falcon if mixer.style.startswith("falcon") else STYLES.get(mixer.style, attention)
-    return program(p, mixer, x)
+    if mixer.style.startswith("falcon"):
+        return falcon(p, mixer, x)
+    style = "gpt2" if mixer.style == "gpt2-upcast" and p.mode.attention != "eager" else mixer.style
+    return STYLES.get(style, attention)(p, mixer, x)
 
 
 MIXERS: dict[str, Program] = {"attention": softmax_attention, "latent": latent_attention}
