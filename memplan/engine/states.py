@@ -23,6 +23,8 @@ from memplan.units import ceil_div
 FP32 = 4
 BLOCK = 512
 """The caching allocator's unit."""
+KERNEL_COPIES = 3
+"""Whole matrices that a kernel of GPTQ, AWQ or HQQ may hold beyond those of the one that is modelled."""
 
 
 def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shards: int) -> int:
@@ -185,6 +187,19 @@ def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held)
     rest = [weight for weight in frozen if not weight.quantised_by(base)]
     why = f"embeddings, head, norms and biases are not quantised{'' if base.experts else ', stacked experts neither'}"
     _enter_stored(book, recipe, "unquantised weights of the policy", "parameters", rest, held, why)
+    if base.scheme.assumed:
+        largest = max((weight.rows * weight.columns for weight in frozen if weight.linear), default=0)
+        book.add(
+            "another kernel's dequantised weights",
+            "temporaries",
+            0,
+            low=0,
+            high=KERNEL_COPIES * largest * base.compute_itemsize,
+            template="copies × largest matrix × bytes",
+            numbers=(KERNEL_COPIES, largest, base.compute_itemsize),
+            why="which kernel runs depends on what is installed: a band, nothing expected",
+            source=base.scheme.source,
+        )
 
 
 def enter_quantised(book: Ledger, base: Quantised, owner: str, category: str, weights: list[Weight]) -> int:

@@ -163,10 +163,13 @@ def storage_words(job: Mapping[str, Any]) -> str:
     """In which dtypes things are kept, and who steps on them."""
     from memplan.tables.optimizers import OPTIMIZERS
     from memplan.tables.precisions import PRECISIONS
+    from memplan.tables.quantizations import QUANTIZATIONS
 
     title = PRECISIONS[job["precision"]].title
     optimizer = OPTIMIZERS[job["optimizer"]].title
-    return f"{job['precision']}, {title}; {optimizer}, {job['optimizer_impl']}"
+    scheme = QUANTIZATIONS.get(job.get("quantization", "none"))
+    base = f"; frozen linears in {scheme.title}" if scheme else ""
+    return f"{job['precision']}, {title}{base}; {optimizer}, {job['optimizer_impl']}"
 
 
 def batch_words(job: Mapping[str, Any]) -> str:
