@@ -6,7 +6,7 @@ from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.rotary import rotary, scaled_queries
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
+from memplan.engine.tape import Tape, Tensor
 from memplan.spec.parts import Attention
 
 
@@ -25,7 +25,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
         v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
     if mixer.clipped:
-        q, k, v = (ops.clamp_in_place(tape, x) for x in (q, k, v))
+        q, k, v = (clamp_in_place(tape, x) for x in (q, k, v))
     if mixer.norms and not mixer.norms_last:
         q, k = _normalised(p, mixer, q, k)
     q, k = rotary(p, mixer, q, k)
@@ -55,6 +55,14 @@ def _normalised(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor
     of_q, of_k = mixer.norms
     q = norm(p, of_q, q, "q", "H", q.dim.elements // p.tokens // of_q.width * of_q.groups)
     return q, norm(p, of_k, k, "kv", "K", k.dim.elements // p.tokens // of_k.width * of_k.groups)
+
+
+def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x.clamp_(…)``: its node keeps a copy of what x was."""
+    dim, itemsize = x.dim, x.itemsize
+    before = tape.new(dim, itemsize, "clamped projections") if x.needs_grad and tape.grad_enabled else None
+    node = tape.node((x,), (before,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return Tensor(dim, itemsize, x.storage, node)
 
 
 def repeat_kv(p: Pass, mixer: Attention, x: Tensor, label: str, dim: Dim, batched: bool = False) -> Tensor:

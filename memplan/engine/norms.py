@@ -37,15 +37,28 @@ def rms_wide_weight(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     return ops.cast(tape, product, x.itemsize, "norm outputs")
 
 
+def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
+    """``a - b``, b broadcast: a's gradient is handed on, b's is negated at full size, then summed."""
+    dim, b_dim, itemsize = a.dim, b.dim, a.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        negated = t.gradient((dim, itemsize))
+        result = t.gradient((b_dim, itemsize))
+        del negated
+        return (grads[0], result)
+
+    return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
+
+
 def layer_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """``CohereLayerNorm``: x - mean is made twice, and both are kept."""
     tape = p.tape
     wide = ops.cast(tape, x, ops.FP32, "norm inputs in fp32")
     mean = ops.mean(tape, wide, per_row)
-    squares = ops.square(tape, ops.subtract(tape, wide, mean, "centred"))
+    squares = ops.square(tape, subtract(tape, wide, mean, "centred"))
     variance = ops.mean(tape, squares, per_row)
     del squares
-    centred = ops.subtract(tape, wide, mean, "centred")
+    centred = subtract(tape, wide, mean, "centred")
     inverse = ops.unary(tape, ops.scale(tape, variance, "norm statistics"), "norm statistics", saves="result")
     normed = ops.mul(tape, centred, inverse, "normalised")
     del centred, inverse, wide

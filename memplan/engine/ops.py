@@ -113,34 +113,6 @@ def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, node)
 
 
-def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
-    """``a - b``, b broadcast: a's gradient is handed on, b's is negated at full size, then summed."""
-    dim, b_dim, itemsize = a.dim, b.dim, a.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        negated = t.gradient((dim, itemsize))
-        result = t.gradient((b_dim, itemsize))
-        del negated
-        return (grads[0], result)
-
-    return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
-
-
-def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Tensor:
-    """``torch.where``: saves the condition; both sides receive a gradient of full size."""
-    dim, itemsize = a.dim, max(a.itemsize, b.itemsize)
-    node = tape.node((a, b), (condition,), lambda t, g: (t.gradient((dim, itemsize)), t.gradient((dim, itemsize))))
-    return tape.new(dim, itemsize, label, node)
-
-
-def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``x.clamp_(…)``: its node keeps a copy of what x was."""
-    dim, itemsize = x.dim, x.itemsize
-    before = tape.new(dim, itemsize, "clamped projections") if x.needs_grad and tape.grad_enabled else None
-    node = tape.node((x,), (before,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return Tensor(dim, itemsize, x.storage, node)
-
-
 def scale(tape: Tape, x: Tensor, label: str, shares_gradient: bool = False) -> Tensor:
     """``x * number`` (or / number, or + constant): saves nothing; adding hands the same gradient on."""
     dim, itemsize = x.dim, x.itemsize
