@@ -28,7 +28,7 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
     if mixer.style.startswith("falcon"):
         return falcon(p, mixer, x)
     style = "gpt2" if mixer.style == "gpt2-upcast" and p.mode.attention != "eager" else mixer.style
-    return STYLES.get(style, attention)(p, mixer, x)
+    return ALL_STYLES.get(style, attention)(p, mixer, x)
 
 
 MIXERS: dict[str, Program] = {"attention": softmax_attention, "latent": latent_attention}
