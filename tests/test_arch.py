@@ -22,6 +22,7 @@ from memplan.arch import FAMILIES, dense, moe, parse_config
 from memplan.engine.tensors import count, layer_weights, model_weights
 from memplan.errors import ModelError
 from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Routing
 
 FILES = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data" / "params").glob("*.json"))]
 MODELS: list[dict[str, Any]] = [row for file in FILES for row in file["models"]]
@@ -184,13 +185,11 @@ def test_experts_of_both_kinds() -> None:
     mixtral = parse("mixtral", num_key_value_heads=2).runs[0].layer.feed_forward
     assert mixtral.experts is not None
     assert (mixtral.experts.count, mixtral.experts.active, mixtral.experts.intermediate) == (8, 2, 96)
-    assert mixtral.experts.style == "mixtral"
-    assert mixtral.experts.normalize
+    assert mixtral.experts.routing == Routing(widened=True, normalize="in-place")
     qwen = parse("qwen3_moe", norm_topk_prob=False, moe_intermediate_size=40).runs[0].layer.feed_forward
     assert qwen.experts is not None
     assert (qwen.experts.count, qwen.experts.active, qwen.experts.intermediate) == (128, 8, 40)
-    assert qwen.experts.style == "qwen3"
-    assert not qwen.experts.normalize
+    assert qwen.experts.routing == Routing(narrowed=True)
     assert qwen.linears == mixtral.linears == ()
 
 

@@ -257,7 +257,7 @@ ROWS = (
         windows=attention.no_windows,
         bias_keys=("use_bias", "use_bias"),
         mlp_bias_key="use_bias",
-        mixer=turned(rotary_tables="repeated", rotary_wide=True),
+        mixer=turned(rotary_tables="fp32-repeated", rotary_wide=True),
         not_counted=(("output_router_logits", ROUTER_LOSS),),
         classifies=False,
         finish=ernie_head,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.indexing import chosen_tokens, index_mask
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.norms import subtract
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
 from memplan.spec.latent import LatentAttention
@@ -63,7 +64,7 @@ def interleaved(p: Pass, x: Tensor) -> Tensor:
     tape, itemsize = p.tape, p.mode.residual_itemsize
     half = Dim(x.dim.symbol, x.dim.elements // 2)
     even, odd = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    first = ops.subtract(
+    first = subtract(
         tape, ops.with_constant(tape, even, itemsize, "rotary"), ops.with_constant(tape, odd, itemsize, "rotary"), "rotary"
     )
     second = ops.add(
