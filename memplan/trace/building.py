@@ -71,7 +71,15 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)
+    _make_copies_anew(adapted)
     return adapted
+
+
+def _make_copies_anew(adapted: Any) -> None:
+    """``modules_to_save`` copies modules deeply, and views of a fake tensor's deep copy have storages of their own."""
+    for path, module in adapted.named_modules():
+        if ".modules_to_save." in path and isinstance(getattr(module, "weight", None), torch.nn.Parameter):
+            module.weight = torch.nn.Parameter(torch.empty_like(module.weight.data))
 
 
 def enable_checkpointing(model: Any, recipe: Recipe) -> None:

@@ -25,7 +25,7 @@ ALL = [
         job(SMALL, lora=DORA | {"dtype": "bf16", "targets": ["q_proj", "v_proj"]}),
         job(SMALL, {"model_type": "qwen2"}, lora=DORA),
         job(SMALL, lora=DORA, autocast=True),
-        job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}),
+        job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens", "lm_head"]}),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}, **FULL),
         job(SMALL, MIXTRAL, lora={"r": 16}),
         job(SMALL, MIXTRAL, lora={"r": 16}, **FULL),
