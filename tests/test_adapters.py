@@ -10,6 +10,11 @@ from memplan.engine.tensors import count, model_weights
 from memplan.engine.traces import trace_layer
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
+from memplan.resolve.models import adapter
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.model import Run
+from memplan.spec.parts import Linear
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
@@ -92,3 +97,14 @@ def test_names_of_other_families_are_passed_over_with_a_remark() -> None:
     assert found.adapter is not None
     assert found.adapter.targets == {"q_proj"}
     assert any("c_attn" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["in_proj", "out_proj"]])
+def test_the_output_projection_of_mamba_is_refused(targets: Any) -> None:
+    layer = recipe(TINY, {"r": 8}).model.runs[0].layer
+    assert layer.mixer is not None
+    linears = tuple(Linear(name=name, inputs=64, outputs=64) for name in ("in_proj", "out_proj"))
+    mixed = layer.model_copy(update={"mixer": layer.mixer.model_copy(update={"linears": linears})})
+    spec = recipe(TINY, {"r": 8}).model.model_copy(update={"family": "mamba2", "runs": (Run(count=1, layer=mixed),)})
+    with pytest.raises(InvalidJob, match="out_proj of mamba2 cannot be adapted"):
+        adapter(Job(lora={"targets": targets}), spec, Notes({}))

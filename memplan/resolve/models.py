@@ -13,7 +13,7 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import ALL_LINEAR, Job, Lora
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Resident
-from memplan.tables.families import EXPERT_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
+from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
 from memplan.tables.methods import Method
 from memplan.tables.trainers import Trainer
 from memplan.units import DTYPE_BYTES
@@ -101,6 +101,12 @@ def _stacks(given: set[str], rewrites: Mapping[str, str]) -> frozenset[str]:
 
 def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, others: bool) -> set[str]:
     """The linears among the targets; PEFT passes over names of other families while something is adapted."""
+    if spec.family in MAMBA_FAMILIES and "out_proj" in names:
+        rest = sorted(known - {"out_proj"})
+        raise InvalidJob(
+            f"lora.targets: out_proj of {spec.family} cannot be adapted (PEFT refuses it; all-linear includes it)",
+            f"name targets: {', '.join(rest)}",
+        )
     foreign = (names - known) & MODULE_NAMES if names & known or others else set()
     if foreign:
         notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")

@@ -20,6 +20,8 @@ dense layers and shared experts lose their adapters by it."""
 MIXTRAL_NAMES = frozenset(["mixtral", "minimax", "minimax_m2"])
 ROUTER = "gate"
 """The target that PEFT rewrites to the router's weight."""
+MAMBA_FAMILIES = frozenset(["falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"])
+"""Types whose out_proj and conv1d PEFT refuses to adapt (peft 0.21 tuners_utils.py)."""
 MODULE_NAMES = frozenset(
     [
         "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
