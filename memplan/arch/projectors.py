@@ -119,7 +119,7 @@ def llava(config: Config, vision: Config, text: ModelSpec) -> Made:
         rule = longest_edge(encoder, 1, 1024)
     else:
         rule = square(encoder, square_tokens(config, encoder, "default"))
-    return assemble(encoder, projector, rule, used), {}
+    return assemble(encoder, projector, rule, used, projection="llava", after_is_read=False), {}
 
 
 def llava_next(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -163,7 +163,7 @@ def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
         tensors=(Bare(name="mm_input_projection_weight", shape=(encoder.width, text.hidden_size)),),
         norms=(Norm(name="mm_soft_emb_norm", width=encoder.width, kind="rms-plus-one"),),
     )
-    return assemble(encoder, projector, square(encoder, tokens)), {}
+    return assemble(encoder, projector, square(encoder, tokens), projection="pooled"), {}
 
 
 def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -172,7 +172,7 @@ def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
     width = integer(config, "projection_dim", 2048)
     linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
     rule = square(encoder, encoder.rows * encoder.columns)
-    return assemble(encoder, Part(linears=(linear,)), rule), {}
+    return assemble(encoder, Part(linears=(linear,)), rule, projection="linear"), {}
 
 
 def smart_resize(encoder: Encoder, vision: Config, smallest: int, largest: int) -> ImageRule:
@@ -192,14 +192,14 @@ def qwen2_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Bounds: preprocessor_config.json of Qwen/Qwen2-VL-7B-Instruct."""
     encoder, merger, keys = patch_towers.qwen2_vl(vision)
     vision.notes.extend(keys.notes)
-    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), BY_ROW
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384), projection="merged"), BY_ROW
 
 
 def qwen2_5_vl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Bounds: preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct."""
     encoder, merger, keys = patch_towers.qwen2_5_vl(vision)
     vision.notes.extend(keys.notes)
-    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384)), BY_ROW
+    return assemble(encoder, merger, smart_resize(encoder, keys, 56 * 56, 28 * 28 * 16384), projection="merged"), BY_ROW
 
 
 def qwen3_vl(config: Config, vision: Config, text: ModelSpec, deepstack: bool = True) -> Made:
@@ -207,7 +207,9 @@ def qwen3_vl(config: Config, vision: Config, text: ModelSpec, deepstack: bool = 
     encoder, merger, keys = patch_towers.qwen3_vl(vision, deepstack)
     vision.notes.extend(keys.notes)
     taps = patch_towers.deepstack_blocks(keys) if deepstack else ()
-    return assemble(encoder, merger, smart_resize(encoder, keys, 65536, 16777216), taps=taps), BY_ROW
+    return assemble(
+        encoder, merger, smart_resize(encoder, keys, 65536, 16777216), taps=taps, projection="merged"
+    ), BY_ROW
 
 
 def qwen3_5(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -324,7 +326,7 @@ def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
     used = deepest(config, feature_layers(config, -1), sum(run.count for run in encoder.runs))
     tokens = encoder.rows * encoder.columns // factor**2
     projector = Part(norms=(towers.layer_norm("layer_norm", merged),), linears=linears)
-    return assemble(encoder, projector, square(encoder, tokens, "tiles", max_tiles=12), used), {}
+    return assemble(encoder, projector, square(encoder, tokens, "tiles", max_tiles=12), used, projection="shuffled"), {}
 
 
 def longest_edge(encoder: Encoder, merge: int, longest: int) -> ImageRule:

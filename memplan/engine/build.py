@@ -14,6 +14,7 @@ from memplan.engine.resident import enter_residents, reference_pass
 from memplan.engine.sharding import (
     Held,
     enter_sharding,
+    gathers,
     gone_in_step,
     gradient_itemsize,
     gradient_mode,
@@ -57,9 +58,10 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
             enter_shared(book, recipe, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
         else:
-            kept = kept_gradients(recipe, second=recipe.pair_pass != "two-forward" and traced.plan.name == "rejected")
-            waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
-            waits = waits and (recipe.accumulation > 1 or shares_casts(recipe))
+            second = traced.plan.name == "rejected"
+            waits = recipe.pair_pass == "two-forward" and second
+            kept = kept_gradients(recipe, second and not waits, waits)
+            waits = waits and (recipe.accumulation > 1 or shares_casts(recipe) or gathers(recipe))
             consumer = "chosen" if waits else ""
             PassRows(traced, book, consumer).enter_backward(kept)
             enter_embedding(book, traced, kept, consumer)
@@ -105,7 +107,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
         style=style,
         head=head,
         gradients=gradients,
-        neighbours=recipe.sharding == "fsdp2" and recipe.ranks > 1,
+        neighbours=gathers(recipe),
         embedding_trained=needs_grad,
         images=recipe.images if recipe.model.tower else None,
     )
@@ -167,8 +169,7 @@ def shares_casts(recipe: Recipe) -> bool:
 
 def _instants(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
     if point == "forward":
-        gathers = recipe.sharding == "fsdp2" and recipe.ranks > 1 and traced.plan.neighbours
-        return ([f"{traced.plan.name}.gather"] if gathers else []) + traced.forward_instants()
+        return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + traced.forward_instants()
     reduce = [f"{traced.plan.name}.reduce"] if recipe.ranks > 1 or recipe.zero_stage >= 2 else []
     return traced.backward_instants() + reduce
 
@@ -186,9 +187,11 @@ def _enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
     shards, whole = held(recipe).gradient_shards, False
     if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
         shards, whole = 1, True
-    elements = shard_elements(trained, shards)
+    rows = recipe.sharding == "fsdp2"
+    elements = shard_elements(trained, shards, rows)
     size = sum(
-        shard_elements([weight], shards) * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
+        shard_elements([weight], shards, rows)
+        * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
         for weight in trained
     )
     itemsize = round(size / max(elements, 1), 4)

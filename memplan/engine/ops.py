@@ -278,11 +278,28 @@ def fused_attention(
     return Tensor(out, q.itemsize, result.storage, node)
 
 
+def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
+    """A row of the table for each position; its gradient is dense."""
+    size = table.dim
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        return (t.new(size, itemsize, "position gradients", category="gradients"),)
+
+    return tape.new(out, itemsize, "positions", tape.node((table,), (), backward))
+
+
 def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:
     """``native_dropout``: saves a mask of one byte per element."""
     dim, itemsize = x.dim, x.itemsize
     mask = tape.new(dim, 1, "dropout masks")
     node = tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return tape.new(dim, itemsize, label, node)
+
+
+def average_pool(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
+    """``avg_pool2d``: keeps its input."""
+    before, itemsize = x.dim, x.itemsize
+    node = tape.node((x,), (x,), lambda t, g: (t.gradient((before, itemsize)),))
     return tape.new(dim, itemsize, label, node)
 
 

@@ -171,8 +171,8 @@ def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter
     for run in spec.resting:
         for weight in layer_weights(run.layer, run.count, trained, adapter):
             yield weight._replace(trained=False)
-    for part, copies, category in tower.parts:
-        read = not rests and part is not tower.unused and category not in spec.frozen
+    for part, copies, category, is_read in tower.parts:
+        read = not rests and is_read and category not in spec.frozen
         for weight in part_weights(part, trained, "vision"):
             yield weight._replace(copies=copies, trained=trained and read)
         for linear in part.linears if adapter else ():

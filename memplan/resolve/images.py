@@ -185,8 +185,8 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
         notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")
         return ImageBatch(images.per_example, 1, 0, 0, 0, images.width * images.height * 3)
     rule = spec.tower.rule
-    if rule.kind not in CUTS:
-        raise InvalidJob(f"images: the tower of {spec.family} is not modelled yet", "leave images out, or name tokens")
+    if rule.kind not in CUTS or not spec.tower.projection:
+        raise InvalidJob(f"images: the tower of {spec.family} is not modelled yet", "leave images out: the step of a text batch")
     one = one_image(rule, images)._replace(per_example=images.per_example)
     positions = one.tokens * one.per_example
     if positions > job.sequence_length:

@@ -5,7 +5,7 @@ Nothing here knows a family's name; ``memplan/arch`` writes these from a config.
 """
 
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.spec.base import Frozen
 from memplan.spec.parts import Bare, FeedForward, Linear, Mixer, Norm, Part, add_counts
@@ -55,6 +55,10 @@ class Block(Frozen):
     """Factors of the two branches, [h] each (InternVL's layer scale)."""
     gates: tuple[Bare, ...] = ()
     """Scalars whose tanh weighs the two branches (Llama 3.2 Vision)."""
+    form: Literal["vit"] = "vit"
+    """As ``Layer.form``."""
+    frozen: frozenset[str] = frozenset()
+    """As ``Layer.frozen``."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -66,6 +70,11 @@ class Block(Frozen):
     def linears(self) -> tuple[Linear, ...]:
         """Every nn.Linear."""
         return (*self.attention.linears, *self.feed_forward.linears)
+
+    @property
+    def width(self) -> int:
+        """Elements per patch of what comes in and goes out."""
+        return self.norms[0].width
 
     @cached_property
     def parameters(self) -> int:
@@ -110,6 +119,17 @@ class ImageRule(Frozen):
     """Resolutions (height, width) to choose from."""
 
 
+class TowerPart(NamedTuple):
+    """A part of a tower, and how often it is there."""
+
+    part: Part
+    copies: int
+    category: str
+    """vision or projector."""
+    is_read: bool = True
+    """Its output reaches the language model, so that it gets gradients."""
+
+
 class Tower(Frozen):
     """The tower and its projector."""
 
@@ -123,10 +143,14 @@ class Tower(Frozen):
     """Norms and heads behind the blocks."""
     projector: Part
     """From the tower's width to the language model's."""
+    projection: str = ""
+    """A key of ``engine.projection.PROJECTIONS``; empty where images are not modelled yet."""
     taps: tuple[int, ...] = ()
     """Blocks whose outputs leave the tower beside the last one's."""
     used_blocks: int
     """Blocks up to the one whose output is read: those behind it run, and get no gradient."""
+    after_is_read: bool = True
+    """The norms behind the blocks stand before the projector; else only a pooled output, which nobody reads."""
     rule: ImageRule
     unused: Part = Part()
     """Parameters that no forward reads, such as a pooling head."""
@@ -137,21 +161,26 @@ class Tower(Frozen):
         return sum(run.count for run in self.runs)
 
     @property
-    def parts(self) -> tuple[tuple[Part, int, str], ...]:
-        """(part, copies, category) of everything in order of the forward: vision, then projector."""
-        blocks = tuple((part, run.count, "vision") for run in self.runs for part in run.block.parts)
-        ends = ((self.after, 1, "vision"), (self.unused, 1, "vision"), (self.projector, 1, "projector"))
-        return ((self.embedding, 1, "vision"), *blocks, *ends)
+    def parts(self) -> tuple["TowerPart", ...]:
+        """Everything that holds parameters: vision, then projector."""
+        found, left = [TowerPart(self.embedding, 1, "vision")], self.used_blocks
+        for run in self.runs:
+            used, left = min(run.count, left), max(left - run.count, 0)
+            found += [TowerPart(part, used, "vision") for part in run.block.parts if used]
+            rest = run.count - used
+            found += [TowerPart(part, rest, "vision", False) for part in run.block.parts if rest]
+        ends = [TowerPart(self.after, 1, "vision", self.after_is_read), TowerPart(self.unused, 1, "vision", False)]
+        return (*found, *ends, TowerPart(self.projector, 1, "projector"))
 
     @cached_property
     def by_category(self) -> dict[str, int]:
         """Parameter elements of the tower and of its projector."""
         counts: dict[str, int] = {}
-        for part, copies, category in self.parts:
-            add_counts(counts, [(category, sum(part.by_category.values()))], copies)
+        for each in self.parts:
+            add_counts(counts, [(each.category, sum(each.part.by_category.values()))], each.copies)
         return counts
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every kind of nn.Linear, which LoRA may adapt."""
-        return tuple(linear for part, _, _ in self.parts for linear in part.linears)
+        return tuple(linear for each in self.parts for linear in each.part.linears)

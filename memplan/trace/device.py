@@ -13,9 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import masking_utils
 
+from memplan.trace import known
 from memplan.trace.attention import scaled_dot_product_attention
 
 CAPABILITY = (9, 0)
@@ -28,6 +29,14 @@ class Mode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         """Constants are made on the host and moved through the dispatcher."""
         return True
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As ever, but for a size that depends on data, which the batch is made to have."""
+        if func is torch.ops.aten.masked_scatter_backward.default:
+            return args[0].new_empty(args[2])
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            return _grouped_product(args[0], args[1], args[2])
+        return super().dispatch(func, types, args, kwargs or {})
 
 
 @contextmanager
@@ -55,6 +64,8 @@ def _answers(device: str) -> list[tuple[Any, str, Callable[..., Any]]]:
         (masking_utils, "find_packed_sequence_indices", _one_sequence),
         (torch, "tensor", _tensor),
         (torch.Tensor, "item", _some_number),
+        (FakeTensor, "tolist", known.as_list),
+        (torch, "_check_tensor_all_with", lambda *args: None),
         (torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
     ]
     if hasattr(torch, "_fused_sgd_"):
@@ -79,7 +90,19 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """A constant, made on the host and moved: in autograd's own threads torch would ask the device for room."""
     if device is None or torch.device(device).type == "cpu":
         return _make_tensor(data, device=device, **options)
-    return _make_tensor(data, device="cpu", **options).to(device)
+    made = _make_tensor(data, device="cpu", **options).to(device)
+    return known.remember(made, data, _make_tensor)
+
+
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The output of ``grouped_mm`` in fp32 or fp16: CUDA's operation takes them (``GroupedMMUtils.h``: one product for
+    each group, into this tensor), while its shape function does not. Rows are padded to 16 bytes.
+    """
+    rows, columns = a.shape[0], b.shape[-1]
+    padded = -(-columns * a.element_size() // 16) * 16 // a.element_size()
+    if b.dim() == 3:
+        return a.new_empty_strided((rows, columns), (padded, 1))
+    return a.new_empty_strided((offsets.shape[0], rows, columns), (rows * padded, padded, 1))
 
 
 def _one_sequence(*args: Any, **kwargs: Any) -> None:
@@ -88,5 +111,10 @@ def _one_sequence(*args: Any, **kwargs: Any) -> None:
 
 
 def _some_number(tensor: torch.Tensor) -> float:
-    """What is read back from the device, such as Adafactor's step size: no shape depends on it."""
+    """What is read back from the device, such as Adafactor's step size: no shape depends on it. A number that the host
+    knows is itself.
+    """
+    values = known.values(tensor)
+    if values is not None:
+        return known.read(values)
     return 1.0 if tensor.is_floating_point() else 1

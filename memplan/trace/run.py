@@ -125,7 +125,7 @@ class _State:
         if self.reference is not None:
             mark(self.reference.parameters(), "reference")
             mark(self.reference.buffers(), "buffers")
-        mark((tensor for tensor in self.batch if tensor is not None), "batch")
+        mark((tensor for tensor in (*self.batch[:2], *self.batch.images.values()) if tensor is not None), "batch")
         for parameter in self.trained:
             parameter.register_post_accumulate_grad_hook(self._mark_gradient)
 

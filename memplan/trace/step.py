@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from memplan.spec.recipe import Recipe
 from memplan.trace import losses
+from memplan.trace.images import image_inputs
 from memplan.trace.loops import Run, find_loop
 
 Begin = Callable[[str], None]
@@ -19,23 +21,27 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Batch(NamedTuple):
-    """Token ids, which are the labels too, and the mask where the job is padded."""
+    """Token ids, which are the labels too, the mask where the job is padded, and images."""
 
     ids: Tensor
     mask: Tensor | None
+    images: Mapping[str, Any] = MappingProxyType({})
+    """Arguments of the model beside them, for all rows."""
 
     def half(self, which: int) -> Batch:
         """The chosen (0) or the rejected (1) sequences: views, so they cost nothing."""
         count = self.ids.shape[0] // 2
         rows = slice(which * count, (which + 1) * count)
-        return Batch(self.ids[rows], None if self.mask is None else self.mask[rows])
+        mask = None if self.mask is None else self.mask[rows]
+        return Batch(self.ids[rows], mask, {name: value.chunk(2)[which] for name, value in self.images.items()})
 
 
 def make_batch(recipe: Recipe, device: str) -> Batch:
     """A batch at the job's full length."""
     shape = (recipe.rows, recipe.sequence_length)
     ids = torch.ones(shape, dtype=torch.long, device=device)
-    return Batch(ids, torch.ones(shape, dtype=torch.long, device=device) if recipe.padded else None)
+    mask = torch.ones(shape, dtype=torch.long, device=device) if recipe.padded else None
+    return Batch(ids, mask, image_inputs(recipe, device, recipe.rows))
 
 
 class MicroStep:
@@ -79,7 +85,7 @@ class MicroStep:
 
     def _scores(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """A score for each sequence (reward, or summed log-probabilities), and the SFT term where the job has one."""
-        logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
+        logits = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits
         if self.recipe.method.score_head:
             return logits[:, 0], None
         labels = batch.ids[:, 1:]
@@ -130,13 +136,13 @@ class MicroStep:
     def _supervised(self, batch: Batch) -> None:
         if self.recipe.loss_head != "cross-entropy":
             with self._autocast():
-                logits = self.policy(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1]
+                logits = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits[:, :-1]
                 loss = -losses.label_log_probs(logits, batch.ids[:, 1:], self.recipe).mean()
                 del logits
             self._backward(loss)
             return
         with self._autocast():
-            out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, labels=batch.ids)
+            out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images, labels=batch.ids)
         loss = out.loss
         if not self.recipe.keeps_outputs:
             del out

@@ -57,16 +57,14 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("total_params: there is no model to trace", "name a preset, a config.json or a Hub id")
     if any(resident.role != "reference" for resident in recipe.residents):
         raise InvalidJob("extra_models: models beside the reference cannot be traced", "leave extra_models out")
-    if recipe.job.get("images"):
-        raise InvalidJob("images: cannot be traced", "leave images out")
+    if recipe.job.get("images") and recipe.model.tower is None:
+        raise InvalidJob(f"images: {recipe.model.family} has no vision tower to trace", "leave images out")
     if recipe.attention == "flash" and recipe.padded:
         raise InvalidJob(
             "attention: flash on padded batches removes the padding, which depends on the data", "use attention sdpa"
         )
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
-    if recipe.precision.weights == 4 and recipe.model.routed:
-        raise InvalidJob("precision: grouped experts are traced in half precision alone", "use precision bf16")
     _check_halves(recipe)
     _check_ranks(recipe)
 

@@ -1,0 +1,124 @@
+"""From the tower's last states to the language model's input, as programs on the tape: projectors, and the scatter of
+image tokens into the embedded sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memplan.engine import ops
+from memplan.engine.activations import activate
+from memplan.engine.modules import Pass, norm, project
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.spec.parts import Linear
+from memplan.spec.vision import Tower
+
+
+class Joint:
+    """The passes of a tower's end: over what the blocks see, and over the tokens that come out of it."""
+
+    def __init__(self, states: Pass, features: Pass, tower: Tower, images: int) -> None:
+        self.states, self.features, self.tower, self.images = states, features, tower, images
+        self.tape = states.tape
+        self.model_locals: list[Tensor] = []
+        """Held by the model's forward until it returns."""
+        self.outputs: list[Tensor] = []
+        """Held by the model's outputs until the loss is whole."""
+
+
+Projection = Callable[[Joint, Tensor], Tensor]
+
+
+def feed(j: Joint, linears: Sequence[Linear], x: Tensor, activation: str = "gelu") -> Tensor:
+    """linear_2(activation(linear_1(x)))."""
+    inner = project(j.features, x, linears[0], "h", "projected images")
+    inner = activate(j.tape, activation, inner)
+    return project(j.features, inner, linears[1], "h", "image tokens")
+
+
+def states_dim(j: Joint, width: int) -> Dim:
+    """Elements of the patches that become tokens."""
+    return Dim("patches·h", width)
+
+
+def listed(j: Joint, x: Tensor) -> Tensor:
+    """A list of each image's tokens, and ``torch.cat`` of it."""
+    j.model_locals.append(x)
+    parts = ops.split(j.tape, x, j.images, Dim(x.dim.symbol, x.dim.elements // j.images))
+    return ops.concatenate(j.tape, parts, x.dim, "image tokens")
+
+
+def llava(j: Joint, x: Tensor) -> Tensor:
+    """The class token is cut off, which makes a copy for the product; two linear modules."""
+    j.model_locals.append(x)
+    taken = x
+    kept = Dim("patches·h", j.features.tokens * j.tower.width)
+    if kept.elements != x.dim.elements:
+        taken = ops.copy(j.tape, ops.view(j.tape, x, kept, whole=False), "image states")
+    return listed(j, feed(j, j.tower.projector.linears, taken))
+
+
+def pooled(j: Joint, x: Tensor) -> Tensor:
+    """Gemma 3: final norm, a contiguous copy, average pooling, a norm, a product with a parameter."""
+    tape, states, features = j.tape, j.states, j.features
+    x = norm(states, j.tower.after.norms[0], x, "h")
+    j.model_locals.append(x)
+    turned = ops.copy(tape, x, "image states")
+    small = features.dim("h", j.tower.width)
+    pool = ops.average_pool(tape, turned, small, "pooled states")
+    del turned
+    normed = norm(features, j.tower.projector.norms[0], pool, "h")
+    bare = j.tower.projector.tensors[0]
+    weight = features.param(bare.name, bare.parameters)
+    return ops.linear(tape, normed, weight, features.dim("h", bare.shape[1]), "image tokens")
+
+
+def linear(j: Joint, x: Tensor) -> Tensor:
+    """PaliGemma: final norm, one linear module."""
+    x = norm(j.states, j.tower.after.norms[0], x, "h")
+    j.model_locals.append(x)
+    return project(j.features, x, j.tower.projector.linears[0], "h", "image tokens")
+
+
+def shuffled(j: Joint, x: Tensor) -> Tensor:
+    """InternVL: the class token is cut off, pixels are shuffled in two copies, a norm, two linear modules."""
+    tape = j.tape
+    for each in j.tower.after.norms:
+        x = norm(j.states, each, x, "h")
+    j.model_locals.append(x)
+    merged = j.features.dim("h", j.tower.projector.norms[0].width)
+    x = ops.copy(tape, ops.view(tape, x, merged, whole=False), "shuffled states")
+    x = ops.copy(tape, x, "shuffled states")
+    hidden = norm(j.features, j.tower.projector.norms[0], x, "h")
+    return feed(j, j.tower.projector.linears, hidden)
+
+
+def merged(j: Joint, x: Tensor) -> Tensor:
+    """Qwen: a norm of each patch, two linear modules over those that become one token."""
+    j.model_locals.append(x)
+    hidden = norm(j.states, j.tower.projector.norms[0], x, "h")
+    return listed(j, feed(j, j.tower.projector.linears[:2], hidden))
+
+
+PROJECTIONS: dict[str, Projection] = {
+    "llava": llava,
+    "pooled": pooled,
+    "linear": linear,
+    "shuffled": shuffled,
+    "merged": merged,
+}
+"""A program for each ``Tower.projection``."""
+
+
+def scatter(tape: Tape, embedded: Tensor, features: Tensor) -> Tensor:
+    """``inputs_embeds.masked_scatter(mask, image_features)``: its gradients are a masked copy, and the selected rows."""
+    dims = (
+        (embedded.dim, embedded.itemsize, embedded.needs_grad),
+        (features.dim, features.itemsize, features.needs_grad),
+    )
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        return [t.gradient((dim, size)) if needs else None for dim, size, needs in dims]
+
+    return tape.new(embedded.dim, embedded.itemsize, "residual stream", tape.node((embedded, features), (), backward))

@@ -1,0 +1,78 @@
+"""Rows of a pass's tower: what its forward and backward hold, and what stays in between."""
+
+from __future__ import annotations
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.pass_rows import KeptGradients
+from memplan.engine.passes import TracedPass
+
+SOURCE = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, images"
+
+
+def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -> None:
+    """The tower's forward, what it saves, and what the model's forward and outputs hold of it."""
+    trace, name = traced.vision, traced.plan.name
+    if not trace.forward:
+        return
+    inside = f"{name}.vision-forward"
+    book.add(
+        "vision tower, forward", "activations", trace.forward, inside, inside, why="the most within it", source=SOURCE
+    )
+    first = f"{name}.layer-forward"
+    if traced.plan.style != "no-grad":
+        book.add(
+            "saved in the vision tower",
+            "activations",
+            trace.saved,
+            first,
+            book.before(f"{name}.vision-backward"),
+            template="inputs of norms, linears, attention of each block; checkpoints where it has them",
+            why="kept for the tower's backward, which comes after that of the language model",
+            source=SOURCE,
+        )
+    book.add(
+        "states of the vision tower, held by the model's forward",
+        "activations",
+        trace.locals,
+        first,
+        first,
+        why="a local of the model's forward until it returns",
+        source=SOURCE,
+    )
+    end = f"{name}.forward" if traced.plan.style == "no-grad" else f"{name}.loss"
+    if keeps_outputs and traced.plan.style != "no-grad":
+        end = f"{name}.embedding-backward"
+    book.add(
+        "image tokens, held by the model's outputs",
+        "activations",
+        trace.outputs,
+        first,
+        end,
+        template="image tokens × h × bytes",
+        why="image_hidden_states of the outputs",
+        source=SOURCE,
+    )
+
+
+def enter_tower_backward(book: Ledger, traced: TracedPass, kept: KeptGradients) -> None:
+    """The tower's backward and its gradients."""
+    trace, name = traced.vision, traced.plan.name
+    if not trace.backward:
+        return
+    inside = f"{name}.vision-backward"
+    book.add(
+        "vision tower, backward", "activations", trace.backward, inside, inside, why="the most within it", source=SOURCE
+    )
+    if traced.plan.gradients != "keep":
+        return
+    size = trace.gradients if kept.layers else kept.shard(trace.gradients)
+    book.add(
+        "gradients of the vision tower",
+        "gradients",
+        size,
+        f"{name}.embedding-backward",
+        kept.last(book, name) if kept.layers else "",
+        template="elements × gradient bytes",
+        why="each weight's gradient is kept from its backward to the optimizer's step",
+        source=SOURCE,
+    )

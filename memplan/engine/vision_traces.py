@@ -1,0 +1,225 @@
+"""The tower of a pass, traced piece by piece: patch embedding, blocks, projector and scatter; its peaks and what stays.
+
+Equal blocks are traced once (``traces.trace_layer``). The tower runs before the language model's layers, and its
+backward after theirs, while the gradient of the embedded sequence waits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.engine.modules import Mode, Pass
+from memplan.engine.projection import PROJECTIONS, Joint, scatter
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.traces import LayerTrace, leave_autocast, trace_layer
+from memplan.engine.vision import embed_patches
+from memplan.spec.recipe import ImageBatch
+from memplan.spec.vision import Tower
+
+FP32 = 4
+
+
+class TowerPlan(NamedTuple):
+    """What decides the bytes of a tower's pass."""
+
+    tower: Tower
+    hidden_size: int
+    mode: Mode
+    rows: int
+    """Sequences of the language model."""
+    length: int
+    images: ImageBatch
+    style: str
+    gradients: str
+    embedding_trained: bool
+    """The embedded sequence needs a gradient."""
+    input_needs_grad: bool
+    """So do the patches, whether or not the patch embedding is trained: checkpointing under LoRA."""
+    frozen: frozenset[str] = frozenset()
+    """Parts that are not trained: vision, projector."""
+
+    @property
+    def vision_mode(self) -> Mode:
+        """How the tower runs."""
+        return self.mode._replace(trained=False) if "vision" in self.frozen else self.mode
+
+    @property
+    def projector_mode(self) -> Mode:
+        """How the projector runs."""
+        return self.mode._replace(trained=False) if "projector" in self.frozen else self.mode
+
+
+class TowerTrace(NamedTuple):
+    """Bytes of a tower's pass."""
+
+    forward: int
+    """The most within its forward."""
+    saved: int
+    """What its nodes hold until their backward."""
+    locals: int
+    """Held beside that by the model's forward, until it returns."""
+    outputs: int
+    """Held by the model's outputs, until the loss is whole."""
+    backward: int
+    """The most within its backward, with what is still saved and its own gradients."""
+    gradients: int
+    reached: bool = False
+    """A gradient enters the tower, or the projector."""
+
+
+NO_TOWER = TowerTrace(0, 0, 0, 0, 0, 0)
+
+
+class Piece(NamedTuple):
+    """One end of the tower."""
+
+    forward: int
+    saved: int
+    backward: int
+    gradients: int
+    casts: int
+    reached: bool
+    """Its output needs a gradient."""
+    locals: int = 0
+    outputs: int = 0
+
+
+def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
+    """The passes over patches and over tokens, and how many images there are."""
+    tower, images = plan.tower, plan.images
+    count = plan.rows * images.per_example
+    patches = images.rows * images.columns
+    tokens = Pass(tape, plan.projector_mode, 1, count * images.tokens)
+    if tower.runs[0].block.attention.packed:
+        return Pass(tape, plan.vision_mode, 1, count * patches), tokens, count
+    squares = count * images.squares
+    return Pass(tape, plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares
+
+
+def start(plan: TowerPlan) -> Tape:
+    """A tape in the mode of the pass."""
+    tape = Tape(plan.mode.autocast)
+    tape.grad_enabled, tape.shared_casts = plan.style != "no-grad", plan.mode.shared_casts
+    return tape
+
+
+def casts(tape: Tape) -> int:
+    """Bytes of autocast's copies of weights."""
+    return sum(delta for delta, tag in tape.log if tag.category == "autocast_weights")
+
+
+def peak(tape: Tape) -> int:
+    """The most that was alive."""
+    return max((size for size, _ in tape.peaks.values()), default=0)
+
+
+def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int]) -> tuple[int, int]:
+    """(the most within the backward, gradients of weights it leaves)."""
+    if node is None:
+        return 0, 0
+    tape.gradient_mode = plan.gradients
+    tape.peaks.clear()
+    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1))
+    return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
+
+
+def front(plan: TowerPlan) -> Piece:
+    """From pixels to the first block's input, which is not counted here: the first block keeps it."""
+    tape = start(plan)
+    p, _, _ = passes(plan, tape)
+    images = plan.images
+    pixels = Tensor(Dim("pixels", plan.rows * images.per_example * images.pixels), FP32, None)
+    with tape.at("embedding"):
+        x = embed_patches(p, plan.tower, pixels, p.tokens // p.rows - plan.tower.rule.extra_patches)
+    most, cast = peak(tape), casts(tape)
+    node, like = x.node, (x.dim, x.itemsize)
+    del x
+    leave_autocast(tape)
+    saved = tape.live
+    back, gradients = run_back(plan, tape, node, like)
+    return Piece(most, saved, back, gradients, cast, node is not None)
+
+
+def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
+    """From the last block's output to the language model's input, which is not counted either."""
+    tape = start(plan)
+    states, tokens, images = passes(plan, tape)
+    joint = Joint(states, tokens, plan.tower, images)
+    itemsize = plan.mode.residual_itemsize
+
+    def given(dim: Dim, needs: bool, label: str) -> Tensor:
+        made = tape.new(dim, itemsize, label)
+        node = Node(tape, [], (), lambda t, grads: ()) if needs and tape.grad_enabled else None
+        return Tensor(dim, itemsize, made.storage, node)
+
+    with tape.at("projector"):
+        x = given(states.dim("h", plan.tower.width), needs_grad, "image states")
+        features = PROJECTIONS[plan.tower.projection](joint, x)
+        del x
+        embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
+        out = scatter(tape, embedded, features)
+    joint.outputs.append(features)
+    most, cast, node, like = peak(tape), casts(tape), out.node, (out.dim, out.itemsize)
+    del out, embedded, features
+    leave_autocast(tape)
+    everything = tape.live
+    joint.model_locals.clear()
+    outputs = tape.live
+    joint.outputs.clear()
+    saved = tape.live
+    back, gradients = run_back(plan, tape, node, like)
+    return Piece(most, saved, back, gradients, cast, node is not None, everything - outputs, outputs - saved)
+
+
+def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
+    """A trace for each block, and whether a gradient comes down to the last one's output."""
+    p, _, _ = passes(plan, start(plan))
+    traces: list[LayerTrace] = []
+    needs = reached or plan.input_needs_grad or plan.style == "no-grad"
+    for run in plan.tower.runs:
+        arguments = (run.block, plan.vision_mode, p.rows, p.length, plan.style, plan.gradients)
+        left = run.count
+        while left and not needs:
+            traces.append(trace_layer(*arguments, input_needs_grad=False))  # type: ignore[arg-type]
+            needs, left = bool(traces[-1].backward), left - 1
+        traces += [trace_layer(*arguments)] * left  # type: ignore[arg-type]
+    return traces, needs
+
+
+@lru_cache(maxsize=256)
+def trace_tower(plan: TowerPlan) -> TowerTrace:
+    """The tower of a pass."""
+    first = front(plan)
+    layers, reached = blocks(plan, first.reached)
+    last = tail(plan, reached and plan.style != "no-grad")
+    keep = plan.gradients == "keep"
+    plain = plan.style == "plain"
+    embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
+    saved, most = first.saved + first.casts, first.forward
+    beyond = 0
+    before: list[int] = []
+    for i, layer in enumerate(layers):
+        most = max(most, saved + layer.forward.size)
+        before.append(saved)
+        if i < plan.tower.used_blocks:
+            saved += layer.saved.size + layer.casts
+        else:
+            beyond += layer.saved.size + layer.boundary
+    captured = sum(layer.boundary for layer in layers) if plan.tower.projection == "llava" and not plain else 0
+    if plan.style != "no-grad":
+        captured = 0
+    most = max(most + embedded, saved + beyond + captured + last.forward)
+    worst, gradients = saved + last.backward, last.gradients
+    for i in reversed(range(plan.tower.used_blocks)):
+        if layers[i].backward:
+            inside = max(alive.size for alive in layers[i].backward.values())
+            worst = max(worst, before[i] + embedded + gradients * keep + inside)
+        gradients += layers[i].gradients
+    worst = max(worst, first.backward + embedded + gradients * keep)
+    gradients += first.gradients
+    held = last.locals + beyond + captured
+    everything = saved - (sum(layer.casts for layer in layers) + first.casts if not plain else 0) + last.saved
+    trains = gradients > 0 or first.reached or reached
+    return TowerTrace(most, everything, held, last.outputs, worst if trains else 0, gradients, trains)

@@ -1,0 +1,82 @@
+"""Fake integers with known values: the grid of patches of each image, and all that is computed from it.
+
+The shapes of a vision tower's forward depend on such numbers. They are computed beside the fake tensors, on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_flatten, tree_map
+
+MOST = 1 << 20
+"""Elements of a tensor whose values are followed."""
+INTEGERS = (torch.int32, torch.int64, torch.bool)
+FACTORIES = ("aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor")
+read = torch.Tensor.item
+_as_list = FakeTensor.tolist
+
+
+def values(tensor: Any) -> torch.Tensor | None:
+    """The values of a fake tensor, where they are known."""
+    found: torch.Tensor | None = getattr(tensor, "known_values", None)
+    return found
+
+
+def remember(fake: torch.Tensor, data: Any, make: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Note what a fake tensor was made from."""
+    if isinstance(fake, FakeTensor) and fake.dtype in INTEGERS and fake.numel() <= MOST:
+        with no_dispatch():
+            fake.known_values = make(data, dtype=fake.dtype)  # type: ignore[attr-defined]
+    return fake
+
+
+def as_list(tensor: Any) -> Any:
+    """``tolist`` of a fake tensor."""
+    found = values(tensor)
+    return _as_list(tensor) if found is None else found.tolist()
+
+
+def computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation on known integers gives, as fake tensors with known values; None for any other."""
+    flat, _ = tree_flatten((args, kwargs))
+    tensors = [each for each in flat if isinstance(each, torch.Tensor)]
+    if tensors:
+        if any(values(each) is None for each in tensors):
+            return None
+        device = tensors[0].device
+    elif func._schema.name in FACTORIES and kwargs.get("dtype") in (None, *INTEGERS) and kwargs.get("device"):
+        device = kwargs["device"]
+    else:
+        return None
+    if func is torch.ops.aten._local_scalar_dense.default:
+        return read(values(tensors[0]))
+    if func._schema.is_mutable:
+        return None
+    real_args, real_kwargs = tree_map(_real, (args, kwargs))
+    if "device" in real_kwargs:
+        device = kwargs["device"] or device
+        real_kwargs["device"] = "cpu"
+    with no_dispatch():
+        out = func(*real_args, **real_kwargs)
+    if any(each.dtype not in INTEGERS or each.numel() > MOST for each in _tensors(out)):
+        return None
+    return tree_map(lambda each: _faked(each, device) if isinstance(each, torch.Tensor) else each, out)
+
+
+def _real(value: Any) -> Any:
+    return values(value) if isinstance(value, torch.Tensor) else value
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor))
+
+
+def _faked(real: torch.Tensor, device: Any) -> torch.Tensor:
+    fake = torch.empty(real.shape, dtype=real.dtype, device=device)
+    fake.known_values = real  # type: ignore[attr-defined]
+    return fake
