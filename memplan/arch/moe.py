@@ -148,6 +148,12 @@ def minimax_rotary(config: Config) -> int | None:
     return None if turns == width else turns
 
 
+def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """GPT-OSS makes a mask with and one without a window, whatever its layers take."""
+    made = frozenset({None, config.optional_integer("sliding_window")})
+    return with_checkpoint_notes(spec.model_copy(update={"more_masks": made}), config)
+
+
 def head_bias(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias when lm_head_bias says so."""
     bias = config.flag("lm_head_bias")
@@ -240,7 +246,7 @@ ROWS = (
         norm_kind="rms-wide",
         mixer=sink_attention,
         not_counted=NOT_COUNTED,
-        finish=with_checkpoint_notes,
+        finish=both_masks,
     ),
 )
 

@@ -63,6 +63,12 @@ def qwen2_moe_windows(config: Config) -> attention.Windows:
     return attention.layered(config, kinds, size)
 
 
+def qwen2_moe_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A mask with and one without a window are made, whatever the layers take; a window that is off is of no token."""
+    size = attention.switched_size(config)
+    return spec.model_copy(update={"more_masks": frozenset({None, 0 if size is None else size})})
+
+
 def deepseek_layers(family: Family, config: Config) -> list[FeedForward]:
     """Dense layers, then experts chosen as DeepSeek-V3's are, beside shared ones (GLM-4.5, dots.llm1, EXAONE)."""
     count = expert_count(config, *(name for name in EXPERT_NAMES if name in config.defaults))
@@ -227,6 +233,7 @@ ROWS = (
         windows=qwen2_moe_windows,
         bias_keys=("qkv_bias", ""),
         not_counted=NOT_COUNTED,
+        finish=qwen2_moe_masks,
     ),
     Family(
         model_type="glm4_moe",

@@ -1,0 +1,259 @@
+"""Proves the saved bytes of layers with LayerNorm, of feed-forwards without gate and of older classes' attention
+against closed formulas that were read off real transformers 5.23 models, to the byte, for any shape.
+
+Letters as in ``test_tape_layers.py``. Bytes that a layer keeps whatever the number of tokens are given apart.
+"""
+
+# A part that a layer does not have fails when the test runs.
+# mypy: disable-error-code="union-attr"
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from test_tape_layers import AUTOCAST, BF16, EAGER, Formula, Shape, cast_weights, shapes, trace
+
+from memplan.arch import parse_config
+from memplan.engine.front import trace_front
+from memplan.engine.modules import Mode
+from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.recipe import Adapter
+
+Keys = Callable[[Shape], dict[str, Any]]
+STATISTICS = 16
+"""Mean and reciprocal deviation of two norms, fp32, per token."""
+
+
+def gpt(model_type: str, **more: Any) -> Keys:
+    """Keys of GPT-2's names: heads make up hidden_size."""
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes: Keys = lambda x: {"n_embd": x.q, "n_layer": 1, "n_head": x.H, "n_inner": x.F}  # noqa: E731
+    return lambda x: {"model_type": model_type, **sizes(x), **quiet, **more}
+
+
+def common(model_type: str, **more: Any) -> Keys:
+    """Keys of the common names: heads make up hidden_size."""
+    sizes: Keys = lambda x: {  # noqa: E731
+        "hidden_size": x.q,
+        "num_hidden_layers": 1,
+        "num_attention_heads": x.H,
+        "intermediate_size": x.F,
+    }
+    return lambda x: {"model_type": model_type, **sizes(x), **more}
+
+
+def grouped(model_type: str, **more: Any) -> Keys:
+    """The same with grouped heads."""
+    return lambda x: {**common(model_type, **more)(x), "num_key_value_heads": x.K}
+
+
+def opt(x: Shape) -> dict[str, Any]:
+    return {**common("opt", dropout=0.0)(x), "ffn_dim": x.F}
+
+
+def falcon(x: Shape) -> dict[str, Any]:
+    return {**common("falcon")(x), "ffn_hidden_size": x.F}
+
+
+def spec_of(keys: Keys, x: Shape, **more: Any) -> ModelSpec:
+    return parse_config({"vocab_size": 1024, **keys(x), **more}, "x")
+
+
+def flash(x: Shape, kv: int) -> int:
+    return 4 * x.q + 4 * kv + 4 * x.H
+
+
+def nothing(x: Shape) -> float:
+    return 0
+
+
+def turned_pairs(x: Shape) -> float:
+    """cos and sin, for keys and for queries, of 32 elements in half precision."""
+    return 8 * 32 * x.s
+
+
+# family: keys, mode, bytes per token, bytes per layer
+CASES: dict[str, tuple[Keys, Mode, Formula, Formula]] = {
+    "gpt2": (gpt("gpt2"), BF16, lambda x: 8 * x.q + 10 * x.F + flash(x, x.q) + 16, nothing),
+    "gpt2, eager": (gpt("gpt2"), EAGER, lambda x: 16 * x.q + 10 * x.F + 2 * x.H * x.s + 16, nothing),
+    "gpt_bigcode": (
+        gpt("gpt_bigcode"),
+        BF16,
+        lambda x: 8 * x.q + 4 * x.F + flash(x, x.head_dim) + 16,
+        nothing,
+    ),
+    "gpt_neox": (
+        common("gpt_neox"),
+        BF16,
+        lambda x: 6 * x.q + 4 * x.F + 14 * x.q + 4 * x.H + 16,
+        nothing,
+    ),
+    "gptj": (
+        gpt("gptj", rotary_dim=32),
+        EAGER,
+        lambda x: 4 * x.q + 10 * x.F + 12 * x.q + 6 * x.H * x.s + 8,
+        turned_pairs,
+    ),
+    "phi": (common("phi"), BF16, lambda x: 4 * x.q + 10 * x.F + 10 * x.q + 4 * x.H + 8, nothing),
+    "nemotron": (
+        grouped("nemotron"),
+        BF16,
+        lambda x: 8 * x.q + 4 * x.F + 6 * x.q + 4 * x.K * x.head_dim + 4 * x.H + 16,
+        lambda x: 4 * x.q,
+    ),
+    "opt": (opt, BF16, lambda x: 8 * x.q + 2 * x.F + flash(x, x.q) + 16, nothing),
+    "bloom": (
+        common("bloom"),
+        EAGER,
+        lambda x: 8 * x.q + 4 * 4 * x.q + 8 * x.q + 6 * x.H * x.s + 16,
+        nothing,
+    ),
+    "stablelm": (
+        grouped("stablelm"),
+        BF16,
+        lambda x: 8 * x.q + 8 * x.F + 6 * x.q + 4 * x.K * x.head_dim + 4 * x.H + 16,
+        nothing,
+    ),
+    "starcoder2": (
+        grouped("starcoder2"),
+        BF16,
+        lambda x: 8 * x.q + 4 * x.F + flash(x, x.K * x.head_dim) + 16,
+        nothing,
+    ),
+    "gpt2, autocast": (
+        gpt("gpt2"),
+        AUTOCAST,
+        lambda x: 12 * x.q + 16 * x.F + flash(x, x.q) + 16,
+        nothing,
+    ),
+    "opt, autocast": (opt, AUTOCAST, lambda x: 16 * x.q + 2 * x.F + flash(x, x.q) + 16, nothing),
+}
+
+
+def saved(layer: Layer, mode: Mode, x: Shape) -> int:
+    return trace(layer, mode, x).saved.size
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_saved_bytes_per_token(case: str, x: Shape) -> None:
+    keys, mode, per_token, per_layer = CASES[case]
+    layer = spec_of(keys, x).runs[0].layer
+    casts = cast_weights(layer, x) if mode.autocast else 0
+    biases = 2 * sum(linear.outputs for linear in layer.linears if linear.bias) if mode.autocast else 0
+    found = saved(layer, mode, x)
+    expected = (per_token(x) + casts) * x.tokens + per_layer(x)
+    assert expected <= found <= expected + biases + 4096
+
+
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_one_key_value_head_leaves_falcon_the_math_kernel(x: Shape) -> None:
+    per_token = 4 * x.q + 4 * x.F + 14 * x.q + 4 * x.H * x.s + 8
+    if x.rows > 1:
+        assert saved(spec_of(falcon, x).runs[0].layer, BF16, x) == per_token * x.tokens
+
+
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_groups_of_falcon_are_copied_to_all_heads_under_a_mask(x: Shape) -> None:
+    layer = spec_of(falcon, x, new_decoder_architecture=True, num_kv_heads=x.K).runs[0].layer
+    per_token = 6 * x.q + 4 * x.F + 8 * x.q + 4 * x.H + 2 * x.s + 16
+    assert saved(layer, BF16, x) == per_token * x.tokens
+
+
+# Dropout: a mask of one byte per element.
+
+
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_dropout_keeps_a_byte_per_element(x: Shape) -> None:
+    loud = spec_of(gpt("gpt2"), x, resid_pdrop=0.1).runs[0].layer
+    quiet = spec_of(gpt("gpt2"), x).runs[0].layer
+    assert saved(loud, BF16, x) - saved(quiet, BF16, x) == 2 * x.q * x.tokens
+
+
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_dropout_of_probabilities_is_free_in_flash_and_dear_in_eager(x: Shape) -> None:
+    loud = spec_of(gpt("gpt2"), x, attn_pdrop=0.1).runs[0].layer
+    quiet = spec_of(gpt("gpt2"), x).runs[0].layer
+    assert saved(loud, BF16, x) == saved(quiet, BF16, x)
+    assert saved(loud, EAGER, x) - saved(quiet, EAGER, x) == 3 * x.H * x.s * x.tokens
+
+
+# LoRA on every linear, frozen weights: what PEFT keeps, a frozen norm's input, and the activation.
+
+
+@given(x=shapes())
+@settings(max_examples=12, deadline=None)
+def test_adapters_in_fp32_over_gpt_neox(x: Shape) -> None:
+    layer, rank = spec_of(common("gpt_neox"), x).runs[0].layer, 16
+    adapter = Adapter(rank, frozenset(linear.name for linear in layer.linears), 4, False)
+    mode = Mode(weight_itemsize=2, trained=False, autocast=0, attention="sdpa", padded=False, adapter=adapter)
+    adapters = sum(4 * linear.inputs + 4 * rank for linear in layer.linears)
+    # The head-major output's copy is the adapter's input, and so cast: 2q less than in full fine-tuning.
+    per_token = adapters + 2 * x.q + 12 * x.q + 4 * x.H + 2 * x.F + 16
+    assert saved(layer, mode, x) == per_token * x.tokens
+
+
+# Between the embedding and the layers.
+
+
+def test_positions_are_added_and_held() -> None:
+    spec = parse_config({"model_type": "gpt2", "n_embd": 512, "n_layer": 1, "n_head": 8, "embd_pdrop": 0.0}, "x")
+    front = trace_front(spec, BF16, 2, 512, True, True)
+    tokens, position_bytes = 2 * 512 * 512 * 2, 512 * 512 * 2
+    assert (front.saved, front.held) == (0, tokens + position_bytes)
+    assert front.gradients == 1024 * 512 * 2
+    dropped = parse_config({"model_type": "gpt2", "n_embd": 512, "n_layer": 1, "n_head": 8}, "x")
+    assert trace_front(dropped, BF16, 2, 512, True, True).saved == tokens // 2
+
+
+def test_rows_of_opt_have_positions_of_their_own_and_350m_a_projection() -> None:
+    keys = {"model_type": "opt", "hidden_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8, "ffn_dim": 64}
+    tokens = 2 * 512 * 512 * 2
+    assert trace_front(parse_config(keys, "x"), BF16, 2, 512, True, True).held == 2 * tokens
+    small = parse_config({**keys, "word_embed_proj_dim": 256, "do_layer_norm_before": False}, "x")
+    front = trace_front(small, BF16, 2, 512, True, True)
+    assert (front.saved, front.held) == (tokens // 2, 2 * tokens)
+    assert small.head.inputs == 256
+    assert small.final_norm is None
+    assert small.as_reward_model().head.inputs == 256
+
+
+def test_bloom_keeps_the_embedding_for_its_norm() -> None:
+    keys = {"model_type": "bloom", "hidden_size": 512, "n_layer": 1, "n_head": 8}
+    front = trace_front(parse_config(keys, "x"), BF16, 2, 512, True, True)
+    assert front.saved == 2 * 512 * (512 * 2 + 8)
+
+
+# What the classes build beside counts.
+
+
+def test_convolutions_of_gpt2_are_stored_transposed() -> None:
+    from memplan.engine.tensors import layer_weights
+
+    layer = parse_config({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1}, "x").runs[0].layer
+    shapes = {weight.name: (weight.rows, weight.columns) for weight in layer_weights(layer, 1, True, None)}
+    assert shapes["c_attn"] == (64, 192)
+
+
+def test_classes_with_eager_attention_alone() -> None:
+    for model_type in ("gptj", "codegen", "bloom", "mpt"):
+        assert parse_config({"model_type": model_type}, "x").eager_only
+    for model_type in ("gpt2", "gpt_neox", "opt", "falcon"):
+        assert not parse_config({"model_type": model_type}, "x").eager_only
+
+
+def test_codegen_makes_no_reward_model() -> None:
+    assert not parse_config({"model_type": "codegen"}, "x").classifies
+    assert parse_config({"model_type": "gptj"}, "x").as_reward_model().params.by_category["lm_head"] == 4096
+
+
+def test_masks_and_tables_beside_the_parameters() -> None:
+    assert parse_config({"model_type": "gpt_bigcode", "n_positions": 2048}, "x").buffer_bytes == 2048**2
+    assert parse_config({"model_type": "gpt_neo"}, "x").buffer_bytes == 24 * 2048**2
+    assert parse_config({"model_type": "gptj"}, "x").buffer_bytes == 28 * 2048 * 64 * 4
