@@ -169,7 +169,7 @@ def stepped(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> Stepp
     o, s = recipe.optimizer, recipe.optimizer_settings
     rows, columns, stacked = weight.rows, weight.columns, weight.stacked
     if shards > 1:
-        if o.rule == "elementwise" and o.blocks is None:
+        if o.rule == "elementwise" and o.blocks is None and recipe.sharding != "fsdp2":
             rows, columns, stacked = ceil_div(weight.elements, shards), 1, 1
         elif stacked > 1:
             stacked = ceil_div(stacked, shards)

@@ -7,9 +7,9 @@ from memplan.engine.losses import has_reference_pass, reference_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.states import enter_quantised
+from memplan.engine.states import shard_elements
 from memplan.engine.tensors import model_weights
 from memplan.spec.recipe import Recipe, Resident
-from memplan.units import ceil_div
 
 
 def reference_pass(recipe: Recipe, rows: int) -> TracedPass | None:
@@ -56,14 +56,14 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
             base = model.quantised
             enter_quantised(book, base, owner, category, [weight for weight in weights if weight.quantised_by(base)])
             weights = [weight for weight in weights if not weight.quantised_by(base)]
-        elements = sum(weight.elements * weight.copies for weight in weights)
         shards = recipe.ranks if model.sharded else 1
+        elements = shard_elements(weights, shards, recipe.sharding == "fsdp2")
         book.add(
             f"{model.role} model {model.spec.name}",
             category,
-            ceil_div(elements, shards) * model.itemsize,
+            elements * model.itemsize,
             template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
-            numbers=(ceil_div(elements, shards), model.itemsize),
+            numbers=(elements, model.itemsize),
             why=_why(model, shards),
             source="MEMORY_ESTIMATION.md, reference and other models",
         )

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.deepspeed import enter_zero
+from memplan.engine.fsdp2 import Stage, enter_fsdp2
+from memplan.engine.fsdp2_units import adds_in_place, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.tensors import Weight, count
 from memplan.engine.units_of_model import Units
 from memplan.spec.recipe import Recipe
 
-FSDP2 = "torch 2.13 distributed/fsdp/_fully_shard"
 DDP = "torch 2.13 nn/parallel/distributed.py: gradient_as_bucket_view"
 
 
@@ -61,12 +62,13 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
     return recipe.gradient_itemsize
 
 
+def gathers(recipe: Recipe) -> bool:
+    """Whether FSDP2 gathers and reduces units of the model."""
+    return recipe.sharding == "fsdp2" and recipe.ranks > 1
+
+
 def keeps_whole(recipe: Recipe) -> bool:
-    """Whether gradients stay whole on the rank: unsharded, ZeRO-0 and 1, or FSDP2 between unsynchronised
-    micro-steps.
-    """
-    if recipe.sharding == "fsdp2" and recipe.ranks > 1:
-        return recipe.accumulation > 1 and not recipe.sync_each_batch
+    """Whether gradients stay whole on the rank: unsharded, or ZeRO-0 and 1."""
     return recipe.zero_stage < 2
 
 
@@ -78,7 +80,34 @@ def gradient_mode(recipe: Recipe) -> str:
     half, single = recipe.optimizer.fused_backward
     if half:
         return f"fused-{half}-{single}"
-    return "add" if (recipe.accumulation > 1 or main_gradients(recipe)) and keeps_whole(recipe) else "keep"
+    if gathers(recipe):
+        return "add" if recipe.accumulation > 1 and adds_in_place(recipe) else "keep"
+    there = recipe.accumulation > 1 or main_gradients(recipe) or in_buckets(recipe)
+    return "add" if there and keeps_whole(recipe) else "keep"
+
+
+def second_mode(recipe: Recipe) -> str:
+    """The mode of a step's second backward (see ``gradient_mode``), where the halves of pairs have one each.
+
+    FSDP2's whole gradients are new in every backward, unless those of the first wait unreduced in the same dtype.
+    """
+    if gathers(recipe):
+        return "add" if adds_in_place(recipe) else "keep"
+    return "add"
+
+
+def in_buckets(recipe: Recipe) -> bool:
+    """Whether each gradient is copied into DDP's bucket as it comes, and freed (reducer.cpp: bucket views)."""
+    halves = recipe.method.pairs and recipe.pair_pass in ("split", "gradcache")
+    views = recipe.sharding == "ddp" and recipe.ranks > 1 and recipe.gradient_as_bucket_view
+    return views and (recipe.sync_each_batch or not halves)
+
+
+def gone_in_step(recipe: Recipe) -> bool:
+    """Whether whole gradients end with the last backward: partitions, shards or bucket views are left of them."""
+    if recipe.sharding in ("ddp", "fsdp2") and recipe.ranks > 1:
+        return recipe.gradient_as_bucket_view if recipe.sharding == "ddp" else waits_for_reduction(recipe)
+    return recipe.zero_stage == 1 and bool(recipe.precision.master)
 
 
 def main_gradients(recipe: Recipe) -> bool:
@@ -86,153 +115,59 @@ def main_gradients(recipe: Recipe) -> bool:
     return recipe.trainer.megatron and bool(recipe.precision.master)
 
 
-def kept_gradients(recipe: Recipe) -> KeptGradients:
+def kept_gradients(recipe: Recipe, second: bool = False, waits: bool = False) -> KeptGradients:
     """Which gradients stay whole after their layer's backward, and how large the shard is that remains of the others.
+    ``second``: of a second backward of the same micro-step. ``waits``: for those of the same weights' other use.
 
     Shards are added to those of the micro-steps before, where there are some: then nothing new remains.
     """
     stage, whole, shard = recipe.zero_stage, recipe.compute_itemsize, recipe.gradient_itemsize
-    fsdp2 = recipe.sharding == "fsdp2" and recipe.ranks > 1
+    fsdp2 = gathers(recipe)
     if recipe.optimizer.fused_backward[0]:
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
-    if stage < 2 and not fsdp2:
+    if stage < 2 and (waits or not fsdp2):
         return KeptGradients(
             layers=True,
             root=True,
             shards=1,
             whole_itemsize=1,
             shard_itemsize=1,
-            into_step=stage != 1 or not recipe.precision.master,
+            into_step=not gone_in_step(recipe),
         )
-    there = stage == 3 or recipe.accumulation > 1
+    there = stage == 3 or recipe.accumulation > 1 or (fsdp2 and (second or waits_for_reduction(recipe)))
     return KeptGradients(
         layers=False, root=fsdp2, shards=0 if there else recipe.ranks, whole_itemsize=whole, shard_itemsize=shard
     )
 
 
-def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], unit: Units, name: str) -> None:
-    """Buffers of the chosen strategy; ``name`` is the pass whose backward reduces gradients."""
+def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], unit: Units, passes: list[Stage]) -> None:
+    """Buffers of the chosen strategy over the passes of a micro-step; the last backward reduces gradients."""
     if recipe.zero_stage >= 0:
-        enter_zero(book, recipe, unit, name)
+        enter_zero(book, recipe, unit, next(traced.plan.name for traced, point in passes[::-1] if point == "backward"))
     elif recipe.ranks > 1 and recipe.sharding == "ddp":
         _enter_ddp(book, recipe, weights)
     elif recipe.ranks > 1 and recipe.sharding == "fsdp2":
-        _enter_fsdp2(book, recipe, unit, name)
+        enter_fsdp2(book, recipe, weights, passes)
 
 
 def _enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
-    """Buckets are a second copy of every gradient, unless gradients are views of them."""
-    if recipe.gradient_as_bucket_view or main_gradients(recipe):
+    """Buckets are a second copy of every gradient, or, where gradients are views of them, gradients that stay.
+
+    They are never freed: ``zero_grad`` drops the views alone.
+    """
+    if main_gradients(recipe):
         return
+    views = recipe.gradient_as_bucket_view
     trained = [weight for weight in weights if weight.trained]
     size = sum(weight.elements * weight.copies * gradient_itemsize(recipe, weight) for weight in trained)
     book.add(
-        "DDP gradient buckets",
-        "buffers",
+        "gradients in DDP's buckets" if views else "DDP gradient buckets",
+        "gradients" if views else "buffers",
         size,
         template="trained elements × gradient bytes",
         numbers=(count(trained), recipe.gradient_itemsize),
-        why="gradient_as_bucket_view=False keeps buckets beside the gradients",
+        why="gradients are views of buckets, which stay between steps"
+        if views
+        else "gradient_as_bucket_view=False keeps buckets beside the gradients",
         source=DDP,
     )
-
-
-def _enter_fsdp2(book: Ledger, recipe: Recipe, unit: Units, name: str) -> None:
-    """Gathered weights: the root from its first use to the end of backward, one or two layers at a time, or all of
-    them.
-    """
-    e, reduce = recipe.compute_itemsize, recipe.reduce_itemsize
-    last, end = f"{name}.embedding-backward", f"{name}.reduce"
-    layers = unit.total - unit.root
-    book.add(
-        "gathered root (embedding, norm, head)",
-        "gathered_parameters",
-        unit.root * e,
-        "",
-        last,
-        template="root elements × bytes",
-        numbers=(unit.root, e),
-        why="FSDP2 does not reshard the root after forward",
-        source=FSDP2,
-    )
-    keeps = not recipe.reshard_after_forward
-    if keeps:
-        top = (
-            f"{name}.attention-backward"
-            if f"{name}.attention-backward" in book.index
-            else f"{name}.first-layer-backward"
-        )
-        book.add(
-            "gathered layers",
-            "gathered_parameters",
-            (layers - unit.layer) * e,
-            "",
-            top,
-            template="elements of all layers × bytes",
-            numbers=(layers - unit.layer, e),
-            why="reshard_after_forward=False keeps them from forward to backward",
-            source=FSDP2,
-        )
-    book.add(
-        "gathered layer",
-        "gathered_parameters",
-        unit.layer * e,
-        "",
-        last if not keeps else f"{name}.first-layer-backward",
-        template="layer elements × bytes",
-        numbers=(unit.layer, e),
-        why="the layer in use, or the one gathered ahead of the backward",
-        source=FSDP2,
-    )
-    for instant in _layer_instants(book, name, forward_only=keeps):
-        book.add(
-            "layer gathered ahead",
-            "gathered_parameters",
-            unit.layer * e,
-            instant,
-            instant,
-            template="layer elements × bytes",
-            numbers=(unit.layer, e),
-            why="an all-gather's output is held until the next layer's has arrived",
-            source=FSDP2,
-        )
-    for instant in _backward_instants(book, name):
-        book.add(
-            "reduce-scatter input of the layer before",
-            "buffers",
-            unit.trained_layer * reduce,
-            instant,
-            instant,
-            template="layer elements × reduce bytes",
-            numbers=(unit.trained_layer, reduce),
-            why="kept until the next layer's reduction",
-            source=FSDP2,
-        )
-    book.add(
-        "reduce-scatter input of the root",
-        "buffers",
-        unit.trained_root * reduce,
-        end,
-        end,
-        template="root elements × reduce bytes",
-        numbers=(unit.trained_root, reduce),
-        why="gradients are cast to reduce_dtype for the reduction",
-        source=FSDP2,
-    )
-
-
-def _layer_instants(book: Ledger, name: str, forward_only: bool) -> list[str]:
-    """Instants at which a second gathered layer is there: inside layers, and in forward up to the loss when layers
-    stay gathered.
-    """
-    own = [instant for instant in book.schedule if instant.startswith(name + ".")]
-    if forward_only:
-        return [instant for instant in own if not instant.endswith("backward") and not instant.endswith("reduce")]
-    return [instant for instant in own if "layer" in instant or "attention" in instant]
-
-
-def _backward_instants(book: Ledger, name: str) -> list[str]:
-    """Instants of layers after whose predecessor's gradients were sent off."""
-    inside = ("first-layer-backward", "layer-")
-    own = [instant for instant in book.schedule if instant.startswith(name + ".") and instant.endswith("backward")]
-    return [instant for instant in own if instant.removeprefix(name + ".").startswith(inside)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from memplan.engine.fsdp2_units import padded
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import (
     Stepped,
@@ -165,7 +166,7 @@ def _enter_stored(
     """A row of weights for each element size among them."""
     for itemsize in sorted({held.stored_itemsize(recipe, weight) for weight in group}, reverse=True):
         same = [weight for weight in group if held.stored_itemsize(recipe, weight) == itemsize]
-        elements = shard_elements(same, held.parameter_shards)
+        elements = shard_elements(same, held.parameter_shards, recipe.sharding == "fsdp2")
         book.add(
             label,
             category,
@@ -229,8 +230,12 @@ def enter_quantised(book: Ledger, base: Quantised, owner: str, category: str, we
     return packed + scales
 
 
-def shard_elements(weights: list[Weight], shards: int) -> int:
-    """Elements of one rank's shard, each tensor padded up to a multiple of the ranks."""
+def shard_elements(weights: list[Weight], shards: int, by_rows: bool = False) -> int:
+    """Elements of the first rank's shard: each tensor padded up to a multiple of the ranks, or, by rows, its first
+    dimension.
+    """
+    if by_rows:
+        return sum(padded(weight, shards) // shards * weight.copies for weight in weights)
     return sum(ceil_div(weight.elements, shards) * weight.copies for weight in weights)
 
 
