@@ -115,6 +115,7 @@ def _clamped(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
     up = ops.unary(tape, up, "clamped up")
     sigmoid = ops.unary(tape, ops.scale(tape, gate, "scaled gate"), "gate's sigmoid", saves="result")
     glu = ops.mul(tape, gate, sigmoid, "activation")
+    del sigmoid
     product = ops.mul(tape, ops.scale(tape, up, "up + 1", shares_gradient=True), glu, "feed-forward product")
     held.clear()
     return product

@@ -58,9 +58,7 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     probabilities = ops.softmax(tape, logits, "attention probabilities", to_fp32=False)
     weights = ops.view(tape, probabilities, scores_dim, whole=False)
     weights = ops.cast(tape, weights, values.itemsize, "attention probabilities")
-    used = ops.copy(tape, weights, "attention probabilities")
-    out = ops.matmul(tape, used, values, q_dim, "attention output")
-    del used
+    out = ops.matmul(tape, weights, values, q_dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights
 
 
