@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
     "lion_32bit": {"optimizer": "lion"},
     "lion_8bit": {"optimizer": "lion-8bit"},
+    "adamw_torch_8bit": {"optimizer": "adamw-8bit", "optimizer_args": {"library": "torchao"}},
 }
 """TrainingArguments.optim -> job keys; any other goes to the job under its own name, which refuses what it lacks."""
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}

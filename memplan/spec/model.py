@@ -159,6 +159,8 @@ class ModelSpec(Frozen):
     """Each row of the batch has tables of its own, since images give it positions of its own (Qwen2-VL)."""
     logits_scaled: bool = False
     """The logits are multiplied by a number (Cohere, Granite)."""
+    scaled_head_input: bool = False
+    """What goes into the head is divided by a number (MiniCPM3)."""
     classifies: bool = True
     """transformers has a sequence-classification class of this type: a reward model can be made of it."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
@@ -171,7 +173,7 @@ class ModelSpec(Frozen):
     tower: Tower | None = None
     """What turns images into tokens, in a vision-language model."""
     frozen: frozenset[str] = frozenset()
-    """Names of weights outside the layers that are not trained (``freeze``); ``vision`` and ``projector`` of a tower."""
+    """Names of weights outside the layers that are not trained: a tower's are ``vision`` and ``projector``."""
     tower_rests: bool = False
     """No image passes through the tower, so that nothing in it gets a gradient."""
     resting: tuple[Run, ...] = ()

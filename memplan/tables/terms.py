@@ -110,8 +110,9 @@ _ROWS = (
         key="gradients",
         title="gradients",
         what=(
-            "One gradient for each trained weight, in the weight's dtype, kept until the optimizer's step has used "
-            "it. With gradient accumulation all of them are there during every forward from the second micro-step on."
+            "One gradient for each trained weight (none for what freeze names), in the weight's dtype, kept until the "
+            "optimizer's step has used it. With gradient accumulation all of them are there during every forward from "
+            "the second micro-step on."
         ),
         formula="Pt · e / N, layer by layer",
         lifetime="from its layer's backward to step.optimizer; with accumulation the whole step",
@@ -120,7 +121,7 @@ _ROWS = (
         section="gradients",
         categories=("gradients",),
         see=("accumulation", "tied-embeddings", "zero", "buffers"),
-        aliases=("gradient", "grads", "grad"),
+        aliases=("gradient", "grads", "grad", "freeze", "frozen"),
         zh=Chinese(
             "梯度",
             "从所在层的反向到 step.optimizer；有梯度累积时为整个训练步",
@@ -132,15 +133,21 @@ _ROWS = (
         key="optimizer-states",
         title="optimizer states",
         what=(
-            "What the optimizer remembers of each trained weight from one step to the next: two moments for AdamW. "
-            "Their dtype is that of the tensor stepped on, so bf16 weights without a master copy have bf16 moments."
+            "What the optimizer remembers of each trained weight from one step to the next: two moments for AdamW, one "
+            "for Muon and Lion, none for LOMO, which keeps no gradients either. Their dtype is that of the tensor "
+            "stepped on, so bf16 weights without a master copy have bf16 moments; 8- and 4-bit states keep small "
+            "tensors whole, and paged ones count on the host."
         ),
         formula=(
-            "AdamW 2·e·Pt / N; SGD 0, momentum and Lion e·Pt / N; 8-bit AdamW 2.03125·Pt / N; Adafactor rows + columns"
+            "AdamW and schedule-free 2·e·Pt / N; SGD 0, momentum, Lion, Adam-mini e·Pt / N; 8-bit AdamW 2.03125·Pt / N, 4-bit "
+            "1.0625·Pt / N; Adafactor rows + columns; GaLore r·(2·longer + shorter side)·e for each matrix; SOAP "
+            "2·e·Pt + 2·e·(m² + n²) for each"
         ),
         lifetime=WHOLE_STEP + " (from the second step on)",
         shards="ZeRO-1, ZeRO-2, ZeRO-3, FSDP2",
-        source="torch 2.13 torch/optim/adam.py, sgd.py, _adafactor.py; bitsandbytes 0.50 optim/optimizer.py",
+        source=(
+            "torch 2.13 torch/optim; bitsandbytes 0.50, torchao 0.18, galore-torch 1.0 and others: tables/optimizers.py"
+        ),
         section="optimizer-states",
         categories=("optimizer_states",),
         see=("optimizer-temporaries", "master-weights", "precision"),
@@ -155,12 +162,23 @@ _ROWS = (
             "adafactor",
             "lion",
             "sgd",
+            "muon",
+            "galore",
+            "apollo",
+            "soap",
+            "adam-mini",
+            "lomo",
+            "schedule-free",
+            "4-bit states",
+            "paged",
         ),
         zh=Chinese(
             "优化器状态",
             WHOLE_STEP_ZH + "（从第二步起）",
             "ZeRO-1、ZeRO-2、ZeRO-3、FSDP2",
-            "AdamW 2·e·Pt / N；SGD 0，带动量与 Lion e·Pt / N；8 位 AdamW 2.03125·Pt / N；Adafactor 为行 + 列",
+            "AdamW 与 schedule-free 2·e·Pt / N；SGD 0，带动量、Lion、Adam-mini e·Pt / N；8 位 AdamW 2.03125·Pt / N，"
+            "4 位 1.0625·Pt / N；Adafactor 为行 + 列；GaLore 每个矩阵 r·(2·长边 + 短边)·e；SOAP 2·e·Pt，每个矩阵另加 "
+            "2·e·(m² + n²)",
         ),
     ),
     Term(
@@ -169,9 +187,12 @@ _ROWS = (
         what=(
             "What the optimizer's step holds for a moment and no figure of model states contains. foreach AdamW, "
             "torch's default on CUDA, takes one more buffer as large as everything it steps on; the fused kernel "
-            "takes none."
+            "takes none, and a loop what its variables hold of one tensor and of the one before."
         ),
-        formula="foreach e·Pt / N; fused 0; loop 2·e·(largest tensor); ZeRO adds fp32 gradients 4·Pt / N",
+        formula=(
+            "foreach e·Pt / N; fused 0; loop: AdamW 2·e·(largest tensor) + e·(the one before), others 1 to 6 copies of "
+            "the largest; ZeRO adds fp32 gradients 4·Pt / N"
+        ),
         lifetime="step.optimizer",
         shards="what divides the optimizer states",
         source=f"torch 2.13 torch/optim/adam.py: _foreach_sqrt(exp_avg_sq); {ZERO_1_2}: step",
@@ -183,7 +204,8 @@ _ROWS = (
             "优化器步骤的临时量",
             "step.optimizer",
             "随优化器状态一起切分",
-            "foreach e·Pt / N；fused 0；loop 2·e·（最大张量）；ZeRO 另加 fp32 梯度 4·Pt / N",
+            "foreach e·Pt / N；fused 0；loop：AdamW 2·e·（最大张量）+ e·（前一个张量），其他优化器为最大张量的 "
+            "1 至 6 份；ZeRO 另加 fp32 梯度 4·Pt / N",
         ),
     ),
     # -- activations -------------------------------------------------------------------------------------------------
