@@ -12,7 +12,7 @@ from typing import NamedTuple
 from memplan.engine import loss_ops, ops, routing_ops
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Node, Param, Tape, Tensor
+from memplan.engine.tape import Grads, Node, Param, Storage, Tape, Tensor
 from memplan.units import ceil_div
 
 TILE_ROWS, TILE_COLUMNS = 4096, 32768
@@ -61,7 +61,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     width, vocabulary = _sizes(p, hidden, weight)
     compact_dim = Dim("N·h", scored.tokens * width)
     compact = routing_ops.gather_rows(tape, hidden, compact_dim, "scored hidden states")
-    tile = Dim("V tile", min(scored.tokens, TILE_ROWS) * min(TILE_COLUMNS, vocabulary))
+    tile = Dim("V tile", min(scored.tokens, TILE_ROWS) * TILE_COLUMNS)
     weight_tile = Dim("tile·h", min(TILE_COLUMNS, vocabulary) * width)
     input_tile = Dim("tile·h", min(scored.tokens, TILE_ROWS) * width)
     want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
@@ -73,9 +73,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
 
     def backward(t: Tape, grads: Grads) -> Grads:
         wide = t.gradient((compact_dim, ops.FP32), "hidden gradient in fp32") if want_hidden else None
-        wide_weight = (
-            t.new(weight_dim, ops.FP32, "head gradient in fp32", category="logits") if want_weight else None
-        )
+        wide_weight = t.new(weight_dim, ops.FP32, "head gradient in fp32", category="logits") if want_weight else None
         block = t.new(tile, itemsize, "logits tile")
         parts = casts()
         narrow, grad_weight = wide, wide_weight
@@ -117,9 +115,9 @@ def liger(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
         grad_weight = tape.new(weight_dim, weight.itemsize, "head gradient made in forward", category="gradients")
     losses = tape.new(p.dim("1", 1), ops.FP32, "loss of each token")
     logits = tape.new(part, itemsize, "logits of a chunk")
-    if weight.itemsize != itemsize:
-        cast = tape.new(weight_dim, itemsize, "head in the compute dtype")
-        del cast
+    if weight.itemsize != itemsize:  # autocast keeps the copy of the leaf, not that of its transpose
+        casts = [tape.new(weight_dim, itemsize, "head in the compute dtype") for _ in range(2)]
+        del casts
     del logits, losses
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -268,8 +266,24 @@ def _leaf(tape: Tape, x: Tensor, found: list[Tensor | None], slot: int) -> Tenso
     return leaf
 
 
+def _hold(start: Node, storages: Sequence[Storage | None]) -> None:
+    """Every node of a graph that saves something holds these too."""
+    seen, stack = {start}, [start]
+    while stack:
+        node = stack.pop()
+        if node.saved:
+            node.saved = [*node.saved, *storages]
+        for edge in node.edges:
+            if edge is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
+
+
 def checkpointed(tape: Tape, run: Callable[[Sequence[Tensor]], Tensor], inputs: Sequence[Tensor]) -> Tensor:
-    """``torch.utils.checkpoint`` around a piece of the loss: keeps its inputs, and runs it again in backward."""
+    """``torch.utils.checkpoint`` around a piece of the loss: keeps its inputs, and runs it again in backward.
+
+    The inputs live until the last of the saved tensors made again has been used.
+    """
     enabled, tape.grad_enabled = tape.grad_enabled, False
     out = run(inputs)
     tape.grad_enabled = enabled
@@ -278,10 +292,14 @@ def checkpointed(tape: Tape, run: Callable[[Sequence[Tensor]], Tensor], inputs: 
     def backward(t: Tape, grads: Grads) -> Grads:
         found: list[Tensor | None] = [None] * len(kept)
         again = run([_leaf(t, x, found, slot) for slot, x in enumerate(kept)])
-        node = again.node
+        inner = again.node
         del again
-        if node is not None:
-            t.backward(node, list(grads))
+        if inner is not None:
+            _hold(inner, [x.storage for x in kept])
+            kept.clear()
+            if node is not None:
+                node.saved = ()
+            t.backward(inner, list(grads))
         return found
 
     node = tape.node(inputs, inputs, backward)
@@ -301,11 +319,14 @@ def trl_nll_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Te
         x = ops.cast(tape, inputs[0], ops.FP32, "hidden states of a chunk")
         matrix = ops.cast(tape, inputs[1], ops.FP32, "head in fp32")
         logits = ops.matmul(tape, x, matrix, part, "logits of a chunk")
+        del x, matrix
         log_probabilities = loss_ops.log_softmax(tape, logits, "log-softmax of a chunk")
         loss = loss_ops.nll(tape, log_probabilities, Dim("1", 1))
         powers = tape.new(part, ops.FP32, "entropy of a chunk")
-        product = tape.new(part, ops.FP32, "entropy of a chunk")
-        del powers, product
+        if tape.phase != "backward":  # made again only up to what is saved last
+            product = tape.new(part, ops.FP32, "entropy of a chunk")
+            del product
+        del powers
         return loss
 
     total: Tensor | None = None
@@ -336,7 +357,7 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
         del log_probabilities, block
     loss = ops.concatenate(tape, losses, p.dim("1", 1), "loss of each token")
     if scored.caller is not None:
-        scored.caller += [Tensor(x.dim, x.itemsize, x.storage) for x in logits]
+        scored.caller.extend(Tensor(x.dim, x.itemsize, x.storage) for x in logits)
     return loss
 
 

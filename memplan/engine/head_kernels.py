@@ -119,7 +119,10 @@ def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
         return None
     source = ops.cast(tape, logits, ops.FP32, "logits in fp32") if tape.autocast else logits
     whole, itemsize = source.dim, source.itemsize
-    kept = tape.new(whole, itemsize, "log-softmax for the entropy"), tape.new(whole, itemsize, "softmax for the entropy")
+    kept = (
+        tape.new(whole, itemsize, "log-softmax for the entropy"),
+        tape.new(whole, itemsize, "softmax for the entropy"),
+    )
 
     def backward(t: Tape, grads: Grads) -> Grads:
         chunk = [t.gradient((part, itemsize)) for _ in range(4)]

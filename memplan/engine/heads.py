@@ -94,10 +94,11 @@ def selective(p: Pass, logits: Tensor, rows: int) -> Tensor:
         sums = [loss_ops.logsumexp(tape, row, scored) for row in ops.split(tape, logits, rows, per_row)]
         total = ops.concatenate(tape, sums, p.dim("1", 1), "log-probabilities")
         return ops.add(tape, chosen, ops.scale(tape, total, "log-probabilities"), "log-probabilities")
-    parts = [
-        loss_ops.gather(tape, loss_ops.log_softmax(tape, row, "log-softmax"), scored, "log-probabilities")
-        for row in ops.split(tape, logits, rows, per_row)
-    ]
+    parts, row_logps = [], None
+    for row in ops.split(tape, logits, rows, per_row):
+        row_logps = loss_ops.log_softmax(tape, row, "log-softmax")
+        parts.append(loss_ops.gather(tape, row_logps, scored, "log-probabilities"))
+    del row_logps, row
     return ops.concatenate(tape, parts, p.dim("1", 1), "log-probabilities")
 
 

@@ -203,6 +203,10 @@ def tail_forward(
         with tape.at("loss"):
             return heads.mean_loss(p, hidden), [], []
     with tape.at("head"):
+        states = [hidden]
+        if spec.scaled_head_input and head.program != "score":
+            hidden = ops.scale(tape, hidden, "scaled final hidden states")
+            states.append(hidden)
         logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
         if spec.logits_scaled:
             logits = ops.scale(tape, logits, "scaled logits")
@@ -214,8 +218,8 @@ def tail_forward(
         with tape.at("loss"):
             return heads.mean_loss(p, logits), [], []
     inputs.append(logits)
-    model_locals = [hidden] if head.program in heads.INSIDE else []
-    del hidden, logits
+    model_locals = states if head.program in heads.INSIDE else []
+    del hidden, logits, states
     with tape.at("loss"):
         return _loss(p, head, rows, inputs, model_locals)
 

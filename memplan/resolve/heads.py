@@ -131,6 +131,11 @@ def _check_extras(job: Job, name: str, without_logits: bool) -> None:
     }
     for key, wanted in asked.items():
         if wanted and name in INSIDE:
-            raise InvalidJob(f"{key}: {SHOWN_HEADS.get(name, name)} makes no log-probabilities", "use loss_head log-softmax or selective")
+            raise InvalidJob(
+                f"{key}: {SHOWN_HEADS.get(name, name)} makes no log-probabilities",
+                "use loss_head log-softmax or selective",
+            )
     if job.entropy == "loss" and without_logits and name not in ("fused", "chunked-log-probs"):
-        raise InvalidJob(f"entropy: loss_head {SHOWN_HEADS.get(name, name)} makes none", "use loss_head fused or selective")
+        raise InvalidJob(
+            f"entropy: loss_head {SHOWN_HEADS.get(name, name)} makes none", "use loss_head fused or selective"
+        )

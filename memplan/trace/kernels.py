@@ -247,29 +247,27 @@ def _nll_chunk(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 def nll_in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, size: int = 256) -> Tensor:
     """trl 1.9, trainer/sft_trainer.py: _chunked_cross_entropy_loss."""
+    hidden, labels = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
     order = torch.arange(hidden.shape[0], device=hidden.device)
     hidden, labels = hidden[order], labels[order]
     loss = hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, hidden.shape[0], size):
         rows = slice(start, start + size)
-        part = checkpoint(
-            _nll_chunk, hidden[rows], weight, labels[rows], use_reentrant=False, preserve_rng_state=False
-        )
+        part = checkpoint(_nll_chunk, hidden[rows], weight, labels[rows], use_reentrant=False, preserve_rng_state=False)
         loss = loss + part
     return loss / hidden.shape[0]
 
 
-def fused(program: str, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Log-probabilities, or a loss, of hidden states and head, one row a token."""
+def fused(program: str, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities of each row, or a loss, of hidden states [rows, length, h] and head; not TRL's tiles."""
+    if program == "chunked-nll":
+        return -nll_in_chunks(hidden, weight, ids)
+    flat, labels = hidden.view(-1, hidden.shape[-1]), torch.roll(ids, -1, 1).view(-1)
     found: Any = None
-    if program == "fused":
-        found = Tiles.apply(hidden, weight, labels)
-    elif program == "chunked-log-probs":
-        found = LinearInChunks.apply(hidden, weight, labels, 1.0)
-    elif program == "chunked-nll":
-        found = -nll_in_chunks(hidden, weight, labels)
+    if program == "chunked-log-probs":
+        found = LinearInChunks.apply(flat, weight, labels, 1.0).view(ids.shape).sum(-1)
     elif program == "liger":
-        found = -LigerCrossEntropy.apply(hidden, weight, labels)
+        found = -LigerCrossEntropy.apply(flat, weight, labels)
     assert found is not None, program
     return found
 

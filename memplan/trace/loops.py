@@ -344,17 +344,15 @@ def fused(run: Run) -> Tensor:
         backbone, lm_head = _backbone(model)
         with run.autocast():
             outputs = backbone(input_ids=run.ids, attention_mask=run.mask)
-            hidden_states, labels = outputs.last_hidden_state[:, :-1], run.ids[:, 1:]
-            return found(hidden_states, lm_head.weight, labels)
+            return found(outputs.last_hidden_state, lm_head.weight)
 
-    def found(hidden_states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def found(hidden_states: Tensor, weight: Tensor) -> Tensor:
+        program, labels = run.recipe.loss_head, run.ids[:, 1:]
+        if program != "fused":
+            return kernels.fused(program, hidden_states, weight, run.ids)
         rows, columns = run.scored // labels.shape[1], run.scored % labels.shape[1]
-        program = run.recipe.loss_head
-        if program == "fused":
-            scores = kernels.fused(program, hidden_states[rows, columns], weight, labels[rows, columns])
-            return labels.new_zeros(labels.shape, dtype=torch.float32).index_put((rows, columns), scores).sum(-1)
-        scores = kernels.fused(program, hidden_states.reshape(-1, weight.shape[1]), weight, labels.reshape(-1))
-        return scores.view(labels.shape).sum(-1) if scores.dim() else scores
+        scores: Any = kernels.Tiles.apply(hidden_states[:, :-1][rows, columns], weight, labels[rows, columns])
+        return labels.new_zeros(labels.shape, dtype=torch.float32).index_put((rows, columns), scores).sum(-1)
 
     method = run.recipe.method
     if method.kl_rows:

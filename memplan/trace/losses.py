@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from memplan.spec.recipe import Recipe
 from memplan.trace import kernels
@@ -16,12 +17,18 @@ BETA, MARGIN = 0.1, 0.5
 
 
 def label_log_probs(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Log-probability of each label, [rows, length], by the job's head."""
+    """Log-probability of each label, [rows, length], by the job's head; checkpointed where the job says so."""
     if recipe.logits_to_fp32:
         logits = logits.float()
     if recipe.loss_code.tempered:
-        assert recipe.job["temperature"] != 1
         logits = logits / float(recipe.job["temperature"])
+    if not recipe.loss_code.recomputed or not torch.is_grad_enabled():
+        return _log_probs(logits, labels, recipe)
+    found: Tensor = checkpoint(_log_probs, logits, labels, recipe, use_reentrant=False, preserve_rng_state=False)
+    return found
+
+
+def _log_probs(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     found = kernels.log_probs(recipe.loss_head, logits, labels)
     if found is not None:
         return found
