@@ -131,7 +131,7 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: 
     """States on the card, and those in managed memory, which count on the host."""
     optimizer, tensors = recipe.optimizer, stepped_tensors(recipe, weights, held)
     elements = sum(tensor.elements * copies for tensor, copies in tensors)
-    paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors)
+    paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors) if optimizer.paged else 0
     size = sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in tensors) - paged
     blocks, settings = optimizer.blocks, recipe.optimizer_settings
     if blocks and any(is_quantised(tensor, blocks, settings) for tensor, _ in tensors):

@@ -139,9 +139,9 @@ _ROWS = (
             "tensors whole, and paged ones count on the host."
         ),
         formula=(
-            "AdamW and schedule-free 2·e·Pt / N; SGD 0, momentum, Lion, Adam-mini e·Pt / N; 8-bit AdamW 2.03125·Pt / N, 4-bit "
-            "1.0625·Pt / N; Adafactor rows + columns; GaLore r·(2·longer + shorter side)·e for each matrix; SOAP "
-            "2·e·Pt + 2·e·(m² + n²) for each"
+            "AdamW and schedule-free 2·e·Pt / N; SGD 0, momentum, Lion, Adam-mini e·Pt / N; 8-bit AdamW "
+            "2.03125·Pt / N, 4-bit 1.0625·Pt / N; Adafactor rows + columns; GaLore r·(2·longer + shorter side)·e for "
+            "each matrix; SOAP 2·e·Pt + 2·e·(m² + n²) for each"
         ),
         lifetime=WHOLE_STEP + " (from the second step on)",
         shards="ZeRO-1, ZeRO-2, ZeRO-3, FSDP2",
