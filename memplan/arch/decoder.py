@@ -4,14 +4,15 @@ A family of this kind is one row of data (``Family``): the keys it reads with th
 its class builds from them. ``dense.py`` and ``moe.py`` hold the rows; this file turns a row and a config into a spec.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.foreign import note_unread, refuse_foreign
-from memplan.spec.model import AnyMixer, Form, Layer, ModelSpec, Run
+from memplan.spec.forms import Form
+from memplan.spec.model import AnyMixer, Layer, ModelSpec, Run
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm, NormKind
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -42,7 +43,7 @@ class Family(NamedTuple):
     model_type: str
     defaults: Mapping[str, Scalar]
     """Every key that decides the structure, with the default of the config class."""
-    feed_forward: Callable[["Family", Config], list[FeedForward]]
+    feed_forward: Callable[["Family", Config], Sequence[FeedForward | None]]
     """The feed-forward of each layer."""
     windows: Callable[[Config], attention.Windows]
     """The attention window of each layer."""
@@ -79,7 +80,7 @@ class Family(NamedTuple):
     """Layer norms have a bias."""
     mixer: Callable[["Family", Config, int | None], AnyMixer] | None = None
     """Another mixer than ``softmax_attention``, by the window of its layer."""
-    mixers: Callable[["Family", Config], list[AnyMixer]] | None = None
+    mixers: Callable[["Family", Config], Sequence[AnyMixer | None]] | None = None
     """The mixer of each layer, where its window alone does not say which; equal ones are one object."""
     harmless: tuple[str, ...] = ()
     """Structural keys whose value the class takes for granted (``foreign.py``)."""

@@ -10,7 +10,8 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.dense import LLAMA, fused_everywhere, gated_everywhere
 from memplan.arch.turning import rotary_dim, turned
-from memplan.spec.model import AnyMixer, Dropped, ModelSpec, Run
+from memplan.spec.forms import Dropped
+from memplan.spec.model import AnyMixer, ModelSpec, Run
 
 GRANITE: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
 

@@ -103,8 +103,8 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
 
 def wide_scores(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, list[Tensor]]:
     """``q.float() @ k.float().T``, and the wide q and k."""
-    wide = [ops.cast(p.tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k)]
-    return ops.matmul(p.tape, *wide, scores_of(p, mixer), SCORES), wide
+    wide_q, wide_k = (ops.cast(p.tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k))
+    return ops.matmul(p.tape, wide_q, wide_k, scores_of(p, mixer), SCORES), [wide_q, wide_k]
 
 
 def gpt_neo(p: Pass, mixer: Attention, x: Tensor) -> Mixed:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memplan.engine.deepspeed import deepspeed_step
+from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import policy_head
-from memplan.engine.model_rows import enter_batch, enter_buffers, enter_embedding, enter_shared
+from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows

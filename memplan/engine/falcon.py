@@ -8,7 +8,7 @@ from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, Mixed, b
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import rotary
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
+from memplan.engine.tape import Grads, Param, Tape, Tensor
 from memplan.spec.parts import Attention, Linear
 
 
@@ -43,7 +43,7 @@ def falcon_linear(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str) -
     if not linear.bias:
         return out
     bias = p.param(linear.name + ".bias", linear.outputs)
-    return ops.add_bias(p.tape, out, bias, label)
+    return add_bias(p.tape, out, bias, label)
 
 
 def falcon_heads(p: Pass, mixer: Attention, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +52,7 @@ def falcon_heads(p: Pass, mixer: Attention, fused: Tensor) -> tuple[Tensor, Tens
     q = ops.view(tape, fused, q_dim, whole=False)
     if mixer.style == "falcon-alibi" or (mixer.style == "falcon" and mixer.num_kv_heads == mixer.num_heads):
         return q, ops.view(tape, fused, kv_dim, whole=False), ops.view(tape, fused, kv_dim, whole=False)
-    k, v = (ops.picked(tape, fused, kv_dim, QKV) for _ in range(2))
+    k, v = (picked(tape, fused, kv_dim, QKV) for _ in range(2))
     if mixer.style == "falcon":
         return q, k, v
     return (
@@ -92,7 +92,7 @@ def falcon_eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, ite
     wide = logits = scores
     if mixer.mask_form == "heads":
         wide = ops.cast(tape, scores, ops.FP32, SCORES)
-        logits = ops.scale_in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
+        logits = scale_in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
     masked = ops.scale(tape, logits, "masked scores", shares_gradient=True)
     weights = ops.softmax(tape, ops.cast(tape, masked, itemsize, "masked scores"), PROBABILITIES, to_fp32=False)
     del masked
@@ -102,3 +102,29 @@ def falcon_eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, ite
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
     del scores, wide, logits
     return ops.copy(tape, out, "attention output"), weights
+
+
+def scale_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x *= number``."""
+    dim, itemsize = x.dim, x.itemsize
+    return Tensor(dim, itemsize, x.storage, tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),)))
+
+
+def picked(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
+    """``x[..., [i]]``: a copy; its gradient is put into zeros of the original's size."""
+    before, itemsize = x.dim, x.itemsize
+    node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
+    return tape.new(dim, itemsize, label, node)
+
+
+def add_bias(tape: Tape, x: Tensor, bias: Param, label: str) -> Tensor:
+    """``x + bias``, outside of ``F.linear``: the wider dtype of both, and the bias' gradient a sum over tokens."""
+    dim, itemsize, before = x.dim, max(x.itemsize, bias.itemsize), x.itemsize
+    b_dim, b_size, want_x, want_b = bias.dim, bias.itemsize, x.needs_grad, bias.needs_grad
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        db = t.new(b_dim, b_size, "bias gradients", category="gradients") if want_b else None
+        dx = None if not want_x else grads[0] if before == itemsize else t.gradient((dim, before))
+        return (dx, db)
+
+    return tape.new(dim, itemsize, label, tape.node((x, bias), (), backward))

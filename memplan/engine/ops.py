@@ -120,12 +120,6 @@ def scale(tape: Tape, x: Tensor, label: str, shares_gradient: bool = False) -> T
     return tape.new(dim, itemsize, label, tape.node((x,), (), backward))
 
 
-def scale_in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``x *= number``."""
-    dim, itemsize = x.dim, x.itemsize
-    return Tensor(dim, itemsize, x.storage, tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),)))
-
-
 def _same(tape: Tape, grads: Grads) -> Grads:
     return (grads[0],)
 
@@ -215,26 +209,6 @@ def view(tape: Tape, x: Tensor, dim: Dim, whole: bool = True) -> Tensor:
         return Tensor(dim, itemsize, x.storage, x.node, x.slot)
     node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
     return Tensor(dim, itemsize, x.storage, node)
-
-
-def picked(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
-    """``x[..., [i]]``: a copy; its gradient is put into zeros of the original's size."""
-    before, itemsize = x.dim, x.itemsize
-    node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
-    return tape.new(dim, itemsize, label, node)
-
-
-def add_bias(tape: Tape, x: Tensor, bias: Param, label: str) -> Tensor:
-    """``x + bias``, outside of ``F.linear``: the wider dtype of both, and the bias' gradient a sum over tokens."""
-    dim, itemsize, before = x.dim, max(x.itemsize, bias.itemsize), x.itemsize
-    b_dim, b_size, want_x, want_b = bias.dim, bias.itemsize, x.needs_grad, bias.needs_grad
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        db = t.new(b_dim, b_size, "bias gradients", category="gradients") if want_b else None
-        dx = None if not want_x else grads[0] if before == itemsize else t.gradient((dim, before))
-        return (dx, db)
-
-    return tape.new(dim, itemsize, label, tape.node((x, bias), (), backward))
 
 
 def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Tensor:

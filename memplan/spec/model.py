@@ -11,34 +11,35 @@ from pydantic import Field
 
 from memplan.spec.base import Frozen
 from memplan.spec.compressed import CompressedAttention
+from memplan.spec.forms import Dropped, Form, Front
 from memplan.spec.latent import LatentAttention
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
+from memplan.spec.state_space import (
+    BothMixers,
+    GatedDelta,
+    Lightning,
+    ShortConvolution,
+    StateSpace,
+    StateSpaceDual,
+    TimeMix,
+)
 from memplan.spec.vision import ImageCross, Tower
 
-AnyMixer = Annotated[Attention | LatentAttention | CompressedAttention | ImageCross, Field(discriminator="kind")]
+AnyMixer = Annotated[
+    Attention
+    | LatentAttention
+    | CompressedAttention
+    | ImageCross
+    | StateSpace
+    | StateSpaceDual
+    | GatedDelta
+    | ShortConvolution
+    | Lightning
+    | TimeMix
+    | BothMixers,
+    Field(discriminator="kind"),
+]
 """Every kind of mixer."""
-
-
-Form = Literal["pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum", "parallel-branches", "gated"]
-"""How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
-
-pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3);
-post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre,
-each output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual
-(opt-350m);
-parallel-branches: both read the same input, through one norm or one each, and are added to each other first (GPT-J,
-GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision).
-"""
-
-Dropped = Literal["mixer", "feed-forward", "branches"]
-"""A branch whose output passes through dropout before it joins the residual; 'branches': the sum of both."""
-
-Front = Literal["project", "positions", "row-positions", "norm", "dropout"]
-"""A step between the embedding and the first layer, a key of ``engine.front.STEPS``.
-
-project: a linear to hidden_size (opt-350m); positions: learned ones, one set for all rows; row-positions: one for each
-row (OPT); norm: a norm of the embeddings (Bloom).
-"""
 
 
 class Layer(Frozen):

@@ -1,0 +1,93 @@
+"""Rows of what older classes keep beside their layers: positions and norms of the embedding, tables, probabilities."""
+
+from __future__ import annotations
+
+from memplan.engine.front import NO_FRONT
+from memplan.engine.ledger import Ledger
+from memplan.engine.pass_rows import KeptGradients
+from memplan.engine.passes import TracedPass
+from memplan.spec.recipe import Recipe
+
+
+def enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients, instant: str) -> None:
+    """Backward of what stands between embedding and layers, before the embedding's own, and what it leaves."""
+    plan, front = traced.plan, traced.front
+    if front is NO_FRONT:
+        return
+    width = plan.spec.embedding_width or plan.spec.hidden_size
+    trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen
+    after = plan.spec.vocab_size * width * plan.mode.weight_itemsize if trained else 0
+    beyond = front.backward - front.gradients - traced.tail.input_gradient - after
+    source = "torch 2.13 autograd"
+    book.add(
+        "transients before the embedding's gradient",
+        "temporaries",
+        max(beyond, 0),
+        instant,
+        instant,
+        template="positions, norm and dropout after the embedding, beyond the embedding's own gradient",
+        source=source,
+    )
+    whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    book.add(
+        "gradients of positions and norms after the embedding",
+        "gradients",
+        front.gradients,
+        instant,
+        kept.last(book, plan.name) if whole else instant,
+        template="elements × gradient bytes",
+        numbers=(front.gradients // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
+        why="the gradient of a table of positions is dense",
+        source=source,
+    )
+
+
+def enter_front(book: Ledger, traced: TracedPass) -> None:
+    """What the steps between embedding and layers keep for their backward."""
+    name, plan = traced.plan.name, traced.plan
+    if not traced.front.saved or plan.style == "no-grad":
+        return
+    book.add(
+        "saved between embedding and layers",
+        "activations",
+        traced.front.saved,
+        f"{name}.layer-forward",
+        book.before(f"{name}.embedding-backward"),
+        template="masks of dropout, inputs and statistics of norms, projections",
+        why="kept for the backward of what follows the embedding",
+        source="torch 2.13 autograd",
+    )
+
+
+def enter_probabilities(book: Ledger, recipe: Recipe, traced: TracedPass, inside: str) -> None:
+    """Older models' loops still name what the layer before gave back beside its output: eager's probabilities."""
+    plan = traced.plan
+    if recipe.attention != "eager" or plan.style == "plain" or not plan.spec.returns_probabilities:
+        return
+    itemsize = plan.mode.autocast or plan.mode.weight_itemsize
+    pairs = plan.rows * plan.spec.num_heads * plan.length * plan.length
+    book.add(
+        "attention probabilities of the layer before",
+        "activations",
+        pairs * itemsize,
+        inside,
+        inside,
+        template="rows × heads × s × s × bytes",
+        numbers=(pairs, itemsize),
+        why="the loop over layers holds the outputs of the one before",
+        source=f"transformers 5.23 modeling_{plan.spec.family}.py",
+    )
+
+
+def enter_buffers(book: Ledger, recipe: Recipe) -> None:
+    """Tables and masks that the classes keep beside their parameters, a copy for each model that is there."""
+    for name, spec in (("model", recipe.model), *((f"{each.role} model", each.spec) for each in recipe.residents)):
+        if spec.buffer_bytes:
+            book.add(
+                f"buffers of the {name}",
+                "buffers",
+                spec.buffer_bytes,
+                template="bytes of all layers",
+                why="made for all positions when the model is built, whatever the sequence length",
+                source=f"transformers 5.23 modeling_{spec.family}.py",
+            )
