@@ -85,7 +85,7 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
-    plain = latent_attention(family, config, None).model_copy(update={"indexed": True, "rotary": "interleaved"})
+    plain = latent_attention(family, config, None).model_copy(update={"indexed": True, "rotary": "interleaved", "topk": config.integer("index_topk")})
     full = plain.model_copy(update={"indexer": indexer(config)})
     return [full if kind == "full" else plain for kind in indexer_types(config)]
 
@@ -97,7 +97,8 @@ def with_indexers(spec: ModelSpec, config: Config) -> ModelSpec:
         mixer = run.layer.mixer
         found = (mixer.indexer,) if isinstance(mixer, LatentAttention) and mixer.indexer else ()
         runs.append(run.model_copy(update={"layer": run.layer.model_copy(update={"extra": found})}))
-    return with_checkpoint_notes(spec.model_copy(update={"runs": tuple(runs)}), config)
+    always = {"runs": tuple(runs), "more_masks": frozenset({0})}  # a mask is made even where none is needed
+    return with_checkpoint_notes(spec.model_copy(update=always), config)
 
 
 def indexer(config: Config) -> Indexer:
@@ -109,6 +110,7 @@ def indexer(config: Config) -> Indexer:
     return Indexer(
         heads=heads,
         width=width,
+        rope=config.integer("qk_rope_head_dim"),
         topk=config.integer("index_topk"),
         linears=(
             Linear(name="wq_b", inputs=low, outputs=heads * width),
@@ -197,6 +199,7 @@ ROWS = (
         form="pre-scaled",
         scaled_embedding=True,
         heads_divide_hidden=True,
+        finish=lambda spec, config: spec.model_copy(update={"scaled_head_input": True}),
     ),
 )
 

@@ -4,7 +4,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, gated, softmax_attention
 from memplan.arch.routed import expert_count, experts_per_token, layer_numbers, make_experts, shared_experts
-from memplan.spec.model import AnyMixer
+from memplan.spec.model import AnyMixer, ModelSpec
 from memplan.spec.parts import FeedForward, Routing
 
 CHUNKED = "chunked_attention"
@@ -80,3 +80,9 @@ def layer_kinds(config: Config, layers: int) -> list[str] | None:
         if kind not in (CHUNKED, attention.FULL):
             raise config.wrong("layer_types", f"a list of {attention.FULL} and {CHUNKED}", kind)
     return [str(kind) for kind in given]
+
+
+def llama4_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A mask of chunks and one without are made, whatever the layers take."""
+    chunk = config.optional_integer("attention_chunk_size")
+    return spec.model_copy(update={"more_masks": frozenset({None, chunk})})

@@ -8,7 +8,7 @@ from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated, softmax_attention
-from memplan.arch.llama4 import llama4_layers, llama4_mixers
+from memplan.arch.llama4 import llama4_layers, llama4_masks, llama4_mixers
 from memplan.arch.moe_keys import (
     COHERE2_MOE,
     DOTS1,
@@ -316,6 +316,7 @@ ROWS = (
         mixers=llama4_mixers,
         not_counted=NOT_COUNTED,
         classifies=False,
+        finish=llama4_masks,
     ),
 )
 

@@ -156,7 +156,7 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
         weights = ops.unary(tape, weights, "soft-capped scores", saves="result")
         weights = ops.scale(tape, weights, "attention scores")
     weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    to_fp32 = not p.mode.half_to_float and (mixer.style != "gpt2" or tape.autocast > 0)
+    to_fp32 = not p.mode.half_to_float and (mixer.style not in ("gpt2", "llama4") or tape.autocast > 0)
     weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=to_fp32)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
     if mixer.dropout:

@@ -40,7 +40,7 @@ def latent_attention(p: Pass, mixer: LatentAttention, x: Tensor) -> tuple[Tensor
     if mixer.indexed:
         assert latent_query is not None
         chosen = chosen_tokens(p, mixer.indexer, x, latent_query) if mixer.indexer else None
-        mask = index_mask(p)
+        mask = index_mask(p, mixer.topk)
     out_dim = p.dim("H·dv", heads * value)
     if p.mode.attention == "eager":
         out, weights = eager(p, mixer, query, key, values, out_dim)

@@ -9,6 +9,7 @@ from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
 from memplan.engine.falcon import falcon
 from memplan.engine.latent import latent_attention
+from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
 from memplan.engine.sinks import sink_attention
 from memplan.engine.tape import Tensor
@@ -19,7 +20,7 @@ Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
 """Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
 
 
-ALL_STYLES: dict[str, Program] = {**STYLES, "sinks": sink_attention}
+ALL_STYLES: dict[str, Program] = {**STYLES, "sinks": sink_attention, "llama4": llama4_attention}
 """A program for each ``style`` of softmax attention that is not standard."""
 
 

@@ -161,5 +161,48 @@ def scatter(p: Pass, spec: Experts, x: Tensor) -> Choice:
     return Choice(logits, ops.cast(tape, scores, filled.itemsize, "router scores"), index)
 
 
-ROUTERS: dict[str, Callable[[Pass, Experts, Tensor], Choice]] = {"top-k": choose, "scatter": scatter}
+def sparse_mixer(p: Pass, spec: Experts, x: Tensor) -> Choice:
+    """PhiMoE: two experts, one after the other, each the largest of what a threshold leaves, with noise."""
+    tape, every, one = p.tape, p.dim("E", spec.count), p.dim("1", 1)
+    logits = product(p, spec, x)
+    first, first_index, held = _drawn(p, spec, logits, logits)
+    dim, size = every, logits.itemsize
+    masked = tape.new(dim, size, "router scores")
+    node = tape.node((logits,), (first_index,), lambda t, g: (t.gradient((dim, size)),))
+    masked = Tensor(dim, size, masked.storage, node)
+    second, second_index, more = _drawn(p, spec, logits, masked)
+    weights = ops.concatenate(tape, (first, second), p.dim("k", 2), "routing weights")
+    index = routing_ops.indices(tape, p.dim("k", 2))
+    del held, more, one
+    return Choice(logits, weights, index)
+
+
+def _drawn(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The expert drawn, its weight, and what the router's locals hold of it until the end.
+
+    ``PhimoeMultiplier`` saves the weight before, the index, the softmax and a mask.
+    """
+    tape, every, one, size = p.tape, p.dim("E", spec.count), p.dim("1", 1), logits.itemsize
+    wide = ops.FP32 if tape.autocast else size
+    threshold = [tape.new(every, size, "router thresholds"), tape.new(every, 1, "expert masks")]
+    factor = threshold.pop(0)
+    masked = routing_ops.masked_fill(tape, scores, threshold[0], "router scores")
+    index = routing_ops.indices(tape, one)
+    gates = ops.softmax(tape, masked, "router probabilities", to_fp32=wide != size)
+    del masked
+    weight = routing_ops.gather(tape, gates, index, one)
+    heun = tape.new(one, gates.itemsize, "routing weights")
+    dim, itemsize = gates.dim, gates.itemsize
+    out = tape.new(one, itemsize, "routing weights")
+    node = tape.node(
+        (logits, weight), (weight, index, gates, heun), lambda t, g: (t.gradient((dim, itemsize)), t.gradient((one, itemsize)))
+    )
+    return Tensor(one, itemsize, out.storage, node), index, [factor, threshold[0], gates, weight, heun]
+
+
+ROUTERS: dict[str, Callable[[Pass, Experts, Tensor], Choice]] = {
+    "top-k": choose,
+    "scatter": scatter,
+    "sparse-mixer": sparse_mixer,
+}
 """A program for each value of ``Routing.program``."""

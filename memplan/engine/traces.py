@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import heads, ops
-from memplan.engine.heads import Head
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.heads import Head as Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim, Tag, live_at
@@ -194,7 +195,7 @@ def tail_forward(
         del x
         if spec.project_out:
             hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
-    if head.program in heads.FUSED_PROGRAMS:
+    if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []
             weight = p.param(spec.head.name, spec.head.parameters)

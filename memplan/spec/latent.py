@@ -15,6 +15,8 @@ class Indexer(Part):
     heads: int
     width: int
     """Elements of a head."""
+    rope: int
+    """Those of them that turn."""
     topk: int
 
 
@@ -35,6 +37,8 @@ class LatentAttention(Mixer):
     """How the rotated part turns: even and odd elements apart; halves; or as complex numbers in fp32."""
     indexed: bool = False
     """Attends through a mask of chosen tokens, which is always there."""
+    topk: int = 0
+    """How many tokens are chosen for each query."""
     indexer: Indexer | None = None
     """Chooses these tokens; None: the choice of the layer before."""
 
@@ -42,6 +46,11 @@ class LatentAttention(Mixer):
     def query_low_rank(self) -> bool:
         """Whether queries come out of a latent too."""
         return len(self.norms) == 2
+
+    @property
+    def masked(self) -> bool:
+        """An indexed layer's mask is its own; the model's, which it starts from, is in ``ModelSpec.more_masks``."""
+        return not self.indexed
 
     @property
     def rotary_width(self) -> int:

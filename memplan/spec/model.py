@@ -197,6 +197,13 @@ class ModelSpec(Frozen):
         return next((getattr(mixer, "mask_form", "plain") for mixer in self.mixers), "plain")
 
     @property
+    def fixed_positions(self) -> bool:
+        """Whether it fails on a sequence longer than ``max_positions``: learned positions, or tables of so many."""
+        tables = any(getattr(mixer, "rotary_tables", "") == "own" for mixer in self.mixers)
+        learned = any(step.endswith("positions") for step in self.front)
+        return tables or learned or self.mask_form == "boolean"
+
+    @property
     def returns_probabilities(self) -> bool:
         """Whether its layers give eager's probabilities back to the model's loop, as older classes do."""
         return self.num_layers > 1 and any(
