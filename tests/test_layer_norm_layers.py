@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from test_tape_layers import AUTOCAST, BF16, EAGER, Formula, Shape, cast_weights, shapes, trace
 
+from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.engine.front import trace_front
 from memplan.engine.modules import Mode
+from memplan.errors import InvalidJob
 from memplan.spec.model import Layer, ModelSpec
 from memplan.spec.recipe import Adapter
 
@@ -257,3 +259,19 @@ def test_masks_and_tables_beside_the_parameters() -> None:
     assert parse_config({"model_type": "gpt_bigcode", "n_positions": 2048}, "x").buffer_bytes == 2048**2
     assert parse_config({"model_type": "gpt_neo"}, "x").buffer_bytes == 24 * 2048**2
     assert parse_config({"model_type": "gptj"}, "x").buffer_bytes == 28 * 2048 * 64 * 4
+
+
+def test_a_sequence_longer_than_the_positions_is_refused() -> None:
+    job = {"model": "gpt2", "method": "sft", "batch_size": 1}
+    assert any("1024 positions" in warning for warning in estimate(job).warnings)
+    assert estimate({**job, "sequence_length": 1024}).warnings == ()
+    with pytest.raises(InvalidJob, match="longer than the 1024 positions of gpt2"):
+        estimate({**job, "sequence_length": 1025})
+    assert estimate({**job, "model": "pythia-160m", "sequence_length": 4096}).warnings == ()
+
+
+def test_attention_that_a_class_does_not_have() -> None:
+    job = {"model": "bloom-560m", "method": "sft", "batch_size": 1, "sequence_length": 512}
+    assert estimate(job).job["attention"] == "eager"
+    with pytest.raises(InvalidJob, match="attention: sdpa is not described for bloom"):
+        estimate({**job, "attention": "sdpa"})

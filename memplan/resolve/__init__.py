@@ -74,6 +74,7 @@ def resolve(given: JobInput) -> Recipe:
     program = head(job, method, trainer, stored, split, lora is not None, notes)
     resident = references(job, method, trainer, base, split, spec, lora is not None, notes)
     spec = frozen_model(job, trainer, spec, notes)
+    _check_positions(job, spec, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, split.ranks, notes)
     gpu = _gpu(job, notes)
@@ -162,6 +163,17 @@ def _check(job: Job, pairs: bool, method: str) -> None:
         raise InvalidJob("deepspeed: settings without a ZeRO stage", "add zero_stage: 0 to 3")
 
 
+def _check_positions(job: Job, spec: ModelSpec, notes: Notes) -> None:
+    """A model with a table of positions has no more of them."""
+    longest = spec.max_positions
+    if longest is None or job.sequence_length <= longest or not spec.fixed_positions:
+        return
+    said = f"sequence_length: {job.sequence_length} is longer than the {longest} positions of {spec.name}"
+    if notes.is_given("sequence_length"):
+        raise InvalidJob(said, f"use sequence_length: {longest} or less")
+    notes.remark(f"{said}, which cannot run: set sequence_length to {longest} or less")
+
+
 def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
     """Soft-capped scores exist in eager only, as sdpa and flash cannot compute them; some classes have no other."""
     if spec.eager_only and job.attention != "eager":
@@ -169,7 +181,8 @@ def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
         if notes.is_given("attention"):
             cannot = f"cannot soft-cap the scores of {spec.name}" if capped else f"is not described for {spec.family}"
             raise InvalidJob(f"attention: {job.attention} {cannot}", "use attention: eager")
-        why = "caps its attention scores, which only eager attention computes" if capped else "has eager attention alone"
+        why = "caps its attention scores, which only eager attention computes"
+        why = why if capped else "has eager attention alone"
         notes.fill("attention", "eager", "default", f"{spec.family} {why}")
         return "eager"
     return notes.plain("attention", job.attention)
