@@ -31,12 +31,13 @@ class Mode(FakeTensorMode):
         return True
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As ever, but for a size that depends on data, which the batch is made to have."""
+        """As ever, but for integers that the host knows, and for a size that the batch is made to have."""
         if func is torch.ops.aten.masked_scatter_backward.default:
             return args[0].new_empty(args[2])
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             return _grouped_product(args[0], args[1], args[2])
-        return super().dispatch(func, types, args, kwargs or {})
+        found = known.computed(self, func, args, kwargs or {})
+        return super().dispatch(func, types, args, kwargs or {}) if found is None else found
 
 
 @contextmanager
@@ -90,8 +91,9 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """A constant, made on the host and moved: in autograd's own threads torch would ask the device for room."""
     if device is None or torch.device(device).type == "cpu":
         return _make_tensor(data, device=device, **options)
-    made = _make_tensor(data, device="cpu", **options).to(device)
-    return known.remember(made, data, _make_tensor)
+    numbers = known.numbers(data)
+    made = _make_tensor(numbers, device="cpu", **options).to(device)
+    return known.remember(made, numbers, _make_tensor)
 
 
 def _grouped_product(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

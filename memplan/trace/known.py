@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -17,7 +17,7 @@ MOST = 1 << 20
 """Elements of a tensor whose values are followed."""
 INTEGERS = (torch.int32, torch.int64, torch.bool)
 FACTORIES = ("aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor")
-read = torch.Tensor.item
+_item = torch.Tensor.item
 _as_list = FakeTensor.tolist
 
 
@@ -25,6 +25,16 @@ def values(tensor: Any) -> torch.Tensor | None:
     """The values of a fake tensor, where they are known."""
     found: torch.Tensor | None = getattr(tensor, "known_values", None)
     return found
+
+
+def numbers(data: Any) -> Any:
+    """What ``torch.tensor`` is given, each tensor among it as its number: the known one, or some number."""
+    if isinstance(data, (list, tuple)):
+        return [numbers(each) for each in data]
+    if isinstance(data, FakeTensor):
+        found = values(data)
+        return 1 if found is None else read(found)
+    return data
 
 
 def remember(fake: torch.Tensor, data: Any, make: Callable[..., torch.Tensor]) -> torch.Tensor:
@@ -35,14 +45,25 @@ def remember(fake: torch.Tensor, data: Any, make: Callable[..., torch.Tensor]) -
     return fake
 
 
+def read(known: torch.Tensor) -> int:
+    """The one number of a tensor of the host."""
+    with no_dispatch():
+        return int(_item(known))
+
+
 def as_list(tensor: Any) -> Any:
     """``tolist`` of a fake tensor."""
     found = values(tensor)
-    return _as_list(tensor) if found is None else found.tolist()
+    if found is None:
+        return _as_list(tensor)
+    with no_dispatch():
+        return found.tolist()
 
 
-def computed(func: Any, args: Any, kwargs: Any) -> Any:
+def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation on known integers gives, as fake tensors with known values; None for any other."""
+    if func.namespace != "aten" or mode.in_kernel_invocation:
+        return None
     flat, _ = tree_flatten((args, kwargs))
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     if tensors:
@@ -58,17 +79,17 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
     if func._schema.is_mutable:
         return None
     real_args, real_kwargs = tree_map(_real, (args, kwargs))
-    if "device" in real_kwargs:
-        device = kwargs["device"] or device
-        real_kwargs["device"] = "cpu"
+    device = kwargs.get("device") or device
     with no_dispatch():
         out = func(*real_args, **real_kwargs)
     if any(each.dtype not in INTEGERS or each.numel() > MOST for each in _tensors(out)):
         return None
-    return tree_map(lambda each: _faked(each, device) if isinstance(each, torch.Tensor) else each, out)
+    return tree_map(lambda each: _faked(mode, each, device) if isinstance(each, torch.Tensor) else each, out)
 
 
 def _real(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     return values(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -76,7 +97,11 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
     return (each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor))
 
 
-def _faked(real: torch.Tensor, device: Any) -> torch.Tensor:
-    fake = torch.empty(real.shape, dtype=real.dtype, device=device)
+def _faked(mode: FakeTensorMode, real: torch.Tensor, device: Any) -> torch.Tensor:
+    place = torch.device(device)
+    place = torch.device(place.type, 0) if place.type != "cpu" and place.index is None else place
+    with no_dispatch():
+        bare = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+    fake = FakeTensor(mode, bare, place)
     fake.known_values = real  # type: ignore[attr-defined]
     return fake

@@ -87,7 +87,7 @@ class _State:
         self.reference = self._reference(config, device)
         self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(recipe, self.trained)
-        self.batch = make_batch(recipe, device)
+        self.batch = make_batch(recipe, device, getattr(self.policy.config, "image_token_id", 1))
         self.device = device
         self._mark()
 
@@ -176,7 +176,7 @@ def _result(recipe: Recipe, tracker: Tracker, counts: tuple[int, int, int], devi
         size, at = book.peak(name, levels)
         block = book.events[at][1]
         phases.append(Phase(name, size, block.op, block.module or ROOT, book.categories_at(at, counts[2])))
-    first = next(start for name, start, _ in book.segments() if name == "forward")
+    begins = {name: start for name, start, _ in reversed(list(book.segments()))}
     return Trace(
         schema_version=SCHEMA_VERSION,
         job=recipe.job,
@@ -185,8 +185,8 @@ def _result(recipe: Recipe, tracker: Tracker, counts: tuple[int, int, int], devi
         parameters=counts[0],
         trainable=counts[1],
         allocated_bytes=max(phase.allocated_bytes for phase in phases),
-        steady_bytes=levels[first - 1],
+        steady_bytes=levels[begins["forward"] - 1],
         phases=tuple(phases),
-        timeline=tuple(Point(*point) for point in book.timeline(levels, first, TIMELINE_POINTS)),
+        timeline=tuple(Point(*at) for at in book.timeline(levels, begins["forward-1"], TIMELINE_POINTS, counts[2])),
         seconds=round(seconds, 2),
     )

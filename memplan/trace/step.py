@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memplan.spec.recipe import Recipe
 from memplan.trace import losses
-from memplan.trace.images import image_inputs
+from memplan.trace.images import image_inputs, token_types
 from memplan.trace.loops import Run, find_loop
 
 Begin = Callable[[str], None]
@@ -36,12 +36,16 @@ class Batch(NamedTuple):
         return Batch(self.ids[rows], mask, {name: value.chunk(2)[which] for name, value in self.images.items()})
 
 
-def make_batch(recipe: Recipe, device: str) -> Batch:
-    """A batch at the job's full length."""
+def make_batch(recipe: Recipe, device: str, image_token: int = 1) -> Batch:
+    """A batch at the job's full length, with ``image_token`` where images stand."""
     shape = (recipe.rows, recipe.sequence_length)
     ids = torch.ones(shape, dtype=torch.long, device=device)
     mask = torch.ones(shape, dtype=torch.long, device=device) if recipe.padded else None
-    return Batch(ids, mask, image_inputs(recipe, device, recipe.rows))
+    images = image_inputs(recipe, device, recipe.rows)
+    if images:
+        one = [image_token if kind else 0 for kind in token_types(recipe)]
+        ids = torch.tensor([one] * recipe.rows, device=device)
+    return Batch(ids, mask, images)
 
 
 class MicroStep:
