@@ -34,6 +34,8 @@ class Result(NamedTuple):
     """Blocks for a screen or for Markdown."""
     rows: Callable[[], Sequence[Mapping[str, Any]]] | None = None
     """The lines of CSV; None where the result is no list."""
+    drawing: Callable[[], str] | None = None
+    """The SVG; None where the result is no picture."""
 
 
 class Output(NamedTuple):
@@ -62,6 +64,8 @@ class Output(NamedTuple):
             if result.rows is None:
                 raise UsageError("this result is no list, so it has no CSV", "use --format json or yaml")
             return data.to_csv(result.rows())
+        if self.form == "svg" and result.drawing is not None:
+            return result.drawing()
         from memplan.render import text
 
         if self.form == "markdown":
@@ -82,20 +86,21 @@ def parameters() -> list[inspect.Parameter]:
     ]
 
 
-def read_output(values: Mapping[str, Any], default: str = "table") -> Output:
-    """The form and the place that were asked for, checked before any work is done."""
+def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False) -> Output:
+    """The form and the place that were asked for, checked before any work is done. ``draws``: SVG is a form too."""
+    forms, endings = (*FORMATS, *(["svg"] if draws else [])), ENDINGS | ({".svg": "svg"} if draws else {})
     path, force, form = values.get("output"), bool(values.get("force")), values.get("format_")
     if form is not None:
         form = {"md": "markdown", "text": "table"}.get(form.lower(), form.lower())
-        if form not in FORMATS:
-            raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, FORMATS))
+        if form not in forms:
+            raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, forms))
     if values.get("json") and form not in (None, "json"):
         raise UsageError(f"--json contradicts --format {form}", "leave one of them out")
     if values.get("json"):
         form = "json"
     if path is not None:
         _check(path, force)
-        form = form or ENDINGS.get(os.path.splitext(path)[1].lower())
+        form = form or endings.get(os.path.splitext(path)[1].lower())
     return Output(form or default, path, force)
 
 

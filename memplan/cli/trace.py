@@ -19,6 +19,8 @@ HELP = """What two real training steps allocate, without a GPU: the model of tra
 
 It needs memplan[trace]: torch, transformers, peft.
 
+--format svg draws the two steps: bytes by category, the peak marked.
+
 Example: memplan trace llama-3.2-1b --method dpo --compare
 """
 
@@ -33,7 +35,7 @@ def trace(values: Mapping[str, Any]) -> int:
     from memplan import trace as tracing
     from memplan.jobs import read_target
 
-    to = output.read_output(values)
+    to = output.read_output(values, draws=True)
     model, keys = options.collect(values)
     given = read_target(model, keys)
     with Progress("tracing") as progress:
@@ -51,6 +53,7 @@ def _compared(found: "Trace", given: "JobInput") -> "list[TermRow]":
 
 
 def _result(found: "Trace", compared: "list[TermRow]") -> Result:
+    from memplan.trace.picture import timeline_svg
     from memplan.trace.view import trace_blocks
 
     rows = [row.to_dict() for row in compared]
@@ -61,4 +64,4 @@ def _result(found: "Trace", compared: "list[TermRow]") -> Result:
     def lines() -> list[dict[str, Any]]:
         return rows or [phase for phase in found.to_dict()["phases"] if phase.pop("by_category")]
 
-    return Result(data, lambda width: trace_blocks(found, compared), lines)
+    return Result(data, lambda width: trace_blocks(found, compared), lines, lambda: timeline_svg(found))

@@ -59,9 +59,8 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
             enter_shared(book, recipe, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
         else:
-            second = traced.plan.name == "rejected"
-            waits = recipe.pair_pass == "two-forward" and second
-            kept = kept_gradients(recipe, second and not waits, waits)
+            waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
+            kept = kept_gradients(recipe, waits)
             waits = waits and (recipe.accumulation > 1 or shares_casts(recipe) or gathers(recipe))
             consumer = "chosen" if waits else ""
             PassRows(traced, book, consumer).enter_backward(kept)

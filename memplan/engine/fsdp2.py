@@ -49,10 +49,11 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             opened = ""
         if name == trained[-1] and reduces:
             _enter_root_reduction(book, own, f"{name}.reduce", late)
-    if not late and len(trained) == 2 and recipe.pair_pass == "two-forward":
-        _enter_shards(book, policy, passes[-1][0])
+    backwards = [traced for traced, point in passes if point == "backward"]
     if late:
-        _enter_whole_gradients(book, recipe, policy, [traced for traced, point in passes if point == "backward"])
+        _enter_whole_gradients(book, recipe, policy, backwards)
+    elif recipe.accumulation == 1:
+        _enter_shards(book, policy, backwards[-1 if recipe.pair_pass == "two-forward" else 0])
 
 
 def _enter_root(book: Ledger, own: Frame, label: str, born: str, dies: str) -> None:
@@ -199,7 +200,7 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
 
 
 def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
-    """What reductions leave of a backward whose gradients are sums of two uses: layer after layer, the root last."""
+    """What the first reductions of a step leave: layer after layer, the root last; later ones are added to it."""
     instants = {i: list(traced.layer_instants(i)) for i in traced.backward_layers}
     order = traced.backward_layers
     for position, i in enumerate(order):

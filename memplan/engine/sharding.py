@@ -115,11 +115,12 @@ def main_gradients(recipe: Recipe) -> bool:
     return recipe.trainer.megatron and bool(recipe.precision.master)
 
 
-def kept_gradients(recipe: Recipe, second: bool = False, waits: bool = False) -> KeptGradients:
+def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     """Which gradients stay whole after their layer's backward, and how large the shard is that remains of the others.
-    ``second``: of a second backward of the same micro-step. ``waits``: for those of the same weights' other use.
+    ``waits``: for those of the same weights' other use.
 
-    Shards are added to those of the micro-steps before, where there are some: then nothing new remains.
+    Shards are added to those of the micro-steps before, where there are some: then nothing new remains. FSDP2's are
+    rows of their own (``fsdp2``).
     """
     stage, whole, shard = recipe.zero_stage, recipe.compute_itemsize, recipe.gradient_itemsize
     fsdp2 = gathers(recipe)
@@ -134,7 +135,7 @@ def kept_gradients(recipe: Recipe, second: bool = False, waits: bool = False) ->
             shard_itemsize=1,
             into_step=not gone_in_step(recipe),
         )
-    there = stage == 3 or recipe.accumulation > 1 or (fsdp2 and (second or waits_for_reduction(recipe)))
+    there = stage == 3 or recipe.accumulation > 1 or fsdp2
     return KeptGradients(
         layers=False, root=fsdp2, shards=0 if there else recipe.ranks, whole_itemsize=whole, shard_itemsize=shard
     )

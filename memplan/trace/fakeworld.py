@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memplan.trace.tracker import Tracker
@@ -87,9 +88,19 @@ def fake_world(ranks: int, device: str) -> Iterator[None]:
 
 @contextmanager
 def naming_buffers(tracker: Tracker) -> Iterator[None]:
-    """Say what FSDP2 allocates: gathered weights, buffers of reductions, gradients that wait for one."""
-    group = _fsdp_param_group
+    """Say what FSDP2 allocates: gathered weights, buffers of reductions, gradients that wait for one.
+
+    Whole tensors by which DTensor finds out shapes are made on no device.
+    """
+    group, asks = _fsdp_param_group, "_propagate_tensor_meta_non_cached"
     with ExitStack() as stack:
+        shapes = getattr(ShardingPropagator, asks)
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            with tracker.looking_away():
+                return shapes(*args, **kwargs)
+
+        stack.enter_context(mock.patch.object(ShardingPropagator, asks, unseen))
         for name, kind in (
             ("foreach_all_gather", "gathered_parameters"),
             ("foreach_all_gather_copy_out", "gathered_parameters"),

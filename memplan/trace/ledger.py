@@ -89,7 +89,7 @@ class Book:
         if block.last == vocabulary:
             return "logits"
         born_in = self.phase_at(block.born)
-        if born_in == "step":
+        if born_in in ("step", "step-1"):
             return "optimizer_temporaries"
         if born_in in ("forward", "forward-1") and self._crosses(block):
             return "activations"
@@ -100,12 +100,31 @@ class Book:
         index = bisect_right(self.starts, block.born, key=lambda pair: pair[0])
         return index < len(self.starts) and block.dies > self.starts[index][0]
 
-    def timeline(self, levels: list[int], first: int, points: int) -> list[tuple[int, str, int]]:
-        """(event, phase, bytes) from an event on, thinned to about so many points; every slice keeps its largest."""
-        count = len(levels) - first
-        width = max(1, -(-count // points))
-        picked = []
-        for start in range(first, len(levels), width):
-            at = max(range(start, min(start + width, len(levels))), key=levels.__getitem__)
-            picked.append((at - first, self.phase_at(at), levels[at]))
-        return picked
+    def timeline(
+        self, levels: list[int], first: int, points: int, vocabulary: int
+    ) -> list[tuple[int, str, int, dict[str, int]]]:
+        """(event, phase, bytes, bytes by category) from an event on, thinned to about so many points; every slice keeps
+        its largest.
+        """
+        width = max(1, -(-(len(levels) - first) // points))
+        slices = (range(start, min(start + width, len(levels))) for start in range(first, len(levels), width))
+        picked = [max(each, key=levels.__getitem__) for each in slices]
+        return [
+            (at - first, self.phase_at(at), levels[at], sums)
+            for at, sums in zip(picked, self._sums_at(picked, vocabulary), strict=True)
+        ]
+
+    def _sums_at(self, events: list[int], vocabulary: int) -> Iterator[dict[str, int]]:
+        """Bytes by category right after each of the events, which ascend."""
+        kinds: dict[int, str] = {}
+        sums: dict[str, int] = {}
+        wanted = iter([*events, -1])
+        following = next(wanted)
+        for event, (size, block) in enumerate(self.events):
+            kind = kinds.get(id(block))
+            if kind is None:
+                kind = kinds[id(block)] = self._category(block, event, vocabulary)
+            sums[kind] = sums.get(kind, 0) + size
+            if event == following:
+                yield {name: held for name, held in sums.items() if held}
+                following = next(wanted)

@@ -31,7 +31,9 @@ class Point:
 
     event: int
     phase: str
+    """As a phase's name; those of the first step end in -1."""
     allocated_bytes: int
+    by_category: dict[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,7 @@ class Trace:
     """What stays between steps."""
     phases: tuple[Phase, ...]
     timeline: tuple[Point, ...]
+    """Both steps, thinned; every slice keeps its largest."""
     seconds: float
 
     def phase(self, name: str) -> Phase:

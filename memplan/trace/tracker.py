@@ -37,7 +37,7 @@ class Tracker(TorchDispatchMode):
         self.modules = Modules()
         self._alive: dict[int, tuple[Any, Block]] = {}
         self._emptied: dict[int, Any] = {}
-        self._kind = ""
+        self._kind, self._looks = "", True
         self._lock = threading.Lock()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ class Tracker(TorchDispatchMode):
     def see(self, tensor: torch.Tensor, made_by: Any, kind: str = "") -> Block | None:
         """The block of a tensor's storage, recorded when it is new; None for another device and for nothing."""
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.device.type != self.device:
+        if tensor.device.type != self.device or not self._looks:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -93,6 +93,15 @@ class Tracker(TorchDispatchMode):
             yield
         finally:
             self._kind = was
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """What is made while the block runs, no step would make."""
+        was, self._looks = self._looks, False
+        try:
+            yield
+        finally:
+            self._looks = was
 
     @contextmanager
     def watching_resizes(self) -> Iterator[None]:

@@ -51,7 +51,23 @@ JOBS = [
     job(SMALL, lora={"r": 16, "dropout": 0.05}, gradient_checkpointing_reentrant=True, **FULL),
     job(SMALL, {"tie_word_embeddings": True}, gradient_accumulation_steps=2, **FULL),
 ]
-ALL = [{**COMMON, **each} for each in JOBS]
+RANKS: dict[str, Any] = {"sharding": "fsdp2", "num_gpus": 4}
+SHORT: dict[str, Any] = {"batch_size": 4, "sequence_length": 64}
+"""So few tokens that what is gathered and reduced decides the peak."""
+FP32_REDUCE: dict[str, Any] = {"precision": "bf16-amp", "reduce_dtype": "fp32"}
+LATE: dict[str, Any] = {"gradient_accumulation_steps": 3, "sync_each_batch": False}
+SPLIT: dict[str, Any] = {"method": "simpo", "pair_pass": "split", "sync_each_batch": False}
+SHARDED = [
+    *(job(SMALL, **{**RANKS, **size, **keys}) for size in ({}, SHORT) for keys in (
+        {}, FP32_REDUCE | FULL, FP32_REDUCE | LATE, LATE, {"reshard_after_forward": False}, SPLIT, FP32_REDUCE | SPLIT,
+        {"method": "dpo"}, {"method": "dpo", "pair_pass": "two-forward"}, {"method": "dpo", "lora": {"r": 16}, **FULL},
+    )),
+    *(job(SMALL, **{**RANKS, **SHORT, **FP32_REDUCE, "num_gpus": ranks}) for ranks in (2, 3)),
+    job(SMALL, {"num_hidden_layers": 2, "num_local_experts": 4, "model_type": "mixtral"}, **RANKS | {"num_gpus": 8}),
+    *(job(SMALL, sharding="ddp", num_gpus=2, gradient_as_bucket_view=view, **keys)
+      for view in (False, True) for keys in (LATE, SPLIT, {"sync_each_batch": True})),
+]  # fmt: skip
+ALL = [{**COMMON, **each} for each in (*JOBS, *SHARDED)]
 
 (TRACED,) = read_sets([default_folder() / "traced-transformers-5.23.json"])
 CHOSEN = (

@@ -61,6 +61,24 @@ def test_the_timeline_reaches_every_peak(found: dict[str, Any]) -> None:
     assert max(point["allocated_bytes"] for point in points) == found["allocated_bytes"]
 
 
+def test_the_timeline_shows_both_steps_by_category(found: dict[str, Any]) -> None:
+    points = found["timeline"]
+    assert all(sum(point["by_category"].values()) == point["allocated_bytes"] for point in points)
+    names = list(dict.fromkeys(point["phase"] for point in points))
+    assert names[:3] == ["forward-1", "backward-1", "step-1"]
+    assert {"forward", "backward", "step"} <= set(names[3:])
+
+
+def test_the_picture_is_written_by_its_ending(tmp_path: Path) -> None:
+    out = tmp_path / "steps.svg"
+    done = memplan(
+        "smollm2-135m", "--method", "sft", "--sequence-length", "64", "--sharding", "fsdp2", "--num-gpus", "2",
+        "--trainer", "pytorch", "--output", str(out),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "on 2 GPUs, fsdp2: rank 0" in out.read_text(encoding="utf-8")
+
+
 def test_the_table_names_phases_terms_and_versions() -> None:
     done = memplan("smollm2-135m", "--method", "sft", "--sequence-length", "128", "--compare")
     assert (done.returncode, done.stderr) == (0, "")
