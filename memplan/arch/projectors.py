@@ -163,7 +163,7 @@ def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
         tensors=(Bare(name="mm_input_projection_weight", shape=(encoder.width, text.hidden_size)),),
         norms=(Norm(name="mm_soft_emb_norm", width=encoder.width, kind="rms-plus-one"),),
     )
-    return assemble(encoder, projector, square(encoder, tokens), projection="pooled"), {}
+    return assemble(encoder, projector, square(encoder, tokens), projection="pooled", masked=True), {}
 
 
 def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -172,7 +172,7 @@ def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
     width = integer(config, "projection_dim", 2048)
     linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
     rule = square(encoder, encoder.rows * encoder.columns)
-    return assemble(encoder, Part(linears=(linear,)), rule, projection="linear"), {}
+    return assemble(encoder, Part(linears=(linear,)), rule, projection="linear", masked=True), {}
 
 
 def smart_resize(encoder: Encoder, vision: Config, smallest: int, largest: int) -> ImageRule:

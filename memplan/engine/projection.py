@@ -23,8 +23,10 @@ class Joint:
         self.tape = states.tape
         self.model_locals: list[Tensor] = []
         """Held by the model's forward until it returns."""
-        self.outputs: list[Tensor] = []
-        """Held by the model's outputs until the loss is whole."""
+        self.deep: list[Tensor] = []
+        """Image tokens that enter later layers of the language model."""
+        self.in_outputs = True
+        """The model's outputs hold the image tokens until the loss is whole."""
 
 
 Projection = Callable[[Joint, Tensor], Tensor]
@@ -95,10 +97,19 @@ def shuffled(j: Joint, x: Tensor) -> Tensor:
 
 
 def merged(j: Joint, x: Tensor) -> Tensor:
-    """Qwen: a norm of each patch, two linear modules over those that become one token."""
+    """Qwen: a norm of each patch, two linear modules over those that become one token; the same, with the norm over
+    all of these patches, for each block whose states enter the language model's layers.
+    """
+    part = j.tower.projector
+    for i, _ in enumerate(j.tower.taps, 1):
+        hidden = norm(j.features, part.norms[i], Tensor(x.dim, x.itemsize, None, x.node, x.slot), "h")
+        j.deep.append(feed(j, part.linears[2 * i : 2 * i + 2], hidden))
     j.model_locals.append(x)
-    hidden = norm(j.states, j.tower.projector.norms[0], x, "h")
-    return listed(j, feed(j, j.tower.projector.linears[:2], hidden))
+    hidden = norm(j.states, part.norms[0], x, "h")
+    found = listed(j, feed(j, part.linears[:2], hidden))
+    j.model_locals.append(found)
+    j.in_outputs = False
+    return found
 
 
 PROJECTIONS: dict[str, Projection] = {
@@ -111,14 +122,15 @@ PROJECTIONS: dict[str, Projection] = {
 """A program for each ``Tower.projection``."""
 
 
-def scatter(tape: Tape, embedded: Tensor, features: Tensor) -> Tensor:
-    """``inputs_embeds.masked_scatter(mask, image_features)``: its gradients are a masked copy, and the selected rows."""
-    dims = (
-        (embedded.dim, embedded.itemsize, embedded.needs_grad),
-        (features.dim, features.itemsize, features.needs_grad),
-    )
+def scatter(tape: Tape, embedded: Tensor, features: Sequence[Tensor]) -> Tensor:
+    """``inputs_embeds.masked_scatter(mask, image_features)``: its gradients are a masked copy, and the selected rows.
+
+    Tokens for later layers stand beside the first; the gradients of all wait for the tower's backward.
+    """
+    inputs = (embedded, *features)
+    dims = [(each.dim, each.itemsize, each.needs_grad) for each in inputs]
 
     def backward(t: Tape, grads: Grads) -> Grads:
         return [t.gradient((dim, size)) if needs else None for dim, size, needs in dims]
 
-    return tape.new(embedded.dim, embedded.itemsize, "residual stream", tape.node((embedded, features), (), backward))
+    return tape.new(embedded.dim, embedded.itemsize, "residual stream", tape.node(inputs, (), backward))

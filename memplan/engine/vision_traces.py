@@ -159,15 +159,17 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
         features = PROJECTIONS[plan.tower.projection](joint, x)
         del x
         embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
-        out = scatter(tape, embedded, features)
-    joint.outputs.append(features)
+        out = scatter(tape, embedded, (features, *joint.deep))
+    joint.model_locals += joint.deep
+    outer = [features] if joint.in_outputs else []
+    joint.deep.clear()
     most, cast, node, like = peak(tape), casts(tape), out.node, (out.dim, out.itemsize)
     del out, embedded, features
     leave_autocast(tape)
     everything = tape.live
     joint.model_locals.clear()
     outputs = tape.live
-    joint.outputs.clear()
+    outer.clear()
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Piece(most, saved, back, gradients, cast, node is not None, everything - outputs, outputs - saved)
@@ -186,6 +188,13 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
             needs, left = bool(traces[-1].backward), left - 1
         traces += [trace_layer(*arguments)] * left  # type: ignore[arg-type]
     return traces, needs
+
+
+def rotary_tables(plan: TowerPlan) -> int:
+    """cos and sin of every patch, in fp32, which all blocks share."""
+    attention = plan.tower.runs[0].block.attention
+    patches = plan.rows * plan.images.per_example * plan.images.rows * plan.images.columns
+    return 2 * patches * attention.head_dim * FP32 if attention.rotary != "none" else 0
 
 
 @lru_cache(maxsize=256)
@@ -219,7 +228,10 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
         gradients += layers[i].gradients
     worst = max(worst, first.backward + embedded + gradients * keep)
     gradients += first.gradients
-    held = last.locals + beyond + captured
-    everything = saved - (sum(layer.casts for layer in layers) + first.casts if not plain else 0) + last.saved
     trains = gradients > 0 or first.reached or reached
+    held = last.locals + beyond + captured
+    tables = rotary_tables(plan)
+    most, worst = most + tables, worst + tables
+    saved += tables if trains and plan.style != "no-grad" else 0
+    everything = saved - (sum(layer.casts for layer in layers) + first.casts if not plain else 0) + last.saved
     return TowerTrace(most, everything, held, last.outputs, worst if trains else 0, gradients, trains)

@@ -116,7 +116,7 @@ def resolve(given: JobInput) -> Recipe:
         accumulation=accumulation,
         sequence_length=job.sequence_length,
         completion_length=min(job.completion_length or job.sequence_length, job.sequence_length),
-        padded=job.padded,
+        padded=job.padded or (images is not None and spec.tower is not None and spec.tower.masked),
         checkpointing=checkpointing,
         reentrant=job.gradient_checkpointing_reentrant,
         attention=attention,
