@@ -19,6 +19,12 @@ Files group families by what their layers are made of, and a family is one row o
     parallel.py    rows: LayerNorm, attention and feed-forward side by side
     plain.py       what these five share
     moe.py         rows: routed experts
+    state_space.py rows: Mamba and its kin, and the mixers of hybrids
+    hybrid.py      rows: attention and state spaces in turn, or side by side
+    nemotron_h.py  a row: one sub-layer to each layer
+    gated_delta.py rows: gated delta rules (Qwen3-Next, Qwen3.5)
+    lfm2.py        rows: short convolutions
+    linear_attention.py  rows: MiniMax-01 and RWKV
 
 Another kind of layer (low-rank attention, state spaces, encoder-decoders, a vision tower in front) is another file
 with a ``FAMILIES`` dict of its own, added to the one below.
@@ -31,16 +37,22 @@ from memplan.arch import (
     deepseek_v4,
     dense,
     falcon,
+    gated_delta,
+    hybrid,
     latent,
     layer_norm,
     learned,
+    lfm2,
+    linear_attention,
     llama_kin,
     llama_like,
     moe,
+    nemotron_h,
     parallel,
     post_norm,
     remote_code,
     shared_moe,
+    state_space,
     vision,
     vision_texts,
 )
@@ -65,6 +77,12 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **shared_moe.FAMILIES,
     **latent.FAMILIES,
     **deepseek_v4.FAMILIES,
+    **state_space.FAMILIES,
+    **hybrid.FAMILIES,
+    **nemotron_h.FAMILIES,
+    **gated_delta.FAMILIES,
+    **lfm2.FAMILIES,
+    **linear_attention.FAMILIES,
 }
 """Language models by their model_type, and what turns a config into a spec."""
 

@@ -165,6 +165,8 @@ class Attention(Mixer):
     """q and k are normalised after they turn, without weights (Llama 4)."""
     scaled_queries: bool = False
     """Queries are multiplied by a factor of their position (Ministral 3), which each layer computes and keeps."""
+    scaled_keys: bool = False
+    """Keys are multiplied by a number before they turn (Falcon-H1)."""
     clipped: bool = False
     """Projections are clamped in place (OLMo's clip_qkv), which keeps a copy of each."""
     split_qkv: bool = False
@@ -211,8 +213,9 @@ class Routing(Frozen):
     kept_groups: int = 0
     group_score: Literal["two", "best"] = "two"
     """What a group is worth: the sum of its two best scores, or the best."""
-    normalize: Literal["no", "in-place", "epsilon", "clamped"] = "no"
-    """Weights are divided by their sum, in place; the sum plus an epsilon; or out of place, the sum clamped."""
+    normalize: Literal["no", "in-place", "epsilon", "clamped", "epsilon-apart"] = "no"
+    """Weights are divided by their sum, in place; the sum plus an epsilon; or out of place, the sum clamped, or plus an
+    epsilon ('apart')."""
     scaled: bool = False
     """Weights are multiplied by a factor."""
     softmax_itemsize: int = 4
@@ -236,6 +239,9 @@ class Experts(Frozen):
     """Gate and up are clamped, and the gate is a product with its sigmoid (GPT-OSS, MiniMax)."""
     router_module: bool = False
     """The router is an nn.Linear, not a class of its own."""
+    gated: bool = True
+    """``down(act(gate) * up)``; else ``down(act(up))`` of ``activation`` (Nemotron-H)."""
+    activation: str = "silu"
 
     @cached_property
     def parameters(self) -> int:
@@ -266,6 +272,8 @@ class FeedForward(Part):
     """They run before the router; else after the experts."""
     shared_average: bool = False
     """The sum with the experts' output is halved."""
+    scaled: bool = False
+    """The gate and the output are multiplied by numbers (Falcon-H1)."""
 
     @property
     def by_category(self) -> dict[str, int]:

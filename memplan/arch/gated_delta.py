@@ -1,0 +1,206 @@
+"""Gated delta rules in three of four layers, gated attention in the fourth: Qwen3-Next, and the language models of
+Qwen3.5, as transformers 5.23 builds them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, gated, softmax_attention
+from memplan.arch.dense import gated_everywhere
+from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
+from memplan.arch.routed import (
+    ROUTER_LOSS,
+    every_step,
+    expert_count,
+    experts_per_token,
+    make_experts,
+    shared_experts,
+    softmax_routing,
+)
+from memplan.arch.state_space import convolution, with_kernel_note
+from memplan.arch.turning import rotary_dim
+from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Routing
+from memplan.spec.state_space import GatedDelta
+
+DELTA: dict[str, Scalar] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+}
+QWEN3_NEXT: dict[str, Scalar] = DELTA | {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+    "output_router_logits": False,
+}
+QWEN3_5_TEXT: dict[str, Scalar] = DELTA | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+QWEN3_5_MOE_TEXT: dict[str, Scalar] = DELTA | {
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+    "output_router_logits": False,
+}
+
+
+def kinds(config: Config) -> list[str]:
+    """As layer_types lists them; else attention in every full_attention_interval-th layer."""
+    layers = config.integer("num_hidden_layers")
+    if config.value("layer_types") is None:
+        every = config.integer("full_attention_interval")
+        return [LINEAR if (i + 1) % every else attention.FULL for i in range(layers)]
+    given = listed(config, "layer_types", LAYER_NAMES)
+    if len(given) < layers:
+        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
+    return given[:layers]
+
+
+def mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Both kinds of layer."""
+    made: dict[str, AnyMixer] = {LINEAR: delta(family, config), attention.FULL: gated_attention(family, config)}
+    return [made[kind] for kind in kinds(config)]
+
+
+def gated_attention(family: Family, config: Config) -> Attention:
+    """q_proj makes queries and a gate for each, whose sigmoid multiplies what comes out."""
+    made = softmax_attention(family, config, None)
+    q, *others = made.linears
+    wide = q.model_copy(update={"outputs": 2 * q.outputs})
+    turns = {"rotary": "concatenated", "rotary_dim": rotary_dim(config), "style": "gated"}
+    return made.model_copy(update={"linears": (wide, *others), **turns})
+
+
+def delta(family: Family, config: Config) -> GatedDelta:
+    """The gated delta rule; Qwen3.5 makes of four linears what Qwen3-Next makes of two."""
+    h, kernel = config.integer("hidden_size"), config.integer("linear_conv_kernel_dim")
+    key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
+    if value_heads % key_heads:
+        raise config.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})", value_heads)
+    config.choice("hidden_act", ACTIVATIONS)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    out = Linear(name="out_proj", inputs=values, outputs=h)
+    if family.model_type == "qwen3_next":
+        into: tuple[tuple[str, int], ...] = (
+            ("in_proj_qkvz", 2 * keys + 2 * values),
+            ("in_proj_ba", 2 * value_heads),
+        )
+    else:
+        into = (
+            ("in_proj_qkv", 2 * keys + values),
+            ("in_proj_z", values),
+            ("in_proj_b", value_heads),
+            ("in_proj_a", value_heads),
+        )
+    return GatedDelta(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        kernel=kernel,
+        linears=(*(Linear(name=name, inputs=h, outputs=width) for name, width in into), out),
+        tensors=(
+            Bare(name="dt_bias", shape=(value_heads,)),
+            Bare(name="A_log", shape=(value_heads,)),
+            *convolution(2 * keys + values, kernel, False),
+        ),
+        norms=(Norm(name="linear_attn.norm", width=value_dim),),
+    )
+
+
+def sparse(family: Family, config: Config, routing: Routing) -> FeedForward:
+    """Experts, and a shared one behind a gate."""
+    count = expert_count(config, "num_experts")
+    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
+    return FeedForward(
+        intermediate=f,
+        activation=activation(family, config),
+        experts=make_experts(config, count, active, f, routing),
+        shared=shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate"),
+        shared_first=True,
+    )
+
+
+def next_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts in every decoder_sparse_step-th layer, when there are any."""
+    dense = gated(family, config, config.integer("intermediate_size"))
+    if config.value("num_experts") == 0:
+        return [dense] * config.integer("num_hidden_layers")
+    return every_step(config, dense, sparse(family, config, softmax_routing(config)))
+
+
+def moe_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts in every layer, their weights over their sum."""
+    routing = Routing(normalize="in-place", narrowed=True)
+    return [sparse(family, config, routing)] * config.integer("num_hidden_layers")
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A mask of attention is made, whatever the layers take."""
+    return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
+
+
+def row(
+    model_type: str,
+    defaults: dict[str, Scalar],
+    feed_forward: Callable[[Family, Config], list[FeedForward]],
+    classifies: bool,
+) -> Family:
+    """A row of these; sizes of experts in the config of a dense model bear on nothing."""
+    return Family(
+        model_type=model_type,
+        defaults=defaults,
+        feed_forward=feed_forward,
+        windows=attention.no_windows,
+        qkv_bias="by attention_bias",
+        qk_norm=True,
+        norm_kind="rms-plus-one",
+        mixers=mixers,
+        not_counted=(
+            ("attention_dropout", DROPOUT),
+            *((("output_router_logits", ROUTER_LOSS),) if "num_experts" in defaults else ()),
+        ),
+        classifies=classifies,
+        finish=finish,
+    )
+
+
+ROWS = (
+    row("qwen3_next", QWEN3_NEXT, next_layers, classifies=True),
+    row("qwen3_5_text", QWEN3_5_TEXT, gated_everywhere, classifies=True),
+    row("qwen3_5_moe_text", QWEN3_5_MOE_TEXT, moe_layers, classifies=False),
+)
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}

@@ -1,0 +1,313 @@
+"""Models of attention and state-space layers in turn: Jamba, Bamba, Granite 4 and Falcon-H1, as transformers 5.23 builds
+them. In Falcon-H1 each layer has both side by side.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar, shown
+from memplan.arch.decoder import DROPOUT, Family, activation, build, gated, softmax_attention
+from memplan.arch.dense import gated_everywhere
+from memplan.arch.routed import (
+    ROUTER_LOSS,
+    expert_count,
+    experts_per_token,
+    layer_numbers,
+    make_experts,
+)
+from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selective, with_kernel_note
+from memplan.arch.turning import turned
+from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.parts import FeedForward, Linear, Norm, Routing
+from memplan.spec.state_space import BothMixers
+
+JAMBA: dict[str, Scalar] = {
+    "vocab_size": 65536,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "output_router_logits": False,
+    "num_experts": 16,
+    "num_local_experts": None,
+    "num_experts_per_tok": 2,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_dt_rank": "auto",
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "use_mambapy": False,
+}
+DUAL: dict[str, Scalar] = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+BAMBA: dict[str, Scalar] = DUAL | {
+    "vocab_size": 128000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "attn_layer_indices": None,
+}
+FALCON_H1: dict[str, Scalar] = BAMBA | {
+    "max_position_embeddings": 8192,
+    "mamba_d_ssm": 1024,
+    "mamba_norm_before_gate": True,
+    "mamba_rms_norm": False,
+    "projectors_bias": False,
+}
+GRANITE_HYBRID: dict[str, Scalar] = DUAL | {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "output_router_logits": False,
+    "shared_intermediate_size": 1024,
+    "position_embedding_type": None,
+    "layer_types": None,
+    "layers_block_type": None,
+}
+JAMBA_KEYS = {
+    "state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "use_bias": "mamba_proj_bias",
+    "use_conv_bias": "mamba_conv_bias",
+    "time_step_rank": "mamba_dt_rank",
+}
+LINEAR = "linear_attention"
+LAYER_NAMES = {"mamba": LINEAR, LINEAR: LINEAR, "attention": attention.FULL, attention.FULL: attention.FULL}
+PAIR_NORMS = ("input_layernorm", "pre_ff_layernorm")
+
+
+def in_period(config: Config, kind: str) -> list[bool]:
+    """Whether each layer is the ``{kind}_layer_offset``-th of its period."""
+    period = config.integer(f"{kind}_layer_period")
+    offset = config.integer(f"{kind}_layer_offset", smallest=0)
+    if offset >= period:
+        raise config.wrong(f"{kind}_layer_offset", f"below {kind}_layer_period ({period})", offset)
+    return [i % period == offset for i in range(config.integer("num_hidden_layers"))]
+
+
+def jamba_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Attention without positions in one layer of each period, Mamba with norms of step, B and C in the others."""
+    attends = softmax_attention(family, config, None).model_copy(update={"rotary": "none"})
+    mamba = selective(config, config.integer("mamba_expand") * config.integer("hidden_size"), JAMBA_KEYS)
+    widths = (("dt_layernorm", mamba.rank), ("b_layernorm", mamba.state), ("c_layernorm", mamba.state))
+    norms = tuple(Norm(name=name, width=width) for name, width in widths)
+    mamba = mamba.model_copy(update={"normalised": True, "norms": norms})
+    return [attends if attention_layer else mamba for attention_layer in in_period(config, "attn")]
+
+
+def jamba_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts in one layer of each period, when there are several."""
+    given = config.keys.get("num_local_experts")
+    count = config.integer("num_experts") if given is None else config.integer("num_local_experts")
+    dense, f = gated(family, config, config.integer("intermediate_size")), config.integer("intermediate_size")
+    chosen = in_period(config, "expert")
+    if count == 1:
+        return [dense] * len(chosen)
+    routed = make_experts(config, count, experts_per_token(config, count), f, Routing(narrowed=True), "router")
+    sparse = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
+    return [sparse if experts else dense for experts in chosen]
+
+
+def bamba_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Attention, whose heads turn by half, in the layers that attn_layer_indices names; Mamba 2 in the others."""
+    attends = half_turned(family, config)
+    inner = config.integer("mamba_expand") * config.integer("hidden_size")
+    mamba, named = prefixed_dual(config, inner), layer_numbers(config, "attn_layer_indices")
+    return [attends if i in named else mamba for i in range(config.integer("num_hidden_layers"))]
+
+
+def half_turned(family: Family, config: Config) -> AnyMixer:
+    """Half of each head turns, whatever the config says."""
+    width = attention.head_dim(config) // 2
+    if width % 2:
+        raise config.wrong("head_dim", "a multiple of four, since half of each head turns in pairs", 2 * width)
+    return turned(rotary="concatenated", rotary_dim=width)(family, config, None)
+
+
+def falcon_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Mamba 2 and attention side by side."""
+    given, inner = config.value("mamba_d_ssm"), config.integer("mamba_expand") * config.integer("hidden_size")
+    if given is not None:
+        inner = config.integer("mamba_d_ssm")
+    gate_first = not config.flag("mamba_norm_before_gate")
+    fields: dict[str, object] = {"scaled": True, "gate_first": gate_first}
+    if not config.flag("mamba_rms_norm"):
+        fields["norms"] = ()
+    mamba = prefixed_dual(config, inner, out_bias=config.flag("projectors_bias"), **fields)
+    attends = softmax_attention(family, config, None).model_copy(update={"scaled_keys": True})
+    return [BothMixers.of(mamba, attends)] * config.integer("num_hidden_layers")
+
+
+def falcon_layers(family: Family, config: Config) -> list[FeedForward]:
+    """A gated feed-forward whose gate and output are multiplied by numbers."""
+    layer = gated(family, config, config.integer("intermediate_size")).model_copy(update={"scaled": True})
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def listed(config: Config, key: str, names: dict[str, str]) -> list[str]:
+    """The kind of each layer as the config lists them under ``key``."""
+    given = config.value(key)
+    if not isinstance(given, (list, tuple)):
+        raise config.wrong(key, "a list of names", given)
+    for name in given:
+        if not isinstance(name, str) or name not in names:
+            raise config.wrong(key, "a list of " + ", ".join(names), name)
+    return [names[name] for name in given]
+
+
+def granite_kinds(config: Config) -> list[str]:
+    """layer_types, or layers_block_type as older files call it; all of them Mamba 2 where neither is there."""
+    layers = config.integer("num_hidden_layers")
+    for key in ("layers_block_type", "layer_types"):
+        if config.value(key) is not None:
+            kinds = listed(config, key, LAYER_NAMES)
+            if len(kinds) != layers:
+                raise config.wrong(key, f"a list of num_hidden_layers ({layers}) names", config.value(key))
+            return kinds
+    return [LINEAR] * layers
+
+
+def granite_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """As layer_types lists them; attention has positions only where position_embedding_type is rope."""
+    rotary = "half" if config.value("position_embedding_type") == "rope" else "none"
+    attends = softmax_attention(family, config, None).model_copy(update={"rotary": rotary})
+    mamba = prefixed_dual(config, config.integer("mamba_expand") * config.integer("hidden_size"))
+    return [attends if kind == attention.FULL else mamba for kind in granite_kinds(config)]
+
+
+def granite_layers(family: Family, config: Config) -> Sequence[FeedForward]:
+    """A feed-forward that every token visits, beside experts when there are any."""
+    h, shared = config.integer("hidden_size"), config.integer("shared_intermediate_size")
+    count = expert_count_or_none(config)
+    linears = (
+        Linear(name="input_linear", inputs=h, outputs=2 * shared),
+        Linear(name="output_linear", inputs=shared, outputs=h),
+    )
+    act = activation(family, config)
+    if not count:
+        layer = FeedForward(intermediate=shared, activation=act, category="shared_experts", linears=linears)
+        return [layer] * config.integer("num_hidden_layers")
+    f, routing = config.integer("intermediate_size"), Routing(scores="logits", widened=True, narrowed=True)
+    routed = make_experts(config, count, experts_per_token(config, count), f, routing, "router")
+    layer = FeedForward(intermediate=f, activation=act, experts=routed, shared=linears)
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def expert_count_or_none(config: Config) -> int:
+    """num_local_experts, which may be none."""
+    return 0 if config.value("num_local_experts") == 0 else expert_count(config, "num_local_experts")
+
+
+def finish_granite(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The embedding's output is scaled in the model's forward."""
+    kind = config.value("position_embedding_type")
+    if kind not in (None, "rope", "nope"):
+        raise config.wrong("position_embedding_type", "rope, nope or null", shown(kind))
+    return with_kernel_note(spec.model_copy(update={"scaled_outside": True, "more_masks": frozenset({None})}), config)
+
+
+def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A mask of attention is made, whatever the layers take."""
+    return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
+
+
+NOT_COUNTED = (("attention_dropout", DROPOUT),)
+ROUTER = ("output_router_logits", ROUTER_LOSS)
+
+ROWS = (
+    Family(
+        model_type="jamba",
+        defaults=JAMBA,
+        feed_forward=jamba_layers,
+        windows=attention.no_windows,
+        mixers=jamba_mixers,
+        norms=PAIR_NORMS,
+        not_counted=(*NOT_COUNTED, ROUTER, ("use_mambapy", PSCAN)),
+        finish=with_mask,
+    ),
+    Family(
+        model_type="bamba",
+        defaults=BAMBA,
+        feed_forward=gated_everywhere,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        mixers=bamba_mixers,
+        norms=PAIR_NORMS,
+        not_counted=NOT_COUNTED,
+        classifies=False,
+        finish=with_mask,
+    ),
+    Family(
+        model_type="falcon_h1",
+        defaults=FALCON_H1,
+        feed_forward=falcon_layers,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        mixers=falcon_mixers,
+        norms=PAIR_NORMS,
+        form="pre",
+        scaled_embedding=True,
+        scaled_logits=True,
+        not_counted=NOT_COUNTED,
+        classifies=False,
+        finish=with_mask,
+    ),
+    Family(
+        model_type="granitemoehybrid",
+        defaults=GRANITE_HYBRID,
+        feed_forward=granite_layers,
+        windows=attention.no_windows,
+        null_kv_heads=True,
+        qkv_bias="by attention_bias",
+        mixers=granite_mixers,
+        form="pre-scaled",
+        scaled_embedding=True,
+        scaled_logits=True,
+        not_counted=(*NOT_COUNTED, ROUTER),
+        classifies=False,
+        finish=finish_granite,
+    ),
+)
+__all__ = ["FAMILIES", "LINEAR", "MAMBA_PREFIX", "listed"]
+
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}

@@ -1,0 +1,170 @@
+"""MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as transformers 5.23 builds them."""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, softmax_attention
+from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
+from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
+from memplan.arch.state_space import with_kernel_note
+from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
+from memplan.spec.state_space import Lightning, TimeMix
+
+MINIMAX: dict[str, Scalar] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "sliding_window": None,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "num_experts": None,
+    "output_router_logits": False,
+    "router_jitter_noise": 0.0,
+    "layer_types": None,
+    "block_size": 256,
+}
+RWKV: dict[str, Scalar] = {
+    "vocab_size": 50277,
+    "max_position_embeddings": 1024,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "attention_hidden_size": None,
+    "intermediate_size": None,
+    "tie_word_embeddings": False,
+}
+
+
+def minimax_kinds(config: Config) -> list[str]:
+    """As layer_types lists them; else linear attention in every second layer."""
+    layers = config.integer("num_hidden_layers")
+    if config.value("layer_types") is None:
+        return [LINEAR if i % 2 else attention.FULL for i in range(layers)]
+    given = listed(config, "layer_types", LAYER_NAMES)
+    if len(given) < layers:
+        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
+    return given[:layers]
+
+
+def minimax_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Both kinds of layer."""
+    window = config.optional_integer("sliding_window")
+    made: dict[str, AnyMixer] = {LINEAR: lightning(config), attention.FULL: softmax_attention(family, config, window)}
+    return [made[kind] for kind in minimax_kinds(config)]
+
+
+def lightning(config: Config) -> Lightning:
+    """q, k and v through the activation, a norm of the output, and a gate made of the input."""
+    h, heads, width = config.integer("hidden_size"), config.integer("num_attention_heads"), attention.head_dim(config)
+    config.choice("hidden_act", ACTIVATIONS)
+    inner = heads * width
+    return Lightning(
+        heads=heads,
+        head_dim=width,
+        block=config.integer("block_size"),
+        linears=(
+            Linear(name="qkv_proj", inputs=h, outputs=3 * inner),
+            Linear(name="out_proj", inputs=inner, outputs=h),
+            Linear(name="output_gate", inputs=h, outputs=inner),
+        ),
+        norms=(Norm(name="self_attn.norm", width=inner),),
+    )
+
+
+def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Experts of intermediate_size; the weights of the chosen are divided by their sum, in fp32."""
+    count, f = expert_count(config, "num_local_experts", "num_experts"), config.integer("intermediate_size")
+    routing = Routing(widened=True, normalize="in-place")
+    routed = make_experts(config, count, experts_per_token(config, count), f, routing)
+    layer = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def mixes(*names: str, width: int) -> tuple[Bare, ...]:
+    """How much of each channel is this token's, and how much the last one's."""
+    return tuple(Bare(name=f"time_mix_{name}", shape=(1, 1, width)) for name in names)
+
+
+def rwkv_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """A weighted average over the past of attention_hidden_size channels."""
+    h, given = config.integer("hidden_size"), config.value("attention_hidden_size")
+    width = h if given is None else config.integer("attention_hidden_size")
+    mixer = TimeMix(
+        width=width,
+        linears=(
+            *(Linear(name=name, inputs=h, outputs=width) for name in ("key", "value", "receptance")),
+            Linear(name="output", inputs=width, outputs=h),
+        ),
+        tensors=(
+            Bare(name="time_decay", shape=(width,)),
+            Bare(name="time_first", shape=(width,)),
+            *mixes("key", "value", "receptance", width=h),
+        ),
+    )
+    return [mixer] * config.integer("num_hidden_layers")
+
+
+def rwkv_layers(family: Family, config: Config) -> list[FeedForward]:
+    """Squared ReLU, times a gate of the input."""
+    h, given = config.integer("hidden_size"), config.value("intermediate_size")
+    f = 4 * h if given is None else config.integer("intermediate_size")
+    layer = FeedForward(
+        category="ssm",
+        intermediate=f,
+        activation="relu2",
+        gated=False,
+        linears=(
+            Linear(name="key", inputs=h, outputs=f),
+            Linear(name="receptance", inputs=h, outputs=h),
+            Linear(name="value", inputs=f, outputs=h),
+        ),
+        tensors=mixes("key", "receptance", width=h),
+    )
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def finish_rwkv(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The first layer normalises the embedding's output."""
+    norm = Norm(name="pre_ln", width=spec.hidden_size, kind="layer", bias=True)
+    return spec.model_copy(update={"front": ("norm",), "extra": (Part(norms=(norm,)),)})
+
+
+ROWS = (
+    Family(
+        model_type="minimax",
+        defaults=MINIMAX,
+        feed_forward=minimax_layers,
+        windows=attention.no_windows,
+        mixers=minimax_mixers,
+        not_counted=(
+            ("attention_dropout", DROPOUT),
+            ("output_router_logits", ROUTER_LOSS),
+            ("router_jitter_noise", JITTER),
+        ),
+        finish=with_kernel_note,
+    ),
+    Family(
+        model_type="rwkv",
+        defaults=RWKV,
+        feed_forward=rwkv_layers,
+        windows=attention.no_windows,
+        names={"max_position_embeddings": "context_length"},
+        norms=("ln1", "ln2"),
+        norm_kind="layer",
+        norm_bias=True,
+        mixers=rwkv_mixers,
+        not_counted=(),
+        classifies=False,
+        finish=finish_rwkv,
+    ),
+)
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}

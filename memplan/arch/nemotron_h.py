@@ -1,0 +1,199 @@
+"""Nemotron-H as transformers 5.23 builds it: each layer is one norm and one of four: Mamba 2, attention, a feed-forward
+of squared ReLU, or experts of that kind, which may work in a narrower space (``moe_latent_size``).
+"""
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar, shown
+from memplan.arch.decoder import DROPOUT, Family, build, softmax_attention
+from memplan.arch.hybrid import LINEAR, listed
+from memplan.arch.plain import ACTIVATIONS
+from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
+from memplan.arch.state_space import DualKeys, dual, with_kernel_note
+from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
+
+NEMOTRON_H: dict[str, Scalar] = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "layers_block_type": None,
+    "layer_types": None,
+    "hybrid_override_pattern": None,
+    "tie_word_embeddings": False,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_hidden_act": "relu2",
+    "mlp_bias": False,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu",
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "chunk_size": 128,
+    "n_routed_experts": 8,
+    "num_local_experts": None,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "output_router_logits": False,
+}
+OLD_NAMES = {
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "chunk_size": "mamba_chunk_size",
+    "n_routed_experts": "num_local_experts",
+}
+"""Names that replace the class's own where a config has them."""
+MLP, MOE = "mlp", "moe"
+LETTERS = {"M": LINEAR, "E": MOE, "*": attention.FULL, "-": MLP}
+NAMES = {name: name for name in LETTERS.values()} | {"mamba": LINEAR, "attention": attention.FULL}
+DEFAULT = [LINEAR, MOE, attention.FULL, MLP]
+
+
+def kinds(config: Config) -> list[str]:
+    """The kind of each layer: layer_types, or layers_block_type, or the letters of hybrid_override_pattern."""
+    for key in ("layer_types", "layers_block_type"):
+        if config.value(key) is not None:
+            return non_empty(config, key, listed(config, key, NAMES))
+    pattern = config.value("hybrid_override_pattern")
+    if pattern is None:
+        return DEFAULT
+    if not isinstance(pattern, str) or not set(pattern) <= set(LETTERS):
+        raise config.wrong("hybrid_override_pattern", "a text of " + " ".join(LETTERS), pattern)
+    return non_empty(config, "hybrid_override_pattern", [LETTERS[letter] for letter in pattern])
+
+
+def non_empty(config: Config, key: str, given: list[str]) -> list[str]:
+    """At least one layer, and not too many."""
+    if not 0 < len(given) <= 10_000:
+        raise config.wrong(key, "from 1 to 10000 layers", f"{len(given)} layers")
+    return given
+
+
+def mixers(family: Family, config: Config) -> list[AnyMixer | None]:
+    """Mamba 2 or attention without positions, in the layers that have either."""
+    keys = DualKeys(num_heads="mamba_num_heads", head_dim="mamba_head_dim", state_size="ssm_state_size")
+    mamba = dual(config, config.integer("mamba_num_heads"), config.integer("mamba_head_dim"), keys)
+    attends = softmax_attention(family, config, None).model_copy(update={"rotary": "none"})
+    made: dict[str, AnyMixer] = {LINEAR: mamba, attention.FULL: attends}
+    return [made.get(kind) for kind in kinds(config)]
+
+
+def feed_forwards(family: Family, config: Config) -> list[FeedForward | None]:
+    """A feed-forward or experts, in the layers that have either."""
+    given = kinds(config)
+    made: dict[str, FeedForward] = {}
+    if MLP in given:
+        f = config.integer("intermediate_size")
+        linears = squared(config, f, config.integer("hidden_size"))
+        made[MLP] = FeedForward(intermediate=f, activation=squared_relu(config), gated=False, linears=linears)
+    if MOE in given:
+        made[MOE] = experts(config)
+    return [made.get(kind) for kind in given]
+
+
+def squared_relu(config: Config) -> str:
+    """The activation of feed-forwards and experts."""
+    return config.choice("mlp_hidden_act", ACTIVATIONS)
+
+
+def squared(config: Config, f: int, h: int) -> tuple[Linear, ...]:
+    """up_proj and down_proj."""
+    bias = config.flag("mlp_bias")
+    return (
+        Linear(name="up_proj", inputs=h, outputs=f, bias=bias),
+        Linear(name="down_proj", inputs=f, outputs=h, bias=bias),
+    )
+
+
+def experts(config: Config) -> FeedForward:
+    """Experts without a gate, chosen as DeepSeek-V3's are, beside a shared one of the full width."""
+    h, f, count = (
+        config.integer("hidden_size"),
+        config.integer("moe_intermediate_size"),
+        config.integer("n_routed_experts"),
+    )
+    latent, bias = config.optional_integer("moe_latent_size"), config.flag("mlp_bias")
+    width = h if latent is None else latent
+    routing = Routing(
+        product="fp32",
+        scores="sigmoid",
+        corrected=True,
+        **in_groups(config, count, 2),
+        normalize="epsilon" if is_true(config, "norm_topk_prob") else "no",
+        scaled=True,
+    )
+    routed = Experts(
+        count=count,
+        active=experts_per_token(config, count),
+        intermediate=f,
+        stacked=(
+            Bare(name="experts.up_proj", shape=(count, f, width)),
+            Bare(name="experts.down_proj", shape=(count, width, f)),
+        ),
+        router=Linear(name="gate", inputs=h, outputs=count),
+        routing=routing,
+        gated=False,
+        activation=squared_relu(config),
+    )
+    linears = (
+        ()
+        if latent is None
+        else (
+            Linear(name="fc1_latent_proj", inputs=h, outputs=latent, bias=bias),
+            Linear(name="fc2_latent_proj", inputs=latent, outputs=h, bias=bias),
+        )
+    )
+    shared = squared(config, config.integer("moe_shared_expert_intermediate_size"), h)
+    return FeedForward(
+        intermediate=f, activation=squared_relu(config), gated=False, experts=routed, shared=shared, linears=linears
+    )
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Its head is never tied, and a mask of attention is made, whatever the layers take."""
+    return with_kernel_note(spec.model_copy(update={"tied": False, "more_masks": frozenset({None})}), config)
+
+
+def parse(raw: Config) -> ModelSpec:
+    """The spec of a config, whose older names replace the class's own; its number of layers is that of the list."""
+    keys = dict(raw.keys)
+    for name, old in OLD_NAMES.items():
+        if old in keys:
+            keys[name] = keys.pop(old)
+    if keys.get("num_nextn_predict_layers"):
+        count = shown(keys.pop("num_nextn_predict_layers"))
+        note = f"layers that predict further tokens ({count}) are left out, as transformers leaves them out"
+        spec = build(ROW, Config(keys, raw.name, raw.source))
+        return spec.model_copy(update={"notes": (*spec.notes, note)})
+    return build(ROW, Config(keys, raw.name, raw.source))
+
+
+ROW = Family(
+    model_type="nemotron_h",
+    defaults=NEMOTRON_H,
+    feed_forward=feed_forwards,
+    windows=attention.no_windows,
+    norms=("norm",),
+    norm_kind="rms-wide-weight",
+    form="single",
+    mixers=mixers,
+    harmless=("attention_bias",),
+    not_counted=(("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS)),
+    classifies=False,
+    finish=finish,
+)
+FAMILIES = {"nemotron_h": parse}

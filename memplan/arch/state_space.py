@@ -1,0 +1,212 @@
+"""Mamba, Mamba 2 and Falcon Mamba as transformers 5.23 builds them, and the mixers that hybrids make of them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, Family, build
+from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm
+from memplan.spec.state_space import StateSpace, StateSpaceDual
+
+KERNELS = (
+    "its state-space and linear-attention layers are counted as transformers' own PyTorch code runs them; "
+    "job key mixer_kernels: cuda for the kernels of mamba-ssm, causal-conv1d and flash-linear-attention"
+)
+MAMBA: dict[str, Scalar] = {
+    "vocab_size": 50280,
+    "hidden_size": 768,
+    "num_hidden_layers": 32,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "intermediate_size": None,
+    "state_size": 16,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "time_step_rank": "auto",
+    "residual_in_fp32": True,
+    "use_mambapy": False,
+    "use_associative_scan": True,
+}
+MAMBA2: dict[str, Scalar] = MAMBA | {
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "tie_word_embeddings": False,
+    "num_heads": 128,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 8,
+    "chunk_size": 256,
+}
+NO_NAMES: Mapping[str, str] = {}
+PSCAN = "mambapy's parallel scan keeps other tensors"
+
+
+def step_rank(config: Config, key: str) -> int:
+    """The width of the step's low rank: a number, or ``auto``, a sixteenth of hidden_size."""
+    return -(-config.integer("hidden_size") // 16) if config.value(key) == "auto" else config.integer(key)
+
+
+def convolution(channels: int, kernel: int, bias: bool, name: str = "conv1d") -> tuple[Bare, ...]:
+    """A convolution over each channel alone."""
+    weight = Bare(name=name, shape=(channels, 1, kernel))
+    return (weight, Bare(name=f"{name}.bias", shape=(channels,))) if bias else (weight,)
+
+
+def selective(config: Config, inner: int, keys: Mapping[str, str] = NO_NAMES, **fields: Any) -> StateSpace:
+    """Mamba's mixer; ``keys``: what the class calls a key of Mamba's."""
+
+    def key(name: str) -> str:
+        return keys.get(name, name)
+
+    h, state, rank = (
+        config.integer("hidden_size"),
+        config.integer(key("state_size")),
+        step_rank(config, key("time_step_rank")),
+    )
+    bias, kernel = config.flag(key("use_bias")), config.integer(key("conv_kernel"))
+    config.choice("hidden_act", ACTIVATIONS)
+    return StateSpace(
+        inner=inner,
+        state=state,
+        kernel=kernel,
+        rank=rank,
+        linears=(
+            Linear(name="in_proj", inputs=h, outputs=2 * inner, bias=bias),
+            Linear(name="x_proj", inputs=inner, outputs=rank + 2 * state),
+            Linear(name="dt_proj", inputs=rank, outputs=inner, bias=True),
+            Linear(name="out_proj", inputs=inner, outputs=h, bias=bias),
+        ),
+        tensors=(
+            *convolution(inner, kernel, config.flag(key("use_conv_bias"))),
+            Bare(name="A_log", shape=(inner, state)),
+            Bare(name="D", shape=(inner,)),
+        ),
+        **fields,
+    )
+
+
+class DualKeys(dict[str, str]):
+    """What a class calls the keys of Mamba 2's mixer; a key that is not here has Mamba 2's own name."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+MAMBA_PREFIX = DualKeys(
+    num_heads="mamba_n_heads",
+    head_dim="mamba_d_head",
+    n_groups="mamba_n_groups",
+    state_size="mamba_d_state",
+    conv_kernel="mamba_d_conv",
+    expand="mamba_expand",
+    chunk_size="mamba_chunk_size",
+    use_conv_bias="mamba_conv_bias",
+    use_bias="mamba_proj_bias",
+)
+"""The names in Bamba, Granite 4 and Falcon-H1."""
+
+
+def dual(
+    config: Config, heads: int, head_dim: int, keys: DualKeys, out_bias: bool | None = None, **fields: Any
+) -> StateSpaceDual:
+    """Mamba 2's mixer, with a norm of its gated output."""
+    h, inner = config.integer("hidden_size"), heads * head_dim
+    groups, state = config.integer(keys["n_groups"]), config.integer(keys["state_size"])
+    kernel, bias = config.integer(keys["conv_kernel"]), config.flag(keys["use_bias"])
+    if heads % groups:
+        raise config.wrong(keys["num_heads"], f"a multiple of {keys['n_groups']} ({groups})", heads)
+    config.choice("mamba_hidden_act" if "mamba_hidden_act" in config.defaults else "hidden_act", ACTIVATIONS)
+    convolved = inner + 2 * groups * state
+    return StateSpaceDual(
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state=state,
+        kernel=kernel,
+        chunk=config.integer(keys["chunk_size"]),
+        linears=(
+            Linear(name="in_proj", inputs=h, outputs=inner + convolved + heads, bias=bias),
+            Linear(name="out_proj", inputs=inner, outputs=h, bias=bias if out_bias is None else out_bias),
+        ),
+        tensors=(
+            Bare(name="dt_bias", shape=(heads,)),
+            Bare(name="A_log", shape=(heads,)),
+            Bare(name="D", shape=(heads,)),
+            *convolution(convolved, kernel, config.flag(keys["use_conv_bias"])),
+        ),
+        **({"norms": (Norm(name="mixer_norm", width=inner, groups=groups),)} | fields),
+    )
+
+
+def prefixed_dual(config: Config, inner: int, **fields: Any) -> StateSpaceDual:
+    """So, by the keys that begin with ``mamba_``: a width of its heads, or ``auto``."""
+    heads = config.integer("mamba_n_heads")
+    if inner % heads:
+        raise config.wrong("mamba_n_heads", f"a divisor of the mixer's width ({inner})", heads)
+    width = config.value("mamba_d_head")
+    if width != "auto" and config.integer("mamba_d_head") != inner // heads:
+        raise config.wrong("mamba_d_head", f"the mixer's width over mamba_n_heads ({inner // heads})", width)
+    return dual(config, heads, inner // heads, MAMBA_PREFIX, **fields)
+
+
+def everywhere(mixer: AnyMixer, config: Config) -> list[AnyMixer]:
+    """The same mixer in every layer."""
+    return [mixer] * config.integer("num_hidden_layers")
+
+
+def mamba_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """A key that no class lists replaces the width that expand would give."""
+    given = config.value("intermediate_size")
+    inner = config.integer("expand") * config.integer("hidden_size") if given is None else 0
+    normalised = family.model_type == "falcon_mamba"
+    return everywhere(selective(config, inner or config.integer("intermediate_size"), normalised=normalised), config)
+
+
+def mamba2_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Heads times their width must be expand times hidden_size."""
+    heads, width = config.integer("num_heads"), config.integer("head_dim")
+    inner = config.integer("expand") * config.integer("hidden_size")
+    if heads * width != inner:
+        raise config.wrong("num_heads", f"such that num_heads × head_dim is expand × hidden_size ({inner})", heads)
+    return everywhere(dual(config, heads, width, DualKeys()), config)
+
+
+def no_feed_forward(family: Family, config: Config) -> list[FeedForward | None]:
+    """Layers of a mixer alone."""
+    return [None] * config.integer("num_hidden_layers")
+
+
+def with_kernel_note(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Says by which code the mixers run."""
+    return spec.model_copy(update={"notes": (*spec.notes, KERNELS)})
+
+
+def alone(model_type: str, defaults: Mapping[str, Scalar], mixers: Any) -> Family:
+    """The row of a model whose layers are one mixer each."""
+    return Family(
+        model_type=model_type,
+        defaults=defaults,
+        feed_forward=no_feed_forward,
+        windows=attention.no_windows,
+        norms=("norm",),
+        form="single",
+        mixers=mixers,
+        not_counted=(("use_mambapy", PSCAN),),
+        classifies=False,
+        finish=with_kernel_note,
+    )
+
+
+ROWS = (
+    alone("mamba", MAMBA, mamba_mixers),
+    alone("falcon_mamba", MAMBA | {"use_falcon_mambapy": False}, mamba_mixers),
+    alone("mamba2", MAMBA2, mamba2_mixers),
+)
+
+FAMILIES = {row.model_type: partial(build, row) for row in ROWS}
