@@ -85,7 +85,14 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
-    plain = latent_attention(family, config, None).model_copy(update={"indexed": True, "rotary": "interleaved", "topk": config.integer("index_topk")})
+    plain = latent_attention(family, config, None).model_copy(
+        update={
+            "indexed": True,
+            "rotary": "interleaved",
+            "topk": config.integer("index_topk"),
+            "hands_on": "indexer_types" in config.defaults,
+        }
+    )
     full = plain.model_copy(update={"indexer": indexer(config)})
     return [full if kind == "full" else plain for kind in indexer_types(config)]
 

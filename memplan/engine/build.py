@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.choices import enter_choices
 from memplan.engine.deepspeed import deepspeed_step
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
@@ -57,6 +58,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
         if point == "forward":
             PassRows(traced, book).enter_forward()
             enter_shared(book, recipe, traced)
+            enter_choices(book, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
         else:
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"

@@ -13,7 +13,7 @@ from memplan.spec.parts import Attention
 
 
 def llama4_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``Llama4TextAttention.forward``."""
+    """``Llama4TextAttention.forward``, whose result is a local of the layer until that returns."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim = p.dim("q", heads * head_dim)
     q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
@@ -29,7 +29,8 @@ def llama4_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tens
         out, weights = eager(p, mixer, q, k, v, q_dim)
     else:
         out, weights = sdpa(p, mixer, q, k, v, q_dim), None
-    return project(p, out, mixer.linears[3], "h", "attention projection"), weights
+    result = project(p, out, mixer.linears[3], "h", "attention projection")
+    return result, result if weights is None else weights
 
 
 def turned(p: Pass, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,8 @@ class LatentAttention(Mixer):
     """How the rotated part turns: even and odd elements apart; halves; or as complex numbers in fp32."""
     indexed: bool = False
     """Attends through a mask of chosen tokens, which is always there."""
+    hands_on: bool = False
+    """The choice goes to the next layer (GLM-5)."""
     topk: int = 0
     """How many tokens are chosen for each query."""
     indexer: Indexer | None = None
