@@ -87,7 +87,7 @@ class _State:
         self.reference = self._reference(config, device)
         self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(recipe, self.trained)
-        self.batch = make_batch(recipe, device, getattr(self.policy.config, "image_token_id", 1))
+        self.batch = make_batch(recipe, device, getattr(self.bare.config, "image_token_id", 1))
         self.device = device
         self._mark()
 
