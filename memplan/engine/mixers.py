@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
+from memplan.engine.convolution import short_convolution
 from memplan.engine.falcon import falcon
 from memplan.engine.latent import latent_attention
 from memplan.engine.llama4 import llama4_attention
@@ -32,7 +33,11 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
     return ALL_STYLES.get(style, attention)(p, mixer, x)
 
 
-MIXERS: dict[str, Program] = {"attention": softmax_attention, "latent": latent_attention}
+MIXERS: dict[str, Program] = {
+    "attention": softmax_attention,
+    "latent": latent_attention,
+    "short-convolution": short_convolution,
+}
 """A program for each ``kind`` of mixer."""
 
 

@@ -110,7 +110,7 @@ def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> di
     ends: dict[str, int] = {}
     if not keeps_masks(traced):
         return {forward: len(windows)} if windows else {}
-    takes = [layer.mixer.window if layer.mixer else None for layer in traced.plan.spec.layers()]
+    takes = [layer.mixer.window if layer.mixer and layer.mixer.masked else -1 for layer in traced.plan.spec.layers()]
     for window in windows:
         end = forward
         if window in takes:

@@ -129,11 +129,11 @@ def _normalised(p: Pass, spec: Experts, weights: Tensor) -> Tensor:
     if how == "no":
         return weights
     total = routing_ops.reduce(tape, weights, p.dim("1", 1), "routing sums")
-    if how == "epsilon":
+    if how.startswith("epsilon"):
         total = ops.scale(tape, total, "routing sums", shares_gradient=True)
     if how == "clamped":
         total = ops.unary(tape, total, "routing sums")
-    return routing_ops.divide(tape, weights, total, in_place=how != "clamped")
+    return routing_ops.divide(tape, weights, total, in_place=how in ("in-place", "epsilon"))
 
 
 def _softmax_of_chosen(p: Pass, spec: Experts, logits: Tensor, before: int) -> Choice:
