@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 MOST = 1 << 20
 """Elements of a tensor whose values are followed."""
+MOST_FLAGS = 1 << 16
+"""The same for booleans. Attention masks are not followed: a view of what is followed has a storage of its own."""
 INTEGERS = (torch.int32, torch.int64, torch.bool)
 FACTORIES = ("aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor")
 _item = torch.Tensor.item
@@ -82,7 +84,7 @@ def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device") or device
     with no_dispatch():
         out = func(*real_args, **real_kwargs)
-    if any(each.dtype not in INTEGERS or each.numel() > MOST for each in _tensors(out)):
+    if any(each.dtype not in INTEGERS or each.numel() > most(each) for each in _tensors(out)):
         return None
     return tree_map(lambda each: _faked(mode, each, device) if isinstance(each, torch.Tensor) else each, out)
 
@@ -91,6 +93,11 @@ def _real(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return values(value) if isinstance(value, torch.Tensor) else value
+
+
+def most(tensor: torch.Tensor) -> int:
+    """The most elements of such a tensor that are followed."""
+    return MOST_FLAGS if tensor.dtype == torch.bool else MOST
 
 
 def _tensors(out: Any) -> Iterator[torch.Tensor]:
