@@ -57,7 +57,9 @@ def llava(j: Joint, x: Tensor) -> Tensor:
     taken = x
     kept = Dim("patches·h", j.features.tokens * j.tower.width)
     if kept.elements != x.dim.elements:
-        taken = ops.copy(j.tape, ops.view(j.tape, x, kept, whole=False), "image states")
+        taken = ops.view(j.tape, x, kept, whole=False)
+        if x.itemsize == (j.tape.autocast or x.itemsize):
+            taken = ops.copy(j.tape, taken, "image states")
     return listed(j, feed(j, j.tower.projector.linears, taken))
 
 

@@ -10,7 +10,7 @@ from memplan.engine import ops
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
+from memplan.engine.tape import Node, Tensor
 from memplan.spec.parts import Bare
 from memplan.spec.vision import Block, Tower, VisionAttention
 
@@ -86,7 +86,8 @@ def _turn(p: Pass, x: Tensor) -> Tensor:
 def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Scores, scaling, fp32 softmax, probabilities in the low precision; no mask."""
     tape, dim = p.tape, q.dim
-    scores = Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
+    length = min(mixer.window_patches or p.length, p.length)
+    scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
     weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
     weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=not p.mode.half_to_float)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
@@ -94,15 +95,27 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     return ops.copy(tape, out, "attention output"), weights
 
 
-def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int) -> Tensor:
-    """Pixels in the weights' dtype, the convolution over patches, class token, positions, a norm before the blocks."""
+HOOKED = ("clip", "siglip", "internvit", "qwen2_vl", "qwen2_5_vl")
+"""Towers whose patch embedding ``enable_input_require_grads`` finds."""
+
+
+def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, leaf: bool = False) -> Tensor:
+    """Pixels in the weights' dtype, the convolution over patches, class token, positions, a norm before the blocks.
+
+    ``leaf``: the convolution's output is made to need a gradient, and is kept until that has come.
+    """
     tape, part = p.tape, tower.embedding
     bare = {each.name: each for each in part.tensors}
     kernel = next(each for each in part.tensors if len(each.shape) > 2 and each.shape[0] == tower.width)
     cast = ops.cast(tape, pixels, p.mode.weight_itemsize, "pixels")
     out = Dim("patches·h", p.rows * patches * tower.width)
     x = ops.linear(tape, cast, p.param(kernel.name, kernel.parameters), out, "patch embeddings")
+    if leaf and x.node is None and tower.kind in HOOKED and tape.grad_enabled:
+        kept = () if tower.kind == "qwen2_vl" else (x.storage,)
+        x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], kept, lambda t, grads: ()))
     whole = p.dim("h", tower.width)
+    if tower.kind == "qwen2_5_vl":
+        x = ops.copy(tape, x, "patches by window")
     token = next((bare[name] for name in ("class_embedding", "cls_token") if name in bare), None)
     if token:
         rows = ops.expand(tape, p.param(token.name, token.parameters), Dim("rows·h", p.rows * tower.width))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.projection import PROJECTIONS, Joint, scatter
 from memplan.engine.tags import Dim
@@ -43,7 +44,9 @@ class TowerPlan(NamedTuple):
     @property
     def vision_mode(self) -> Mode:
         """How the tower runs."""
-        return self.mode._replace(trained=False) if "vision" in self.frozen else self.mode
+        mode = self.mode._replace(trained=False) if "vision" in self.frozen else self.mode
+        bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl")
+        return mode._replace(narrow_stream=mode.autocast) if bare and mode.autocast else mode
 
     @property
     def projector_mode(self) -> Mode:
@@ -93,7 +96,7 @@ def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
     patches = images.rows * images.columns
     tokens = Pass(tape, plan.projector_mode, 1, count * images.tokens)
     if tower.runs[0].block.attention.packed:
-        return Pass(tape, plan.vision_mode, 1, count * patches), tokens, count
+        return Pass(tape, plan.vision_mode, count, patches), tokens, count
     squares = count * images.squares
     return Pass(tape, plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares
 
@@ -132,7 +135,9 @@ def front(plan: TowerPlan) -> Piece:
     images = plan.images
     pixels = Tensor(Dim("pixels", plan.rows * images.per_example * images.pixels), FP32, None)
     with tape.at("embedding"):
-        x = embed_patches(p, plan.tower, pixels, p.tokens // p.rows - plan.tower.rule.extra_patches)
+        x = embed_patches(
+            p, plan.tower, pixels, p.tokens // p.rows - plan.tower.rule.extra_patches, plan.input_needs_grad
+        )
     most, cast = peak(tape), casts(tape)
     node, like = x.node, (x.dim, x.itemsize)
     del x
@@ -149,16 +154,17 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     joint = Joint(states, tokens, plan.tower, images)
     itemsize = plan.mode.residual_itemsize
 
-    def given(dim: Dim, needs: bool, label: str) -> Tensor:
+    def given(dim: Dim, needs: bool, label: str, itemsize: int = itemsize) -> Tensor:
         made = tape.new(dim, itemsize, label)
         node = Node(tape, [], (), lambda t, grads: ()) if needs and tape.grad_enabled else None
         return Tensor(dim, itemsize, made.storage, node)
 
     with tape.at("projector"):
-        x = given(states.dim("h", plan.tower.width), needs_grad, "image states")
+        x = given(states.dim("h", plan.tower.width), needs_grad, "image states", plan.vision_mode.residual_itemsize)
         features = PROJECTIONS[plan.tower.projection](joint, x)
         del x
         embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
+        features = ops.cast(tape, features, itemsize, "image tokens")
         out = scatter(tape, embedded, (features, *joint.deep))
     joint.model_locals += joint.deep
     outer = [features] if joint.in_outputs else []
@@ -179,7 +185,7 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
     """A trace for each block, and whether a gradient comes down to the last one's output."""
     p, _, _ = passes(plan, start(plan))
     traces: list[LayerTrace] = []
-    needs = reached or plan.input_needs_grad or plan.style == "no-grad"
+    needs = reached or plan.style == "no-grad"
     for run in plan.tower.runs:
         arguments = (run.block, plan.vision_mode, p.rows, p.length, plan.style, plan.gradients)
         left = run.count
@@ -206,14 +212,14 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     keep = plan.gradients == "keep"
     plain = plan.style == "plain"
     embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
-    saved, most = first.saved + first.casts, first.forward
+    saved, most = first.saved + first.casts * (not plain), first.forward
     beyond = 0
     before: list[int] = []
     for i, layer in enumerate(layers):
         most = max(most, saved + layer.forward.size)
         before.append(saved)
         if i < plan.tower.used_blocks:
-            saved += layer.saved.size + layer.casts
+            saved += layer.saved.size + layer.casts * (not plain)
         else:
             beyond += layer.saved.size + layer.boundary
     captured = sum(layer.boundary for layer in layers) if plan.tower.projection == "llava" and not plain else 0
@@ -233,5 +239,9 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     tables = rotary_tables(plan)
     most, worst = most + tables, worst + tables
     saved += tables if trains and plan.style != "no-grad" else 0
-    everything = saved - (sum(layer.casts for layer in layers) + first.casts if not plain else 0) + last.saved
-    return TowerTrace(most, everything, held, last.outputs, worst if trains else 0, gradients, trains)
+    copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[: plan.tower.used_blocks])
+    held += copies
+    idle = sum(layer.casts for layer in layers[plan.tower.used_blocks :]) if plain else 0
+    leaf = embedded if plan.embedding_trained and not plan.mode.trained and plan.style != "no-grad" else 0
+    everything = saved - copies + last.saved + leaf
+    return TowerTrace(most, everything, held, last.outputs + idle, worst if trains else 0, gradients, trains)

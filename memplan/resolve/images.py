@@ -186,7 +186,9 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
         return ImageBatch(images.per_example, 1, 0, 0, 0, images.width * images.height * 3)
     rule = spec.tower.rule
     if rule.kind not in CUTS or not spec.tower.projection:
-        raise InvalidJob(f"images: the tower of {spec.family} is not modelled yet", "leave images out: the step of a text batch")
+        raise InvalidJob(
+            f"images: the tower of {spec.family} is not modelled yet", "leave images out: the step of a text batch"
+        )
     one = one_image(rule, images)._replace(per_example=images.per_example)
     positions = one.tokens * one.per_example
     if positions > job.sequence_length:
