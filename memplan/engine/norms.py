@@ -121,10 +121,10 @@ def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[T
 
     def backward(t: Tape, grads: Grads) -> Grads:
         dx = t.gradient((dim, itemsize)) if want_x else None
-        return (
-            dx,
-            *(t.new(*size, "weight gradients", category="gradients") if needs else None for *size, needs in sizes),
-        )
+        results: list[Tensor | None] = [dx]
+        for size, width, needs in sizes:
+            results.append(t.new(size, width, "weight gradients", category="gradients") if needs else None)
+        return results
 
     node = tape.node((x, *parameters), (x, *statistics, *parameters), backward)
     return Tensor(dim, itemsize, out.storage, node)
