@@ -24,7 +24,7 @@ from memplan.presets import (
 )
 
 NAMES = model_names()
-WITHOUT = {"arcee", "hunyuan_v1_dense", "ministral3"}
+WITHOUT = {"arcee", "cohere2_moe", "deepseek_v4", "exaone_moe", "flex_olmo", "hunyuan_v1_dense", "llama4_text", "ministral3"}
 """Families of which no config was at hand that could be published here, or that are only parts of others."""
 DEFAULTS = {
     row.model_type: row.defaults
@@ -41,7 +41,7 @@ def test_parameters_are_what_the_config_describes(name: str) -> None:
     preset = model_preset(name)
     spec = parse_config(preset["config"], name, preset["source"])
     assert spec.params.total == preset["parameters"]
-    remarks = [note for note in spec.notes if "code of its own" not in note]
+    remarks = [note for note in spec.notes if "code of its own" not in note and "PyTorch code" not in note]
     assert remarks == [], "a preset leaves nothing to a default worth a remark"
 
 

@@ -1,0 +1,139 @@
+"""Proves that images are cut as the processors of transformers cut them, that a tower without images rests, and what is
+refused.
+"""
+
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.arch import parse_config
+from memplan.engine.tensors import count, model_weights
+from memplan.errors import InvalidJob, ModelError, UnknownArchitecture
+from memplan.resolve.images import CUTS, by_patches, by_tokens, without_images
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def cut(preset: str, width: int, height: int) -> tuple[int, int, int, int]:
+    """(tiles, rows, columns, tokens) of one image."""
+    rule = memplan.load_model(preset).tower.rule  # type: ignore[union-attr]
+    one = CUTS[rule.kind](rule, width, height)
+    return one.squares, one.rows, one.columns, one.tokens
+
+
+# Expected values: the functions of transformers 5.23 that the processors cut with, run on images of these sizes.
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "height", "expected"),
+    [
+        ("qwen2.5-vl-7b", 1024, 768, (1, 54, 74, 999)),
+        ("qwen2.5-vl-7b", 28, 28, (1, 4, 4, 4)),
+        ("qwen2-vl-7b", 8000, 6000, (1, 220, 294, 16170)),
+        ("qwen3-vl-8b", 1024, 768, (1, 48, 64, 768)),
+        ("llava-1.5-7b", 1024, 768, (1, 24, 24, 576)),
+        ("gemma-3-4b", 1024, 768, (1, 64, 64, 256)),
+        ("paligemma-3b-224", 1024, 768, (1, 16, 16, 256)),
+        ("internvl3-8b", 1024, 768, (13, 32, 32, 3328)),
+        ("internvl3-8b", 448, 448, (1, 32, 32, 256)),
+        ("llava-1.6-mistral-7b", 1024, 768, (5, 24, 24, 2340)),
+        ("mistral-small-3.1-24b", 1024, 768, (1, 56, 74, 1036)),
+    ],
+)
+def test_images_are_cut_as_processors_cut_them(
+    preset: str, width: int, height: int, expected: tuple[int, int, int, int]
+) -> None:
+    assert cut(preset, width, height) == expected
+
+
+def test_an_image_may_be_given_by_its_patches_or_tokens() -> None:
+    rule = memplan.load_model("qwen2.5-vl-7b").tower.rule  # type: ignore[union-attr]
+    assert by_tokens(rule, 999) == by_patches(rule, 3996)
+    assert by_tokens(rule, 999).rows * by_tokens(rule, 999).columns == 3996
+    with pytest.raises(InvalidJob, match="no multiple of 4"):
+        by_patches(rule, 3)
+
+
+def job(**keys: Any) -> dict[str, Any]:
+    return {"model": "qwen2.5-vl-3b", "method": "sft", "sequence_length": 2048, **keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"images": {"width": 640}}, "in one way"),
+        ({"images": {"width": 640, "height": 480, "tokens": 4}}, "in one way"),
+        ({"images": {"width": 2048, "height": 2048}}, "shorter than"),
+        ({"images": {"width": 4100, "height": 20}}, "200 times"),
+        ({"model": "qwen3-0.6b", "images": {"tokens": 4}}, "no vision tower"),
+        ({"model": "idefics2-8b", "images": {"tokens": 64}}, "not modelled yet"),
+        ({"method": "reward"}, "sequence-classification"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        memplan.estimate(job(**keys))
+
+
+def test_images_fill_memory_in_the_tower_and_pairs_see_them_twice() -> None:
+    def forward(**keys: Any) -> int:
+        report = memplan.estimate(job(optimizer="sgd", **keys)).to_dict()["per_gpu"]
+        return int(next(row["bytes"] for row in report["ledger"] if row["name"] == "saved in the vision tower"))
+
+    one, two = ({"per_example": n, "width": 448, "height": 448} for n in (1, 2))
+    assert forward(images=two) == pytest.approx(2 * forward(images=one), rel=0.001)
+    assert forward(images=one, method="simpo") == pytest.approx(2 * forward(images=one), rel=0.001)
+    assert forward(images=one, gradient_checkpointing=True) < forward(images=one) / 10
+
+
+def test_without_images_the_tower_rests() -> None:
+    spec = memplan.load_model("qwen2.5-vl-3b")
+    resting = without_images(spec, False)
+    trained = count([weight for weight in model_weights(resting) if weight.trained])
+    tower = sum(spec.params.by_category[name] for name in ("vision", "projector"))
+    assert trained == spec.params.total - tower
+    assert resting.params == spec.params
+    assert count(model_weights(resting)) == spec.params.total
+    flat = without_images(spec, True)
+    assert count([weight for weight in model_weights(flat) if weight.trained]) == spec.params.total
+
+
+def test_layers_that_attend_to_images_rest_too() -> None:
+    spec = memplan.load_model("llama-3.2-11b-vision")
+    resting = without_images(spec, False)
+    assert (spec.num_layers, resting.num_layers, sum(run.count for run in resting.resting)) == (40, 32, 8)
+    assert resting.params == spec.params
+
+
+def test_blocks_behind_the_one_that_is_read_get_no_gradient() -> None:
+    """LLaVA reads the last state but one: the last block and the norm behind it are never trained."""
+    spec = memplan.load_model("llava-1.5-7b")
+    assert spec.tower is not None
+    block = spec.tower.runs[0].block.parameters
+    left = count([weight for weight in model_weights(spec) if not weight.trained])
+    assert left == block + 2 * 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"model_type": "llava", "text_config": {"model_type": "nobody"}}, UnknownArchitecture, "language model of"),
+        ({"model_type": "llava", "vision_config": {"model_type": "nobody"}}, UnknownArchitecture, "vision tower of"),
+        ({"model_type": "llava", "vision_config": 3}, ModelError, "must be an object"),
+        ({"model_type": "llava", "text_config": TEXT, "vision_feature_layer": 30}, ModelError, "vision_feature_layer"),
+        ({"model_type": "gemma3", "tie_word_embeddings": 1}, ModelError, "tie_word_embeddings"),
+        ({"model_type": "qwen2_vl", **TEXT, "vision_config": {"patch_size": [14, 7]}}, ModelError, "a square"),
+        ({"model_type": "mllama", "vision_config": {"max_num_tiles": 2}}, ModelError, "max_num_tiles"),
+    ],
+)
+def test_odd_configs_are_refused(config: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parse_config(config, "odd")
