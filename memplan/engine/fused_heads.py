@@ -38,6 +38,8 @@ class Scored(NamedTuple):
     """Element size of reference hidden states and head that the loss reads too; 0 without."""
     pairs: bool = True
     """Rows are chosen and rejected halves."""
+    fp32_outputs: bool = False
+    """The model's outputs are converted to fp32 before the loss."""
     caller: list[Tensor] | None = None
     """Where a program leaves what its caller holds until backward is done."""
 
@@ -209,7 +211,7 @@ def verl_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tenso
     utils/experimental/torch_functional.py: FusedLinearForPPOFunction)."""
     tape = p.tape
     itemsize = tape.autocast or hidden.itemsize
-    width, vocabulary = _sizes(p, hidden, weight)
+    _, vocabulary = _sizes(p, hidden, weight)
     tokens = min(LOGPROB_CHUNK, p.tokens)
     part, hidden_dim, weight_dim = Dim("V chunk", tokens * vocabulary), hidden.dim, weight.dim
     hidden_size, weight_size = hidden.itemsize, weight.itemsize
@@ -272,7 +274,7 @@ def _hold(start: Node, storages: Sequence[Storage | None]) -> None:
     while stack:
         node = stack.pop()
         if node.saved:
-            node.saved = [*node.saved, *storages]
+            node.saved, node.packed = [*node.saved, *storages], True
         for edge in node.edges:
             if edge is not None and edge[0] not in seen:
                 seen.add(edge[0])
@@ -350,6 +352,9 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     pieces = ops.split(tape, hidden, rounds, Dim("chunk·h", hidden.dim.elements // rounds))
     logits = [ops.linear(tape, piece, weight, part, "logits of a chunk") for piece in pieces]
     del pieces
+    if scored.fp32_outputs:  # Fabric's precision plugin, when autocast has been left
+        tape.autocast = 0
+        logits = [ops.cast(tape, block, ops.FP32, "logits of a chunk in fp32") for block in logits]
     losses = []
     for block in logits:
         log_probabilities = loss_ops.log_softmax(tape, block, "log-softmax of a chunk")

@@ -5,11 +5,15 @@ Sources are named at each. An in-place backward hands on the storage that was sa
 
 from __future__ import annotations
 
-from memplan.engine import ops
+import weakref
+
+from memplan.engine import loss_ops, ops, routing_ops
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
 
+MOST_CHUNKS = 64
+"""Chunks of a loop that keeps something of each, as played at most."""
 ROWS_AT_ONCE = 128
 """Rows of ``entropy_from_logits`` (trl 1.9, trl/trainer/utils.py)."""
 
@@ -83,9 +87,12 @@ def megatron_fused(p: Pass, logits: Tensor, rows: int) -> Tensor:
     tape = p.tape
     clone = ops.copy(tape, logits, "softmax")
     dim, itemsize = clone.dim, clone.itemsize
+    theirs = weakref.ref(clone.storage) if clone.storage else lambda: None
 
     def backward(t: Tape, grads: Grads) -> Grads:
         low = t.gradient((dim, 2), "gradient in bf16")
+        if node is not None and node.packed:  # made again: only the function itself held it
+            node.saved = [storage for storage in node.saved if storage is not theirs()]
         wide = t.gradient((dim, itemsize))
         del low
         return (wide,)
@@ -108,65 +115,51 @@ def shared_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:
 # -- entropy ----------------------------------------------------------------------------------------------------------
 
 
-def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
+def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """``entropy_from_logits``: log-softmax, its exponential and their product, 128 rows at a time; with a gradient,
-    every chunk keeps the first two (trl 1.9 trainer/utils.py)."""
-    tape, rows = p.tape, min(ROWS_AT_ONCE, p.tokens)
-    part = Dim("128·V", logits.dim.elements // p.tokens * rows)
+    every chunk keeps the first two (trl 1.9 trainer/utils.py). Flattening a slice of several rows copies it."""
+    tape = p.tape
+    flat = ops.copy(tape, logits, "logits, flattened") if sliced and p.rows > 1 else logits
+    count = min(MOST_CHUNKS, max(1, p.tokens // ROWS_AT_ONCE)) if gradient else max(1, p.tokens // ROWS_AT_ONCE)
+    part, scored = Dim("128·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
     if not gradient:
         parts = [tape.new(part, logits.itemsize, "entropy of 128 rows") for _ in range(3)]
-        del parts
+        del parts, flat
         return None
-    source = ops.cast(tape, logits, ops.FP32, "logits in fp32") if tape.autocast else logits
-    whole, itemsize = source.dim, source.itemsize
-    kept = (
-        tape.new(whole, itemsize, "log-softmax for the entropy"),
-        tape.new(whole, itemsize, "softmax for the entropy"),
-    )
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        chunk = [t.gradient((part, itemsize)) for _ in range(4)]
-        pieces = t.gradient((whole, itemsize))
-        del chunk
-        result = t.gradient((whole, itemsize), "joined gradients")
-        del pieces
-        return (result,)
-
-    node = tape.node((source,), kept, backward)
-    return tape.new(p.dim("1", 1), itemsize, "entropy", node)
+    entropies = []
+    for chunk in ops.split(tape, flat, count, part):
+        logps = loss_ops.log_softmax(tape, chunk, "log-softmax for the entropy")
+        product = ops.mul(tape, ops.unary(tape, logps, "softmax for the entropy", saves="result"), logps, "entropy")
+        entropies.append(routing_ops.reduce(tape, product, scored, "entropy"))
+        del product, logps
+    return ops.concatenate(tape, entropies, p.dim("1", 1), "entropy")
 
 
-def entropy_in_kernel(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
+def entropy_in_kernel(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """The kernel that makes log-probabilities makes the entropy too, and both gradients at once."""
     return None
 
 
-def entropy_by_softmax(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
+def entropy_by_softmax(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """``logsumexp(logits) − sum(softmax(logits) · logits)`` in eager torch; torch.compile, which verl and OpenRLHF
     put around it, fuses some of it (verl 0.9 utils/torch_functional.py, OpenRLHF 0.11 models/utils.py)."""
-    tape, dim, itemsize = p.tape, logits.dim, logits.itemsize
-    probabilities = tape.new(dim, itemsize, "softmax for the entropy")
-    product = tape.new(dim, itemsize, "softmax × logits")
+    tape = p.tape
+    enabled, tape.grad_enabled = tape.grad_enabled, tape.grad_enabled and gradient
+    probabilities = ops.unary(tape, logits, "softmax for the entropy", saves="result")
+    sums = loss_ops.logsumexp(tape, logits, p.dim("1", 1))
+    product = ops.mul(tape, probabilities, logits, "softmax × logits")
+    total = routing_ops.reduce(tape, product, p.dim("1", 1), "entropy")
     del product
-    if not gradient:
-        return None
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        sides = t.gradient((dim, itemsize)), t.gradient((dim, itemsize))
-        of_softmax = t.gradient((dim, itemsize))
-        total = t.gradient((dim, itemsize), "sum of gradients")
-        del sides, of_softmax
-        return (total,)
-
-    node = tape.node((logits,), (logits, probabilities), backward)
-    return tape.new(p.dim("1", 1), itemsize, "entropy", node)
+    entropy = ops.add(tape, sums, total, "entropy")
+    tape.grad_enabled = enabled
+    return entropy if gradient else None
 
 
-def entropy_of_clone(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
+def entropy_of_clone(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """slime's ``_VocabParallelEntropy``: a clone of the logits and its softmax, the gradient in place of the softmax.
     Before the loss-OOM change the graph was built whether its gradient was used or not."""
     tape = p.tape
-    clone = ops.copy(tape, logits, "logits of the entropy")
+    clone = ops.copy(tape, logits, "logits of the entropy") if gradient else logits
     softmax = tape.new(clone.dim, clone.itemsize, "softmax for the entropy")
     if not gradient:
         return None
@@ -175,7 +168,7 @@ def entropy_of_clone(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
     return tape.new(p.dim("1", 1), clone.itemsize, "entropy", node)
 
 
-def entropy_of_softmax(p: Pass, logits: Tensor, gradient: bool) -> Tensor | None:
+def entropy_of_softmax(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """One softmax serves both: with a gradient the logits stay too, and backward makes one more tensor."""
     if not gradient:
         return None

@@ -53,6 +53,16 @@ class Head(NamedTuple):
     """Rows are chosen and rejected halves."""
     reference_itemsize: int = 0
     """Element size of the reference's hidden states and head, where the fused loss reads them; 0 without."""
+    projected: int = 0
+    """Positions of each row that the head projects; 0: all."""
+    sliced: int = 0
+    """Positions of each row whose logits the loss reads; 0: all."""
+    rescaled: bool = False
+    """The logits are divided by the temperature, out of place, and those before are let go of."""
+    teacher_itemsize: int = 0
+    """Element size of a teacher's logits, which the loss reads in full; 0 without."""
+    waits: bool = False
+    """The teacher's forward comes between this pass's forward and its loss."""
 
 
 def cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
@@ -132,8 +142,14 @@ def logits_alone(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return p.tape.new(Dim("1", 1), ops.FP32, "loss")
 
 
+def held_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """No loss yet: the logits wait, with their graph."""
+    return logits
+
+
 LOGITS_PROGRAMS: dict[str, Program] = {
     "logits": logits_alone,
+    "held-logits": held_logits,
     "cross-entropy": cross_entropy,
     "chunked-cross-entropy": chunked_cross_entropy,
     "log-softmax": log_softmax,
@@ -150,7 +166,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
 INSIDE = ("cross-entropy", "megatron-cross-entropy")
 """Losses that the model's own forward computes: its locals live meanwhile."""
 
-ENTROPIES: dict[str, Callable[[Pass, Tensor, bool], Tensor | None]] = {
+ENTROPIES: dict[str, Callable[[Pass, Tensor, bool, bool], Tensor | None]] = {
     "rows": head_kernels.entropy_by_rows,
     "kernel": head_kernels.entropy_in_kernel,
     "softmax": head_kernels.entropy_by_softmax,
@@ -182,13 +198,6 @@ def _copied(p: Pass, logits: Tensor, tokens: int, label: str) -> Tensor:
     return p.tape.new(Dim("N·V", tokens * width), logits.itemsize, label)
 
 
-def _entropy_of_shifted(p: Pass, logits: Tensor) -> None:
-    """``entropy_from_logits(shift_logits)``: flattening a slice of several rows copies it."""
-    flat = _copied(p, logits, p.tokens, "logits, flattened") if p.rows > 1 else None
-    head_kernels.entropy_by_rows(p, logits, gradient=False)
-    del flat
-
-
 def _halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """The mean of the scored logits, first of the chosen half, then of the rejected one (trl 0.9 to 0.28)."""
     half = _copied(p, logits, tokens // 2, "scored logits of one half")
@@ -198,7 +207,7 @@ def _halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 def _pairs(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """Entropy, then the mean of each half's scored logits (trl 0.29 to 1.13, trainer/dpo_trainer.py)."""
-    _entropy_of_shifted(p, logits)
+    head_kernels.entropy_by_rows(p, logits, gradient=False)
     return _halves(p, logits, tokens)
 
 
@@ -218,14 +227,14 @@ def _picked_halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 def _chosen_and_rejected(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """The same after an entropy (trl 0.29 to 1.13)."""
-    _entropy_of_shifted(p, logits)
+    head_kernels.entropy_by_rows(p, logits, gradient=False)
     return _picked_halves(p, logits, tokens)
 
 
 def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6,
     trainer/sft_trainer.py)."""
-    head_kernels.entropy_by_rows(p, logits, gradient=False)
+    head_kernels.entropy_by_rows(p, logits, gradient=False, sliced=False)
     shifted = _copied(p, logits, p.tokens, "logits, shifted")
     del shifted
     return []
@@ -258,7 +267,7 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
 def fused_loss(p: Pass, hidden: Tensor, weight: Param, head: Head, rows: int, held: list[Tensor]) -> Tensor:
     """A head that never makes all of the logits."""
     tokens = head.scored_tokens or p.tokens
-    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, held)
+    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, head.fp32_outputs, held)
     return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
 
 
@@ -266,10 +275,12 @@ def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:
     """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees."""
     tape = p.tape
 
+    sliced = not head.tempered and not (head.to_fp32 and not head.frees_logits)
+
     def log_probabilities(inputs: Sequence[Tensor]) -> Tensor:
         (x,) = inputs
         loss = LOGITS_PROGRAMS[head.program](p, x, rows)
-        entropy = ENTROPIES[head.entropy](p, x, head.entropy_gradient) if head.entropy else None
+        entropy = ENTROPIES[head.entropy](p, x, head.entropy_gradient, sliced) if head.entropy else None
         return loss if entropy is None else ops.add(tape, loss, entropy, "loss")
 
     if head.tempered:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from memplan.engine.heads import FUSED_PROGRAMS, Head
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.heads import Head
 from memplan.engine.ops import FP32
-from memplan.spec.recipe import Recipe
+from memplan.spec.recipe import Recipe, Resident
 
 SCORES = {"stacked-log-softmax": "logits", "liger-preference": "hidden"}
 """What the reference runs where the policy's program works on both: logits or hidden states alone."""
@@ -16,6 +17,8 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
     if recipe.loss_head == "score":
         return Head("score")
     whole = graph and rows == recipe.rows
+    projected, sliced = _completion_lengths(recipe)
+    teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference_first
     return Head(
         recipe.loss_head,
@@ -36,13 +39,46 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
         beside_logits=FP32 if code.stacked and graph else 0,
         pairs=recipe.method.pairs,
         reference_itemsize=recipe.compute_itemsize if code.reads_reference and graph else 0,
+        projected=projected,
+        sliced=sliced,
+        rescaled=code.rescales,
+        teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
+        waits=teacher is not None and not recipe.trainer.reference_first,
     )
+
+
+def _completion_lengths(recipe: Recipe) -> tuple[int, int]:
+    """Positions of each row that the head projects and that the loss reads, where these are the completions alone."""
+    code, length = recipe.loss_code, recipe.sequence_length
+    read = min(recipe.completion_length, length - 1)
+    return read + 1 if code.projects_completions else 0, read if code.projects_completions or code.slices_logits else 0
+
+
+def teacher_logits_itemsize(recipe: Recipe, teacher: Resident) -> int:
+    """Element size of a teacher's logits as the loss reads them."""
+    return FP32 if recipe.logits_to_fp32 else recipe.autocast or teacher.itemsize
+
+
+def teacher_head(recipe: Recipe) -> Head:
+    """The teacher's pass gives logits alone."""
+    code = recipe.loss_code
+    return Head("logits", recipe.logits_to_fp32, frees_logits=code.frees_logits, leaves_autocast=code.leaves_autocast)
+
+
+def rollout_head(recipe: Recipe, rows: int) -> Head:
+    """The policy scores its own completions, before the update: old log-probabilities, and with some the entropy."""
+    head = policy_head(recipe, rows, graph=False)
+    entropy = (
+        "" if recipe.loss_head in FUSED_PROGRAMS or not recipe.loss_code.scoring_entropy else recipe.trainer.entropy
+    )
+    return head._replace(entropy=entropy, entropy_gradient=False)
 
 
 def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
     """The head of the reference's pass: the policy's program without a graph, and the copies for the log."""
     code, fused = recipe.loss_code, recipe.loss_head in FUSED_PROGRAMS
     program = SCORES.get(recipe.loss_head, recipe.loss_head)
+    projected, sliced = _completion_lengths(recipe)
     last = code.metrics_everywhere or not recipe.trainer.reference_first
     return Head(
         program,
@@ -53,6 +89,9 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
         tempered=code.tempered,
         leaves_autocast=code.leaves_autocast and not fused,
         hidden_states=_hidden_states(recipe, itemsize, kept=False),
+        projected=projected,
+        sliced=sliced,
+        rescaled=code.rescales,
     )
 
 

@@ -106,13 +106,13 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
     if row.mixed and not autocast and not inside:
         raise InvalidJob(f"precision: {name} without autocast is fp32", "use precision fp32, or leave autocast out")
     compute = DTYPE_BYTES[row.dtype] if split.name == "fsdp2" and row.mixed else row.weights
+    if trainer.megatron and row.master and job.grad_dtype in ("auto", "fp32"):
+        return Stored(row, row.weights, 0, DTYPE_BYTES["fp32"], DTYPE_BYTES["fp32"])
     if job.grad_dtype != "auto" and not inside and DTYPE_BYTES[job.grad_dtype] != row.gradients:
         raise InvalidJob(
             f"grad_dtype: {job.grad_dtype} with {name}: torch keeps gradients in the dtype of their weights",
             "leave grad_dtype out, or use DeepSpeed or FSDP2",
         )
-    if trainer.megatron and row.master and job.grad_dtype == "auto":
-        return Stored(row, row.weights, 0, DTYPE_BYTES["fp32"], DTYPE_BYTES["fp32"])
     gradients = row.gradients if job.grad_dtype == "auto" else DTYPE_BYTES[job.grad_dtype]
     reduce = compute if split.name == "fsdp2" else gradients
     reduce = DTYPE_BYTES[trainer.reduce_dtype] if trainer.reduce_dtype and split.name == "fsdp2" else reduce

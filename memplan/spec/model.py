@@ -158,6 +158,10 @@ class ModelSpec(Frozen):
     """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
     rotary_by_row: bool = False
     """Each row of the batch has tables of its own, since images give it positions of its own (Qwen2-VL)."""
+    residual_fp32: bool = False
+    """The residual stream is kept in fp32 beside half-precision weights (Mamba)."""
+    logits_fp32: bool = False
+    """The model's own forward casts its logits to fp32 (Mamba, Nemotron-H)."""
     logits_scaled: bool = False
     """The logits are multiplied by a number (Cohere, Granite)."""
     scaled_head_input: bool = False
@@ -251,11 +255,14 @@ class ModelSpec(Frozen):
         """Layers save the shared tables themselves, and not tables that they made of them."""
         return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
 
-    @cached_property
+    @property
     def thawed(self) -> "ModelSpec":
         """The same model with nothing frozen."""
-        if not self.is_frozen:
-            return self
+        return self.thawed_copy if self.is_frozen else self
+
+    @cached_property
+    def thawed_copy(self) -> "ModelSpec":
+        """A copy with nothing frozen; a model that kept itself here could not be compared."""
         nothing: frozenset[str] = frozenset()
         runs = (Run(count=run.count, layer=run.layer.model_copy(update={"frozen": nothing})) for run in self.runs)
         return self.model_copy(update={"frozen": nothing, "runs": tuple(runs)})
@@ -319,4 +326,4 @@ class ModelSpec(Frozen):
         weights.
         """
         score = Linear(name="score", inputs=self.head.inputs, outputs=1)
-        return self.model_copy(update={"head": score, "logits_softcap": None, "logits_scaled": False})
+        return self.model_copy(update={"head": score, "logits_softcap": None, "logits_scaled": False, "logits_fp32": False})

@@ -276,6 +276,45 @@ FUSED = ("fused", "chunked-log-probs", "chunked-nll", "liger")
 """Heads that take hidden states."""
 
 
+class EntropyOfSoftmax(torch.autograd.Function):
+    """slime's ``_VocabParallelEntropy`` (utils/ppo_utils.py before its 0.3.1)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        """The entropy of each token."""
+        softmax = (logits - logits.max(dim=-1, keepdim=True).values).exp_()
+        softmax.div_(softmax.sum(dim=-1, keepdim=True))
+        ctx.save_for_backward(logits, softmax)
+        return torch.logsumexp(logits, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The softmax becomes the gradient."""
+        _, softmax = ctx.saved_tensors
+        return softmax.mul_(grads[0].unsqueeze(-1))
+
+
+def entropy_by_rows(logits: Tensor, size: int = 128) -> Tensor:
+    """``entropy_from_logits`` (trl 1.9, trainer/utils.py)."""
+    entropies = []
+    for chunk in logits.reshape(-1, logits.shape[-1]).split(size, dim=0):
+        logps = functional.log_softmax(chunk, dim=-1)
+        entropies.append(-(torch.exp(logps) * logps).sum(-1))
+    return torch.cat(entropies, dim=0)
+
+
+def entropy(style: str, logits: Tensor) -> Tensor | None:
+    """Entropies as a trainer makes them; None where the kernel of the log-probabilities does."""
+    if style == "rows":
+        return entropy_by_rows(logits)
+    if style == "clone":
+        return EntropyOfSoftmax.apply(logits.clone() if torch.is_grad_enabled() else logits)
+    if style == "softmax":
+        probabilities = torch.softmax(logits, dim=-1)
+        return torch.logsumexp(logits, dim=-1) - torch.sum(probabilities * logits, dim=-1)
+    return None
+
+
 def log_probs(program: str, logits: Tensor, labels: Tensor) -> Tensor | None:
     """Log-probabilities by a head's own function; None for heads made of torch's operations."""
     found: Any = None

@@ -1,13 +1,14 @@
 """The loss code of trainers, line by line as far as memory feels it: their locals, their copies, their order.
 
-Each function stands for one trainer's ``compute_loss``; the source is named at each. Data-dependent indexing, which fake
-tensors forbid, is replaced by indexing of the same size.
+Each function stands for one trainer's ``compute_loss``; the source is named at each. Data-dependent indexing, which
+fake tensors forbid, is replaced by indexing of the same size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,8 +24,18 @@ ROWS_AT_ONCE = 128
 class Run:
     """A micro-step's models and data, and how this trainer calls a model."""
 
-    def __init__(self, recipe: Recipe, policy: Any, reference: Any, ids: Tensor, mask: Tensor | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: Any,
+        reference: Any,
+        ids: Tensor,
+        mask: Tensor | None,
+        beside: Mapping[str, Any] = MappingProxyType({}),
+        rollout: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
         self.recipe, self.policy, self.reference, self.ids, self.mask = recipe, policy, reference, ids, mask
+        self.beside, self.rollout = beside, rollout
         self.pairs = ids.shape[0] // 2
         count = recipe.rows * min(recipe.completion_length, recipe.sequence_length - 1)
         self.scored = torch.arange(count, device=ids.device)
@@ -77,16 +88,6 @@ def _to_fp32(value: Any) -> Any:
     return tuple(_to_fp32(each) for each in value) if isinstance(value, tuple) else value
 
 
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """trl 1.9, trainer/utils.py."""
-    flat = logits.reshape(-1, logits.shape[-1])
-    entropies = []
-    for chunk in flat.split(ROWS_AT_ONCE, dim=0):
-        logps = functional.log_softmax(chunk, dim=-1)
-        entropies.append(-(torch.exp(logps) * logps).sum(-1))
-    return torch.cat(entropies, dim=0)
-
-
 def _picked(run: Run, logits: Tensor) -> Tensor:
     """The scored logits of half of the rows, as a mask picks them: without a copy of the slice."""
     tokens = run.scored[: run.scored.numel() // 2]
@@ -130,7 +131,7 @@ def trl_dpo(run: Run) -> Tensor:
 
     loss = run.loss(logps, run.score_reference(score))
     if run.recipe.loss_code.metrics == "pairs":
-        entropy_from_logits(shift_logits.detach())
+        kernels.entropy_by_rows(shift_logits.detach())
     chosen, rejected = shift_logits.detach().chunk(2, dim=0)
     _picked(run, chosen).mean(-1).sum()
     _picked(run, rejected).mean(-1).sum()
@@ -195,7 +196,7 @@ def trl_kto(run: Run) -> Tensor:
 
     loss = run.loss(logps, run.score_reference(score))
     if run.recipe.loss_code.metrics == "chosen-and-rejected":
-        entropy_from_logits(shift_logits.detach())
+        kernels.entropy_by_rows(shift_logits.detach())
     chosen_logits = shift_logits.detach().index_select(0, half)
     rejected_logits = shift_logits.detach().index_select(0, half)
     _picked(run, chosen_logits).mean(-1).sum()
@@ -208,7 +209,7 @@ def trl_sft(run: Run) -> tuple[Tensor, Any]:
     outputs = run.call(run.policy, labels=run.ids)
     if run.recipe.loss_code.metrics == "shifted":
         with torch.no_grad():
-            entropy_from_logits(outputs["logits"])
+            kernels.entropy_by_rows(outputs["logits"])
             shift_logits = outputs["logits"][..., :-1, :].contiguous()
             shift_logits.argmax(dim=-1)
     return outputs["loss"], outputs

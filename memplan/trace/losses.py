@@ -29,6 +29,16 @@ def label_log_probs(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _log_probs(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    scores = _scores(logits, labels, recipe)
+    code = recipe.loss_code
+    if not code.entropy or not torch.is_grad_enabled():
+        return scores
+    with torch.set_grad_enabled(code.entropy_gradient):
+        entropy = kernels.entropy(code.entropy, logits)
+    return scores if entropy is None or not code.entropy_gradient else scores + entropy.view(scores.shape)
+
+
+def _scores(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     found = kernels.log_probs(recipe.loss_head, logits, labels)
     if found is not None:
         return found

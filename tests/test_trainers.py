@@ -1,0 +1,197 @@
+"""Proves that every trainer × method × era is priced or refused by name, and that heads cost what their sources say.
+
+Bytes per logit at the peaks were measured on CPU with a tracker of live ATen storages over the trainers' own code, or
+follow from the code that a row names; where PyTorch scatters in place on a card and the tape, as a dispatch mode does,
+out of place, or sums two gradients, the tape's figure is 2 or 4 bytes more in backward.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from traced_jobs import SMALL
+
+from memplan.engine.build import ledger, stages
+from memplan.engine.traces import Alive
+from memplan.errors import InvalidJob
+from memplan.reporting import phase_of
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.tables.choices import CHOICES
+from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer
+
+MODEL = {**SMALL, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
+MODEL |= {"head_dim": 16, "num_hidden_layers": 1}
+ERAS = [era for eras in TRAINERS.values() for era in eras]
+ROWS, LENGTH = 4, 256
+LOGITS = ROWS * LENGTH * SMALL["vocab_size"]
+
+
+def recipe_of(**keys: Any) -> Recipe:
+    job = {"model": MODEL, "sequence_length": LENGTH, "batch_size": 2, "gradient_checkpointing": "none"}
+    return resolve(read_job({**job, **keys}))
+
+
+def name(era: Trainer) -> str:
+    return f"{era.name} {era.since}".strip()
+
+
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "ipo", "kto", "orpo", "cpo", "simpo"])
+@pytest.mark.parametrize("era", ERAS, ids=name)
+def test_a_trainer_trains_a_method_or_names_those_it_has(era: Trainer, method: str) -> None:
+    keys = {"trainer": era.name, "trainer_version": era.since or None, "method": method}
+    if era.methods and method not in era.methods:
+        with pytest.raises(InvalidJob, match=f"{era.title} has no {method}: it trains {era.methods[0]}") as caught:
+            recipe_of(**keys)
+        assert "use trainer " in caught.value.hint
+        assert era.name not in caught.value.hint.split(",")[0].split()
+        return
+    recipe = recipe_of(**keys)
+    assert max(ledger(recipe, detailed=False).totals()) > 0
+    again = resolve(read_job({key: value for key, value in recipe.job.items() if value is not None}))
+    assert again.loss_head == recipe.loss_head, "the job as reported asks for the same code"
+
+
+def coefficients(keys: dict[str, Any]) -> tuple[float, float, float]:
+    """Bytes per logit: most in forward over all passes, most in backward, kept when backward starts."""
+    rows = ROWS if recipe_of(**keys).method.pairs else ROWS // 2
+    recipe = recipe_of(**keys, **({} if rows == ROWS else {"batch_size": ROWS}))
+    most = {"forward": 0.0, "backward": 0.0}
+    held = 0.0
+    for traced, point in stages(recipe):
+        tail = traced.tail
+        peaks = tail.forward if point == "forward" else tail.backward
+        largest = max(logits(alive) for alive in peaks.values())
+        most[point] = max(most[point], largest + (held if point == "forward" else 0))
+        held += logits(tail.saved) if point == "forward" else 0
+    kept = logits(next(traced for traced, point in stages(recipe) if point == "backward").tail.saved)
+    return round(most["forward"], 1), round(most["backward"], 1), round(kept, 1)
+
+
+def logits(alive: Alive) -> float:
+    return sum(size for tag, size in alive.tags.items() if tag.category == "logits") / LOGITS
+
+
+AMP = {"precision": "bf16-amp"}
+BF16 = {"precision": "bf16", "autocast": False}
+COEFFICIENTS: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
+    "TRL to 0.15, DPO": ({"trainer": "trl", "trainer_version": "0.14", "method": "dpo", **AMP}, (12, 12, 4)),
+    "TRL to 0.15, SimPO": ({"trainer": "trl", "trainer_version": "0.14", "method": "simpo", **AMP}, (8, 12, 8)),
+    "TRL 0.24, SimPO": ({"trainer": "trl", "trainer_version": "0.24", "method": "simpo", **AMP}, (6, 16, 4)),
+    "TRL 0.24, SimPO in bf16": ({"trainer": "trl", "trainer_version": "0.24", "method": "simpo", **BF16}, (4, 4, 4)),
+    "TRL 0.24, CPO": ({"trainer": "trl", "trainer_version": "0.24", "method": "cpo", **AMP}, (8, 18, 6)),
+    "TRL 1.9, DPO": ({"trainer": "trl", "trainer_version": "1.9", "method": "dpo", **AMP}, (13.5, 16, 4)),
+    "TRL 1.14, SimPO": ({"trainer": "trl", "trainer_version": "1.14", "method": "simpo", **AMP}, (6, 8, 4)),
+    "TRL 1.14, SimPO in bf16": ({"trainer": "trl", "trainer_version": "1.14", "method": "simpo", **BF16}, (2, 4, 2)),
+    "TRL 1.14, DPO": ({"trainer": "trl", "trainer_version": "1.14", "method": "dpo", **AMP}, (10, 8, 4)),
+    "TRL 1.14, DPO in bf16": ({"trainer": "trl", "trainer_version": "1.14", "method": "dpo", **BF16}, (5, 4, 2)),
+    "TRL 1.14, KTO": ({"trainer": "trl", "trainer_version": "1.14", "method": "kto", **AMP}, (14, 8, 4)),
+    "TRL 1.14, CPO": ({"trainer": "trl", "trainer_version": "1.14", "method": "cpo", **AMP}, (8, 12, 6)),
+    "LLaMA-Factory, SimPO": ({"trainer": "llamafactory", "method": "simpo", **BF16}, (8, 12, 8)),
+    "LLaMA-Factory, DPO": ({"trainer": "llamafactory", "method": "dpo", **BF16}, (16, 12, 8)),
+    "LLaMA-Factory, KTO": ({"trainer": "llamafactory", "method": "kto", **BF16}, (20, 12, 8)),
+    "princeton-nlp/SimPO": ({"trainer": "simpo-repo", "method": "simpo", **AMP}, (8, 12, 8)),
+    "OpenRLHF, DPO": ({"trainer": "openrlhf", "method": "dpo"}, (10, 8, 4)),
+    "MindSpeed, SimPO": ({"trainer": "mindspeed", "method": "simpo"}, (8, 12, 4)),
+    "MindSpeed, DPO": ({"trainer": "mindspeed", "method": "dpo"}, (16, 16, 4)),
+    "NeMo-Aligner, DPO": ({"trainer": "nemo-aligner", "method": "dpo"}, (12, 20, 4)),
+    "verl": ({"trainer": "verl", "method": "sft"}, (2, 2, 2)),
+    "slime before #1788": ({"trainer": "slime", "trainer_version": "0.2", "method": "sft"}, (8, 10, 4)),
+    "slime before, entropy": (
+        {"trainer": "slime", "trainer_version": "0.2", "method": "sft", "entropy": "metric"},
+        (16, 14, 12),
+    ),
+    "slime #1788, entropy": (
+        {"trainer": "slime", "trainer_version": "0.3", "method": "sft", "entropy": "metric"},
+        (12, 10, 4),
+    ),
+    "slime, one softmax": ({"trainer": "slime", "method": "sft"}, (8, 6, 4)),
+}
+
+
+@pytest.mark.parametrize("case", COEFFICIENTS)
+def test_bytes_per_logit_of_a_trainer(case: str) -> None:
+    keys, expected = COEFFICIENTS[case]
+    assert coefficients(keys) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "sft", "entropy": "loss"}, "entropy: cross-entropy makes no log-probabilities"),
+        ({"method": "sft", "temperature": 0.7}, "temperature: cross-entropy makes no log-probabilities"),
+        ({"method": "reward", "recompute_loss": True}, "recompute_loss: a scalar head has no vocabulary"),
+        ({"method": "dpo", "loss_head": "cut-cross-entropy"}, "gives no log-probabilities for dpo"),
+        (
+            {"trainer": "trl", "method": "dpo", "reference": "offloaded"},
+            "reference: TRL keeps no reference on the host",
+        ),
+        ({"trainer": "slime", "method": "sft", "sharding": "zero2"}, "sharding: slime runs on Megatron"),
+        ({"temperature": 0}, "temperature"),
+    ],
+)
+def test_what_a_head_does_not_do_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        recipe_of(**keys)
+
+
+def peak(**keys: Any) -> int:
+    """The forward's and backward's peak: the optimizer's step is not what heads change."""
+    book = ledger(recipe_of(**keys), detailed=False)
+    return max(t for i, t in zip(book.schedule, book.totals(), strict=True) if phase_of(i) != "step")
+
+
+@pytest.mark.parametrize("trainer", [name for name, eras in TRAINERS.items() if "dpo" in (eras[-1].methods or ["dpo"])])
+def test_entropy_temperature_and_an_sft_term_never_cost_less(trainer: str) -> None:
+    version = "1.13" if trainer == "trl" else None
+    keys = {"trainer": trainer, "trainer_version": version, "method": "dpo"}
+    sizes = [peak(**keys, entropy=entropy) for entropy in CHOICES["entropy"]]
+    assert all(a <= b for a, b in pairwise(sizes)), sizes
+    assert peak(**keys, temperature=0.7) >= sizes[0]
+    assert peak(**keys, sft_term=True) >= peak(**keys, sft_term=False)
+
+
+def test_a_recomputed_loss_keeps_less_of_an_entropy() -> None:
+    keys = {"method": "simpo", "entropy": "loss", "loss_head": "log-softmax"}
+    saved = [stages(recipe_of(**keys, recompute_loss=again))[0][0].tail.saved.size for again in (False, True)]
+    assert saved[1] < saved[0] / 2
+
+
+@pytest.mark.parametrize("head", ["fused", "chunked"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "simpo"])
+def test_heads_without_logits_do_not_grow_with_them(head: str, method: str) -> None:
+    """Twice the tokens cost less than a byte for each logit more."""
+    long = [peak(method=method, loss_head=head, batch_size=16, sequence_length=n) for n in (2048, 4096)]
+    rows = 16 * (2 if recipe_of(method=method).method.pairs else 1)
+    assert long[1] - long[0] < rows * 2048 * SMALL["vocab_size"]
+
+
+def test_liger_keeps_the_gradients_that_it_makes_in_forward() -> None:
+    """liger-kernel 0.8.5: hidden states and head in their own dtype, and logits of a chunk about as large as they."""
+    recipe = recipe_of(method="sft", kernels="liger")
+    (policy, _), _ = stages(recipe)
+    kept = {tag.label: size for tag, size in policy.tail.saved.tags.items()}
+    assert kept["head gradient made in forward"] == SMALL["vocab_size"] * 64 * 2
+    assert kept["hidden gradient made in forward"] == 2 * LENGTH * 64 * 2
+    chunk = next(tag for tag in policy.tail.forward["loss"].tags if tag.label == "logits of a chunk")
+    assert chunk.elements == 2 * SMALL["vocab_size"], "512 tokens over 500 rounds"
+
+
+def test_a_swapped_reference_takes_no_room_of_its_own() -> None:
+    keys = {"method": "dpo", "trainer": "nemo-aligner"}
+    recipe = recipe_of(**keys)
+    assert (recipe.reference, recipe.residents) == ("offloaded", ())
+    assert peak(**keys) < peak(**keys, reference="resident")
+
+
+def test_megatron_states_are_eighteen_bytes_a_parameter() -> None:
+    recipe = recipe_of(trainer="slime", method="sft")
+    book = ledger(recipe)
+    states = book.by_category(book.schedule[0])
+    total = sum(states[kind] for kind in ("parameters", "gradients", "master_weights", "optimizer_states"))
+    assert total == pytest.approx(18 * recipe.model.params.total, rel=1e-3)
+
+
+def test_every_shown_head_is_one_that_a_job_can_ask_for() -> None:
+    assert set(SHOWN_HEADS.values()) <= set(CHOICES["loss_head"])
