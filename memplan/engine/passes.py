@@ -43,7 +43,9 @@ class PassPlan(NamedTuple):
         tower = self.spec.tower
         if self.images is None or tower is None:
             return None
-        checkpointed = self.style in ("checkpoint", "reentrant") and (self.mode.adapter is not None or bool(self.spec.frozen))
+        checkpointed = self.style in ("checkpoint", "reentrant") and (
+            self.mode.adapter is not None or bool(self.spec.frozen)
+        )
         return TowerPlan(
             tower,
             self.spec.hidden_size,

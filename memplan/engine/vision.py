@@ -129,7 +129,8 @@ def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, leaf: boo
         x = ops.add(tape, x, ops.expand(tape, found, whole), "patch embeddings")
     if "pos_embed" in bare:
         weight = p.param("pos_embed", bare["pos_embed"].parameters)
-        x = ops.add(tape, x, ops.embedding(tape, weight, whole, weight.itemsize), "patch embeddings")
+        found = ops.cast(tape, ops.embedding(tape, weight, whole, weight.itemsize), x.itemsize, "patch embeddings")
+        x = ops.add(tape, x, found, "patch embeddings")
     for each in part.norms:
         x = norm(p, each, x, "h")
     return x

@@ -45,7 +45,7 @@ class TowerPlan(NamedTuple):
     def vision_mode(self) -> Mode:
         """How the tower runs."""
         mode = self.mode._replace(trained=False) if "vision" in self.frozen else self.mode
-        bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl")
+        bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
         return mode._replace(narrow_stream=mode.autocast) if bare and mode.autocast else mode
 
     @property

@@ -14,6 +14,7 @@ from memplan.spec.recipe import Recipe
 from memplan.trace import losses
 from memplan.trace.images import image_inputs, token_types
 from memplan.trace.loops import Run, find_loop
+from memplan.trace.online import find_online, plain_value_loss, rollout
 
 Begin = Callable[[str], None]
 Sync = Callable[[bool], None]
@@ -27,6 +28,8 @@ class Batch(NamedTuple):
     mask: Tensor | None
     images: Mapping[str, Any] = MappingProxyType({})
     """Arguments of the model beside them, for all rows."""
+    rollout: Mapping[str, Tensor] = MappingProxyType({})
+    """What a rollout gave, for the loss."""
 
     def half(self, which: int) -> Batch:
         """The chosen (0) or the rejected (1) sequences: views, so they cost nothing."""
@@ -45,7 +48,7 @@ def make_batch(recipe: Recipe, device: str, image_token: int = 1) -> Batch:
     if images:
         one = [image_token if kind else 0 for kind in token_types(recipe)]
         ids = torch.tensor([one] * recipe.rows, device=device)
-    return Batch(ids, mask, images)
+    return Batch(ids, mask, images, rollout(recipe, device))
 
 
 class MicroStep:
@@ -54,9 +57,16 @@ class MicroStep:
     """
 
     def __init__(
-        self, recipe: Recipe, policy: Any, reference: Any, device: str, begin: Begin, sync: Sync = lambda reduces: None
+        self,
+        recipe: Recipe,
+        policy: Any,
+        reference: Any,
+        device: str,
+        begin: Begin,
+        sync: Sync = lambda reduces: None,
+        beside: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.recipe, self.policy, self.reference = recipe, policy, reference
+        self.recipe, self.policy, self.reference, self.beside = recipe, policy, reference, beside
         self.device, self.begin, self.sync = device, begin, sync
 
     def run(self, batch: Batch, is_last: bool = True) -> None:
@@ -65,7 +75,10 @@ class MicroStep:
         self.begin("forward")
         self.last_reduces = is_last or recipe.sync_each_batch
         self.sync(self.last_reduces)
-        loop = find_loop(recipe)
+        if recipe.critic is not None:
+            self._loop(plain_value_loss, batch)
+            self.begin("forward")
+        loop = find_online(recipe) or find_loop(recipe)
         if loop is not None and recipe.pair_pass == "concatenated":
             self._loop(loop, batch)
         elif recipe.method.name == "sft":
@@ -131,7 +144,7 @@ class MicroStep:
 
     def _loop(self, loop: Callable[[Run], Any], batch: Batch) -> None:
         """A trainer's own loss code; what it returns beside the loss is held through backward."""
-        found = loop(Run(self.recipe, self.policy, self.reference, batch.ids, batch.mask))
+        found = loop(Run(self.recipe, self.policy, self.reference, batch.ids, batch.mask, self.beside, batch.rollout))
         loss, held = found if isinstance(found, tuple) else (found, None)
         del found
         self._backward(loss)

@@ -1,0 +1,109 @@
+"""Proves that engine and trace agree on vision-language models, with images and without: every phase within 0.3 %."""
+
+from typing import Any
+
+import pytest
+from traced_jobs import Job, traces
+
+from memplan.api import estimate
+from memplan.trace.result import Trace
+
+CLOSE = 0.003
+TEXT: Job = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8000,
+}
+TOWER: Job = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 224,
+    "patch_size": 14,
+}
+SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+PATCHES: Job = {"depth": 4, "hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "out_hidden_size": 512}
+ROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
+MODELS: dict[str, Job] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": TOWER | {"model_type": "clip_vision_model"},
+    },
+    "gemma3": {
+        "text_config": TEXT | {"head_dim": 64, "sliding_window": 1024},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 64,
+    },
+    "paligemma": {
+        "text_config": {"model_type": "gemma", "head_dim": 64, **TEXT},
+        "vision_config": SIGLIP,
+        "projection_dim": 512,
+    },
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": TOWER | {"model_type": "internvl_vision", "attention_bias": True},
+    },
+    "qwen2_vl": TEXT | ROPE | {"vision_config": {"depth": 4, "embed_dim": 256, "num_heads": 4, "hidden_size": 512}},
+    "qwen2_5_vl": TEXT | ROPE | {"vision_config": PATCHES | {"fullatt_block_indexes": [1, 3]}},
+    "qwen3_vl": {
+        "text_config": TEXT | {"head_dim": 64},
+        "vision_config": PATCHES | {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 2]},
+    },
+    "mllama": {
+        "text_config": TEXT
+        | {"cross_attention_layers": [1], "pad_token_id": 0, "rope_scaling": {"rope_type": "default"}},
+        "vision_config": {
+            "hidden_size": 256,
+            "num_hidden_layers": 31,
+            "num_global_layers": 1,
+            "intermediate_size": 512,
+        },
+    },
+}
+IMAGE = {"images": {"width": 336, "height": 336}}
+LORA = {"lora": {"r": 8}}
+FULL = {"gradient_checkpointing": "full"}
+
+
+def job(model: str, **keys: Any) -> Job:
+    """A job over one of the models."""
+    length = 1024 if model == "internvl" else 512
+    named = {"model_type": model, **MODELS[model]}
+    return {"model": named, "method": "sft", "precision": "bf16", "batch_size": 2, "sequence_length": length, **keys}
+
+
+JOBS = [
+    *(job(model, **IMAGE) for model in MODELS if model != "mllama"),
+    *(job(model, optimizer_impl="fused", **FULL) for model in ("gemma3", "qwen2_5_vl", "mllama")),
+    *(job(model, **IMAGE, **FULL) for model in ("gemma3", "qwen3_vl")),
+    *(job(model, **IMAGE, **LORA, **FULL) for model in ("llava", "qwen2_5_vl")),
+    *(job(model, **IMAGE, method="dpo", attention="eager") for model in ("llava", "qwen2_5_vl")),
+    *(job(model, **IMAGE, precision="bf16-amp") for model in ("internvl", "qwen3_vl")),
+    job("internvl", **IMAGE, **LORA),
+    job("qwen2_vl", **IMAGE, precision="fp32"),
+]
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[int, Trace]:
+    found = traces(JOBS)
+    assert all(isinstance(each, Trace) for each in found), [str(each) for each in found if not isinstance(each, Trace)]
+    return dict(enumerate(found))  # type: ignore[arg-type]
+
+
+def name(described: Job) -> str:
+    said = [
+        f"{key}={value}" for key, value in described.items() if key not in ("model", "batch_size", "sequence_length")
+    ]
+    return " ".join([described["model"]["model_type"], *said])
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=[name(each) for each in JOBS])
+def test_estimate_agrees_with_the_trace(number: int, traced: dict[int, Trace]) -> None:
+    estimated = estimate(JOBS[number]).to_dict()["per_gpu"]["phases"]
+    for phase in traced[number].phases:
+        assert estimated[phase.name] == pytest.approx(phase.allocated_bytes, rel=CLOSE), phase.name
