@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.traces import Alive, LayerTrace
+from memplan.tables.loss_heads import LOSS_HEADS
 
 TORCH = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, activations"
 
@@ -28,6 +29,8 @@ class KeptGradients(NamedTuple):
     shard_itemsize: int
     into_step: bool = True
     """Whole gradients are still there in the optimizer's step."""
+    until: str = ""
+    """The last instant of what remains, where an engine of its own steps before the end."""
 
     def shard(self, whole: int) -> int:
         """Bytes of one rank's shard of ``whole`` bytes of gradients."""
@@ -36,7 +39,7 @@ class KeptGradients(NamedTuple):
     def last(self, book: Ledger, name: str) -> str:
         """The last instant of gradients that are kept whole."""
         if self.layers:
-            return "" if self.into_step else book.schedule[-2]
+            return self.until if self.into_step else book.schedule[-2]
         return f"{name}.reduce"
 
 
@@ -169,7 +172,7 @@ class PassRows:
         name, chosen, layers = self.traced.plan.name, self.traced.backward_layers, self.traced.layers
         self._enter_tail_gradients(first_of[chosen[0]], kept)
         why = "each weight's gradient is kept from its layer's backward to the optimizer's step"
-        dies = kept.last(self.book, name) if kept.layers else ""
+        dies = kept.last(self.book, name) if kept.layers else kept.until
 
         def enter(label: str, whole: int, born: str, last: str) -> None:
             size = whole if kept.layers else kept.shard(whole)
@@ -191,7 +194,7 @@ class PassRows:
         head = tail.head_gradient if tied else 0
         rest, end = tail.gradients - head, f"{name}.embedding-backward"
         label = "gradient of the final norm" if tied else "gradients of head and final norm"
-        until = self._consumed(f"{name}.final-norm-backward", kept.last(self.book, name) if whole else "")
+        until = self._consumed(f"{name}.final-norm-backward", kept.last(self.book, name) if whole else kept.until)
         self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")
         waits = "held by the engine until the embedding's gradient arrives"
         self._gradient("gradient of the tied head", head, born, self._consumed(end, end), waits)
@@ -203,7 +206,7 @@ class PassRows:
         root = tail.gradients + (0 if tied else embedding)
         why = "each rank keeps its part of the reduced gradients"
         size = kept.shard(root) if kept.root else kept.shard(root - rest)
-        self._gradient("shards of gradients of the root", size, self.book.after(f"{name}.reduce"), "", why)
+        self._gradient("shards of gradients of the root", size, self.book.after(f"{name}.reduce"), kept.until, why)
 
     def _gradient(self, label: str, size: int, born: str, dies: str, why: str) -> None:
         """A row of gradients that stay."""
@@ -238,11 +241,25 @@ class PassRows:
                 dies,
                 template=f"layers × tensors × bytes × {tag.symbol}",
                 numbers=(count, tensors, tag.itemsize, tag.elements),
-                why=f"{name} pass: {tag.label}",
-                source=TORCH,
+                why=f"{name} pass: {tag.label}" + (self._per_logit(size, alive) if tag.category == "logits" else ""),
+                source=self._source(tag.category),
             )
         if rest > 0:
             self.book.add(f"transients, {where}", "temporaries", rest * count, born, dies, source=TORCH)
+
+
+    def _per_logit(self, size: int, alive: Alive) -> str:
+        """Its share of the bytes per logit at an instant, and why the head costs that."""
+        plan = self.traced.plan
+        logits = plan.rows * plan.length * plan.spec.head.outputs
+        whole = sum(each for tag, each in alive.tags.items() if tag.category == "logits") / logits
+        reason = LOSS_HEADS.get(plan.head.program, ("",))[0]
+        return f", {size / logits:.3g} of {whole:.3g} bytes per logit here{f': {reason}' if reason else ''}"
+
+    def _source(self, category: str) -> str:
+        if category != "logits":
+            return TORCH
+        return LOSS_HEADS.get(self.traced.plan.head.program, ("", TORCH))[1]
 
 
 def _by_kind(layers: list[LayerTrace], indices: range) -> Iterator[tuple[LayerTrace, list[int]]]:

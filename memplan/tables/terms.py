@@ -630,11 +630,12 @@ _ROWS = (
         key="loss-head",
         title="loss head",
         what=(
-            "How hidden states become a loss: cross-entropy, log-softmax with gather, selective, a Triton kernel, or "
-            "fused with the projection. Trainer and version decide, and with them between 4 and 16 bytes per logit."
+            "How hidden states become a loss: cross-entropy, log-softmax with gather, selective, a kernel, chunked, or "
+            "fused with the projection. Trainer, version and method decide, and with them between 2 and 20 bytes per "
+            "logit; --explain says at each row of logits how many, and why."
         ),
         formula="bytes per logit, forward / backward / kept: cross-entropy 10/12/4; log-softmax bf16 4/6/2; fused 0",
-        source="transformers 5.23 loss/loss_utils.py; trl 0.14 to 1.16 trainer/utils.py, kernels/",
+        source="transformers 5.23 loss/loss_utils.py; trl 0.14 to 1.16; each trainer's own code, as its row names it",
         section="loss-head",
         see=("logits", "pair-pass", "tied-embeddings"),
         aliases=("head", "loss", "lm head", "fused head", "selective", "selective log softmax", "liger"),
