@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from memplan.engine.choices import enter_choices
-from memplan.engine.deepspeed import deepspeed_step
+from memplan.engine.critic import NAME as CRITIC
+from memplan.engine.critic import STEP as CRITIC_STEP
+from memplan.engine.critic import critic_pass, critic_weights
+from memplan.engine.deepspeed import enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
-from memplan.engine.losses import policy_head
+from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
-from memplan.engine.resident import enter_residents, reference_pass
-from memplan.engine.sharding import (
-    Held,
-    enter_sharding,
-    gathers,
-    gone_in_step,
-    gradient_itemsize,
-    gradient_mode,
-    held,
-    kept_gradients,
-    main_gradients,
-    second_mode,
-)
-from memplan.engine.states import (
-    FP32,
-    enter_states,
-    flat_copies,
-    last_update,
-    refresh_bytes,
-    shard_elements,
-    step_temporaries,
-)
-from memplan.engine.tensors import Weight, count, model_weights
+from memplan.engine.resident import enter_residents, reference_pass, teacher_pass
+from memplan.engine.rollouts import enter_critic_hidden, enter_rollout, enter_step_outputs, enter_teacher
+from memplan.engine.sharding import enter_sharding, gathers, gradient_mode, held, kept_gradients, second_mode
+from memplan.engine.states import enter_states
+from memplan.engine.step_rows import enter_gradients, enter_step
+from memplan.engine.tensors import model_weights
 from memplan.engine.units_of_model import units
 from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
 from memplan.spec.recipe import Recipe
@@ -51,30 +37,52 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     passes = stages(recipe)
     schedule = [instant for traced, point in passes for instant in _instants(recipe, traced, point)]
     book = Ledger([*schedule, STEP], detailed)
-    holds = held(recipe)
+    holds, critic = held(recipe), critic_weights(recipe)
+    apart = recipe.critic is not None and recipe.critic.apart
     enter_states(book, recipe, weights, holds)
-    _enter_gradients(book, recipe, weights)
+    if critic:
+        enter_states(book, recipe, critic, holds, "critic")
+    enter_gradients(book, recipe, weights if apart else [*weights, *critic], book.after(CRITIC_STEP) if apart else "")
+    if apart:
+        enter_gradients(book, recipe, critic, dies=CRITIC_STEP)
     for traced, point in passes:
         if point == "forward":
             PassRows(traced, book).enter_forward()
             enter_shared(book, recipe, traced)
             enter_choices(book, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
-        else:
+        elif point == "backward":
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
             kept = kept_gradients(recipe, waits)
             waits = waits and (recipe.accumulation > 1 or shares_casts(recipe) or gathers(recipe))
             consumer = "chosen" if waits else ""
+            if apart and traced.plan.name == CRITIC:
+                kept = kept._replace(until=CRITIC_STEP)
             PassRows(traced, book, consumer).enter_backward(kept)
             enter_embedding(book, traced, kept, consumer)
             enter_tower_backward(book, traced, kept)
+        _enter_beside(book, recipe, traced, point)
     enter_sharding(book, recipe, weights, units(weights, recipe.model), passes)
-    _enter_step(book, recipe, weights)
+    enter_step(book, recipe, weights if apart else [*weights, *critic], STEP)
+    if recipe.critic is not None and apart:
+        enter_step(book, recipe, critic, CRITIC_STEP)
+        if recipe.zero_stage >= 0:
+            enter_zero(book, recipe, units(critic, recipe.critic.spec), CRITIC)
+    enter_rollout(book, recipe)
     enter_residents(book, recipe)
     enter_batch(book, recipe)
     enter_buffers(book, recipe)
     enter_overhead(book, recipe)
     return book
+
+
+def _enter_beside(book: Ledger, recipe: Recipe, traced: TracedPass, point: str) -> None:
+    """What the loops of online methods and of distillation hold beside a pass."""
+    if traced.plan.name == CRITIC and point == "forward":
+        enter_critic_hidden(book, recipe, traced)
+    elif traced.plan.name == "policy" and point == "forward":
+        enter_teacher(book, recipe, traced)
+        enter_step_outputs(book, recipe, traced)
 
 
 def policy_mode(recipe: Recipe) -> Mode:
@@ -89,7 +97,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
-        stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
+        stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
     )
 
 
@@ -116,7 +124,12 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
 
 
 def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """The passes of one micro-step in order, each with the half that happens then: forward or backward."""
+    """The passes of one micro-step in order, each with the half that happens then: forward or backward, or the loss
+    where another model's forward comes before it."""
+    if recipe.teacher:
+        return _distillation(recipe)
+    if recipe.method.optional_reference:
+        return _after_rollout(recipe)
     first = gradient_mode(recipe)
     half, schedule = recipe.batch_size, recipe.pair_pass
     scoring = (
@@ -149,6 +162,35 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     return [*scoring, *scored, *halves]  # type: ignore[list-item]
 
 
+def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """Student and teacher; the loss is made when both have spoken."""
+    assert recipe.teacher is not None
+    student = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
+    teacher = teacher_pass(recipe, recipe.teacher)
+    if student.plan.head.waits:
+        return [(student, "forward"), (teacher, "forward"), (student, "loss"), (student, "backward")]
+    return [(teacher, "forward"), (student, "forward"), (student, "backward")]
+
+
+def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
+    policy are trained on them."""
+    mode, before = gradient_mode(recipe), []
+    if recipe.trainer.scores_rollouts:
+        plan = policy_plan(recipe, "old", recipe.rows, "no-grad")
+        before.append((TracedPass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
+    reference = reference_pass(recipe, recipe.rows)
+    before += [(reference, "forward")] if reference else []
+    policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
+    update = [(policy, "forward"), (policy, "backward")]
+    if recipe.critic is None:
+        return [*before, *update]
+    critic = critic_pass(recipe, recipe.critic, mode)
+    if recipe.critic.together:
+        return [*before, (critic, "forward"), *update, (critic, "backward")]
+    return [*before, (critic, "forward"), (critic, "backward"), *update]
+
+
 def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPass]:
     """Chosen and rejected of one backward: rejected runs back first, and its gradients wait for those of chosen.
 
@@ -170,92 +212,12 @@ def shares_casts(recipe: Recipe) -> bool:
 
 
 def _instants(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
+    if point == "loss":
+        return [f"{traced.plan.name}.loss"]
     if point == "forward":
-        return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + traced.forward_instants()
+        forward = traced.forward_instants()
+        forward = forward[:-1] if traced.plan.head.waits else forward
+        return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + forward
+    apart = recipe.critic is not None and recipe.critic.apart and traced.plan.name == CRITIC
     reduce = [f"{traced.plan.name}.reduce"] if recipe.ranks > 1 or recipe.zero_stage >= 2 else []
-    return traced.backward_instants() + reduce
-
-
-def _enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
-    """With accumulation, all gradients are there from the first micro-step's backward to the step.
-
-    FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
-    """
-    if (recipe.accumulation == 1 and not main_gradients(recipe)) or recipe.zero_stage == 3:
-        return
-    if recipe.ranks > 1 and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
-        return  # they are in the buckets
-    trained = [weight for weight in weights if weight.trained]
-    shards, whole = held(recipe).gradient_shards, False
-    if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
-        shards, whole = 1, True
-    rows = recipe.sharding == "fsdp2"
-    elements = shard_elements(trained, shards, rows)
-    size = sum(
-        shard_elements([weight], shards, rows)
-        * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
-        for weight in trained
-    )
-    itemsize = round(size / max(elements, 1), 4)
-    book.add(
-        "accumulated gradients",
-        "gradients",
-        size,
-        dies=book.schedule[-2] if gone_in_step(recipe) else "",
-        template="trained elements × gradient bytes",
-        numbers=(elements, itemsize),
-        why="from the second micro-step on, gradients are resident in forward too",
-        source="torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
-    )
-
-
-def _enter_step(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
-    """What the optimizer's step holds for a moment."""
-    holds, optimizer, impl = held(recipe), recipe.optimizer, recipe.optimizer_impl
-    trained = [weight for weight in weights if weight.trained]
-    if recipe.zero_stage >= 0 and recipe.precision.master:
-        elements, itemsize = deepspeed_step(recipe, count(trained), flat_copies(recipe))
-        if recipe.zero_stage == 1:
-            owned = shard_elements(trained, recipe.ranks)
-            book.add(
-                "owned gradients",
-                "gradients",
-                owned * recipe.gradient_itemsize,
-                STEP,
-                STEP,
-                template="trained elements / ranks × bytes",
-                numbers=(owned, recipe.gradient_itemsize),
-                why="gradients of other ranks' partitions are freed before the step",
-                source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: free_grad_in_param_list",
-            )
-    elif optimizer.fused_backward[0]:
-        elements, itemsize = last_update(recipe, trained)
-    else:
-        elements, itemsize = _largest_step(recipe, trained, holds)
-    refresh = refresh_bytes(recipe, trained, FP32 if recipe.precision.weights == FP32 else 2, 1)
-    book.add(
-        f"temporaries of the {impl} step",
-        "optimizer_temporaries",
-        elements * itemsize,
-        STEP,
-        STEP,
-        template="elements × bytes",
-        numbers=(elements, itemsize),
-        why=f"{optimizer.title}, {impl}",
-        source=optimizer.source,
-        low=0 if optimizer.band or (optimizer.gathers and holds.optimizer_shards > 1) else -1,
-        high=refresh if refresh > elements * itemsize else -1,
-    )
-
-
-def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
-    """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
-
-    foreach takes one dtype at a time, but its loop's variables hold the copies of the one before.
-    """
-    sizes = {}
-    for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
-        same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
-        sizes[itemsize] = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
-    smallest = min(sizes)
-    return (sum(sizes.values()) if recipe.optimizer_impl == "foreach" else max(sizes.values())) // smallest, smallest
+    return traced.backward_instants() + reduce + ([CRITIC_STEP] if apart else [])

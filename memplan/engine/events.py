@@ -57,7 +57,8 @@ def step_events(recipe: Recipe, steps: int = 2) -> StepEvents | None:
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """One GPU without DeepSpeed, optimizer states of whole elements; accumulation not with two forwards."""
+    """One GPU without DeepSpeed, one trained model, optimizer states of whole elements; accumulation not with two
+    forwards."""
     return (
         recipe.ranks == 1
         and recipe.zero_stage < 0
@@ -66,6 +67,8 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.optimizer.blocks is None
         and not recipe.optimizer.fused_backward[0]
         and not recipe.model.is_frozen
+        and recipe.critic is None
+        and recipe.teacher is None
         and (recipe.accumulation == 1 or recipe.pair_pass != "two-forward")
     )
 

@@ -81,7 +81,9 @@ def enter_probabilities(book: Ledger, recipe: Recipe, traced: TracedPass, inside
 
 def enter_buffers(book: Ledger, recipe: Recipe) -> None:
     """Tables and masks that the classes keep beside their parameters, a copy for each model that is there."""
-    for name, spec in (("model", recipe.model), *((f"{each.role} model", each.spec) for each in recipe.residents)):
+    critic = (("critic", recipe.critic.spec),) if recipe.critic else ()
+    residents = ((f"{each.role} model", each.spec) for each in recipe.residents)
+    for name, spec in (("model", recipe.model), *critic, *residents):
         if spec.buffer_bytes:
             book.add(
                 f"buffers of the {name}",

@@ -275,7 +275,7 @@ def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:
     """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees."""
     tape = p.tape
 
-    sliced = not head.tempered and not (head.to_fp32 and not head.frees_logits)
+    sliced = not head.tempered and not head.rescaled and not (head.to_fp32 and not head.frees_logits)
 
     def log_probabilities(inputs: Sequence[Tensor]) -> Tensor:
         (x,) = inputs

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.losses import has_reference_pass, reference_head
+from memplan.engine.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass
-from memplan.engine.states import enter_quantised
-from memplan.engine.states import shard_elements
+from memplan.engine.states import enter_quantised, shard_elements
 from memplan.engine.tensors import model_weights
 from memplan.spec.recipe import Recipe, Resident
 
@@ -44,6 +43,21 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)
     return TracedPass(plan._replace(images=recipe.images if recipe.model.tower else None))
+
+
+def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
+    """The no-grad forward that gives the teacher's logits."""
+    mode = Mode(
+        weight_itemsize=teacher.itemsize,
+        trained=not teacher.frozen,
+        autocast=recipe.autocast,
+        attention=recipe.attention,
+        padded=recipe.padded,
+        half_to_float=recipe.half_to_float,
+        stream_itemsize=4 if recipe.autocast and teacher.spec.widens_stream else 0,
+    )
+    head = teacher_head(recipe)
+    return TracedPass(PassPlan("teacher", teacher.spec, mode, recipe.rows, recipe.sequence_length, "no-grad", head))
 
 
 def enter_residents(book: Ledger, recipe: Recipe) -> None:

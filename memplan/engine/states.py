@@ -84,19 +84,20 @@ def last_update(recipe: Recipe, trained: list[Weight]) -> tuple[int, int]:
     return elements, single if recipe.precision.weights == FP32 else half
 
 
-def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held) -> None:
+def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held, owner: str = "policy") -> None:
     """Rows that live for the whole step: weights, master weights and optimizer states, as this rank holds them."""
     trained = [weight for weight in weights if weight.trained]
+    of_owner = "" if owner == "policy" else f" of the {owner}"
     for label, group, category in (
         ("weights", [w for w in trained if not w.adapter], "parameters"),
         ("adapters", [w for w in trained if w.adapter], "adapters"),
     ):
-        _enter_stored(book, recipe, f"{label} of the policy", category, group, held)
-    enter_frozen(book, recipe, [weight for weight in weights if not weight.trained], held)
+        _enter_stored(book, recipe, f"{label} of the {owner}", category, group, held)
+    enter_frozen(book, recipe, [weight for weight in weights if not weight.trained], held, owner)
     precision = recipe.precision
     elements = shard_elements(trained, held.optimizer_shards)
     book.add(
-        "fp32 master weights",
+        f"fp32 master weights{of_owner}",
         "master_weights",
         elements * precision.master,
         template=f"elements{_over(held.optimizer_shards)} × 4",
@@ -104,7 +105,7 @@ def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held
         why="the optimizer steps on an fp32 copy of the half-precision weights",
         source="deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: single_partition_of_fp32_groups",
     )
-    _enter_optimizer(book, recipe, weights, held)
+    _enter_optimizer(book, recipe, weights, held, of_owner)
 
 
 def steps_on_flat(recipe: Recipe) -> bool:
@@ -127,7 +128,7 @@ def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[t
     ]
 
 
-def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held) -> None:
+def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held, of_owner: str) -> None:
     """States on the card, and those in managed memory, which count on the host."""
     optimizer, tensors = recipe.optimizer, stepped_tensors(recipe, weights, held)
     elements = sum(tensor.elements * copies for tensor, copies in tensors)
@@ -139,7 +140,7 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: 
     template, over = f"elements{_over(held.optimizer_shards)} × state bytes", max(elements, 1)
     if paged:
         book.add(
-            f"paged {optimizer.title} states",
+            f"paged {optimizer.title} states{of_owner}",
             "optimizer_states",
             paged,
             place="host",
@@ -150,7 +151,7 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: 
             source=f"{optimizer.source}; get_state_buffer: tensors of 100,000 elements and more",
         )
     book.add(
-        f"{optimizer.title} states",
+        f"{optimizer.title} states{of_owner}",
         "optimizer_states",
         size,
         template=template,
@@ -178,11 +179,11 @@ def _enter_stored(
         )
 
 
-def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held) -> None:
+def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held, owner: str = "policy") -> None:
     """Frozen weights: whole, or quantised linears and what is left beside them."""
     base = recipe.quantised
     if base is None:
-        _enter_stored(book, recipe, "frozen weights of the policy", "parameters", frozen, held)
+        _enter_stored(book, recipe, f"frozen weights of the {owner}", "parameters", frozen, held)
         return
     enter_quantised(book, base, "the policy", "parameters", [weight for weight in frozen if weight.quantised_by(base)])
     rest = [weight for weight in frozen if not weight.quantised_by(base)]

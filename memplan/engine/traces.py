@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import heads, ops
+from memplan.engine.completions import completions_of, project_completions
+from memplan.engine.divergence import DIVERGENCES
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.heads import Head as Head
 from memplan.engine.layers import decoder_layer
@@ -204,11 +206,17 @@ def tail_forward(
         with tape.at("loss"):
             return heads.mean_loss(p, hidden), [], []
     with tape.at("head"):
+        if head.projected:
+            p, hidden = project_completions(p, spec, hidden, head.projected)
         states = [hidden]
         if spec.scaled_head_input and head.program != "score":
             hidden = ops.scale(tape, hidden, "scaled final hidden states")
             states.append(hidden)
+        if spec.residual_fp32:
+            hidden = ops.cast(tape, hidden, p.mode.weight_itemsize, "final hidden states")
         logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
+        if spec.logits_fp32:
+            logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
         if spec.logits_scaled:
             logits = ops.scale(tape, logits, "scaled logits")
         if spec.logits_softcap is not None:
@@ -235,12 +243,22 @@ def _loss(
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
     logits = scores if head.frees_logits else logits
+    whole = [scores] if head.holds_logits else []
+    if head.sliced:
+        p, scores = completions_of(p, scores, head.sliced)
+    if head.rescaled:
+        logits = scores = ops.scale(tape, scores, "logits over the temperature")
     hidden_states = []
     if head.hidden_states:
         hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
     if head.beside_logits:
         logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
-    loss = heads.score(p, scores, head, rows)
+    if head.teacher_itemsize:
+        teacher = tape.new(scores.dim, head.teacher_itemsize, "teacher's logits")
+        loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
+        del teacher
+    else:
+        loss = heads.score(p, scores, head, rows)
     model_locals.clear()
     outputs: list[Tensor] = []
     if head.leaves_autocast:
@@ -248,7 +266,7 @@ def _loss(
     if head.keeps_outputs:
         outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
         logits = scores = outputs[0]
-    kept = [scores] if head.holds_logits else []
+    kept = whole
     if head.metrics:
         kept = heads.METRICS[head.metrics](p, scores, head.scored_tokens or p.tokens) or kept
     hidden_states.clear()

@@ -50,6 +50,9 @@ PASSES = {
     "scoring-rejected": "the rejected half, scored without a graph",
     "reference": "the reference model",
     "kl": "the KL estimate",
+    "old": "the policy scoring its rollout",
+    "critic": "the critic",
+    "teacher": "the teacher",
 }
 """Passes other than the policy's own over the whole batch."""
 

@@ -14,6 +14,7 @@ from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.quantised import quantised_base
+from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
 from memplan.resolve.storage import Stored, precision, sharding
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -51,10 +52,11 @@ def resolve(given: JobInput) -> Recipe:
     """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
     known.
     """
-    job, notes = given.job, Notes(dict(given.sources))
+    notes = Notes(dict(given.sources))
+    job = with_rollout_lengths(given.job, notes)
     spec = policy_model(job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
-    check_method(method, trainer)
+    check_method(method, trainer, job.trainer_version or "")
     if method.score_head:
         if not spec.classifies:
             raise InvalidJob(
@@ -72,7 +74,9 @@ def resolve(given: JobInput) -> Recipe:
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
+    check_teacher(job, method, spec, split)
     resident = references(job, method, trainer, base, split, spec, lora is not None, notes)
+    rewards, whole = reward_model(job, method, trainer, spec, stored.compute_itemsize, notes), spec
     spec = frozen_model(job, trainer, spec, notes)
     _check_positions(job, spec, notes)
     attention = _attention(job, spec, notes)
@@ -91,6 +95,10 @@ def resolve(given: JobInput) -> Recipe:
     for key in given.ignored:
         notes.remark(f"{key} has no effect on memory")
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
+    value_model = critic(job, trainer, whole, base, split, adapted, notes)
+    group = completions_per_example(job, method, trainer, accumulation, notes)
+    for key in ("beta",) if method.optional_reference and "beta" in given.ignored else ():
+        notes.remark(f"{key}: where it is 0 no reference is needed: say reference: none")
     resolved = _resolved(job, stored, program) | {
         "sharding": split.name,
         "attention": attention,
@@ -128,7 +136,7 @@ def resolve(given: JobInput) -> Recipe:
         sft_term=program.sft_term,
         pair_pass=job.pair_pass,
         reference=resident.kind,
-        residents=resident.models,
+        residents=(*resident.models, *rewards),
         adapter=adapted,
         sharding=split.name,
         ranks=split.ranks,
@@ -143,6 +151,8 @@ def resolve(given: JobInput) -> Recipe:
         margin=job.margin,
         quantised=base.quantised,
         norm_itemsize=base.norm_itemsize,
+        group=group,
+        critic=value_model,
         job=resolved | base.as_job,
         sources=notes.sources,
         assumptions=tuple(notes.assumptions),
@@ -245,6 +255,7 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
             "grad_dtype": "fp32" if stored.gradient_itemsize == DTYPE_BYTES["fp32"] else half,
             "reduce_dtype": "fp32" if stored.reduce_itemsize == DTYPE_BYTES["fp32"] else half,
             "sft_term": program.sft_term,
+            "entropy": program.entropy,
             "completion_length": min(job.completion_length or job.sequence_length, job.sequence_length),
         }
     )

@@ -10,11 +10,11 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.recipe import LossCode
 from memplan.tables.methods import METHODS, Method
-from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer, by_method, names_method
+from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer, by_method, names_method, version_key
 
 WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 """Loss heads, in the job's words, that never make all of the logits."""
-INSIDE = ("cross-entropy", "megatron-cross-entropy", "chunked-cross-entropy")
+INSIDE = ("cross-entropy", "megatron-cross-entropy", "chunked-cross-entropy", "kl-divergence", "jensen-shannon")
 """Programs that give a loss and no log-probabilities."""
 
 
@@ -27,6 +27,7 @@ class HeadChoice(NamedTuple):
     sft_term: bool
     fp32_outputs: bool = False
     code: LossCode = LossCode()
+    entropy: str = "none"
 
     @property
     def shown(self) -> str:
@@ -34,14 +35,38 @@ class HeadChoice(NamedTuple):
         return SHOWN_HEADS.get(self.name, self.name)
 
 
-def check_method(method: Method, trainer: Trainer) -> None:
-    """Raise InvalidJob for a method that the trainer has not."""
+def check_method(method: Method, trainer: Trainer, version: str = "") -> None:
+    """Raise InvalidJob for a method that the trainer, in this version, has not."""
+    name = method.name
+    if name in trainer.later_methods:
+        raise InvalidJob(
+            f"trainer: {trainer.title}'s {name} is not modelled yet", f"use trainer {' or '.join(_trainers_of(name))}"
+        )
+    ended, first = trainer.ended_methods.get(name, ""), trainer.first_versions.get(name, "")
+    if ended and (not version or version_key(version) >= version_key(ended)):
+        raise InvalidJob(
+            f"trainer: {trainer.title} has no {name} from {ended} on",
+            f"give an older trainer_version, or use trainer {' or '.join(_trainers_of(name))}",
+        )
+    if first and version and version_key(version) < version_key(first):
+        raise InvalidJob(
+            f"trainer_version: {name} of {trainer.title} is modelled from {first} on, not {version}",
+            f"use trainer_version {first} or newer",
+        )
     if trainer.methods and method.name not in trainer.methods:
-        others = [name for name, eras in TRAINERS.items() if not eras[-1].methods or method.name in eras[-1].methods]
+        others = _trainers_of(name)
         raise InvalidJob(
             f"trainer: {trainer.title} has no {method.name}: it trains {', '.join(trainer.methods)}",
             f"use trainer {' or '.join(others)}, or another method ({', '.join(METHODS)})",
         )
+
+
+def _trainers_of(method: str) -> list[str]:
+    """Trainers whose newest version has a method."""
+    newest = ((name, eras[-1]) for name, eras in TRAINERS.items())
+    return [
+        name for name, row in newest if (not row.methods or method in row.methods) and method not in row.ended_methods
+    ]
 
 
 def head(
@@ -55,6 +80,11 @@ def head(
     name = _program(job, method, trainer, lora, notes)
     without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
     _check_extras(job, name, without_logits)
+    entropy = job.entropy if notes.is_given("entropy") else trainer.entropies.get(method.name, job.entropy)
+    if entropy != job.entropy:
+        notes.fill("entropy", entropy, "trainer", f"{trainer.title} logs it")
+    if entropy != "none" and name == "flash-cross-entropy-in-place":
+        name = "flash-cross-entropy"  # verl: inplace_backward = False where the entropy is made
     native_amp = stored.autocast > 0 and not split.is_deepspeed
     wraps = trainer.fp32_outputs and native_amp
     own = names_method(trainer.fp32_logits, method.name)
@@ -71,27 +101,36 @@ def head(
         keeps,
         term and not trainer.free_sft_term,
         wraps,
-        _code(job, method, trainer, name, wraps, without_logits),
+        _code(job, method, trainer, name, wraps, without_logits, entropy),
+        entropy,
     )
 
 
-def _code(job: Job, method: Method, trainer: Trainer, name: str, wraps: bool, without_logits: bool) -> LossCode:
+def _code(
+    job: Job, method: Method, trainer: Trainer, name: str, wraps: bool, without_logits: bool, wanted: str
+) -> LossCode:
     """What the trainer's code holds and copies beside its log-probabilities."""
-    extra = not without_logits
-    entropy = job.entropy != "none" and extra
+    extra, rescales = not without_logits, method.name in trainer.rescales
+    entropy, slices = wanted != "none" and extra, method.name in trainer.slices_logits
+    in_place = trainer.tempers_in_place or slices or rescales or method.teacher
     return LossCode(
         frees_logits=trainer.frees_logits,
         holds_logits=extra and names_method(trainer.holds_logits, method.name),
         metrics=by_method(trainer.metrics, method.name) if extra else "",
         metrics_everywhere=trainer.metrics_everywhere,
         entropy=trainer.entropy if entropy else "",
-        entropy_gradient=entropy and (job.entropy == "loss" or trainer.entropy_keeps_graph),
-        tempered=extra and job.temperature not in (None, 1.0) and not trainer.tempers_in_place,
+        entropy_gradient=entropy and (wanted == "loss" or trainer.entropy_keeps_graph),
+        tempered=extra and job.temperature not in (None, 1.0) and not in_place,
         recomputed=extra and bool(job.recompute_loss),
         leaves_autocast=wraps,
-        hidden_states=trainer.hidden_states and method.name in ("dpo", "ipo"),
+        hidden_states=(trainer.hidden_states and method.name in ("dpo", "ipo")) or method.name in trainer.step_outputs,
         stacked=name == "stacked-log-softmax",
         reads_reference=name == "liger-preference" and method.reference,
+        projects_completions=method.name in trainer.projects_completions,
+        slices_logits=slices,
+        rescales=rescales and extra,
+        step_outputs=method.name in trainer.step_outputs,
+        scoring_entropy=trainer.scoring_entropy and extra,
     )
 
 
@@ -100,12 +139,22 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     own = by_method(trainer.adapter_heads, method.name, own) if lora else own
     if job.kernels == "liger":
         own = by_method(trainer.liger_heads, method.name, own)
+        if not own:
+            raise InvalidJob(f"kernels: Liger's {method.name} loss is not modelled yet", "leave kernels out")
     if job.loss_head == "auto":
         return notes.fill("loss_head", own, "trainer" if trainer.name != "pytorch" else "default")
     if job.loss_head == SHOWN_HEADS.get(own, own):
         return own
+    if method.teacher:
+        raise InvalidJob(
+            f"loss_head: {job.loss_head} gives no distribution over the vocabulary for {method.name}",
+            "leave loss_head out",
+        )
     if job.loss_head == "fused":
-        return by_method(trainer.fused_heads, method.name, "fused")
+        fused = by_method(trainer.fused_heads, method.name, "fused")
+        if not fused:
+            raise InvalidJob(f"loss_head: Liger's {method.name} loss is not modelled yet", "leave loss_head out")
+        return fused
     if job.loss_head == "chunked":
         return "chunked-nll" if method.name == "sft" else "chunked-log-probs"
     if job.loss_head in ("cross-entropy", "cut-cross-entropy") and method.name != "sft":
@@ -118,7 +167,7 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
 def _check_score(job: Job) -> None:
     for key in ("entropy", "temperature", "recompute_loss"):
         value = getattr(job, key)
-        if value not in (None, False, "none", 1.0):
+        if value is True or value not in (None, False, "none", 1.0):
             raise InvalidJob(f"{key}: a scalar head has no vocabulary", f"leave {key} out with method {job.method}")
 
 

@@ -140,11 +140,23 @@ def references(
     """Resident models. Raises InvalidJob where the job asks for what cannot be."""
     kind, stored = job.reference, base.stored
     if kind == "auto":
-        kind = "none" if not method.reference else trainer.reference_with_lora if lora else trainer.reference
-        notes.fill("reference", kind, "default", _reference_reason(kind))
+        usual = trainer.reference_with_lora if lora else trainer.reference
+        kind = trainer.references.get(method.name, usual) if method.reference else "none"
+        off = method.reference and kind == "none"
+        notes.fill(
+            "reference",
+            kind,
+            "default",
+            f"{trainer.title}'s default for {method.name} has no KL term" if off else _reference_reason(kind),
+        )
     if kind == "adapter" and not lora:
         raise InvalidJob("reference: adapter needs LoRA", "use resident or precomputed, or set lora")
-    if kind == "none" and method.reference:
+    if kind == "precomputed" and method.online:
+        raise InvalidJob(
+            f"reference: {method.name} generates what is scored, so nothing can be precomputed",
+            "use resident or none" if method.optional_reference else "use resident (or adapter with LoRA)",
+        )
+    if kind == "none" and method.reference and not method.optional_reference:
         raise InvalidJob(
             f"reference: {method.name} needs reference log-probabilities",
             "use resident or precomputed (or adapter with LoRA)",
@@ -161,7 +173,7 @@ def references(
         follows = trainer.reference_follows_policy and not split.is_deepspeed
         itemsize = stored.precision.weights if follows else DTYPE_BYTES[stored.precision.dtype]
         models.append(Resident("reference", spec, itemsize, sharded, trainer.reference_is_frozen, base.quantised))
-    models.extend(_extra(extra) for extra in job.extra_models)
+    models.extend(_extra(extra, trainer) for extra in job.extra_models if extra.role != "critic")
     return References(kind, tuple(models))
 
 
@@ -174,8 +186,8 @@ def _reference_reason(kind: str) -> str:
     return reasons.get(kind, "")
 
 
-def _extra(extra: Any) -> Resident:
-    spec = load_model(extra.model)
-    return Resident(
-        extra.role, spec.as_reward_model() if extra.role == "reward" else spec, DTYPE_BYTES[extra.precision], False
-    )
+def _extra(extra: Any, trainer: Trainer) -> Resident:
+    spec, itemsize = load_model(extra.model), DTYPE_BYTES[extra.precision]
+    if extra.role == "reward":
+        return Resident(extra.role, spec.as_reward_model(), itemsize, False)
+    return Resident(extra.role, spec, itemsize, False, trainer.reference_is_frozen)

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
+from memplan.spec.beside import ExtraModel, Rollout
 from memplan.spec.optimizer_args import OptimizerArgs
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
 
@@ -106,19 +107,6 @@ class Lora(Frozen):
     """Biases that are trained: none, all, or those of adapted modules."""
     modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Modules with a trained copy beside the frozen original: embed_tokens, lm_head."""
-
-
-class ExtraModel(Frozen):
-    """A model that stands beside the policy, frozen and resident."""
-
-    role: Literal["reward", "teacher"]
-    """What it is for."""
-    model: str | dict[str, Any]
-    """Preset, Hub id, path, or inline config."""
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of its weights."""
-    trained: Literal[False] = False
-    placement: Literal["resident"] = "resident"
 
 
 class Images(Frozen):
@@ -262,10 +250,10 @@ class Job(Frozen):
     """Settings of PyTorch's caching allocator."""
     offload: Absent = None
     """What lives on the host."""
-    rollout: Absent = None
-    """The generation engine."""
+    rollout: Rollout | None = None
+    """Groups and lengths of what the policy generates for online methods."""
     extra_models: tuple[ExtraModel, ...] = ()
-    """Frozen models that stand beside the policy and the reference."""
+    """Models that stand beside the policy and the reference: reward models, teachers, a critic."""
     images: Images | None = None
     """Images of an example: pixels in the batch, a pass of the vision tower, tokens of the sequence."""
     eval_batch_size: Positive | None = None

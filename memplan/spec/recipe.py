@@ -69,6 +69,16 @@ class LossCode(NamedTuple):
     """The reference's logits wait for the policy's, to be concatenated with them."""
     reads_reference: bool = False
     """The loss reads the reference's hidden states and head."""
+    projects_completions: bool = False
+    """The head projects completions alone."""
+    slices_logits: bool = False
+    """The loss reads the completions' part of all logits."""
+    rescales: bool = False
+    """Logits are divided by the temperature, whatever it is, and those before let go of."""
+    step_outputs: bool = False
+    """The loop holds the model's outputs over the step."""
+    scoring_entropy: bool = False
+    """Scoring the rollout makes an entropy."""
 
 
 class Resident(NamedTuple):
@@ -82,6 +92,17 @@ class Resident(NamedTuple):
     frozen: bool = True
     """False where its weights keep requires_grad, so that autocast caches their casts."""
     quantised: Quantised | None = None
+
+
+class Critic(NamedTuple):
+    """The value model of PPO, trained beside the policy and stored as it is."""
+
+    spec: ModelSpec
+    adapter: Adapter | None = None
+    apart: bool = False
+    """An engine and a step of its own, before the policy's update; elsewhere one step steps both."""
+    together: bool = False
+    """One loss and one backward with the policy; elsewhere a backward of its own, before the policy's forward."""
 
 
 class OptimizerSettings(NamedTuple):
@@ -176,6 +197,9 @@ class Recipe(NamedTuple):
     sources: dict[str, str]
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    group: int = 1
+    """Completions that one example of the batch stands for."""
+    critic: Critic | None = None
 
     @property
     def zero_stage(self) -> int:
@@ -190,4 +214,10 @@ class Recipe(NamedTuple):
     @property
     def rows(self) -> int:
         """Sequences that enter the model in one micro-step."""
-        return self.batch_size * (2 if self.method.pairs else 1)
+        return self.batch_size * (2 if self.method.pairs else self.group)
+
+    @property
+    def teacher(self) -> Resident | None:
+        """The model that a distillation learns from."""
+        teachers = (model for model in self.residents if model.role == "teacher" and self.method.teacher)
+        return next(teachers, None)

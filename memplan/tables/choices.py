@@ -1,6 +1,6 @@
 """The values of every key that is a choice: one list for the job, the command line, the schema and the docs."""
 
-from memplan.tables.methods import LATER_METHODS, METHODS
+from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
 from memplan.tables.quantizations import QUANTIZATIONS
@@ -28,7 +28,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 LATER: dict[str, tuple[str, ...]] = {
-    "method": LATER_METHODS,
     "trainer": LATER_TRAINERS,
     "gradient_checkpointing": ("selective",),
     "kernels": ("unsloth", "foak", "te"),

@@ -18,6 +18,14 @@ class Method(NamedTuple):
     """The loss contains a language-modelling term on the chosen half by definition."""
     kl_rows: bool = False
     """Trainers add a no-grad forward of mismatched completions, as many rows as the batch (KTO's KL estimate)."""
+    online: bool = False
+    """The batch comes out of a rollout, in which the policy generates it."""
+    optional_reference: bool = False
+    """There is no reference where the coefficient of the KL term is 0."""
+    critic: bool = False
+    """A value model is trained beside the policy."""
+    teacher: bool = False
+    """A frozen teacher's logits are what is learnt: it stands among ``extra_models``."""
     source: str = ""
 
 
@@ -53,7 +61,35 @@ _ROWS = (
         source="arXiv:2401.08417",
     ),
     Method("simpo", "simple preference optimisation", pairs=True, reference=False, source="arXiv:2405.14734"),
+    Method(
+        "ppo",
+        "proximal policy optimisation",
+        pairs=False,
+        reference=True,
+        online=True,
+        optional_reference=True,
+        critic=True,
+        source="arXiv:1707.06347, arXiv:2203.02155",
+    ),
+    Method(
+        "grpo",
+        "group relative policy optimisation",
+        pairs=False,
+        reference=True,
+        online=True,
+        optional_reference=True,
+        source="arXiv:2402.03300",
+    ),
+    Method(
+        "rloo",
+        "REINFORCE leave-one-out",
+        pairs=False,
+        reference=True,
+        online=True,
+        optional_reference=True,
+        source="arXiv:2402.14740",
+    ),
+    Method("online-dpo", "online DPO", pairs=True, reference=True, online=True, source="arXiv:2402.04792"),
+    Method("distill", "distillation", pairs=False, reference=False, teacher=True, source="arXiv:2306.13649"),
 )
 METHODS = {row.name: row for row in _ROWS}
-LATER_METHODS = ("ppo", "grpo", "rloo", "online-dpo", "distill")
-"""Methods of the contract that are not modelled yet: refused by name."""

@@ -1,7 +1,8 @@
 """One row per trainer and era: what it fills in where the job is silent, and how it computes log-probabilities.
 
 Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23, llamafactory 0.9.5, princeton-nlp/SimPO@1b3e8f3,
-OpenRLHF 0.11, verl 0.9, litgpt 0.5, MindSpeed-LLM, NVIDIA/NeMo-Aligner@af2b3bd, THUDM/slime@624b824, megatron-core 0.16.
+OpenRLHF 0.11, verl 0.9, litgpt 0.5, MindSpeed-LLM, NVIDIA/NeMo-Aligner@af2b3bd, THUDM/slime@624b824,
+megatron-core 0.16.
 """
 
 from collections.abc import Mapping
@@ -88,10 +89,49 @@ class Trainer(NamedTuple):
     """Dtype that adapters over a quantised base are cast to, where the preparation above is not made."""
     prepares_checkpointing: bool = False
     """Preparing a quantised model turns checkpointing on."""
+    first_versions: Mapping[str, str] = MappingProxyType({})
+    """Version from which on a method's loss is the one that is modelled."""
+    ended_methods: Mapping[str, str] = MappingProxyType({})
+    """Version in which a method was removed."""
+    later_methods: tuple[str, ...] = ()
+    """Methods that it has and memplan does not model yet."""
+    references: Mapping[str, str] = MappingProxyType({})
+    """Where reference log-probabilities come from, by method, when the KL term is off by default."""
+    entropies: Mapping[str, str] = MappingProxyType({})
+    """What is done with the policy's entropy by default, by method: metric or loss."""
+    scores_rollouts: bool = False
+    """The policy scores its own completions before the update (old log-probabilities); elsewhere those of the rollout
+    serve, or the update's own."""
+    scoring_entropy: bool = False
+    """That scoring makes the entropy too."""
+    projects_completions: tuple[str, ...] = ()
+    """Methods whose head projects the completions alone (``logits_to_keep``)."""
+    slices_logits: tuple[str, ...] = ()
+    """Methods whose loss reads the completions' part of all logits."""
+    rescales: tuple[str, ...] = ()
+    """Methods that divide the logits by the temperature whatever it is, and let go of those before."""
+    counts_prompts: bool = False
+    """An example of the batch is a prompt with its group of completions; elsewhere each completion is one."""
+    critic_together: bool = False
+    """Critic and policy share one loss and one backward."""
+    critic_apart: bool = False
+    """The critic has an engine and a step of its own, before the policy's update."""
+    critic_adapters: bool = False
+    """Where LoRA trains the policy it trains the critic; elsewhere all of the critic trains."""
+    step_outputs: tuple[str, ...] = ()
+    """Methods whose loop holds the model's outputs over the step, until the next micro-step has its own."""
+    reward_like_policy: tuple[str, ...] = ()
+    """Methods that need a reward model on the card: one of the policy's shape, where the job names none."""
     source: str = ""
 
 
 _TRL: dict[str, Any] = {
+    "first_versions": MappingProxyType({"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}),
+    "ended_methods": MappingProxyType({"ppo": "1.13"}),
+    "slices_logits": ("ppo", "online-dpo"),
+    "critic_together": True,
+    "step_outputs": ("ppo",),
+    "reward_like_policy": ("ppo",),
     "optimizer_impl": "fused",
     "autocast": True,
     "loads_fp32": True,
@@ -104,10 +144,17 @@ _TRL: dict[str, Any] = {
     "keeps_outputs": True,
 }
 _LIGER_LOSSES = MappingProxyType(
-    {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective"}
+    {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective", "grpo": "", "rloo": ""}
 )
-"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.19 to 1.14); Liger's DPO loss has no ipo."""
+"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.19 to 1.14); its DPO loss has no ipo. Empty: not modelled."""
 _ALL_BUT_SFT = ("dpo", "ipo", "kto", "cpo", "simpo", "orpo")
+_GROUPED = ("grpo", "rloo")
+_GROUP_ENTROPY = MappingProxyType({"grpo": "metric", "rloo": "metric"})
+_NO_KL = MappingProxyType({"grpo": "none"})
+"""``beta`` of GRPO is 0.0 from 0.19 on, 0.04 before; RLOO's is 0.05 (trl grpo_config.py, rloo_config.py)."""
+_FUSED = dict.fromkeys(("sft", "dpo", "ipo", "kto", *_GROUPED), "fused")
+_ONLINE_HEADS = {"online-dpo": "log-softmax", "distill": "jensen-shannon"}
+"""Whatever the other losses do (trl 0.17 to 1.16, online_dpo_trainer.py, gkd_trainer.py)."""
 _TRL_NEW = _TRL | {
     "gradient_checkpointing": True,
     "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
@@ -119,8 +166,10 @@ _ROWS = (
     Trainer(
         "pytorch",
         "a bare training loop",
-        heads={"sft": "cross-entropy", "*": "selective"},
+        heads={"sft": "cross-entropy", "distill": "kl-divergence", "*": "selective"},
         liger_heads={"sft": "liger"},
+        projects_completions=("ppo", *_GROUPED),
+        counts_prompts=True,
         offloads_reference=True,
         reference_first=True,
         source="model(**batch), loss, backward, step, with outputs dropped after the loss",
@@ -172,12 +221,14 @@ _ROWS = (
         "trl",
         "TRL",
         since="0.16",
-        heads={"sft": "cross-entropy", "*": "selective"},
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
         liger_heads={"sft": "liger"},
         fused_heads=_LIGER_LOSSES,
         metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
         metrics_everywhere=True,
         holds_logits=("kto", "cpo", "simpo", "orpo"),
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
         source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
         **_TRL,
     ),
@@ -185,13 +236,17 @@ _ROWS = (
         "trl",
         "TRL",
         since="0.19",
-        heads={"sft": "cross-entropy", "*": "selective"},
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
         liger_heads={"sft": "liger"},
         fused_heads=_LIGER_LOSSES,
         metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
         metrics_everywhere=True,
         holds_logits=("kto", "cpo", "simpo", "orpo"),
         hidden_states=True,
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=_NO_KL,
         source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
         **_TRL,
     ),
@@ -199,11 +254,15 @@ _ROWS = (
         "trl",
         "TRL",
         since="0.29",
-        heads={"sft": "cross-entropy", "*": "selective"},
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
         liger_heads=_LIGER_LOSSES,
         fused_heads=_LIGER_LOSSES,
         metrics={"sft": "shifted", "dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
         holds_logits=_ALL_BUT_SFT,
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=_NO_KL,
         source="trl 1.0 trainer/dpo_trainer.py, trainer/sft_trainer.py",
         **_TRL_NEW,
     ),
@@ -211,11 +270,15 @@ _ROWS = (
         "trl",
         "TRL",
         since="1.7",
-        heads={"sft": "chunked-nll", "*": "selective"},
+        heads={"sft": "chunked-nll", "*": "selective"} | _ONLINE_HEADS,
         liger_heads=_LIGER_LOSSES,
         fused_heads=_LIGER_LOSSES,
         metrics={"dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
-        holds_logits=_ALL_BUT_SFT,
+        holds_logits=(*_ALL_BUT_SFT, *_GROUPED),
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=_NO_KL,
         source="trl 1.9 trainer/sft_trainer.py: chunked_nll is the default loss, trainer/dpo_trainer.py",
         **_TRL_NEW,
     ),
@@ -223,12 +286,16 @@ _ROWS = (
         "trl",
         "TRL",
         since="1.14",
-        heads={"sft": "chunked-nll", "*": "selective-kernel"},
+        heads={"sft": "chunked-nll", "*": "selective-kernel"} | _ONLINE_HEADS,
         liger_heads=_LIGER_LOSSES,
         fused_heads=_LIGER_LOSSES,
         metrics={"dpo": "halves", "ipo": "halves", "kto": "picked-halves"},
         entropy="kernel",
-        holds_logits=_ALL_BUT_SFT,
+        holds_logits=(*_ALL_BUT_SFT, *_GROUPED),
+        projects_completions=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=_NO_KL,
+        tempers_in_place=True,
         source="trl 1.14 kernels/logprob_entropy.py, trainer/dpo_trainer.py, trainer/kto_trainer.py",
         **_TRL_NEW,
     ),
@@ -236,9 +303,12 @@ _ROWS = (
         "trl",
         "TRL",
         since="1.15",
-        heads={"sft": "fused", "dpo": "fused", "ipo": "fused", "kto": "fused", "*": "selective-kernel"},
+        heads=_FUSED | {"*": "selective-kernel"} | _ONLINE_HEADS,
         entropy="kernel",
         holds_logits=_ALL_BUT_SFT,
+        entropies=_GROUP_ENTROPY,
+        references=_NO_KL,
+        tempers_in_place=True,
         source="trl 1.16 trainer/utils.py, kernels/chunked_logprob.py",
         **_TRL_NEW,
     ),
@@ -253,6 +323,7 @@ _ROWS = (
         keeps_outputs=True,
         fp32_outputs=True,
         methods=("sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"),
+        later_methods=("ppo",),
         fp32_logits=("dpo", "ipo", "kto", "orpo", "simpo"),
         frees_logits=True,
         holds_logits=("*",),
@@ -282,7 +353,10 @@ _ROWS = (
     Trainer(
         "openrlhf",
         "OpenRLHF",
-        methods=("sft", "reward", "dpo", "ipo"),
+        methods=("sft", "reward", "dpo", "ipo", "ppo", "grpo", "rloo"),
+        scores_rollouts=True,
+        critic_apart=True,
+        critic_adapters=True,
         sharding="zero2",
         gradient_checkpointing=False,
         fp32_logits=("*",),
@@ -295,12 +369,18 @@ _ROWS = (
         free_sft_term=True,
         offloads_reference=True,
         reference_with_lora="resident",
-        source="openrlhf 0.11 models/actor.py: logits in fp32, models/utils.py: log_probs_from_logits, cli/train_dpo.py",
+        source="openrlhf 0.11 models/actor.py: logits in fp32, models/utils.py: log_probs_from_logits, "
+        "cli/train_dpo.py, trainer/ray/ppo_actor.py, ppo_critic.py",
     ),
     Trainer(
         "verl",
         "verl",
-        methods=("sft",),
+        methods=("sft", "ppo", "grpo", "rloo"),
+        later_methods=("distill",),
+        references={"ppo": "none", "grpo": "none", "rloo": "none"},
+        scores_rollouts=True,
+        scoring_entropy=True,
+        critic_apart=True,
         sharding="fsdp2",
         reduce_dtype="fp32",
         gradient_checkpointing=True,
@@ -330,6 +410,7 @@ _ROWS = (
         "mindspeed",
         "MindSpeed-LLM",
         methods=("sft", "reward", "dpo", "ipo", "simpo"),
+        later_methods=("ppo", "grpo"),
         megatron=True,
         optimizer_impl="fused",
         fp32_logits=("*",),
@@ -344,6 +425,7 @@ _ROWS = (
         "nemo-aligner",
         "NeMo-Aligner",
         methods=("sft", "reward", "dpo", "ipo", "kto"),
+        later_methods=("ppo", "rloo"),
         megatron=True,
         optimizer_impl="fused",
         fp32_logits=("*",),
@@ -359,7 +441,11 @@ _ROWS = (
         "slime",
         "slime",
         since="0.1",
-        methods=("sft",),
+        methods=("sft", "grpo"),
+        later_methods=("ppo",),
+        entropies={"grpo": "metric"},
+        references=_NO_KL,
+        scores_rollouts=True,
         megatron=True,
         optimizer_impl="fused",
         fp32_logits=("*",),
@@ -375,7 +461,11 @@ _ROWS = (
         "slime",
         "slime",
         since="0.3",
-        methods=("sft",),
+        methods=("sft", "grpo"),
+        later_methods=("ppo",),
+        entropies={"grpo": "metric"},
+        references=_NO_KL,
+        scores_rollouts=True,
         megatron=True,
         optimizer_impl="fused",
         fp32_logits=("*",),
@@ -390,7 +480,11 @@ _ROWS = (
         "slime",
         "slime",
         since="0.3.1",
-        methods=("sft",),
+        methods=("sft", "grpo"),
+        later_methods=("ppo",),
+        entropies={"grpo": "metric"},
+        references=_NO_KL,
+        scores_rollouts=True,
         megatron=True,
         optimizer_impl="fused",
         fp32_logits=("*",),
@@ -417,6 +511,8 @@ SHOWN_HEADS = {
     "one-hot": "log-softmax",
     "megatron-fused": "log-softmax",
     "shared-softmax": "log-softmax",
+    "jensen-shannon": "log-softmax",
+    "kl-divergence": "log-softmax",
     "megatron-cross-entropy": "cross-entropy",
     "chunked-cross-entropy": "cross-entropy",
     "chunked-lm-head": "chunked",

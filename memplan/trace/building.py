@@ -23,19 +23,21 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32}
 NAMED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def build_model(config: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, device: str) -> torch.nn.Module:
-    """The model of a config, with a scalar head for reward models, in training mode."""
+def build_model(
+    config: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, device: str, scores: bool = False
+) -> torch.nn.Module:
+    """The model of a config, with a scalar head for reward models and critics (``scores``), in training mode."""
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     parsed.use_cache = False
     parsed.get_text_config().use_cache = False
     maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM
-    if recipe.method.score_head:
+    if recipe.method.score_head or scores:
         maker = AutoModelForSequenceClassification
         parsed.num_labels = 1
         if parsed.pad_token_id is None:
             parsed.pad_token_id = 0
-    attention = "eager" if recipe.attention == "eager" else "sdpa"
+    attention = "eager" if recipe.attention == "eager" or not recipe.model.windows else "sdpa"
     with torch.device(device), no_init_weights():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()

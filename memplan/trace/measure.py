@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.api import as_input, estimate
 from memplan.errors import InvalidJob, UsageError
+from memplan.measurement import Measurement, estimated_of, job_of, of_peak
 from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
-from memplan.measurement import Measurement, estimated_of, job_of, of_peak
 from memplan.trace.support import check
 from memplan.trace.world import World, read_world
 
@@ -171,6 +171,9 @@ def check_real(recipe: Recipe, world: World) -> None:
     split = [key for key in SPLITS if recipe.job.get(key, 1) != 1]
     if split:
         raise InvalidJob(f"{split[0]}: {recipe.job[split[0]]} cannot be measured", "use sharding ddp or fsdp2")
+    method = recipe.method
+    if method.online or method.teacher:
+        raise InvalidJob(f"method: {method.name} cannot be measured", "use memplan trace, or memplan's callback")
     for key in ("compile", "offload", "freeze"):
         if recipe.job.get(key):
             raise InvalidJob(f"{key}: cannot be measured", f"leave {key} out")

@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.trace import building, parallel
@@ -74,7 +75,7 @@ class _State:
     def __init__(
         self, job: Job, recipe: Recipe, config: Mapping[str, Any], device: str, tracker: Tracker, progress: Progress
     ) -> None:
-        self.recipe, self.tracker, self.progress = recipe, tracker, progress
+        self.job, self.recipe, self.tracker, self.progress = job, recipe, tracker, progress
         progress("building the model")
         self.policy: Any = building.build_model(config, recipe, building.stored_dtype(recipe), device)
         if recipe.adapter is not None:
@@ -85,7 +86,9 @@ class _State:
         self.bare = self.policy
         self.policy = self._split(self.policy, device)
         self.reference = self._reference(config, device)
-        self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self.beside = self._beside(config, device)
+        trained = [self.policy, *(model for name, model in self.beside.items() if name == "critic")]
+        self.trained = [each for model in trained for each in model.parameters() if each.requires_grad]
         self.optimizer = make_optimizer(recipe, self.trained)
         self.batch = make_batch(recipe, device, getattr(self.bare.config, "image_token_id", 1))
         self.device = device
@@ -102,6 +105,21 @@ class _State:
         whole = self.recipe.sharding != "fsdp2" or not any(model.sharded for model in self.recipe.residents)
         return model if whole else self._split(model, device)
 
+    def _beside(self, config: Mapping[str, Any], device: str) -> dict[str, Any]:
+        """The critic that is trained too, and the teacher."""
+        recipe, named = self.recipe, {extra.role: extra for extra in self.job.extra_models}
+        found: dict[str, Any] = {}
+        if recipe.critic is not None:
+            own = model_config(named["critic"].model) if "critic" in named else config
+            found["critic"] = building.build_model(own, recipe, building.stored_dtype(recipe), device, scores=True)
+            if recipe.checkpointing:
+                building.enable_checkpointing(found["critic"], recipe)
+        if recipe.teacher is not None:
+            dtype = building.NAMED[named["teacher"].precision]
+            found["teacher"] = building.build_model(model_config(named["teacher"].model), recipe, dtype, device).eval()
+            found["teacher"].requires_grad_(not recipe.teacher.frozen)
+        return found
+
     def _split(self, model: Any, device: str) -> Any:
         """The model as one rank holds it."""
         recipe = self.recipe
@@ -114,7 +132,8 @@ class _State:
 
     def models(self) -> dict[str, Any]:
         """Models by the prefix of their modules' names."""
-        return {"": self.bare} | ({"reference.": self.reference} if self.reference is not None else {})
+        beside = {f"{name}.": model for name, model in self.beside.items()}
+        return {"": self.bare} | ({"reference.": self.reference} if self.reference is not None else {}) | beside
 
     def _mark(self) -> None:
         """What the blocks made so far are."""
@@ -125,6 +144,10 @@ class _State:
         if self.reference is not None:
             mark(self.reference.parameters(), "reference")
             mark(self.reference.buffers(), "buffers")
+        for name, model in self.beside.items():
+            mark(model.parameters(), "parameters" if name == "critic" else "extra_models")
+            mark(model.buffers(), "buffers")
+        mark(self.batch.rollout.values(), "batch")
         mark((tensor for tensor in (*self.batch[:2], *self.batch.images.values()) if tensor is not None), "batch")
         for parameter in self.trained:
             parameter.register_post_accumulate_grad_hook(self._mark_gradient)
@@ -142,7 +165,8 @@ class _State:
         recipe = self.recipe
         most = 2 if recipe.ranks == 1 or recipe.sync_each_batch else 3
         for number, suffix, micro_steps in ((1, "-1", 1), (2, "", min(recipe.accumulation, most))):
-            micro = MicroStep(recipe, self.policy, self.reference, self.device, self._begin(suffix), self._sync)
+            begin = self._begin(suffix)
+            micro = MicroStep(recipe, self.policy, self.reference, self.device, begin, self._sync, self.beside)
             for index in range(micro_steps):
                 self.progress(f"step {number} of 2, micro-step {index + 1} of {micro_steps}")
                 self.tracker.modules.new_pass()

@@ -39,6 +39,8 @@ HEADS = (
     "chunked-lm-head",
     "liger",
     "score",
+    "kl-divergence",
+    "jensen-shannon",
 )
 
 
@@ -55,8 +57,9 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"loss_head: {recipe.loss_head} cannot be traced", "use cross-entropy, log-softmax, selective")
     if recipe.model.family == "generic":
         raise InvalidJob("total_params: there is no model to trace", "name a preset, a config.json or a Hub id")
-    if any(resident.role != "reference" for resident in recipe.residents):
+    if any(resident.role not in ("reference", "teacher" if recipe.teacher else "") for resident in recipe.residents):
         raise InvalidJob("extra_models: models beside the reference cannot be traced", "leave extra_models out")
+    _check_online(recipe)
     if recipe.job.get("images") and recipe.model.tower is None:
         raise InvalidJob(f"images: {recipe.model.family} has no vision tower to trace", "leave images out")
     if recipe.attention == "flash" and recipe.padded:
@@ -67,6 +70,19 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
     _check_halves(recipe)
     _check_ranks(recipe)
+
+
+def _check_online(recipe: Recipe) -> None:
+    """Updates that are written here: a plain loop's, and TRL's without a critic."""
+    method, name = recipe.method, recipe.trainer.name
+    if not (method.online or method.teacher):
+        return
+    if name not in ("pytorch", "trl") or (recipe.critic and name != "pytorch"):
+        raise InvalidJob(f"trainer: {method.name} of {name} cannot be traced", "use trainer pytorch")
+    if recipe.ranks > 1:
+        raise InvalidJob(f"num_gpus: {recipe.ranks}: {method.name} is traced on one GPU", "use num_gpus 1")
+    if recipe.reference == "offloaded":
+        raise InvalidJob("reference: offloaded cannot be traced", "use resident, adapter or none")
 
 
 def _check_ranks(recipe: Recipe) -> None:

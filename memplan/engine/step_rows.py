@@ -1,0 +1,97 @@
+"""Gradients that stay over micro-steps, and what the optimizer's step holds for a moment."""
+
+from __future__ import annotations
+
+from memplan.engine.deepspeed import deepspeed_step
+from memplan.engine.ledger import Ledger
+from memplan.engine.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
+from memplan.engine.states import FP32, flat_copies, last_update, refresh_bytes, shard_elements, step_temporaries
+from memplan.engine.tensors import Weight, count
+from memplan.spec.recipe import Recipe
+
+
+def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: str = "", dies: str = "") -> None:
+    """With accumulation, all gradients are there from the first micro-step's backward to the step. ``born``, ``dies``:
+    of an engine whose micro-steps are not the whole schedule.
+
+    FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
+    """
+    if (recipe.accumulation == 1 and not main_gradients(recipe)) or recipe.zero_stage == 3:
+        return
+    if recipe.ranks > 1 and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
+        return  # they are in the buckets
+    trained = [weight for weight in weights if weight.trained]
+    shards, whole = held(recipe).gradient_shards, False
+    if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
+        shards, whole = 1, True
+    rows = recipe.sharding == "fsdp2"
+    elements = shard_elements(trained, shards, rows)
+    size = sum(
+        shard_elements([weight], shards, rows)
+        * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
+        for weight in trained
+    )
+    itemsize = round(size / max(elements, 1), 4)
+    book.add(
+        "accumulated gradients",
+        "gradients",
+        size,
+        born=born,
+        dies=book.schedule[-2] if gone_in_step(recipe) and not dies else dies,
+        template="trained elements × gradient bytes",
+        numbers=(elements, itemsize),
+        why="from the second micro-step on, gradients are resident in forward too",
+        source="torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
+    )
+
+
+def enter_step(book: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
+    """What the optimizer's step holds for a moment."""
+    holds, optimizer, impl = held(recipe), recipe.optimizer, recipe.optimizer_impl
+    trained = [weight for weight in weights if weight.trained]
+    if recipe.zero_stage >= 0 and recipe.precision.master:
+        elements, itemsize = deepspeed_step(recipe, count(trained), flat_copies(recipe))
+        if recipe.zero_stage == 1:
+            owned = shard_elements(trained, recipe.ranks)
+            book.add(
+                "owned gradients",
+                "gradients",
+                owned * recipe.gradient_itemsize,
+                step,
+                step,
+                template="trained elements / ranks × bytes",
+                numbers=(owned, recipe.gradient_itemsize),
+                why="gradients of other ranks' partitions are freed before the step",
+                source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: free_grad_in_param_list",
+            )
+    elif optimizer.fused_backward[0]:
+        elements, itemsize = last_update(recipe, trained)
+    else:
+        elements, itemsize = _largest_step(recipe, trained, holds)
+    refresh = refresh_bytes(recipe, trained, FP32 if recipe.precision.weights == FP32 else 2, 1)
+    book.add(
+        f"temporaries of the {impl} step",
+        "optimizer_temporaries",
+        elements * itemsize,
+        step,
+        step,
+        template="elements × bytes",
+        numbers=(elements, itemsize),
+        why=f"{optimizer.title}, {impl}",
+        source=optimizer.source,
+        low=0 if optimizer.band or (optimizer.gathers and holds.optimizer_shards > 1) else -1,
+        high=refresh if refresh > elements * itemsize else -1,
+    )
+
+
+def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
+    """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
+
+    foreach takes one dtype at a time, but its loop's variables hold the copies of the one before.
+    """
+    sizes = {}
+    for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
+        same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
+        sizes[itemsize] = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
+    smallest = min(sizes)
+    return (sum(sizes.values()) if recipe.optimizer_impl == "foreach" else max(sizes.values())) // smallest, smallest

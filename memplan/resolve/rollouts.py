@@ -1,0 +1,149 @@
+"""What online methods and distillation ask for: a rollout's groups and lengths, a critic, a reward model, a teacher."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.models import load_model
+from memplan.resolve.notes import Notes
+from memplan.resolve.quantised import Base
+from memplan.resolve.storage import Split
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Adapter, Critic, Resident
+from memplan.tables.methods import METHODS, Method
+from memplan.tables.trainers import Trainer
+
+
+def with_rollout_lengths(job: Job, notes: Notes) -> Job:
+    """The job with its rollout's lengths as those of its sequences. Raises InvalidJob where they contradict."""
+    method, rollout = METHODS[job.method], job.rollout
+    if rollout is None:
+        return job
+    if not (method.online or method.teacher):
+        raise InvalidJob(f"rollout: {method.name} generates nothing", "leave rollout out, or use an online method")
+    if rollout.group_size is not None and (method.pairs or method.teacher):
+        raise InvalidJob(
+            f"rollout.group_size: {method.name} has {'two completions' if method.pairs else 'one completion'} for each "
+            "prompt",
+            "leave group_size out",
+        )
+    if rollout.completion_length is None or rollout.prompt_length is None:
+        if rollout.completion_length or rollout.prompt_length:
+            raise InvalidJob(
+                "rollout: one of prompt_length and completion_length without the other",
+                "give both: their sum is the sequence_length",
+            )
+        return job
+    lengths = {
+        "sequence_length": rollout.prompt_length + rollout.completion_length,
+        "completion_length": rollout.completion_length,
+    }
+    for key, length in lengths.items():
+        if notes.is_given(key) and getattr(job, key) not in (None, length):
+            raise InvalidJob(
+                f"{key}: {getattr(job, key)} contradicts the rollout's lengths, which make {length}", f"leave {key} out"
+            )
+        notes.sources[key] = notes.sources.get("rollout", "default")
+    return job.model_copy(update=lengths)
+
+
+def completions_per_example(job: Job, method: Method, trainer: Trainer, accumulation: int, notes: Notes) -> int:
+    """Rows that one example of the batch stands for, beside the two of a pair."""
+    if not method.online or method.pairs:
+        return 1
+    group = job.rollout.group_size if job.rollout else None
+    if group is None:
+        notes.assume("batch_size: counts completions; rollout.group_size says how many each prompt has")
+        return 1
+    if trainer.counts_prompts:
+        notes.assume(f"batch_size: counts prompts, of {group} completions each")
+        return group
+    completions = job.batch_size * accumulation * job.num_gpus
+    if completions % group:
+        raise InvalidJob(
+            f"rollout.group_size: {group} does not divide the {completions} completions of a step "
+            f"(batch_size × gradient_accumulation_steps × num_gpus; {trainer.title} counts completions)",
+            f"make batch_size × gradient_accumulation_steps × num_gpus a multiple of {group}",
+        )
+    notes.assume(f"batch_size: {trainer.title} counts completions, so a group may be spread over micro-steps")
+    return 1
+
+
+def critic(
+    job: Job, trainer: Trainer, spec: ModelSpec, base: Base, split: Split, adapter: Adapter | None, notes: Notes
+) -> Critic | None:
+    """PPO's value model: the job's, or one of the policy's shape. Raises InvalidJob for what is not modelled."""
+    method, named = METHODS[job.method], [extra for extra in job.extra_models if extra.role == "critic"]
+    if not method.critic:
+        if named:
+            raise InvalidJob(f"extra_models: {method.name} has no critic", "leave it out, or use method ppo")
+        return None
+    if len(named) > 1:
+        raise InvalidJob("extra_models: more than one critic", "name one")
+    _check_critic(job, base, split)
+    own = load_model(named[0].model) if named else spec
+    if not own.classifies:
+        raise InvalidJob(
+            f"method: a critic needs a sequence-classification class, and transformers has none for {own.family}",
+            "name another in extra_models: [{role: critic, model: …}]",
+        )
+    if not named:
+        notes.assume("critic: a value model of the policy's shape, trained (extra_models can name another)")
+    adapted = adapter if trainer.critic_adapters else None
+    if adapter and not adapted:
+        notes.assume(f"critic: {trainer.title} trains all of its weights, whatever LoRA does to the policy")
+    return Critic(own.thawed.as_reward_model(), adapted, trainer.critic_apart, trainer.critic_together)
+
+
+def _check_critic(job: Job, base: Base, split: Split) -> None:
+    if split.ranks > 1:
+        raise InvalidJob(
+            f"num_gpus: {job.num_gpus}: PPO's critic is modelled on one GPU", "use num_gpus 1, or method grpo or rloo"
+        )
+    if base.quantised:
+        raise InvalidJob(
+            f"quantization: {job.quantization}: a critic beside a quantised policy is not modelled",
+            "leave quantization out, or use method grpo or rloo",
+        )
+    if job.images:
+        raise InvalidJob("images: a critic that sees images is not modelled", "leave images out, or use method grpo")
+
+
+def reward_model(
+    job: Job, method: Method, trainer: Trainer, spec: ModelSpec, itemsize: int, notes: Notes
+) -> list[Resident]:
+    """The reward model that a trainer cannot do without; said where an online method names none."""
+    if not method.online or any(extra.role == "reward" for extra in job.extra_models):
+        return []
+    if method.name in trainer.reward_like_policy and spec.classifies:
+        notes.assume(
+            f"reward model: {trainer.title} needs one: of the policy's shape, unless extra_models names another"
+        )
+        return [Resident("reward", spec.as_reward_model(), itemsize, False)]
+    notes.assume("reward: no model on the card (a function or a server); extra_models with role reward adds one")
+    return []
+
+
+def check_teacher(job: Job, method: Method, spec: ModelSpec, split: Split) -> None:
+    """Raise InvalidJob for a distillation without a teacher that fits its student."""
+    if not method.teacher:
+        return
+    named = [extra for extra in job.extra_models if extra.role == "teacher"]
+    if len(named) != 1:
+        raise InvalidJob(
+            f"extra_models: {method.name} needs {'one teacher, not ' + str(len(named)) if named else 'a teacher'}",
+            "extra_models: [{role: teacher, model: qwen2.5-7b}]",
+        )
+    if split.ranks > 1 and split.name in ("zero3", "fsdp2"):
+        raise InvalidJob(
+            f"sharding: {split.name}: a teacher beside a sharded student is not modelled", "use ddp, zero1 or zero2"
+        )
+    teacher = load_model(named[0].model)
+    if teacher.head.outputs != spec.head.outputs:
+        raise InvalidJob(
+            f"extra_models: teacher {teacher.name} has a vocabulary of {teacher.head.outputs}, the student of "
+            f"{spec.head.outputs}; a divergence needs the same",
+            "name a teacher with the student's vocabulary",
+        )
+    if job.images:
+        raise InvalidJob("images: distillation with images is not modelled", "leave images out")
