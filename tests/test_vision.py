@@ -76,6 +76,10 @@ def job(**keys: Any) -> dict[str, Any]:
         ({"model": "qwen3-0.6b", "images": {"tokens": 4}}, "no vision tower"),
         ({"model": "idefics2-8b", "images": {"tokens": 64}}, "not modelled yet"),
         ({"method": "reward"}, "sequence-classification"),
+        (
+            {"method": "dpo", "trainer": "trl", "reference": "precomputed", "images": {"tokens": 4}},
+            "TRL refuses precomputed",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:

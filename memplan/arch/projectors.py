@@ -8,9 +8,10 @@ published checkpoints, with their source.
 from collections.abc import Callable
 from typing import Any
 
-from memplan.arch import patch_towers, tile_towers, towers
+from memplan.arch import patch_towers, tile_towers, tower_kinds, towers
 from memplan.arch.config import Config
-from memplan.arch.towers import ACTIVATIONS, Encoder
+from memplan.arch.projecting import assemble, deepest, feature_layers, integer, square, two_linears
+from memplan.arch.towers import Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
 from memplan.spec.vision import ImageRule, Tower
@@ -22,69 +23,11 @@ LLAVA_NEXT_GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)
 ONEVISION_SIDES = (384, 768, 1152, 1536, 1920, 2304)
 
 
-def assemble(encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, **more: Any) -> Tower:
-    """The tower whole."""
-    layers = sum(run.count for run in encoder.runs)
-    return Tower(
-        kind=encoder.kind,
-        width=encoder.width,
-        embedding=encoder.embedding,
-        runs=encoder.runs,
-        after=encoder.after,
-        unused=encoder.unused,
-        projector=projector.model_copy(update={"category": "projector"}),
-        rule=rule,
-        used_blocks=layers if used is None else used,
-        **more,
-    )
-
-
-def integer(config: Config, key: str, default: int) -> int:
-    """An integer of the outer config."""
-    return Config({key: config.keys.get(key, default)}, config.name, config.source).integer(key)
-
-
-def flag(config: Config, key: str, default: bool) -> bool:
-    """A flag of the outer config."""
-    return Config({key: config.keys.get(key, default)}, config.name, config.source).flag(key)
-
-
-def feature_layers(config: Config, default: int) -> tuple[int, ...]:
-    """``vision_feature_layer``: the hidden states that are read, counted from the embedding (0) or from the end."""
-    value = config.keys.get("vision_feature_layer", default)
-    layers = value if isinstance(value, (list, tuple)) else [value]
-    for layer in layers:
-        if not isinstance(layer, int) or isinstance(layer, bool):
-            raise config.wrong("vision_feature_layer", "a number of a layer, or a list of them", value)
-    return tuple(layers)
-
-
-def deepest(config: Config, layers: tuple[int, ...], blocks: int) -> int:
-    """Blocks up to the deepest that is read."""
-    states = [layer if layer >= 0 else blocks + 1 + layer for layer in layers]
-    if not states or not all(0 <= state <= blocks for state in states):
-        raise config.wrong(
-            "vision_feature_layer", f"among the {blocks} layers of the tower", layers[0] if layers else None
-        )
-    return max(states)
-
-
-def two_linears(config: Config, inputs: int, width: int, default_bias: bool = True) -> tuple[Linear, ...]:
-    """linear_1 and linear_2 of the LLaVA kind."""
-    bias = flag(config, "multimodal_projector_bias", default_bias)
-    config_act = Config({"projector_hidden_act": config.keys.get("projector_hidden_act", "gelu")}, config.name)
-    config_act.choice("projector_hidden_act", ACTIVATIONS)
-    return (
-        Linear(name="linear_1", inputs=inputs, outputs=width, bias=bias),
-        Linear(name="linear_2", inputs=width, outputs=width, bias=bias),
-    )
-
-
 def llava_kind(
     config: Config, vision: Config, text: ModelSpec, default: int, newline: bool
 ) -> tuple[Encoder, Part, int]:
     """Encoder, projector and used blocks of LLaVA, LLaVA-NeXT and LLaVA-OneVision."""
-    encoder = towers.auto_tower(vision, "clip_vision_model" if default == -2 else "siglip_vision_model")
+    encoder = tower_kinds.auto_tower(vision, "clip_vision_model" if default == -2 else "siglip_vision_model")
     layers = feature_layers(config, default)
     used = deepest(config, layers, sum(run.count for run in encoder.runs))
     line = (Bare(name="image_newline", shape=(text.hidden_size,)),) if newline else ()
@@ -97,19 +40,6 @@ def square_tokens(config: Config, encoder: Encoder, default: str) -> int:
     key = "vision_feature_select_strategy"
     chosen = Config({key: config.keys.get(key, default)}, config.name).choice(key, {"default": "1", "full": "0"})
     return encoder.rows * encoder.columns + encoder.class_tokens - int(chosen)
-
-
-def square(encoder: Encoder, tokens: int, kind: str = "fixed", **more: Any) -> ImageRule:
-    """The rule of a tower that sees squares of one size."""
-    return ImageRule(
-        kind=kind,
-        patch=encoder.patch,
-        side=encoder.side,
-        tokens=tokens,
-        extra_patches=encoder.class_tokens,
-        channels=encoder.channels,
-        **more,
-    )
 
 
 def llava(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -157,7 +87,7 @@ def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tup
 
 def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Gemma 3: pooled to a fixed number of tokens, a norm, a product with a parameter."""
-    encoder = towers.auto_tower(vision, "siglip_vision_model")
+    encoder = tower_kinds.auto_tower(vision, "siglip_vision_model")
     tokens = integer(config, "mm_tokens_per_image", 256)
     projector = Part(
         tensors=(Bare(name="mm_input_projection_weight", shape=(encoder.width, text.hidden_size)),),
@@ -168,7 +98,7 @@ def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
     """PaliGemma: one linear module."""
-    encoder = towers.auto_tower(vision, "siglip_vision_model")
+    encoder = tower_kinds.auto_tower(vision, "siglip_vision_model")
     width = integer(config, "projection_dim", 2048)
     linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
     rule = square(encoder, encoder.rows * encoder.columns)
@@ -313,7 +243,7 @@ def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """At most 12 tiles and a thumbnail: preprocessor_config.json of OpenGVLab/InternVL3-8B-hf."""
-    encoder = towers.internvit(vision)
+    encoder = tower_kinds.internvit(vision)
     ratio = config.keys.get("downsample_ratio", 0.5)
     if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 < ratio <= 1:
         raise config.wrong("downsample_ratio", "above 0, at most 1", ratio)
@@ -336,7 +266,7 @@ def longest_edge(encoder: Encoder, merge: int, longest: int) -> ImageRule:
 
 def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Longest side: the tower's image_size, as processor_config.json of Mistral-Small-3.1 has it."""
-    encoder = towers.auto_tower(vision, "pixtral")
+    encoder = tower_kinds.auto_tower(vision, "pixtral")
     factor, layers = integer(config, "spatial_merge_size", 2), feature_layers(config, -1)
     merge = Linear(name="merging_layer", inputs=encoder.width * factor**2, outputs=encoder.width)
     linears = (merge, *two_linears(config, encoder.width * len(layers), text.hidden_size, default_bias=False))

@@ -190,9 +190,9 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
         arguments = (run.block, plan.vision_mode, p.rows, p.length, plan.style, plan.gradients)
         left = run.count
         while left and not needs:
-            traces.append(trace_layer(*arguments, input_needs_grad=False))  # type: ignore[arg-type]
+            traces.append(trace_layer(*arguments, input_needs_grad=False))
             needs, left = bool(traces[-1].backward), left - 1
-        traces += [trace_layer(*arguments)] * left  # type: ignore[arg-type]
+        traces += [trace_layer(*arguments)] * left
     return traces, needs
 
 

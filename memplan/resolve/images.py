@@ -189,6 +189,11 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
         raise InvalidJob(
             f"images: the tower of {spec.family} is not modelled yet", "leave images out: the step of a text batch"
         )
+    if job.trainer == "trl" and job.reference == "precomputed":
+        raise InvalidJob(
+            "reference: TRL refuses precomputed log-probabilities for images",
+            "use reference resident, or adapter with LoRA",
+        )
     one = one_image(rule, images)._replace(per_example=images.per_example)
     positions = one.tokens * one.per_example
     if positions > job.sequence_length:

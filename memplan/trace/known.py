@@ -43,7 +43,7 @@ def remember(fake: torch.Tensor, data: Any, make: Callable[..., torch.Tensor]) -
     """Note what a fake tensor was made from."""
     if isinstance(fake, FakeTensor) and fake.dtype in INTEGERS and fake.numel() <= MOST:
         with no_dispatch():
-            fake.known_values = make(data, dtype=fake.dtype)  # type: ignore[attr-defined]
+            fake.known_values = make(data, dtype=fake.dtype)
     return fake
 
 
@@ -110,5 +110,5 @@ def _faked(mode: FakeTensorMode, real: torch.Tensor, device: Any) -> torch.Tenso
     with no_dispatch():
         bare = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
     fake = FakeTensor(mode, bare, place)
-    fake.known_values = real  # type: ignore[attr-defined]
+    fake.known_values = real
     return fake

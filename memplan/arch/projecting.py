@@ -1,0 +1,79 @@
+"""What projectors are read with: keys of the outer config, the layers that are read, and the tower put together."""
+
+from typing import Any
+
+from memplan.arch.config import Config
+from memplan.arch.towers import ACTIVATIONS, Encoder
+from memplan.spec.parts import Linear, Part
+from memplan.spec.vision import ImageRule, Tower
+
+
+def assemble(encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, **more: Any) -> Tower:
+    """The tower whole."""
+    layers = sum(run.count for run in encoder.runs)
+    return Tower(
+        kind=encoder.kind,
+        width=encoder.width,
+        embedding=encoder.embedding,
+        runs=encoder.runs,
+        after=encoder.after,
+        unused=encoder.unused,
+        projector=projector.model_copy(update={"category": "projector"}),
+        rule=rule,
+        used_blocks=layers if used is None else used,
+        **more,
+    )
+
+
+def integer(config: Config, key: str, default: int) -> int:
+    """An integer of the outer config."""
+    return Config({key: config.keys.get(key, default)}, config.name, config.source).integer(key)
+
+
+def flag(config: Config, key: str, default: bool) -> bool:
+    """A flag of the outer config."""
+    return Config({key: config.keys.get(key, default)}, config.name, config.source).flag(key)
+
+
+def feature_layers(config: Config, default: int) -> tuple[int, ...]:
+    """``vision_feature_layer``: the hidden states that are read, counted from the embedding (0) or from the end."""
+    value = config.keys.get("vision_feature_layer", default)
+    layers = value if isinstance(value, (list, tuple)) else [value]
+    for layer in layers:
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise config.wrong("vision_feature_layer", "a number of a layer, or a list of them", value)
+    return tuple(layers)
+
+
+def deepest(config: Config, layers: tuple[int, ...], blocks: int) -> int:
+    """Blocks up to the deepest that is read."""
+    states = [layer if layer >= 0 else blocks + 1 + layer for layer in layers]
+    if not states or not all(0 <= state <= blocks for state in states):
+        raise config.wrong(
+            "vision_feature_layer", f"among the {blocks} layers of the tower", layers[0] if layers else None
+        )
+    return max(states)
+
+
+def two_linears(config: Config, inputs: int, width: int, default_bias: bool = True) -> tuple[Linear, ...]:
+    """linear_1 and linear_2 of the LLaVA kind."""
+    bias = flag(config, "multimodal_projector_bias", default_bias)
+    config_act = Config({"projector_hidden_act": config.keys.get("projector_hidden_act", "gelu")}, config.name)
+    config_act.choice("projector_hidden_act", ACTIVATIONS)
+    return (
+        Linear(name="linear_1", inputs=inputs, outputs=width, bias=bias),
+        Linear(name="linear_2", inputs=width, outputs=width, bias=bias),
+    )
+
+
+def square(encoder: Encoder, tokens: int, kind: str = "fixed", **more: Any) -> ImageRule:
+    """The rule of a tower that sees squares of one size."""
+    return ImageRule(
+        kind=kind,
+        patch=encoder.patch,
+        side=encoder.side,
+        tokens=tokens,
+        extra_patches=encoder.class_tokens,
+        channels=encoder.channels,
+        **more,
+    )
