@@ -32,7 +32,7 @@ def latent_attention(family: Family, config: Config, window: int | None) -> Late
     """The attention of every layer: q_lora_rank null means that one projection makes the queries."""
     h, heads, bias = config.integer("hidden_size"), config.integer("num_attention_heads"), config.flag("attention_bias")
     latent, low = config.integer("kv_lora_rank"), config.optional_integer("q_lora_rank")
-    nope, rope, value = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim"), value_width(config)
+    nope, rope, value = config.integer("qk_nope_head_dim"), rotary_width(family, config), value_width(config)
     if rope % 2:
         raise config.wrong("qk_rope_head_dim", "even, since rotary embeddings turn pairs", rope)
     kv_heads = config.value("num_key_value_heads")
@@ -42,7 +42,7 @@ def latent_attention(family: Family, config: Config, window: int | None) -> Late
             "then runs without masks alone"
         )
     query = heads * (nope + rope)
-    into = (Linear(name="q_proj", inputs=h, outputs=query),)
+    into: tuple[Linear, ...] = (Linear(name="q_proj", inputs=h, outputs=query),)
     if low is not None:
         down = Linear(name="q_a_proj", inputs=h, outputs=low, bias=bias)
         into = (down, Linear(name="q_b_proj", inputs=low, outputs=query))
@@ -62,6 +62,13 @@ def latent_attention(family: Family, config: Config, window: int | None) -> Late
         norms=(*norms, Norm(name="kv_a_layernorm", width=latent)),
         rotary=rotary(family, config),
     )
+
+
+def rotary_width(family: Family, config: Config) -> int:
+    """qk_rope_head_dim; GLM-4.7-Flash's class knows it as head_dim too, which holds where both are given."""
+    if family.model_type == "glm4_moe_lite" and "head_dim" in config.keys:
+        return config.integer("head_dim")
+    return config.integer("qk_rope_head_dim")
 
 
 def value_width(config: Config) -> int:
@@ -129,7 +136,7 @@ def indexer(config: Config) -> Indexer:
 
 
 def indexer_types(config: Config) -> list[str]:
-    """full or shared for each layer: as listed, by index_topk_pattern, or every index_topk_freq-th from an offset on."""
+    """full or shared for each layer: listed, by index_topk_pattern, or every index_topk_freq-th from an offset on."""
     layers = config.integer("num_hidden_layers")
     if "indexer_types" not in config.defaults:
         return ["full"] * layers

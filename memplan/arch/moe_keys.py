@@ -1,4 +1,4 @@
-"""Keys that decide the structure of models with experts or low-rank attention, with the defaults of their config classes
+"""Keys that decide the structure of models with experts or low-rank attention, with their classes' defaults
 (``models/<type>/configuration_<type>.py``, transformers 5.23). A key that stands for another name is null here.
 """
 

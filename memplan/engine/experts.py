@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from memplan.engine import ops, routing_ops
+from memplan.engine.activations import activate
 from memplan.engine.adapters import merged_stack
 from memplan.engine.modules import Pass, project
 from memplan.engine.routing import route
@@ -20,21 +21,45 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     """Router, routed experts, and the shared ones beside them, in the order of the class."""
     assert spec.experts is not None
     tape = p.tape
-    shared = gated_product(p, spec.shared, x) if spec.shared and spec.shared_first else None
+    shared = shared_product(p, spec, x) if spec.shared and spec.shared_first else None
     choice = route(p, spec.experts, x)
     if spec.experts.routing.program == "scatter":
         return _every_expert(p, spec, x, choice.weights)
-    out = grouped(p, spec.experts, x, choice.weights, choice.index)
+    if spec.linears:
+        latent = project(p, x, spec.linears[0], "l", "latent inputs")
+        latent = grouped(p, spec.experts, latent, choice.weights, choice.chosen)
+        out = project(p, latent, spec.linears[1], "h", "feed-forward output")
+        del latent
+    else:
+        out = grouped(p, spec.experts, x, choice.weights, choice.chosen)
     if shared is not None and len(spec.shared) > 3:
         gate = ops.unary(tape, project(p, x, spec.shared[3], "1", "shared expert's gate"), "gate", saves="result")
         shared = ops.mul(tape, shared, gate, "shared experts")
         del gate
     if spec.shared and shared is None:
-        shared = gated_product(p, spec.shared, x)
+        shared = shared_product(p, spec, x)
     if shared is None:
         return out
     out = ops.add(tape, out, shared, "feed-forward output")
     return ops.scale(tape, out, "feed-forward output") if spec.shared_average else out
+
+
+def shared_product(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
+    """What every token visits: three linears; two, whose first makes gate and up together (Granite 4), or which know no
+    gate (Nemotron-H).
+    """
+    linears, tape = spec.shared, p.tape
+    if len(linears) > 2:
+        return gated_product(p, linears, x)
+    inner = project(p, x, linears[0], "Fs" if not spec.gated else "2Fs", "gate and up" if spec.gated else "up")
+    if spec.gated:
+        gate, up = ops.chunk(tape, inner, 2, p.dim("Fs", linears[1].inputs))
+        product = ops.mul(tape, ops.unary(tape, gate, "activation"), up, "feed-forward product")
+        del gate, up
+    else:
+        product = activate(tape, spec.activation, inner)
+    del inner
+    return project(p, product, linears[1], "h", "shared experts")
 
 
 def gated_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
@@ -73,11 +98,12 @@ def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -
     inputs = routing_ops.gather_rows(tape, x, rows, "expert inputs", routing_ops.indices(tape, chosen))
     picked = routing_ops.gather_rows(tape, weights, chosen, "routing weights", order)
     counted = routing_ops.indices(tape, chosen, 4), routing_ops.indices(tape, Dim("E", spec.count), 4)
-    bias = _bias(p, gate_up_bias, p.dim("k·2F", 2 * k * spec.intermediate), experts_sorted)
-    both = _product(p, inputs, gate_up, p.dim("k·2F", 2 * k * spec.intermediate), "gate and up", bias)
+    both_dim = p.dim("k·2F", 2 * k * spec.intermediate) if spec.gated else width
+    bias = _bias(p, gate_up_bias, both_dim, experts_sorted)
+    both = _product(p, inputs, gate_up, both_dim, "gate and up", bias)
     held = [both]
     del both
-    product = _clamped(p, held, width) if spec.clamped else _gated(p, held, width)
+    product = _activated(p, spec, held, width)
     bias = _bias(p, down_bias, rows, experts_sorted)
     out = _product(p, product, down, rows, "expert outputs", bias)
     del product
@@ -97,6 +123,15 @@ def _bias(p: Pass, bias: Param | None, rows: Dim, index: Tensor) -> Tensor | Non
 def _product(p: Pass, x: Tensor, weight: Param, out: Dim, label: str, bias: Tensor | None) -> Tensor:
     result = routing_ops.grouped_linear(p.tape, x, weight, out, label)
     return result if bias is None else routing_ops.add_in_place(p.tape, result, bias)
+
+
+def _activated(p: Pass, spec: Experts, held: list[Tensor], width: Dim) -> Tensor:
+    """What goes into the second product of each expert."""
+    if spec.gated:
+        return _clamped(p, held, width) if spec.clamped else _gated(p, held, width)
+    product = activate(p.tape, spec.activation, held[0])
+    held.clear()
+    return product
 
 
 def _gated(p: Pass, held: list[Tensor], width: Dim) -> Tensor:

@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention as a program on the tape: an indexer scores every pair of tokens, and the best become a mask.
+"""DeepSeek sparse attention as a program on the tape: an indexer scores pairs of tokens, and the best become a mask.
 
 Nothing of it has a gradient (``DeepseekV32Indexer.forward`` runs under ``no_grad``), so that all is gone when the layer
 is; but its scores, s × s for every head in fp32, can be the layer's peak.
@@ -67,7 +67,10 @@ def _turned(p: Pass, spec: Indexer, x: Tensor, held: list[Tensor]) -> Tensor:
 def index_mask(p: Pass, topk: int) -> list[Tensor]:
     """What is not chosen, and the mask that remains: one byte for each pair (eager: the mask's own dtype)."""
     tape, pairs = p.tape, Dim("T·s", p.tokens * p.length)
-    scattered = [tape.new(pairs, 1, "index masks"), tape.new(p.dim("topk", min(topk, p.length)), INT64, "chosen tokens")]
+    scattered = [
+        tape.new(pairs, 1, "index masks"),
+        tape.new(p.dim("topk", min(topk, p.length)), INT64, "chosen tokens"),
+    ]
     unchosen = tape.new(pairs, 1, "index masks")
     scattered.clear()
     if p.mode.attention == "eager":

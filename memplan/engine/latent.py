@@ -1,8 +1,8 @@
 """Low-rank attention (MLA) as programs on the tape: queries and keys put together of a part without and one with
 positions.
 
-Follows ``modeling_deepseek_v3.py`` and its kin (transformers 5.23). Symbols, per token: H heads, dn and dr the widths of a
-query's parts, dv of a value, ql and kl of the latents.
+Follows ``modeling_deepseek_v3.py`` and its kin (transformers 5.23). Symbols, per token: H heads, dn and dr the
+widths of a query's parts, dv of a value, ql and kl of the latents.
 """
 
 from __future__ import annotations
@@ -65,10 +65,16 @@ def interleaved(p: Pass, x: Tensor) -> Tensor:
     half = Dim(x.dim.symbol, x.dim.elements // 2)
     even, odd = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
     first = subtract(
-        tape, ops.with_constant(tape, even, itemsize, "rotary"), ops.with_constant(tape, odd, itemsize, "rotary"), "rotary"
+        tape,
+        ops.with_constant(tape, even, itemsize, "rotary"),
+        ops.with_constant(tape, odd, itemsize, "rotary"),
+        "rotary",
     )
     second = ops.add(
-        tape, ops.with_constant(tape, odd, itemsize, "rotary"), ops.with_constant(tape, even, itemsize, "rotary"), "rotary"
+        tape,
+        ops.with_constant(tape, odd, itemsize, "rotary"),
+        ops.with_constant(tape, even, itemsize, "rotary"),
+        "rotary",
     )
     return ops.concatenate(tape, (first, second), x.dim, "queries and keys after rotary")
 
@@ -105,9 +111,7 @@ def joined(p: Pass, passes: Tensor, turns: Tensor, dim: Dim) -> Tensor:
     return ops.concatenate(tape, (passes, turns), dim, "queries")
 
 
-def expanded(
-    p: Pass, mixer: LatentAttention, latent: Tensor, k_turn: Tensor, both: Tensor
-) -> tuple[Tensor, Tensor]:
+def expanded(p: Pass, mixer: LatentAttention, latent: Tensor, k_turn: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
     """``expand_kv``: keys of all heads, copied in two parts into one tensor; values are a view of the projection."""
     tape, heads = p.tape, mixer.num_heads
     k_pass, values = ops.cut(tape, both, (p.dim("H·dn", heads * mixer.nope), p.dim("H·dv", heads * mixer.value)))

@@ -21,7 +21,8 @@ class Choice(NamedTuple):
 
     logits: Tensor
     weights: Tensor
-    index: Tensor
+    chosen: Tensor
+    """Indices of the experts."""
 
 
 def route(p: Pass, spec: Experts, x: Tensor) -> Choice:
@@ -170,7 +171,7 @@ def sparse_mixer(p: Pass, spec: Experts, x: Tensor) -> Choice:
     masked = tape.new(dim, size, "router scores")
     node = tape.node((logits,), (first_index,), lambda t, g: (t.gradient((dim, size)),))
     masked = Tensor(dim, size, masked.storage, node)
-    second, second_index, more = _drawn(p, spec, logits, masked)
+    second, _, more = _drawn(p, spec, logits, masked)
     weights = ops.concatenate(tape, (first, second), p.dim("k", 2), "routing weights")
     index = routing_ops.indices(tape, p.dim("k", 2))
     del held, more, one
@@ -195,7 +196,9 @@ def _drawn(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> tuple[Tens
     dim, itemsize = gates.dim, gates.itemsize
     out = tape.new(one, itemsize, "routing weights")
     node = tape.node(
-        (logits, weight), (weight, index, gates, heun), lambda t, g: (t.gradient((dim, itemsize)), t.gradient((one, itemsize)))
+        (logits, weight),
+        (weight, index, gates, heun),
+        lambda t, g: (t.gradient((dim, itemsize)), t.gradient((one, itemsize))),
     )
     return Tensor(one, itemsize, out.storage, node), index, [factor, threshold[0], gates, weight, heun]
 

@@ -49,7 +49,7 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     weights = ops.scale(tape, ops.matmul(tape, q, keys, scores_dim, "attention scores"), "attention scores")
     weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
     sinks = ops.expand(tape, p.param("sinks", heads), p.dim("H", heads))
-    both = (weights, sinks)
+    both: tuple[Tensor, ...] = (weights, sinks)
     if tape.autocast:
         both = tuple(ops.cast(tape, part, max(weights.itemsize, sinks.itemsize), "attention scores") for part in both)
     logits = ops.concatenate(tape, both, wide, "scores with sinks")
