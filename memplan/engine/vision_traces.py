@@ -13,8 +13,9 @@ from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.projection import PROJECTIONS, Joint, scatter
 from memplan.engine.tags import Dim
+from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Node, Tape, Tensor
-from memplan.engine.traces import LayerTrace, leave_autocast, trace_layer
+from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.engine.vision import embed_patches
 from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
