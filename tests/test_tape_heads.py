@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from memplan.arch import parse_config
+from memplan.engine.heads import Head
 from memplan.engine.modules import Mode
-from memplan.engine.traces import Alive, Head, TailTrace, trace_layer, trace_tail
+from memplan.engine.traces import Alive, TailTrace, trace_layer, trace_tail
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter
 from memplan.units import MiB

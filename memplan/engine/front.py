@@ -13,8 +13,8 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
+from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Node, Tape, Tensor
-from memplan.engine.traces import leave_autocast
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare
 

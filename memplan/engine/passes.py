@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.engine.front import NO_FRONT, trace_front
+from memplan.engine.heads import Head
 from memplan.engine.modules import Mode
-from memplan.engine.traces import NOTHING, Alive, Head, LayerTrace, TailTrace, trace_layer, trace_tail
+from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
-from memplan.spec.model import ModelSpec
+from memplan.spec.model import Layer, ModelSpec
 from memplan.spec.recipe import ImageBatch
 
 
@@ -36,6 +37,13 @@ class PassPlan(NamedTuple):
     the embedding's output (``enable_input_require_grads``)."""
     images: ImageBatch | None = None
     """The images of each row, where a tower sees them."""
+    every: int = 1
+    """Of so many layers the last is checkpointed; the others are plain."""
+
+    def style_of(self, i: int) -> str:
+        """The style of one layer, counted from 0."""
+        whole = self.every == 1 or self.style not in ("checkpoint", "reentrant")
+        return self.style if whole or (i + 1) % self.every == 0 else "plain"
 
     @property
     def tower(self) -> TowerPlan | None:
@@ -80,7 +88,7 @@ class TracedPass:
         )
         saved = [0]
         for trace in self.layers:
-            saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.style != "plain" else 0))
+            saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.style_of(len(saved) - 1) != "plain" else 0))
         self.saved_before = saved
         self.forward_layer = max(range(len(self.layers)), key=lambda i: saved[i] + self.layers[i].forward.size)
         self.backward_layers = [] if not grad else self._backward_layers()
@@ -141,11 +149,18 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     needs = plan.embedding_trained or images or plan.style == "no-grad"
     for run in plan.spec.runs:
         mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
-        arguments = (run.layer, mode, plan.rows, plan.length, plan.style, plan.gradients)
         left = run.count
         while left and not needs:
-            traces.append(trace_layer(*arguments, input_needs_grad=False))
+            style = plan.style_of(len(traces))
+            traces.append(trace_layer(run.layer, mode, plan.rows, plan.length, style, plan.gradients, False))
             needs, left = bool(traces[-1].backward), left - 1
         if left:
-            traces += [trace_layer(*arguments)] * left
+            traces += _alike(plan, run.layer, mode, len(traces), left)
     return traces, needs
+
+
+def _alike(plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int) -> list[LayerTrace]:
+    """Traces of equal layers: one, or one for each of the two styles where not every layer is checkpointed."""
+    styles = [plan.style_of(i) for i in range(first, first + count)] if plan.every > 1 else [plan.style] * count
+    traces = {style: trace_layer(layer, mode, plan.rows, plan.length, style, plan.gradients) for style in set(styles)}
+    return [traces[style] for style in styles]

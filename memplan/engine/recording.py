@@ -11,8 +11,9 @@ from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Pass
 from memplan.engine.passes import PassPlan
 from memplan.engine.tags import Dim, Tag
+from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Storage, Tape, Tensor
-from memplan.engine.traces import leave_autocast, recompute, tail_forward
+from memplan.engine.traces import recompute
 from memplan.spec.model import Layer
 
 

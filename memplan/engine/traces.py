@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine import heads, ops
-from memplan.engine.completions import completions_of, project_completions
-from memplan.engine.divergence import DIVERGENCES
-from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
-from memplan.engine.heads import Head as Head
+from memplan.engine import ops
+from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
-from memplan.engine.modules import Mode, Pass, norm, project
+from memplan.engine.modules import Mode, Pass
+from memplan.engine.offloading import OFFLOADS
 from memplan.engine.tags import Dim, Tag, live_at
+from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Tape, Tensor
 from memplan.spec.model import Layer, ModelSpec
 
@@ -66,6 +65,8 @@ class LayerTrace(NamedTuple):
     """Weight gradients it leaves."""
     lingering: int = 0
     """Kept on the contexts of autograd functions: alive until the loss lets go of the graph."""
+    host: int = 0
+    """Saved tensors that wait on the host."""
 
 
 class TailTrace(NamedTuple):
@@ -78,6 +79,7 @@ class TailTrace(NamedTuple):
     gradients: int
     head_gradient: int
     input_gradient: int
+    host: int = 0
 
 
 def _peaks(tape: Tape, phase: str) -> dict[str, Alive]:
@@ -96,8 +98,12 @@ def _now(tape: Tape) -> Alive:
 def _checkpoint(tape: Tape, dim: Dim, itemsize: int, size: int) -> Alive:
     """What a checkpoint keeps: the layer's input, and what its functions keep where checkpointing does not reach."""
     tags = {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
+    tags = tags if size else {}
     for storage in tape.context:
         tag = storage.tag._replace(label=f"{storage.tag.label}, kept by int8 linears")
+        tags[tag] = tags.get(tag, 0) + storage.size
+    for storage in tape.policy.kept if tape.policy is not None else ():
+        tag = storage.tag._replace(label=f"{storage.tag.label}, kept by selective checkpointing")
         tags[tag] = tags.get(tag, 0) + storage.size
     return Alive(sum(tags.values()), tags=tags)
 
@@ -107,13 +113,6 @@ def _input(tape: Tape, p: Pass, width: int, itemsize: int, needs_grad: bool, lab
     x = tape.new(p.dim("h", width), itemsize, label)
     node = Node(tape, [], (), lambda t, grads: ()) if needs_grad and tape.grad_enabled else None
     return Tensor(x.dim, itemsize, x.storage, node)
-
-
-def leave_autocast(tape: Tape) -> None:
-    """Autocast's cache is cleared; copies that nodes saved live on."""
-    for param in tape.cached:
-        param.cached_cast = None
-    tape.cached.clear()
 
 
 def _casts(tape: Tape) -> int:
@@ -128,23 +127,31 @@ def trace_layer(
 
     ``style``: plain, checkpoint, reentrant, or no-grad (forward only). ``gradients``: see ``Tape``.
     """
-    itemsize, tape = mode.residual_itemsize, Tape(mode.autocast)
+    outgoing, tape = mode.residual_itemsize, Tape(mode.autocast)
+    itemsize = mode.weight_itemsize if layer.narrow_input else outgoing
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     if style == "checkpoint":
-        tape.start_hollow()
+        tape.start_hollow(mode.policy)
+    away = OFFLOADS[mode.offload]() if mode.offload and style != "no-grad" else None
+    if style == "plain":
+        tape.offload = away
     p = Pass(tape, mode, rows, length)
     x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
     y = decoder_layer(p, layer, x)
     casts, forward = _casts(tape), max(_peaks(tape, "forward").values(), key=lambda alive: alive.size)
     node, dim = y.node, y.dim
-    held = [x] if style == "checkpoint" else []
+    held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y
     keeps_input = style != "plain" or (watched is not None and watched() is not None)
     leave_autocast(tape)
+    if away is not None:
+        away.settle()
+        away.host_bytes += boundary if style != "plain" else 0
+        keeps_input = style == "plain" and watched is not None and watched() is not None
     lingering = sum(storage.size for storage in tape.context)
-    saved = _now(tape) if style == "plain" else _checkpoint(tape, dim, itemsize, boundary)
+    saved = _now(tape) if style == "plain" else _checkpoint(tape, dim, itemsize, boundary if away is None else 0)
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
     tape.category = "recomputation"
@@ -152,15 +159,18 @@ def trace_layer(
         tape = Tape(mode.autocast, category="recomputation")
         p = Pass(tape, mode, rows, length)
         held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
-    start: list[Tensor | None] = [tape.gradient((dim, itemsize), "gradient of the residual stream")]
+    start: list[Tensor | None] = [tape.gradient((dim, outgoing), "gradient of the residual stream")]
     if style == "reentrant":
         held += [decoder_layer(p, layer, held[0]), *filter(None, start)]
         node = held[1].node
         leave_autocast(tape)
     if style == "checkpoint":
-        tape.recompute = lambda: recompute(tape, p, layer, held[0])
+        width = layer.width
+        back = (lambda: _input(tape, p, width, itemsize, input_needs_grad, "checkpoints")) if away else held.copy().pop
+        tape.recompute = lambda: recompute(tape, p, layer, back())
+    host = away.host_bytes if away is not None else 0
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0)
+        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host)
     tape.gradient_mode = gradients
     recomputed = _peaks(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -171,10 +181,10 @@ def trace_layer(
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst
     held.clear()
-    tape.recompute = None
+    tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     tape.context.clear()
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering)
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host)
 
 
 def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor) -> None:
@@ -182,95 +192,6 @@ def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor) -> None:
     tape.shared_casts = ""
     tape.refill(lambda: decoder_layer(p, layer, x))
     leave_autocast(tape)
-
-
-def tail_forward(
-    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor]
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The loss, what the caller holds through backward, and what it holds until the loss is whole.
-
-    Takes the hidden states out of the list, so that nobody else holds them.
-    """
-    tape, x = p.tape, inputs.pop()
-    with tape.at("final-norm"):
-        hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
-        del x
-        if spec.project_out:
-            hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
-    if head.program in FUSED_PROGRAMS:
-        with tape.at("loss"):
-            held: list[Tensor] = []
-            weight = p.param(spec.head.name, spec.head.parameters)
-            return heads.fused_loss(p, hidden, weight, head, rows, held), held, []
-    if head.program == "hidden":
-        with tape.at("loss"):
-            return heads.mean_loss(p, hidden), [], []
-    with tape.at("head"):
-        if head.projected:
-            p, hidden = project_completions(p, spec, hidden, head.projected)
-        states = [hidden]
-        if spec.scaled_head_input and head.program != "score":
-            hidden = ops.scale(tape, hidden, "scaled final hidden states")
-            states.append(hidden)
-        if spec.residual_fp32:
-            hidden = ops.cast(tape, hidden, p.mode.weight_itemsize, "final hidden states")
-        logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
-        if spec.logits_fp32:
-            logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
-        if spec.logits_scaled:
-            logits = ops.scale(tape, logits, "scaled logits")
-        if spec.logits_softcap is not None:
-            logits = ops.scale(tape, logits, "logits")
-            logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
-            logits = ops.scale(tape, logits, "logits")
-    if head.program == "score":
-        with tape.at("loss"):
-            return heads.mean_loss(p, logits), [], []
-    inputs.append(logits)
-    model_locals = states if head.program in heads.INSIDE else []
-    del hidden, logits, states
-    with tape.at("loss"):
-        return _loss(p, head, rows, inputs, model_locals)
-
-
-def _loss(
-    p: Pass, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
-    tape, logits = p.tape, inputs.pop()
-    if head.leaves_autocast and head.program not in heads.INSIDE:
-        leave_autocast(tape)
-        tape.autocast = 0
-    scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
-    logits = scores if head.frees_logits else logits
-    whole = [scores] if head.holds_logits else []
-    if head.sliced:
-        p, scores = completions_of(p, scores, head.sliced)
-    if head.rescaled:
-        logits = scores = ops.scale(tape, scores, "logits over the temperature")
-    hidden_states = []
-    if head.hidden_states:
-        hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
-    if head.beside_logits:
-        logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
-    if head.teacher_itemsize:
-        teacher = tape.new(scores.dim, head.teacher_itemsize, "teacher's logits")
-        loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
-        del teacher
-    else:
-        loss = heads.score(p, scores, head, rows)
-    model_locals.clear()
-    outputs: list[Tensor] = []
-    if head.leaves_autocast:
-        leave_autocast(tape)
-    if head.keeps_outputs:
-        outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
-        logits = scores = outputs[0]
-    kept = whole
-    if head.metrics:
-        kept = heads.METRICS[head.metrics](p, scores, head.scored_tokens or p.tokens) or kept
-    hidden_states.clear()
-    return loss, outputs, kept
 
 
 @lru_cache(maxsize=1024)
@@ -287,6 +208,8 @@ def trace_tail(
     """Final norm, head and loss, forward and (with ``grad``) backward."""
     tape = Tape(mode.autocast)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
+    if mode.offload and grad:
+        tape.offload = OFFLOADS[mode.offload]()
     p = Pass(tape, mode, rows, length)
     inputs = [_input(tape, p, spec.hidden_size, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
@@ -295,6 +218,9 @@ def trace_tail(
     node = loss.node
     del loss
     leave_autocast(tape)
+    if tape.offload is not None:
+        tape.offload.settle()
+    host = tape.offload.host_bytes if tape.offload is not None else 0
     saved = _now(tape)
     whole.clear()
     if node is None:
@@ -308,4 +234,4 @@ def trace_tail(
     head_trained = mode.trained and spec.head.name not in mode.frozen
     head_gradient = spec.head.parameters * mode.weight_itemsize if head_trained else 0
     boundary = p.tokens * spec.hidden_size * mode.residual_itemsize
-    return TailTrace(saved, casts, forward, _peaks(tape, "backward"), sum(sizes), head_gradient, boundary)
+    return TailTrace(saved, casts, forward, _peaks(tape, "backward"), sum(sizes), head_gradient, boundary, host)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from memplan.spec.recipe import Recipe
 from memplan.trace import kernels, losses
-from memplan.trace.loops import Run
+from memplan.trace.runs import Run
 
 CLIP, KL = 0.2, 0.04
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from memplan.spec.recipe import Recipe
 from memplan.trace import losses
 from memplan.trace.images import image_inputs, token_types
-from memplan.trace.loops import Run, find_loop
+from memplan.trace.loops import find_loop
 from memplan.trace.online import find_online, plain_value_loss, rollout
+from memplan.trace.runs import Run
 
 Begin = Callable[[str], None]
 Sync = Callable[[bool], None]

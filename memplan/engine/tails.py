@@ -1,0 +1,108 @@
+"""The tail of a pass played on a tape: final norm, head, loss, and what the caller holds of them."""
+
+from __future__ import annotations
+
+from memplan.engine import heads, ops
+from memplan.engine.completions import completions_of, project_completions
+from memplan.engine.divergence import DIVERGENCES
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.heads import Head
+from memplan.engine.modules import Pass, norm, project
+from memplan.engine.tape import Tape, Tensor
+from memplan.spec.model import ModelSpec
+
+
+def leave_autocast(tape: Tape) -> None:
+    """Autocast's cache is cleared; copies that nodes saved live on."""
+    for param in tape.cached:
+        param.cached_cast = None
+    tape.cached.clear()
+
+
+def tail_forward(
+    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The loss, what the caller holds through backward, and what it holds until the loss is whole.
+
+    Takes the hidden states out of the list, so that nobody else holds them.
+    """
+    tape, x = p.tape, inputs.pop()
+    with tape.at("final-norm"):
+        hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
+        del x
+        if spec.project_out:
+            hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
+    if head.program in FUSED_PROGRAMS:
+        with tape.at("loss"):
+            held: list[Tensor] = []
+            weight = p.param(spec.head.name, spec.head.parameters)
+            return heads.fused_loss(p, hidden, weight, head, rows, held), held, []
+    if head.program == "hidden":
+        with tape.at("loss"):
+            return heads.mean_loss(p, hidden), [], []
+    with tape.at("head"):
+        if head.projected:
+            p, hidden = project_completions(p, spec, hidden, head.projected)
+        states = [hidden]
+        if spec.scaled_head_input and head.program != "score":
+            hidden = ops.scale(tape, hidden, "scaled final hidden states")
+            states.append(hidden)
+        if spec.residual_fp32:
+            hidden = ops.cast(tape, hidden, p.mode.weight_itemsize, "final hidden states")
+        logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
+        if spec.logits_fp32:
+            logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
+        if spec.logits_scaled:
+            logits = ops.scale(tape, logits, "scaled logits")
+        if spec.logits_softcap is not None:
+            logits = ops.scale(tape, logits, "logits")
+            logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
+            logits = ops.scale(tape, logits, "logits")
+    if head.program == "score":
+        with tape.at("loss"):
+            return heads.mean_loss(p, logits), [], []
+    inputs.append(logits)
+    model_locals = states if head.program in heads.INSIDE else []
+    del hidden, logits, states
+    with tape.at("loss"):
+        return _loss(p, head, rows, inputs, model_locals)
+
+
+def _loss(
+    p: Pass, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
+    tape, logits = p.tape, inputs.pop()
+    if head.leaves_autocast and head.program not in heads.INSIDE:
+        leave_autocast(tape)
+        tape.autocast = 0
+    scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
+    logits = scores if head.frees_logits else logits
+    whole = [scores] if head.holds_logits else []
+    if head.sliced:
+        p, scores = completions_of(p, scores, head.sliced)
+    if head.rescaled:
+        logits = scores = ops.scale(tape, scores, "logits over the temperature")
+    hidden_states = []
+    if head.hidden_states:
+        hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
+    if head.beside_logits:
+        logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
+    if head.teacher_itemsize:
+        teacher = tape.new(scores.dim, head.teacher_itemsize, "teacher's logits")
+        loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
+        del teacher
+    else:
+        loss = heads.score(p, scores, head, rows)
+    model_locals.clear()
+    outputs: list[Tensor] = []
+    if head.leaves_autocast:
+        leave_autocast(tape)
+    if head.keeps_outputs:
+        outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
+        logits = scores = outputs[0]
+    kept = whole
+    if head.metrics:
+        kept = heads.METRICS[head.metrics](p, scores, head.scored_tokens or p.tokens) or kept
+    hidden_states.clear()
+    return loss, outputs, kept

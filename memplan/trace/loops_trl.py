@@ -1,0 +1,128 @@
+"""TRL's loss code, era by era, as far as memory feels it: its locals, its copies, its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memplan.trace import kernels, losses
+from memplan.trace.runs import Run, picked
+
+
+def trl_dpo_before_029(run: Run) -> Tensor:
+    """trl 0.14 and 0.24, trainer/dpo_trainer.py: concatenated_forward, get_batch_loss_metrics."""
+    hidden = {"output_hidden_states": True} if run.recipe.loss_code.hidden_states else {}
+
+    def concatenated_forward(model: Any) -> dict[str, Tensor]:
+        outputs = run.call(model, **hidden)
+        logits = outputs["logits"]
+        labels = torch.roll(run.ids, shifts=-1, dims=1)
+        per_token = losses.label_log_probs(logits, labels, run.recipe)
+        output = {"logps": per_token[:, 1:].sum(-1)}
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            output["chosen"] = picked(run, logits[: run.pairs]).mean()
+            output["rejected"] = picked(run, logits[run.pairs :]).mean()
+        return output
+
+    policy = concatenated_forward(run.policy)
+    reference = run.score_reference(lambda model: concatenated_forward(model)["logps"])
+    return run.loss(policy["logps"], reference)
+
+
+def trl_dpo(run: Run) -> Tensor:
+    """trl 1.0 to 1.14, trainer/dpo_trainer.py: _compute_loss."""
+    outputs = run.call(run.policy)
+    shift_logits, shift_labels = outputs["logits"][..., :-1, :], run.ids[..., 1:]
+    logps = losses.label_log_probs(shift_logits, shift_labels, run.recipe).sum(dim=1)
+    held = []
+
+    def score(model: Any) -> Tensor:
+        held.append(run.call(model))
+        return losses.label_log_probs(held[0]["logits"][..., :-1, :], shift_labels, run.recipe).sum(dim=1)
+
+    loss = run.loss(logps, run.score_reference(score))
+    if run.recipe.loss_code.metrics == "pairs":
+        kernels.entropy_by_rows(shift_logits.detach())
+    chosen, rejected = shift_logits.detach().chunk(2, dim=0)
+    picked(run, chosen).mean(-1).sum()
+    picked(run, rejected).mean(-1).sum()
+    return loss
+
+
+def trl_cpo(run: Run) -> Tensor:
+    """trl 0.9 to 1.16, experimental/cpo/cpo_trainer.py and orpo_trainer.py: concatenated_forward."""
+
+    def concatenated_forward() -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        all_logits = run.logits(run.policy)
+        term = None
+        if run.recipe.sft_term:
+            term = losses.chosen_cross_entropy(all_logits[:, :-1], run.ids[:, 1:], run.pairs)
+        logps = losses.label_log_probs(all_logits[:, :-1], run.ids[:, 1:], run.recipe).sum(-1)
+        return logps, all_logits[: run.pairs], all_logits[run.pairs :], term
+
+    logps, chosen_logits, rejected_logits, term = concatenated_forward()
+    loss = run.loss(logps, None)
+    chosen_logits.detach().mean()
+    rejected_logits.detach().mean()
+    return loss if term is None else loss + term
+
+
+def trl_kto_before_029(run: Run) -> Tensor:
+    """trl 0.14 and 0.24, trainer/kto_trainer.py: forward, get_batch_loss_metrics."""
+    half = torch.arange(max(1, run.ids.shape[0] // 2), device=run.ids.device)
+
+    def forward(model: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            kl_logits = run.logits(model)
+            losses.label_log_probs(kl_logits[:, :-1], run.ids[:, 1:], run.recipe)
+            del kl_logits
+        logits = run.logits(model)
+        logps = losses.label_log_probs(logits[:, :-1], run.ids[:, 1:], run.recipe).sum(-1)
+        return logps, logits[half], logits[half]
+
+    logps, _chosen, _rejected = forward(run.policy)
+    reference = run.score_reference(lambda model: forward(model)[0])
+    return run.loss(logps, reference)
+
+
+def trl_kto(run: Run) -> Tensor:
+    """trl 1.0 to 1.14, trainer/kto_trainer.py: _compute_kl_logps, _compute_loss."""
+    half = torch.arange(max(1, run.ids.shape[0] // 2), device=run.ids.device)
+
+    def kl(model: Any) -> Tensor:
+        with torch.no_grad():
+            logits = run.logits(model)
+            return losses.label_log_probs(logits[:, :-1], run.ids[:, 1:], run.recipe).sum(-1)
+
+    kl(run.policy)
+    outputs = run.call(run.policy)
+    shift_logits = outputs["logits"][:, :-1, :]
+    logps = losses.label_log_probs(shift_logits, run.ids[:, 1:], run.recipe).sum(-1)
+    held = []
+
+    def score(model: Any) -> Tensor:
+        kl(model)
+        held.append(run.call(model))
+        return losses.label_log_probs(held[0]["logits"][:, :-1, :], run.ids[:, 1:], run.recipe).sum(-1)
+
+    loss = run.loss(logps, run.score_reference(score))
+    if run.recipe.loss_code.metrics == "chosen-and-rejected":
+        kernels.entropy_by_rows(shift_logits.detach())
+    chosen_logits = shift_logits.detach().index_select(0, half)
+    rejected_logits = shift_logits.detach().index_select(0, half)
+    picked(run, chosen_logits).mean(-1).sum()
+    picked(run, rejected_logits).mean(-1).sum()
+    return loss
+
+
+def trl_sft(run: Run) -> tuple[Tensor, Any]:
+    """trl 0.16 to 1.6, trainer/sft_trainer.py: compute_loss."""
+    outputs = run.call(run.policy, labels=run.ids)
+    if run.recipe.loss_code.metrics == "shifted":
+        with torch.no_grad():
+            kernels.entropy_by_rows(outputs["logits"])
+            shift_logits = outputs["logits"][..., :-1, :].contiguous()
+            shift_logits.argmax(dim=-1)
+    return outputs["loss"], outputs

@@ -1,0 +1,90 @@
+"""What a trainer's loss code works with: models, a batch, and how this trainer calls a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memplan.spec.recipe import Recipe
+from memplan.trace import losses
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Run:
+    """A micro-step's models and data, and how this trainer calls a model."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: Any,
+        reference: Any,
+        ids: Tensor,
+        mask: Tensor | None,
+        beside: Mapping[str, Any] = NOTHING,
+        rollout: Mapping[str, Tensor] = NOTHING,
+    ) -> None:
+        self.recipe, self.policy, self.reference, self.ids, self.mask = recipe, policy, reference, ids, mask
+        self.beside, self.rollout = beside, rollout
+        self.pairs = ids.shape[0] // 2
+        count = recipe.rows * min(recipe.completion_length, recipe.sequence_length - 1)
+        self.scored = torch.arange(count, device=ids.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Autocast, where the job runs under it."""
+        if not self.recipe.autocast:
+            return nullcontext()
+        dtype = torch.float16 if self.recipe.half_to_float else torch.bfloat16
+        context: AbstractContextManager[Any] = torch.autocast(self.ids.device.type, dtype=dtype)
+        return context
+
+    def call(self, model: Any, **keys: Any) -> Any:
+        """The model's outputs; accelerate and Fabric make fp32 copies of all of them when autocast is left."""
+        with self.autocast():
+            outputs = model(input_ids=self.ids, attention_mask=self.mask, **keys)
+        if not self.recipe.loss_code.leaves_autocast:
+            return outputs
+        return {key: to_fp32(value) for key, value in outputs.items()}
+
+    def logits(self, model: Any, **keys: Any) -> Tensor:
+        """Logits alone, of outputs that nobody holds."""
+        found: Tensor = self.call(model, **keys)["logits"]
+        return found
+
+    def score_reference(self, score: Callable[[Any], Any]) -> Any:
+        """The reference through a trainer's own forward: a model of its own, or the base without adapters."""
+        with torch.no_grad():
+            if self.recipe.reference == "resident":
+                return score(self.reference)
+            if self.recipe.reference == "adapter":
+                with self.policy.disable_adapter():
+                    return score(self.policy)
+            return torch.zeros(self.ids.shape[0], device=self.ids.device)
+
+    def loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
+        """The method's formula over scores of chosen and rejected rows."""
+        method = self.recipe.method.name
+        if method == "kto":
+            assert reference is not None
+            return losses.kto_loss(scores, reference, torch.zeros((), device=scores.device))
+        references = None if reference is None else tuple(reference.chunk(2))
+        return losses.pair_loss(method, *scores.chunk(2), references)  # type: ignore[arg-type]
+
+
+def to_fp32(value: Any) -> Any:
+    """accelerate's ``convert_to_fp32``."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return tuple(to_fp32(each) for each in value) if isinstance(value, tuple) else value
+
+
+def picked(run: Run, logits: Tensor) -> Tensor:
+    """The scored logits of half of the rows, as a mask picks them: without a copy of the slice."""
+    tokens = run.scored[: run.scored.numel() // 2]
+    length = min(run.recipe.completion_length, run.recipe.sequence_length - 1)
+    return logits[tokens // length, tokens % length]
