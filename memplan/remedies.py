@@ -44,8 +44,9 @@ def candidates(recipe: Recipe) -> Iterator[Change]:
         yield Change("SDPA attention", "nothing", {"attention": "sdpa"})
     if recipe.sharding == "ddp" and not recipe.gradient_as_bucket_view:
         yield Change("gradients as views of DDP's buckets", "nothing", {"gradient_as_bucket_view": True})
-    if recipe.reference == "resident":
+    if recipe.reference == "resident" and not recipe.method.online:
         yield Change("precompute the reference's log-probabilities", "setup", {"reference": "precomputed"})
+    yield from _online(recipe)
     yield from _sharding(recipe)
     if not recipe.checkpointing:
         yield Change("gradient checkpointing", "speed", {"gradient_checkpointing": "full"})
@@ -69,6 +70,25 @@ def candidates(recipe: Recipe) -> Iterator[Change]:
     if recipe.sequence_length >= 512:
         length = recipe.sequence_length // 2
         yield Change(f"sequence length {length}", "training", {"sequence_length": length, "completion_length": None})
+
+
+def _online(recipe: Recipe) -> Iterator[Change]:
+    """What the update after a rollout can do without."""
+    rollout = recipe.job.get("rollout") or {}
+    if recipe.method.optional_reference and recipe.reference == "resident":
+        yield Change("no KL term (beta 0), so no reference", "training", {"reference": "none"})
+    if recipe.loss_code.entropy_gradient:
+        yield Change("entropy as a metric, without a gradient", "training", {"entropy": "metric"})
+    if recipe.critic is not None:
+        others = [extra for extra in recipe.job["extra_models"] if extra["role"] != "critic"]
+        yield Change("GRPO in place of PPO: no critic", "training", {"method": "grpo", "extra_models": others})
+    if recipe.group > 1 and recipe.group % 2 == 0:
+        group = recipe.group // 2
+        yield Change(f"groups of {group} completions", "training", {"rollout": {"group_size": group}})
+    if rollout.get("completion_length", 0) >= 512:
+        length = rollout["completion_length"] // 2
+        changes = {"rollout": {"completion_length": length}, "sequence_length": None, "completion_length": None}
+        yield Change(f"completions of {length} tokens", "training", changes)
 
 
 def _sharding(recipe: Recipe) -> Iterator[Change]:
@@ -252,7 +272,13 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
         "loss_head": None,
         "sft_term": None,
         "logits_dtype": None,
-    }
+        "rollout": None,
+        "entropy": None,
+        "temperature": None,
+        "recompute_loss": None,
+        "sequence_length": recipe.sequence_length,
+        "completion_length": recipe.completion_length,
+    } | ({"batch_size": recipe.rows, "global_batch_size": None} if recipe.group > 1 else {})
     try:
         sft = totals_of(changed(given, drop | {"method": "sft"})).allocated.expected
         rows = {"batch_size": recipe.rows} if recipe.method.pairs else {}
@@ -260,11 +286,15 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
     except MemplanError:
         return ()
     models = sum(row.bytes for row in report.per_gpu.ledger if row.category in ("reference", "extra_models"))
+    critic = sum(row.bytes for row in report.per_gpu.ledger if row.name.endswith("of the critic"))
     total = report.per_gpu.allocated_bytes
     steps = [Step("SFT of the same examples", sft)]
     if recipe.method.pairs:
         steps.append(Step("twice the sequences", twice - sft))
     if models:
         steps.append(Step("weights of the reference and other models", models))
-    steps.append(Step(f"the loss of {recipe.method.name} in place of cross-entropy", total - twice - models))
+    if critic:
+        steps.append(Step("weights and states of the critic", critic))
+    rest = total - twice - models - critic
+    steps.append(Step(f"the loss of {recipe.method.name} in place of cross-entropy", rest))
     return tuple(steps)

@@ -205,7 +205,7 @@ def _check_sizes(*sizes: int) -> None:
 REASONS = {
     "parameters": (
         "The rule has all weights in one dtype. The engine follows how the trainer loads them: TRL loads fp32 (4 "
-        "bytes), and autocast keeps 2-byte copies beside fp32 weights."
+        "bytes), and autocast keeps 2-byte copies beside fp32 weights. PPO's critic is not in the rule."
     ),
     "master_weights": (
         "Missing from the rule. DeepSpeed and Megatron keep an fp32 copy of every trained weight: 4 bytes per "

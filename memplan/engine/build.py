@@ -185,7 +185,7 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     update = [(policy, "forward"), (policy, "backward")]
     if recipe.critic is None:
         return [*before, *update]
-    critic = critic_pass(recipe, recipe.critic, mode)
+    critic = critic_pass(recipe.critic, policy.plan)
     if recipe.critic.together:
         return [*before, (critic, "forward"), *update, (critic, "backward")]
     return [*before, (critic, "forward"), (critic, "backward"), *update]

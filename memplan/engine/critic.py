@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memplan.engine.heads import Head
-from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.recipe import Critic, Recipe
@@ -19,28 +18,19 @@ def critic_weights(recipe: Recipe) -> list[Weight]:
     return model_weights(critic.spec, critic.adapter is None, critic.adapter) if critic else []
 
 
-def critic_pass(recipe: Recipe, critic: Critic, gradients: str) -> TracedPass:
-    """Forward and backward over all rows: a value for each token."""
-    mode = Mode(
-        weight_itemsize=recipe.compute_itemsize,
-        trained=critic.adapter is None,
-        autocast=recipe.autocast,
-        attention=recipe.attention,
-        padded=recipe.padded,
+def critic_pass(critic: Critic, policy: PassPlan) -> TracedPass:
+    """Forward and backward over all rows, run as the policy's are: a score for each token."""
+    spec, trained = critic.spec, critic.adapter is None
+    mode = policy.mode._replace(
+        trained=trained,
         adapter=critic.adapter,
-        half_to_float=recipe.half_to_float,
-        stream_itemsize=4 if recipe.autocast and critic.spec.widens_stream else 0,
+        stream_itemsize=4 if spec.residual_fp32 or (policy.mode.autocast and spec.widens_stream) else 0,
     )
-    style = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
-    plan = PassPlan(
+    plan = policy._replace(
         name=NAME,
-        spec=critic.spec,
+        spec=spec,
         mode=mode,
-        rows=recipe.rows,
-        length=recipe.sequence_length,
-        style=style,
         head=Head("score"),
-        gradients=gradients,
-        embedding_trained=recipe.checkpointing or critic.adapter is None,
+        embedding_trained=trained or policy.style in ("checkpoint", "reentrant"),
     )
     return TracedPass(plan)

@@ -54,7 +54,7 @@ def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
         attention=recipe.attention,
         padded=recipe.padded,
         half_to_float=recipe.half_to_float,
-        stream_itemsize=4 if recipe.autocast and teacher.spec.widens_stream else 0,
+        stream_itemsize=4 if teacher.spec.residual_fp32 or (recipe.autocast and teacher.spec.widens_stream) else 0,
     )
     head = teacher_head(recipe)
     return TracedPass(PassPlan("teacher", teacher.spec, mode, recipe.rows, recipe.sequence_length, "no-grad", head))

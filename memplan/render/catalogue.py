@@ -57,6 +57,9 @@ def methods() -> Rows:
             "sequences_per_example": 2 if row.pairs else 1,
             "reference": row.reference,
             "score_head": row.score_head,
+            "rollout": row.online,
+            "critic": row.critic,
+            "teacher": row.teacher,
             "source": row.source,
         }
         for row in METHODS.values()

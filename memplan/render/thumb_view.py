@@ -33,7 +33,7 @@ def rule_terms(report: Report) -> list[Term]:
         hidden=spec.hidden_size,
         heads=spec.num_heads,
         layers=spec.num_layers,
-        batch=recipe.batch_size,
+        batch=recipe.batch_size * recipe.group,
         length=recipe.sequence_length,
         dtype_bytes=DTYPE_BYTES[recipe.precision.dtype],
         optimizer=recipe.optimizer.name,
@@ -41,7 +41,7 @@ def rule_terms(report: Report) -> list[Term]:
         zero_stage=_stage(recipe),
         checkpointing=recipe.checkpointing,
         pairs=recipe.method.pairs,
-        images_bytes=recipe.image_bytes * recipe.batch_size,
+        images_bytes=recipe.image_bytes * recipe.batch_size * recipe.group,
     )
 
 

@@ -140,7 +140,10 @@ def method_words(job: Mapping[str, Any]) -> str:
         words += f"; both sequences of a pair {PAIR_PASSES.get(job['pair_pass'], job['pair_pass'])}"
     if job["reference"] != "none":
         words += f"; reference {job['reference']}"
-    return words
+    if method.critic:
+        words += "; a critic is trained beside the policy"
+    group = (job.get("rollout") or {}).get("group_size")
+    return words + (f"; groups of {group} completions" if group else "")
 
 
 PAIR_PASSES = {

@@ -377,8 +377,51 @@ _ROWS = (
         section="reference",
         categories=("extra_models",),
         see=("reference",),
-        aliases=("reward model", "reward models", "teacher", "extra models"),
+        aliases=("reward model", "reward models", "extra models"),
         zh=Chinese("其他模型", WHOLE_STEP_ZH, NOTHING_ZH, "对每个模型求和：e·P"),
+    ),
+    Term(
+        key="critic",
+        title="critic",
+        what=(
+            "PPO's value model, trained beside the policy: weights, gradients, optimizer states and a pass of its own, "
+            "with a score for each token. Trainers give it an engine and a step of its own, or one loss with the policy."
+        ),
+        formula="(e + e_grad + states) · P of the critic + its activations",
+        source="trl 1.12 experimental/ppo/ppo_trainer.py; OpenRLHF 0.11 trainer/ray/ppo_critic.py",
+        section="reference",
+        see=("extra-models", "rollout", "optimizer-states"),
+        aliases=("value model", "value head", "ppo"),
+        zh=Chinese("评论家模型", formula="(e + e_grad + 状态) · 评论家的 P + 它的激活值"),
+    ),
+    Term(
+        key="rollout",
+        title="rollout",
+        what=(
+            "What the policy generated for PPO, GRPO, RLOO and online DPO. memplan models the update that follows: "
+            "scoring by the reference (and by the policy, where a trainer does), then forward, loss and backward; "
+            "generation, its KV cache and its engine are not modelled yet."
+        ),
+        formula="log-probabilities, advantages and their kin: completions · length · 4 B each",
+        source="trl 1.16 trainer/grpo_trainer.py: _generate_and_score_completions, _compute_loss",
+        section="reference",
+        see=("critic", "reference", "logits"),
+        aliases=("group", "completions", "grpo", "rloo", "online dpo", "old log-probabilities"),
+        zh=Chinese("采样数据", formula="对数概率、优势等：每项 补全数 · 长度 · 4 B"),
+    ),
+    Term(
+        key="teacher",
+        title="teacher",
+        what=(
+            "The frozen model that a distillation learns from. Its logits stand in full beside the student's, and TRL's "
+            "divergence makes many more tensors of their size."
+        ),
+        formula="e·P of the teacher + its logits e·T·V + what the divergence makes",
+        source="trl 1.16 experimental/gkd/gkd_trainer.py: generalized_jsd_loss",
+        section="reference",
+        see=("extra-models", "logits"),
+        aliases=("distillation", "distill", "gkd", "student"),
+        zh=Chinese("教师模型", formula="教师的 e·P + 它的 logits e·T·V + 散度产生的张量"),
     ),
     # -- buffers of the machinery -------------------------------------------------------------------------------------
     Term(
