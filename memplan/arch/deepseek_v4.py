@@ -6,7 +6,7 @@ from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import DROPOUT, Family, activation, build
-from memplan.arch.moe_keys import DEEPSEEK_V4
+from memplan.arch.latent_keys import DEEPSEEK_V4
 from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, make_experts, shared_experts
 from memplan.spec.compressed import CompressedAttention
 from memplan.spec.model import AnyMixer, ModelSpec

@@ -9,7 +9,7 @@ from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
 from memplan.arch.dense import gated_everywhere
-from memplan.arch.moe_keys import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA, MINICPM3
+from memplan.arch.latent_keys import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA, MINICPM3
 from memplan.arch.routed import (
     ROUTER_LOSS,
     expert_count,
@@ -157,6 +157,7 @@ def indexer_types(config: Config) -> list[str]:
 
 def deepseek_v2_layers(family: Family, config: Config) -> list[FeedForward]:
     """Dense layers, then experts chosen by a softmax in fp32, in groups or not, beside shared ones."""
+    config.integer("num_hidden_layers")  # the first to be told when it cannot be
     count = expert_count(config, "n_routed_experts", "num_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
     grouped = config.choice("topk_method", {"greedy": "", "group_limited_greedy": "best"})

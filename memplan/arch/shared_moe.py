@@ -6,19 +6,10 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
+from memplan.arch.cohere_moe import cohere_layers, cohere_mixers, cohere_windows
 from memplan.arch.config import Config
-from memplan.arch.decoder import DROPOUT, Family, activation, build, gated, softmax_attention
+from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
 from memplan.arch.llama4 import llama4_layers, llama4_masks, llama4_mixers
-from memplan.arch.moe_keys import (
-    COHERE2_MOE,
-    DOTS1,
-    ERNIE_MOE,
-    EXAONE_MOE,
-    GLM4_MOE,
-    HUNYUAN_MOE,
-    LLAMA4_TEXT,
-    QWEN2_MOE,
-)
 from memplan.arch.post_norm import exaone4_attention as hybrid_attention
 from memplan.arch.post_norm import patterned
 from memplan.arch.routed import (
@@ -32,8 +23,18 @@ from memplan.arch.routed import (
     sigmoid_routing,
     softmax_routing,
 )
+from memplan.arch.shared_keys import (
+    COHERE2_MOE,
+    DOTS1,
+    ERNIE_MOE,
+    EXAONE_MOE,
+    GLM4_MOE,
+    HUNYUAN_MOE,
+    LLAMA4_TEXT,
+    QWEN2_MOE,
+)
 from memplan.arch.turning import rotary_dim, turned
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Norm, Part, Routing
 
 EXPERT_NAMES = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -71,6 +72,7 @@ def qwen2_moe_masks(spec: ModelSpec, config: Config) -> ModelSpec:
 
 def deepseek_layers(family: Family, config: Config) -> list[FeedForward]:
     """Dense layers, then experts chosen as DeepSeek-V3's are, beside shared ones (GLM-4.5, dots.llm1, EXAONE)."""
+    config.integer("num_hidden_layers")  # the first to be told when it cannot be
     count = expert_count(config, *(name for name in EXPERT_NAMES if name in config.defaults))
     if config.keys.get("num_experts") is not None:  # replaces n_routed_experts in the classes that know both
         count = config.integer("num_experts")
@@ -178,51 +180,6 @@ def exaone_windows(config: Config) -> attention.Windows:
     if listed is not None:
         return attention.layered(config, listed, size)
     return patterned(config, config.integer("sliding_window_pattern"))
-
-
-def cohere_layers(family: Family, config: Config) -> list[FeedForward]:
-    """The best of the logits, their softmax or sigmoids; shared experts added or averaged in; dense layers first."""
-    count = expert_count(config, "num_experts")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
-    how = config.choice("expert_selection_fn", {"softmax": "softmax"})
-    strategy = config.choice("shared_expert_combination_strategy", {"average": "average", "sum": "sum"})
-    wide = f * config.integer("num_shared_experts", smallest=0)
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, Routing(scores="logits", narrowed=how == "softmax")),
-        shared=shared_experts(config, wide) if wide else (),
-        shared_average=strategy == "average",
-    )
-    prefix = config.optional_integer("prefix_dense_intermediate_size")
-    return first_dense(config, gated(family, config, f if prefix is None else prefix), sparse)
-
-
-def cohere_windows(config: Config) -> attention.Windows:
-    """All but every sliding_window_pattern-th layer slide, counted anew after the dense layers."""
-    layers = config.integer("num_hidden_layers")
-    first = min(config.integer("first_k_dense_replace", smallest=0), layers)
-    periods = [config.integer("prefix_dense_sliding_window_pattern")] * first
-    periods += [config.integer("sliding_window_pattern")] * (layers - first)
-    places = [*range(first), *range(layers - first)]
-    full = [not (place + 1) % period for place, period in zip(places, periods, strict=True)]
-    kinds = [attention.FULL if every else attention.SLIDING for every in full]
-    return attention.layered(config, kinds, config.optional_integer("sliding_window"))
-
-
-def cohere_mixers(family: Family, config: Config) -> list[AnyMixer]:
-    """Layers without a window have no positions, but the dense ones before the experts when their pattern is 1."""
-    windows, sparse = cohere_windows(config), cohere_layers(family, config)
-    dense_turns = config.integer("prefix_dense_sliding_window_pattern") == 1
-    made: dict[tuple[int | None, bool], AnyMixer] = {}
-    mixers = []
-    for window, feed_forward in zip(windows, sparse, strict=True):
-        turns = window is not None or (feed_forward.experts is None and dense_turns)
-        if (window, turns) not in made:
-            fields = {"rotary_wide": True} if turns else {"rotary": "none"}
-            made[window, turns] = softmax_attention(family, config, window).model_copy(update=fields)
-        mixers.append(made[window, turns])
-    return mixers
 
 
 ROWS = (
