@@ -249,6 +249,16 @@ def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
 
 
+def finish_falcon(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The embedding's output is scaled in the model's forward; each layer keeps a vector of numbers for its
+    projections.
+    """
+    both = spec.runs[0].layer.mixer
+    assert isinstance(both, BothMixers)
+    made = both.state_space.linears[0].outputs * spec.num_layers * 2
+    return with_mask(spec.model_copy(update={"scaled_outside": True, "buffer_bytes": made}), config)
+
+
 NOT_COUNTED = (("attention_dropout", DROPOUT),)
 ROUTER = ("output_router_logits", ROUTER_LOSS)
 
@@ -290,7 +300,7 @@ ROWS = (
         scaled_logits=True,
         not_counted=NOT_COUNTED,
         classifies=False,
-        finish=with_mask,
+        finish=finish_falcon,
     ),
     Family(
         model_type="granitemoehybrid",

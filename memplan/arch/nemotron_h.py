@@ -165,7 +165,9 @@ def experts(config: Config) -> FeedForward:
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Its head is never tied, and a mask of attention is made, whatever the layers take."""
-    return with_kernel_note(spec.model_copy(update={"tied": False, "more_masks": frozenset({None})}), config)
+    return with_kernel_note(
+        spec.model_copy(update={"tied": False, "logits_fp32": True, "more_masks": frozenset({None})}), config
+    )
 
 
 def parse(raw: Config) -> ModelSpec:

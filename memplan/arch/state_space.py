@@ -7,7 +7,7 @@ from typing import Any
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, Family, build
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.model import AnyMixer, ModelSpec, Run
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm
 from memplan.spec.state_space import StateSpace, StateSpaceDual
 
@@ -182,6 +182,17 @@ def no_feed_forward(family: Family, config: Config) -> list[FeedForward | None]:
     return [None] * config.integer("num_hidden_layers")
 
 
+def finish_mamba(spec: ModelSpec, config: Config) -> ModelSpec:
+    """residual_in_fp32 keeps the stream wide; logits are always cast."""
+    wide, runs = config.flag("residual_in_fp32"), spec.runs
+    if wide:
+        layer, rest = runs[0].layer, runs[0].count - 1
+        first = Run(count=1, layer=layer.model_copy(update={"narrow_input": True}))
+        runs = (first, Run(count=rest, layer=layer)) if rest else (first,)
+    made = {"residual_fp32": wide, "logits_fp32": True, "runs": runs}
+    return with_kernel_note(spec.model_copy(update=made), config)
+
+
 def with_kernel_note(spec: ModelSpec, config: Config) -> ModelSpec:
     """Says by which code the mixers run."""
     return spec.model_copy(update={"notes": (*spec.notes, KERNELS)})
@@ -199,7 +210,7 @@ def alone(model_type: str, defaults: Mapping[str, Scalar], mixers: Any) -> Famil
         mixers=mixers,
         not_counted=(("use_mambapy", PSCAN),),
         classifies=False,
-        finish=with_kernel_note,
+        finish=finish_mamba,
     )
 
 

@@ -24,6 +24,8 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
         k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
         v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
+    if mixer.scaled_keys:
+        k = ops.scale(tape, k, "scaled keys")
     if mixer.clipped:
         q, k, v = (clamp_in_place(tape, x) for x in (q, k, v))
     if mixer.norms and not mixer.norms_last:
@@ -149,7 +151,8 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     several = p.rows > 1 or not mixer.split_qkv
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=several)
     values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
-    queries = ops.copy(tape, q, "queries") if mixer.split_qkv and mixer.rotary == "none" and several else q
+    copied = mixer.rotary == "none" and mixer.style != "opt" and p.rows > 1
+    queries = ops.copy(tape, q, "queries") if copied else q
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores_dim, "attention scores"), "attention scores")
     if mixer.softcap is not None:
         weights = ops.scale(tape, weights, "attention scores")

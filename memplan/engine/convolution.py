@@ -27,7 +27,9 @@ def without_padding(p: Pass, x: Tensor) -> Tensor:
     return ops.with_constant(p.tape, x, x.itemsize, "inputs without padding")
 
 
-def causal_convolution(p: Pass, mixer: Mixer, x: Tensor, kernel: int, name: str = "conv1d", active: bool = True) -> Tensor:
+def causal_convolution(
+    p: Pass, mixer: Mixer, x: Tensor, kernel: int, name: str = "conv1d", active: bool = True
+) -> Tensor:
     """``F.conv1d`` with padding on both sides, the end cut off, an activation of what is left.
 
     What is cut off stays: its storage is that of the view. The weight is in the dtype of its module, to which the input

@@ -23,6 +23,8 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
         frozen = spec.tensors and not p.mode.trained
         inner = activate(tape, spec.activation + ("-frozen" if frozen else ""), inner)
         return project(p, inner, spec.linears[-1], "h", "feed-forward output")
+    if spec.scaled:
+        return scaled(p, spec, x)
     if len(spec.linears) == 2:
         both = project(p, x, spec.linears[0], "2F", "gate and up")
         gate, up = ops.chunk(tape, both, 2, width)
@@ -36,3 +38,14 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
             "feed-forward product",
         )
     return project(p, product, spec.linears[-1], "h", "feed-forward output")
+
+
+def scaled(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
+    """``down(up(x) * act(gate(x) * number)) * number`` (Falcon-H1)."""
+    tape, (gate, up, down) = p.tape, spec.linears
+    upper = project(p, x, up, "F", "up")
+    inner = ops.scale(tape, project(p, x, gate, "F", "gate"), "scaled gate")
+    inner = activate(tape, spec.activation, inner)
+    product = ops.mul(tape, upper, inner, "feed-forward product")
+    del upper, inner
+    return ops.scale(tape, project(p, product, down, "h", "feed-forward output"), "scaled outputs")

@@ -8,6 +8,7 @@ from typing import Any
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
 from memplan.engine.convolution import short_convolution
+from memplan.engine.dual import both_mixers, state_space_dual
 from memplan.engine.falcon import falcon
 from memplan.engine.latent import latent_attention
 from memplan.engine.llama4 import llama4_attention
@@ -37,6 +38,8 @@ MIXERS: dict[str, Program] = {
     "attention": softmax_attention,
     "latent": latent_attention,
     "short-convolution": short_convolution,
+    "state-space-dual": state_space_dual,
+    "both": both_mixers,
 }
 """A program for each ``kind`` of mixer."""
 

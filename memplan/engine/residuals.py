@@ -97,7 +97,24 @@ def parallel_branches(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
+def single(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """One norm, of x in its weight's dtype, and a mixer or a feed-forward (Mamba, Nemotron-H)."""
+    tape, only = p.tape, layer.norms[0]
+    with tape.at("attention" if layer.mixer else "feed-forward"):
+        narrow = ops.cast(tape, x, p.mode.norm_itemsize or p.mode.weight_itemsize, "norm inputs")
+        hidden = norm(p, only, narrow, "h")
+        del narrow
+        residual = ops.cast(tape, x, p.mode.residual_itemsize, "residual stream")
+        if layer.mixer:
+            hidden, weights = mix(p, layer.mixer, hidden)
+            del weights
+        else:
+            hidden = feed_forward(p, layer.feed_forward, hidden)
+        return ops.add(tape, residual, hidden, "residual stream")
+
+
 FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
+    "single": single,
     "post": post_norm,
     "pre-scaled": scaled_pre_norm,
     "parallel": parallel,

@@ -60,6 +60,8 @@ class Layer(Frozen):
     """Names of its weights that are not trained (``freeze``)."""
 
     @property
+    narrow_input: bool = False
+    """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
     def parts(self) -> tuple[Part, ...]:
         """Mixer, feed-forward and the rest, without what is missing."""
         return tuple(part for part in (self.mixer, self.feed_forward, *self.extra) if part is not None)
