@@ -25,6 +25,7 @@ from memplan.spec.latent import Indexer, LatentAttention
 from memplan.spec.model import AnyMixer, ModelSpec
 from memplan.spec.parts import FeedForward, Linear, Norm, Routing
 
+INDEXED = "indexed_attention"
 NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
 
 
@@ -92,6 +93,9 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
+    given, layers = config.keys.get("layer_types"), config.integer("num_hidden_layers")
+    if given is not None and given != [INDEXED] * layers:
+        raise config.wrong("layer_types", f"{INDEXED} in every layer", given)
     plain = latent_attention(family, config, None).model_copy(
         update={
             "indexed": True,
