@@ -25,8 +25,12 @@ Files group families by what their layers are made of, and a family is one row o
     gated_delta.py rows: gated delta rules (Qwen3-Next, Qwen3.5)
     lfm2.py        rows: short convolutions
     linear_attention.py  rows: MiniMax-01 and RWKV
+    encoders.py    rows: encoders of masked tokens (BERT and its kin)
+    deberta.py     a row: relative positions in the scores
+    modernbert.py  a row: local and global encoders
+    t5.py          rows: encoder-decoders with a bias of relative positions
 
-Another kind of layer (low-rank attention, state spaces, encoder-decoders, a vision tower in front) is another file
+Another kind of layer (low-rank attention, state spaces, a vision tower in front) is another file
 with a ``FAMILIES`` dict of its own, added to the one below.
 """
 
@@ -34,8 +38,10 @@ from collections.abc import Callable, Mapping
 
 from memplan.arch import (
     alibi,
+    deberta,
     deepseek_v4,
     dense,
+    encoders,
     falcon,
     gated_delta,
     hybrid,
@@ -46,6 +52,7 @@ from memplan.arch import (
     linear_attention,
     llama_kin,
     llama_like,
+    modernbert,
     moe,
     nemotron_h,
     parallel,
@@ -53,6 +60,7 @@ from memplan.arch import (
     remote_code,
     shared_moe,
     state_space,
+    t5,
     vision,
     vision_texts,
 )
@@ -83,6 +91,10 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **gated_delta.FAMILIES,
     **lfm2.FAMILIES,
     **linear_attention.FAMILIES,
+    **encoders.FAMILIES,
+    **deberta.FAMILIES,
+    **modernbert.FAMILIES,
+    **t5.FAMILIES,
 }
 """Language models by their model_type, and what turns a config into a spec."""
 

@@ -138,6 +138,10 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         weights += tower_weights(spec, spec.tower, trained, adapter)
     if spec.final_norm:
         weights += norm_weights(spec.final_norm, 1, trained, "norm")
+    if spec.encoder and spec.encoder.final_norm:
+        weights += norm_weights(spec.encoder.final_norm, 1, trained, "norm")
+    for part in spec.head_parts:
+        weights += part_weights(part, trained, "norm")
     if spec.project_out:
         weights += part_weights(Part(linears=(spec.project_out,)), trained, "norm")
     for linear in spec.outer_linears if adapter else ():

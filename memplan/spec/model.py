@@ -11,6 +11,7 @@ from pydantic import Field
 
 from memplan.spec.base import Frozen
 from memplan.spec.compressed import CompressedAttention
+from memplan.spec.encoders import DisentangledAttention, Encoder, Pooler
 from memplan.spec.forms import Dropped, Form, Front
 from memplan.spec.latent import LatentAttention
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
@@ -29,6 +30,7 @@ AnyMixer = Annotated[
     Attention
     | LatentAttention
     | CompressedAttention
+    | DisentangledAttention
     | ImageCross
     | StateSpace
     | StateSpaceDual
@@ -50,21 +52,23 @@ class Layer(Frozen):
     norms: tuple[Norm, ...]
     """In order of the forward."""
     form: Form = "pre"
+    cross: Attention | None = None
+    """Attention to the encoder's output, between mixer and feed-forward."""
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
     locals_held: tuple[Literal["mixer", "norm"], ...] = ()
     """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
+    narrow_input: bool = False
+    """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
     frozen: frozenset[str] = frozenset()
     """Names of its weights that are not trained (``freeze``)."""
 
     @property
-    narrow_input: bool = False
-    """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
     def parts(self) -> tuple[Part, ...]:
         """Mixer, feed-forward and the rest, without what is missing."""
-        return tuple(part for part in (self.mixer, self.feed_forward, *self.extra) if part is not None)
+        return tuple(part for part in (self.mixer, self.cross, self.feed_forward, *self.extra) if part is not None)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -144,6 +148,19 @@ class ModelSpec(Frozen):
     """Width of the embedding where it is not hidden_size (opt-350m)."""
     front: tuple[Front, ...] = ()
     """What happens to the embedding's output before the first layer, in order; its parameters are in ``extra``."""
+    task: Literal["causal", "masked", "seq2seq"] = "causal"
+    """What its language-modelling class learns: the next token, tokens that are masked (an encoder alone), or an
+    answer to what an encoder has read."""
+    bidirectional: bool = False
+    """Every position attends to every other: without padding, there is no mask of all positions."""
+    encoder: Encoder | None = None
+    """The first stack of an encoder-decoder; its layers are the first of ``runs``."""
+    transform: Part | None = None
+    """Dense layer and norm between the last hidden states and the head of a masked language model."""
+    scoring: Pooler | None = None
+    """What a reward model of this type has before its score."""
+    pooler: Pooler | None = None
+    """The same, in a reward model."""
     project_out: Linear | None = None
     """Between the final norm and the head (opt-350m)."""
     buffer_bytes: int = 0
@@ -223,9 +240,14 @@ class ModelSpec(Frozen):
         return "norm" in self.front or any(run.layer.form == "after-sum" for run in self.runs)
 
     @property
+    def head_parts(self) -> tuple[Part, ...]:
+        """What stands between the last hidden states and the head: of masked language models, and of classifiers."""
+        return tuple(part for part in (self.transform, self.pooler) if part is not None)
+
+    @property
     def outer_linears(self) -> tuple[Linear, ...]:
         """Linears outside the layers that are not the head: projections of the embedding."""
-        found = [linear for part in self.extra for linear in part.linears]
+        found = [linear for part in (*self.extra, *self.head_parts) for linear in part.linears]
         return (*found, *([self.project_out] if self.project_out else []))
 
     @cached_property
@@ -310,22 +332,32 @@ class ModelSpec(Frozen):
             add_counts(counts, run.layer.by_category.items(), run.count)
         if self.tower:
             add_counts(counts, self.tower.by_category.items())
-        for part in self.extra:
+        for part in (*self.extra, *self.head_parts):
             add_counts(counts, part.by_category.items())
         if self.project_out:
             add_counts(counts, [("other", self.project_out.parameters)])
         if self.final_norm:
             add_counts(counts, [("norm", self.final_norm.parameters)])
+        if self.encoder and self.encoder.final_norm:
+            add_counts(counts, [("norm", self.encoder.final_norm.parameters)])
         if not self.head_is_tied:
-            counts["lm_head"] = self.head.parameters
+            add_counts(counts, [("lm_head", self.head.parameters)])
         elif self.head.bias:
-            counts["lm_head"] = self.head.outputs
+            add_counts(counts, [("lm_head", self.head.outputs)])
         total = sum(counts.values())
         return Parameters(total=total, active=total - inactive, by_category=counts)
+
+    @property
+    def kept_extra(self) -> tuple[Part, ...]:
+        """What a reward model keeps of the parts outside the layers: not the vocabulary's second bias."""
+        return tuple(part for part in self.extra if part.category != "lm_head")
 
     def as_reward_model(self) -> "ModelSpec":
         """The sequence-classification form with one label: the vocabulary head gives way to a score head of h
         weights.
         """
+        if self.scoring:
+            without = {"transform": None, "pooler": self.scoring, "head": self.scoring.score, "extra": self.kept_extra}
+            return self.model_copy(update=without)
         score = Linear(name="score", inputs=self.head.inputs, outputs=1)
         return self.model_copy(update={"head": score, "logits_softcap": None, "logits_scaled": False, "logits_fp32": False})

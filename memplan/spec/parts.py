@@ -55,13 +55,16 @@ NormKind = Literal[
     "layer-plus-one",
     "layer-wide",
     "layer-bare",
+    "identity",
+    "rms-t5",
 ]
 """A key of ``engine.norms.NORMS``.
 
 rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in fp32
 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
 layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight (Nemotron);
-layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters (OLMo).
+layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters
+(OLMo); identity: none (ModernBERT's first layer); rms-t5: the product with x itself, of any dtype (T5).
 """
 
 
@@ -78,7 +81,7 @@ class Norm(Frozen):
     @property
     def parameters(self) -> int:
         """Weight and bias elements."""
-        return 0 if self.kind in ("layer-bare", "layer-plain") else self.width * (2 if self.bias else 1)
+        return 0 if self.kind in ("layer-bare", "layer-plain", "identity") else self.width * (2 if self.bias else 1)
 
 
 class Part(Frozen):
@@ -274,6 +277,8 @@ class FeedForward(Part):
     """The sum with the experts' output is halved."""
     scaled: bool = False
     """The gate and the output are multiplied by numbers (Falcon-H1)."""
+    dropout: bool = False
+    """What goes into the last linear passes through dropout (T5, ModernBERT)."""
 
     @property
     def by_category(self) -> dict[str, int]:

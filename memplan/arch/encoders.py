@@ -1,0 +1,232 @@
+"""Encoders that learn masked tokens: BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT.
+
+Described is the masked language model (``BertForMaskedLM``), whose sequence-classification form is a reward model: dense
+layer and norm before the vocabulary give way to a dense layer over the first position. One row a family, as transformers
+5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
+"""
+
+from functools import partial
+
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build
+from memplan.arch.plain import attention_of, drops, plain_feed_forward, row, with_layers
+from memplan.spec.encoders import Pooler
+from memplan.spec.forms import Front
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
+
+BERT: dict[str, Scalar] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "classifier_dropout": None,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "tie_word_embeddings": True,
+}
+
+ELECTRA: dict[str, Scalar] = BERT | {
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+
+DISTILBERT: dict[str, Scalar] = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "hidden_size": 768,
+    "hidden_dim": 3072,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation": "gelu",
+    "seq_classif_dropout": 0.2,
+    "chunk_size_feed_forward": 0,
+    "tie_word_embeddings": True,
+}
+
+DECODES = (
+    ("is_decoder", "the class then is a decoder"),
+    ("add_cross_attention", "attention to an encoder"),
+    ("chunk_size_feed_forward", "feed-forwards run in pieces"),
+)
+
+
+def layer_norm(name: str, width: int, bias: bool = True) -> Norm:
+    """An ``nn.LayerNorm``."""
+    return Norm(name=name, width=width, kind="layer", bias=bias)
+
+
+def table(name: str, rows: int, width: int) -> Bare:
+    """An ``nn.Embedding`` beside that of the vocabulary."""
+    return Bare(name=name, shape=(rows, width))
+
+
+def bert_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Three linears and an output with biases; the softmax stays in the model's dtype."""
+    names = ("query", "key", "value", "dense")
+    return attention_of(
+        config, names, (True, True), dropout="attention_probs_dropout_prob", rotary="none", style="encoder"
+    )
+
+
+def bert_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """``intermediate.dense`` and ``output.dense``."""
+    return plain_feed_forward(family, config, ("dense", "dense"), config.integer("intermediate_size"), True)
+
+
+def embeddings(config: Config, width: int, types: bool = True) -> Part:
+    """Tables of positions and of token types, and the norm of their sum."""
+    tables = [table("position_embeddings", config.integer("max_position_embeddings"), width)]
+    if types:
+        tables.append(table("token_type_embeddings", config.integer("type_vocab_size"), width))
+    return Part(tensors=tuple(tables), norms=(layer_norm("LayerNorm", width),), category="pos_or_other_embed")
+
+
+def dense_and_norm(name: str, norm: str, inputs: int, outputs: int) -> Part:
+    """The transform before the vocabulary."""
+    return Part(
+        linears=(Linear(name=name, inputs=inputs, outputs=outputs, bias=True),), norms=(layer_norm(norm, outputs),)
+    )
+
+
+def dropout_of_classifier(
+    config: Config, key: str = "classifier_dropout", otherwise: str = "hidden_dropout_prob"
+) -> bool:
+    """classifier_dropout; null is hidden_dropout_prob."""
+    return drops(config, key if config.value(key) is not None else otherwise)
+
+
+def common(spec: ModelSpec, config: Config, front: tuple[Front, ...], dropout: str) -> ModelSpec:
+    """A masked language model whose embeddings go through these steps."""
+    dropped = drops(config, dropout)
+    spec = with_layers(spec, dropout=("mixer", "feed-forward") if dropped else ())
+    steps = (*front, "dropout", "return") if dropped else (*front, "return")
+    return spec.model_copy(update={"task": "masked", "bidirectional": True, "final_norm": None, "front": steps})
+
+
+def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A pooler over the first token, which a classifier alone has."""
+    hidden, positions = spec.hidden_size, "positions" if spec.family == "bert" else "row-positions"
+    spec = common(spec, config, ("token-types", positions, "norm"), "hidden_dropout_prob")
+    roberta = spec.family != "bert"
+    first, last = dropout_of_classifier(config), Linear(name="dense", inputs=hidden, outputs=hidden, bias=True)
+    pooler = Pooler(
+        linears=(last,),
+        score=Linear(name="out_proj" if roberta else "classifier", inputs=hidden, outputs=1, bias=True),
+        first_dropout=first and roberta,
+        dropout=first,
+    )
+    extra = [embeddings(config, hidden)]
+    if not spec.tied:
+        extra.append(Part(tensors=(Bare(name="bias", shape=(spec.vocab_size,)),), category="lm_head"))
+    return spec.model_copy(
+        update={
+            "extra": tuple(extra),
+            "transform": dense_and_norm("dense", "layer_norm" if roberta else "LayerNorm", hidden, hidden),
+            "head": Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=True),
+            "scoring": pooler,
+            "buffer_bytes": 2 * 8 * config.integer("max_position_embeddings"),
+        }
+    )
+
+
+def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """An embedding of its own width, which the generator's head has too."""
+    hidden, width = spec.hidden_size, config.integer("embedding_size")
+    projected = width != hidden
+    front: tuple[Front, ...] = ("token-types", "positions", "norm")
+    spec = common(spec, config, front, "hidden_dropout_prob")
+    extra = [embeddings(config, width)]
+    if projected:
+        into = Linear(name="embeddings_project", inputs=width, outputs=hidden, bias=True)
+        extra.append(Part(linears=(into,)))
+        spec = spec.model_copy(update={"front": (*spec.front[:-1], "project", "return"), "embedding_width": width})
+    drop = dropout_of_classifier(config)
+    return spec.model_copy(
+        update={
+            "extra": tuple(extra),
+            "transform": dense_and_norm("dense", "LayerNorm", hidden, width),
+            "head": Linear(name="generator_lm_head", inputs=width, outputs=spec.vocab_size, bias=True),
+            "scoring": Pooler(
+                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+                activation="gelu",
+                first_dropout=drop,
+                dropout=drop,
+            ),
+            "buffer_bytes": 2 * 8 * config.integer("max_position_embeddings"),
+        }
+    )
+
+
+def distilbert_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """As BERT's, by other names."""
+    names = ("q_lin", "k_lin", "v_lin", "out_lin")
+    return attention_of(config, names, (True, True), dropout="attention_dropout", rotary="none", style="encoder")
+
+
+def distilbert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """No token types, no dropout of the attention's output, ReLU in the classifier."""
+    hidden = spec.hidden_size
+    spec = common(spec, config, ("positions", "norm"), "dropout")
+    spec = with_layers(spec, dropout=("feed-forward",) if drops(config, "dropout") else ())
+    return spec.model_copy(
+        update={
+            "extra": (embeddings(config, hidden, types=False),),
+            "transform": dense_and_norm("vocab_transform", "vocab_layer_norm", hidden, hidden),
+            "head": Linear(name="vocab_projector", inputs=hidden, outputs=spec.vocab_size, bias=True),
+            "scoring": Pooler(
+                linears=(Linear(name="pre_classifier", inputs=hidden, outputs=hidden, bias=True),),
+                score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
+                activation="relu",
+                dropout=drops(config, "seq_classif_dropout"),
+            ),
+            "buffer_bytes": 8 * config.integer("max_position_embeddings"),
+        }
+    )
+
+
+bert_row = partial(
+    row,
+    defaults=BERT,
+    mixer=bert_attention,
+    feed_forward=bert_feed_forward,
+    norms=("LayerNorm", "LayerNorm"),
+    form="encoder",
+    finish=bert_finish,
+    not_counted=DECODES,
+)
+
+ROWS = (
+    bert_row(model_type="bert"),
+    bert_row(model_type="roberta", defaults=BERT | {"vocab_size": 50265}),
+    bert_row(model_type="xlm-roberta"),
+    bert_row(model_type="electra", defaults=ELECTRA, finish=electra_finish),
+    row(
+        model_type="distilbert",
+        defaults=DISTILBERT,
+        names={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+        mixer=distilbert_attention,
+        feed_forward=lambda family, config: plain_feed_forward(
+            family, config, ("lin1", "lin2"), config.integer("hidden_dim"), True
+        ),
+        activation_key="activation",
+        norms=("sa_layer_norm", "output_layer_norm"),
+        form="encoder",
+        finish=distilbert_finish,
+        not_counted=DECODES[2:],
+    ),
+)
+
+FAMILIES = {made.model_type: partial(build, made) for made in ROWS}

@@ -1,0 +1,144 @@
+"""ModernBERT: an encoder with rotary embeddings, local and global windows, gated feed-forwards and norms before them.
+
+As transformers 5.23 builds it (``models/modernbert/configuration_modernbert.py``, ``modeling_modernbert.py``). A local window
+of local_attention tokens is a half to either side, which is what its masks are made of.
+"""
+
+from functools import partial
+
+from memplan.arch.attention import FULL, SLIDING
+from memplan.arch.config import Config, Scalar, shown
+from memplan.arch.decoder import Family, build
+from memplan.arch.encoders import layer_norm
+from memplan.arch.plain import ACTIVATIONS, attention_of, drops, row, with_layers
+from memplan.spec.encoders import Pooler
+from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.parts import Attention, FeedForward, Linear, Part
+
+MODERNBERT: dict[str, Scalar] = {
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "hidden_activation": "gelu",
+    "max_position_embeddings": 8192,
+    "norm_bias": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "layer_types": None,
+    "global_attn_every_n_layers": 3,
+    "local_attention": 128,
+    "embedding_dropout": 0.0,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "decoder_bias": True,
+    "classifier_pooling": "cls",
+    "classifier_dropout": 0.0,
+    "classifier_bias": False,
+    "classifier_activation": "gelu",
+    "tie_word_embeddings": True,
+}
+
+
+def modernbert_windows(config: Config) -> list[int | None]:
+    """None for global layers, half of local_attention for local ones: by layer_types, else one global in each n."""
+    layers, half = config.integer("num_hidden_layers"), config.integer("local_attention", smallest=2) // 2
+    given, every = config.value("layer_types"), config.integer("global_attn_every_n_layers")
+    if given is None:
+        return [half if i % every else None for i in range(layers)]
+    if (
+        not isinstance(given, (list, tuple))
+        or len(given) < layers
+        or any(kind not in (FULL, SLIDING) for kind in given)
+    ):
+        raise config.wrong("layer_types", f"a list of {layers} of {FULL} and {SLIDING}", given)
+    return [half if kind == SLIDING else None for kind in given[:layers]]
+
+
+def modernbert_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Wqkv, cut by ``unbind``; q and k turn in fp32."""
+    bias = config.flag("attention_bias")
+    made = attention_of(
+        config, ("Wqkv", "Wo"), (bias, bias), dropout="attention_dropout", window=window, split_qkv=True
+    )
+    if made.head_dim % 2:
+        raise config.wrong("hidden_size", "an even multiple of num_attention_heads", config.value("hidden_size"))
+    return made.model_copy(update={"style": "modernbert"})
+
+
+def modernbert_feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """``Wo(act(input) * gate)`` of one Wi."""
+    hidden, inner, bias = config.integer("hidden_size"), config.integer("intermediate_size"), config.flag("mlp_bias")
+    into = Linear(name="Wi", inputs=hidden, outputs=2 * inner, bias=bias)
+    out = Linear(name="Wo", inputs=inner, outputs=hidden, bias=bias)
+    made = FeedForward(
+        intermediate=inner,
+        activation=config.choice("hidden_activation", ACTIVATIONS),
+        linears=(into, out),
+        dropout=drops(config, "mlp_dropout"),
+    )
+    return [made] * config.integer("num_hidden_layers")
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A norm of the embeddings, none before the first layer's attention, a head with a dense layer and a norm."""
+    hidden, bias = spec.hidden_size, config.flag("norm_bias")
+    pooling = config.value("classifier_pooling")
+    if pooling not in ("cls", "mean"):
+        raise config.wrong("classifier_pooling", "cls or mean", shown(pooling))
+    spec = with_layers(
+        spec,
+        norms=(layer_norm("attn_norm", hidden, bias), layer_norm("mlp_norm", hidden, bias)),
+        locals_held=("mixer",),
+        dropout=("mixer",) if drops(config, "attention_dropout") else (),
+    )
+    dense = Linear(name="dense", inputs=hidden, outputs=hidden, bias=config.flag("classifier_bias"))
+    head = {"linears": (dense,), "norms": (layer_norm("norm", hidden, bias),)}
+    width = max(mixer.window or 0 for mixer in spec.mixers) or config.integer("local_attention") // 2
+    return spec.model_copy(
+        update={
+            "task": "masked",
+            "bidirectional": True,
+            "runs": without_first_norm(spec.runs),
+            "front": ("norm", "dropout", "return") if drops(config, "embedding_dropout") else ("norm", "return"),
+            "extra": (Part(norms=(layer_norm("embeddings.norm", hidden, bias),)),),
+            "final_norm": layer_norm("final_norm", hidden, bias),
+            "transform": Part(**head),
+            "head": Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=config.flag("decoder_bias")),
+            "scoring": Pooler(
+                **head,
+                activation=config.choice("classifier_activation", ACTIVATIONS),
+                score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
+                dropout=drops(config, "classifier_dropout"),
+                mean=pooling == "mean",
+            ),
+            "more_masks": frozenset({None, width}),
+            "rotary_sets": len({mixer.window for mixer in spec.mixers}),
+        }
+    )
+
+
+def without_first_norm(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The first layer takes the normalised embeddings as they are."""
+    first, *rest = runs
+    norms = (first.layer.norms[0].model_copy(update={"kind": "identity", "bias": False}), *first.layer.norms[1:])
+    alone = Run(count=1, layer=Layer(**dict(first.layer) | {"norms": norms}))
+    if first.count > 1:
+        rest = [first.model_copy(update={"count": first.count - 1}), *rest]
+    return (alone, *rest)
+
+
+ROWS = (
+    row(
+        model_type="modernbert",
+        defaults=MODERNBERT,
+        windows=modernbert_windows,
+        mixer=modernbert_attention,
+        feed_forward=modernbert_feed_forward,
+        finish=finish,
+        activation_key="hidden_activation",
+    ),
+)
+
+FAMILIES = {made.model_type: partial(build, made) for made in ROWS}

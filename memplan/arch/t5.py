@@ -1,0 +1,178 @@
+"""T5, T5 v1.1, Flan-T5, UL2 and mT5: an encoder and a decoder that attends to it, with relative positions as a bias.
+
+As transformers 5.23 builds them (``models/t5/configuration_t5.py``, ``modeling_t5.py``; mT5's are copies). The embedding serves
+both stacks and the head: the class ties them always, and takes ``tie_word_embeddings: false`` of v1.1's configs for "the
+decoder's output is not scaled". A checkpoint that holds another head than its embedding (v1.1, Flan-T5, UL2, mT5) is untied
+again when it is loaded; that head is not in the counts here.
+"""
+
+from functools import partial
+
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build
+from memplan.arch.plain import ACTIVATIONS, drops, row
+from memplan.errors import ModelError
+from memplan.spec.encoders import Encoder, Pooler
+from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
+
+T5: dict[str, Scalar] = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "d_ff": 2048,
+    "num_hidden_layers": 6,
+    "num_decoder_layers": None,
+    "num_attention_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "dropout_rate": 0.1,
+    "feed_forward_proj": "relu",
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "classifier_dropout": 0.0,
+    "tie_word_embeddings": True,
+}
+
+MT5: dict[str, Scalar] = T5 | {
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
+
+NAMES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+
+SEPARATE_HEAD = (
+    "the checkpoints of T5 v1.1, Flan-T5, UL2 and mT5 hold a separate head of vocab_size × d_model weights, "
+    "which is not counted: transformers' class ties it until such a checkpoint is loaded"
+)
+
+
+def t5_norm(name: str, width: int) -> Norm:
+    """``T5LayerNorm``."""
+    return Norm(name=name, width=width, kind="rms-t5")
+
+
+def feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """relu, or gated: ``wo(act(wi_0(x)) * wi_1(x))``."""
+    hidden, inner, given = config.integer("hidden_size"), config.integer("d_ff"), config.value("feed_forward_proj")
+    kind = given.split("-") if isinstance(given, str) else []
+    if not 1 <= len(kind) <= 2 or (len(kind) == 2 and kind[0] != "gated") or kind[-1] not in ACTIVATIONS:
+        raise config.wrong("feed_forward_proj", "an activation, or gated- and an activation", given)
+    gated = kind[0] == "gated"
+    names = ("wi_0", "wi_1") if gated else ("wi",)
+    into = tuple(Linear(name=name, inputs=hidden, outputs=inner) for name in names)
+    made = FeedForward(
+        intermediate=inner,
+        activation="gelu_new" if given == "gated-gelu" else ACTIVATIONS[kind[-1]],
+        gated=gated,
+        linears=(*into, Linear(name="wo", inputs=inner, outputs=hidden)),
+        dropout=drops(config, "dropout_rate"),
+    )
+    return [made] * config.integer("num_hidden_layers")
+
+
+def attention(family: Family, config: Config, window: int | None) -> Attention:
+    """q, k, v and o without biases; scores are not scaled."""
+    hidden, heads, width = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    into = tuple(Linear(name=name, inputs=hidden, outputs=heads * width) for name in "qkv")
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        linears=(*into, Linear(name="o", inputs=heads * width, outputs=hidden)),
+        dropout=drops(config, "dropout_rate"),
+        rotary="none",
+        style="t5",
+    )
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Two stacks of the same layers; those of the second attend to the first."""
+    if not config.flag("is_encoder_decoder") or config.flag("is_decoder"):
+        raise ModelError(
+            f"is_encoder_decoder of {config.model_type} must be true and is_decoder false",
+            "memplan describes its encoder and decoder together",
+        )
+    hidden, layer = spec.hidden_size, spec.runs[0].layer
+    layers = spec.num_layers
+    decoder = config.integer("num_decoder_layers")
+    dropped = drops(config, "dropout_rate")
+    layer = layer.model_copy(
+        update={
+            "norms": tuple(t5_norm("layer_norm", hidden) for _ in range(2)),
+            "dropout": ("mixer", "feed-forward") if dropped else (),
+        }
+    )
+    assert isinstance(layer.mixer, Attention)
+    second = layer.model_copy(
+        update={
+            "norms": tuple(t5_norm("layer_norm", hidden) for _ in range(3)),
+            "mixer": layer.mixer.model_copy(update={"style": "t5-decoder"}),
+            "cross": layer.mixer.model_copy(update={"style": "t5-cross"}),
+        }
+    )
+    buckets = config.integer("relative_attention_num_buckets")
+    table = Bare(name="relative_attention_bias", shape=(buckets, layer.mixer.num_heads))
+    untied = config.value("tie_word_embeddings") is False
+    scaled = spec.family == "t5" and not untied
+    return spec.model_copy(
+        update={
+            "task": "seq2seq",
+            "tied": True,
+            "runs": (*with_table(layer, table, layers), *with_table(second, table, decoder)),
+            "encoder": Encoder(layers=layers, final_norm=t5_norm("final_layer_norm", hidden), dropout=dropped),
+            "final_norm": t5_norm("final_layer_norm", hidden),
+            "scaled_head_input": scaled,
+            "scoring": Pooler(
+                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+                first_dropout=drops(config, "classifier_dropout"),
+                dropout=drops(config, "classifier_dropout"),
+            ),
+            "notes": (*spec.notes, SEPARATE_HEAD) if untied else spec.notes,
+        }
+    )
+
+
+def with_table(layer: Layer, table: Bare, count: int) -> list[Run]:
+    """A stack whose first layer holds the table of relative positions, from which it makes the bias of all."""
+    assert isinstance(layer.mixer, Attention)
+    first = layer.model_copy(update={"mixer": layer.mixer.model_copy(update={"tensors": (table,)})})
+    runs = [Run(count=1, layer=first)]
+    return [*runs, Run(count=count - 1, layer=layer)] if count > 1 else runs
+
+
+t5_row = partial(
+    row,
+    names=NAMES,
+    mixer=attention,
+    feed_forward=feed_forward,
+    norm_kind="rms-t5",
+    norm_bias=False,
+    form="t5",
+    finish=finish,
+    activation_key="feed_forward_proj",
+)
+
+ROWS = (
+    t5_row(model_type="t5", defaults=T5),
+    t5_row(model_type="mt5", defaults=MT5),
+)
+
+
+def symmetric(family: Family, raw: Config) -> ModelSpec:
+    """As many decoder layers as num_layers says, which the class reads before it sees num_hidden_layers."""
+    keys = dict(raw.keys)
+    if keys.get("num_decoder_layers") is None:
+        keys["num_decoder_layers"] = keys.get("num_layers", family.defaults["num_hidden_layers"])
+    return build(family, Config(keys, raw.name, raw.source))
+
+
+FAMILIES = {made.model_type: partial(symmetric, made) for made in ROWS}

@@ -1,0 +1,35 @@
+"""What can be trained of a model that does not predict the next token: encoders alone, and encoder-decoders."""
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.model import ModelSpec
+from memplan.tables.methods import Method
+from memplan.tables.trainers import Trainer
+
+PLAIN_TRAINERS = ("pytorch", "transformers")
+"""Trainers whose loss is the model's own, whatever its class."""
+
+
+def check_task(method: Method, trainer: Trainer, spec: ModelSpec, notes: Notes) -> None:
+    """Raise InvalidJob for a method or trainer that the model's class cannot be trained with."""
+    if spec.task == "causal":
+        return
+    if spec.task == "masked" and not method.score_head:
+        raise InvalidJob(
+            f"method: {method.name} needs a model that predicts the next token, and {spec.family} is an encoder",
+            "use method: reward, which trains its sequence-classification class",
+        )
+    if spec.task == "seq2seq" and method.name != "sft":
+        raise InvalidJob(
+            f"method: {method.name} is not modelled for {spec.family}, an encoder-decoder", "use method: sft"
+        )
+    if spec.task == "seq2seq" and trainer.name not in PLAIN_TRAINERS:
+        raise InvalidJob(
+            f"trainer: {trainer.title} is not modelled for {spec.family}, an encoder-decoder",
+            f"use trainer {' or '.join(PLAIN_TRAINERS)}",
+        )
+    if spec.task == "seq2seq":
+        notes.assume(
+            "an encoder-decoder: its encoder reads sequence_length tokens, its decoder completion_length tokens "
+            "(or as many again)"
+        )
