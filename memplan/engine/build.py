@@ -98,6 +98,9 @@ def policy_mode(recipe: Recipe) -> Mode:
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
         stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
+        policy=recipe.recompute.policy,
+        recomputed=recipe.recompute.modules,
+        offload=recipe.offload,
     )
 
 
@@ -120,6 +123,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
         neighbours=gathers(recipe),
         embedding_trained=needs_grad,
         images=recipe.images if recipe.model.tower else None,
+        every=recipe.recompute.every,
     )
 
 

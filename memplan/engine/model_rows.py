@@ -129,7 +129,9 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     windows, size = made_masks(recipe, traced)
     masks, first = len(windows) * size, traced.layers[0]
     enter_probabilities(book, recipe, traced, inside)
-    embedded = 0 if first.keeps_input or traced.vision.forward else first.boundary
+    leaves = plan.style in ("checkpoint", "reentrant") and not plan.mode.trained
+    leaf = leaves and plan.every > 1 and not first.keeps_input
+    embedded = 0 if first.keeps_input or leaf or traced.vision.forward else first.boundary
     if plan.spec.front:
         embedded = traced.front.held
     enter_front(book, traced)
@@ -158,9 +160,9 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         why="a local of the model's forward until it returns",
         source="transformers 5.23 LlamaModel.forward: inputs_embeds",
     )
-    if plan.spec.scaled_outside and plan.style in ("checkpoint", "reentrant") and not plan.mode.trained:
+    if leaf or (leaves and plan.spec.scaled_outside):
         book.add(
-            "embedding output before it is scaled",
+            "embedding output, a leaf of the graph" if leaf else "embedding output before it is scaled",
             "activations",
             first.boundary,
             inside,

@@ -52,6 +52,15 @@ class Mode(NamedTuple):
     """Element size of the residual stream where it is narrower than the weights: behind a convolution over patches that
     autocast runs, with nothing added to it."""
 
+    policy: str = ""
+    """What selective checkpointing keeps beside a layer's input: a key of ``selective.SAVED``."""
+    recomputed: frozenset[str] = frozenset()
+    """Modules that are checkpointed by themselves (Megatron's ``recompute_modules``)."""
+    kernels: str = ""
+    """Fused kernels in place of the modules' own operations: a key of ``fused_modules.KERNELS``."""
+    offload: str = ""
+    """How saved tensors go to the host: a key of ``offloading.OFFLOADS``."""
+
     @property
     def residual_itemsize(self) -> int:
         """Element size of the residual stream: wider norms widen what the feed-forward adds to it, and so do DoRA's

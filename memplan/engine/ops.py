@@ -72,7 +72,7 @@ def linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str, bias: Par
 
     inputs = (source, matrix) if offset is None else (source, matrix, offset)
     node = tape.node(inputs, (source if want_w else None, matrix if want_x else None), backward)
-    return tape.new(out, itemsize, label, node)
+    return tape.result("mm" if offset is None else "addmm", out, itemsize, label, node)
 
 
 def add(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
@@ -234,7 +234,7 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
         return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
 
     saved = (left if right.needs_grad else None, right if left.needs_grad else None)
-    return tape.new(out, itemsize, label, tape.node((left, right), saved, backward))
+    return tape.result("bmm", out, itemsize, label, tape.node((left, right), saved, backward))
 
 
 def fused_attention(
@@ -242,8 +242,8 @@ def fused_attention(
 ) -> Tensor:
     """Flash or memory-efficient attention: saves q, k, v, its result, an fp32 log-sum-exp per head, and a bias."""
     sizes = tuple((x.dim, x.itemsize, x.needs_grad) for x in (q, k, v))
-    result = tape.new(out, q.itemsize, "attention output")
-    lse = tape.new(statistics, FP32, "attention log-sum-exp")
+    result = tape.result("attention", out, q.itemsize, "attention output")
+    lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")
 
     def backward(t: Tape, grads: Grads) -> Grads:
         return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]

@@ -87,11 +87,14 @@ class PassRows:
         if self.traced.plan.style == "plain":
             return
         first, name = self.traced.forward_layer, self.traced.plan.name
-        for label, layers, born in (
-            ("layers before", self.traced.layers[:first], f"{name}.layer-forward"),
-            ("last layers", self.traced.layers[first:], f"{name}.forward"),
+        hollow = [
+            trace.casts if self.traced.plan.style_of(i) != "plain" else 0 for i, trace in enumerate(self.traced.layers)
+        ]
+        for label, casts, born in (
+            ("layers before", hollow[:first], f"{name}.layer-forward"),
+            ("last layers", hollow[first:], f"{name}.forward"),
         ):
-            size = sum(trace.casts for trace in layers)
+            size = sum(casts)
             self.book.add(
                 f"autocast copies of weights, {label}",
                 "autocast_weights",

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from memplan.engine.offloading import Offload, Place
+from memplan.engine.selective import Policy
 from memplan.engine.tags import Dim, Tag
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Storage:
 class Node:
     """A step of the graph: what it saved, where its input gradients go, and how it makes them."""
 
-    __slots__ = ("backward", "edges", "outputs", "packed", "point", "saved", "sequence")
+    __slots__ = ("backward", "edges", "outputs", "packed", "places", "point", "saved", "sequence")
 
     def __init__(self, tape: Tape, edges: list[Edge], saved: Sequence[Storage | None], backward: Backward) -> None:
         tape.sequence += 1
@@ -57,6 +59,7 @@ class Node:
         self.backward: Backward | None = backward
         self.outputs = 1
         self.packed = False
+        self.places: Sequence[Storage | Place | None] = ()
 
 
 class Accumulate(Node):
@@ -125,6 +128,8 @@ class Tape:
         self.point = ""
         self.place = ("forward", "")
         self.gradients: list[Tensor] = []
+        self.policy: Policy | None = None
+        self.offload: Offload | None = None
         self.hollow: list[Node] | None = None
         self.refilling: list[Node] | None = None
         self.recompute: Callable[[], None] | None = None
@@ -150,6 +155,18 @@ class Tape:
         tag = Tag(category, label, dim.symbol, itemsize, dim.elements)
         return Tensor(dim, itemsize, self.storage_type(self, -(-dim.elements * itemsize // 512) * 512, tag), node)
 
+    def result(self, operation: str, dim: Dim, itemsize: int, label: str, node: Node | None = None) -> Tensor:
+        """Allocate the result of an operation that a selective policy may keep; take the kept one in recomputation."""
+        policy = self.policy
+        if policy is None or not policy.saves(operation):
+            return self.new(dim, itemsize, label, node)
+        if self.refilling is not None:
+            return Tensor(dim, itemsize, policy.kept.pop(), node)
+        result = self.new(dim, itemsize, label, node)
+        if self.hollow is not None and result.storage is not None:
+            policy.kept.append(result.storage)
+        return result
+
     def node(self, inputs: Sequence[Tensor], saved: Sequence[Tensor | None], backward: Backward) -> Node | None:
         """Record a step, or nothing when no input needs a gradient."""
         if not self.grad_enabled:
@@ -162,19 +179,24 @@ class Tape:
         storages = [tensor.storage for tensor in saved if tensor is not None]
         if self.refilling is not None:
             return self._refill([tensor.edge for tensor in inputs], storages)
-        if self.hollow is None:
+        if self.hollow is None and self.offload is None:
             return Node(self, [tensor.edge for tensor in inputs], storages, backward)
         node = Node(self, [tensor.edge for tensor in inputs], (), backward)
         if storages:
             node.packed = True
-            self.hollow.append(node)
+            if self.hollow is not None:
+                self.hollow.append(node)
+            elif self.offload is not None:
+                node.places = self.offload.pack(saved)
         return node
 
     # -- non-reentrant checkpointing: nodes hold nothing until the first of them runs ---------------------------------
 
-    def start_hollow(self) -> None:
-        """From here on nodes keep nothing: torch.utils.checkpoint's pack hooks hold places, not tensors."""
-        self.hollow = []
+    def start_hollow(self, policy: str = "") -> None:
+        """From here on nodes keep nothing: torch.utils.checkpoint's pack hooks hold places, not tensors. What a
+        ``policy`` of that name saves is kept.
+        """
+        self.hollow, self.policy = [], Policy(policy) if policy else None
 
     def refill(self, forward: Callable[[], object]) -> None:
         """Run the forward again and hand each hollow node what it saves; stop once the last has it (early stop)."""
@@ -182,6 +204,8 @@ class Tape:
         self.refilling, self.hollow = self.hollow[::-1], None
         phase, place = self.phase, self.place
         self.phase = "recompute"
+        if self.policy is not None:
+            self.policy.rewind()
         with suppress(_AllRecomputed):
             forward()
         self.refilling, self.phase, self.place = None, phase, place
@@ -228,6 +252,8 @@ class Tape:
             if node.packed and self.recompute is not None:
                 recompute, self.recompute = self.recompute, None
                 recompute()
+            if node.places and self.offload is not None:
+                self.offload.unpack(self, node)
             self.running = node
             run, node.backward = node.backward, None
             assert run is not None

@@ -191,7 +191,8 @@ def batch_words(job: Mapping[str, Any]) -> str:
 def program_words(job: Mapping[str, Any]) -> str:
     """Who trains, and how the model's pass is run."""
     version = f" {job['trainer_version']}" if job.get("trainer_version") else ""
-    checkpointing = "activation checkpointing" if job["gradient_checkpointing"] == "full" else "no checkpointing"
+    how = job["gradient_checkpointing"]
+    checkpointing = {"full": "activation checkpointing", "none": "no checkpointing"}.get(how, f"{how} checkpointing")
     head = "score head" if job["method"] == "reward" else f"loss head {job['loss_head']}"
     words = f"{job['trainer']}{version}; {job['attention']} attention, {checkpointing}, {head}"
     return words + (", autocast" if job.get("autocast") else "")
@@ -209,7 +210,7 @@ def option_words(changes: Mapping[str, Any]) -> str:
 
 def _option(key: str, value: Any) -> str:
     if key == "gradient_checkpointing":
-        return "--gradient-checkpointing" if value == "full" else "--no-gradient-checkpointing"
+        return {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}.get(value, f"--recompute {value}")
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(f"--lora-{i} {v}" if key == "lora" else f"--set {key}.{i}={v}" for i, v in pairs)

@@ -8,12 +8,14 @@ from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.freezing import frozen_model
+from memplan.resolve.encoders import check_task
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.quantised import quantised_base
+from memplan.resolve.recompute import offloads_activations, recompute
 from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
 from memplan.resolve.storage import Stored, precision, sharding
 from memplan.spec.job import Job
@@ -57,6 +59,7 @@ def resolve(given: JobInput) -> Recipe:
     spec = policy_model(job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
+    check_task(method, trainer, spec, notes)
     if method.score_head:
         if not spec.classifies:
             raise InvalidJob(
@@ -83,9 +86,11 @@ def resolve(given: JobInput) -> Recipe:
     accumulation = _accumulation(job, split.ranks, notes)
     gpu = _gpu(job, notes)
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
-    checkpointing = notes.default(
-        "gradient_checkpointing", job.gradient_checkpointing == "full", checkpoints, job.trainer
-    )
+    given_how = job.gradient_checkpointing if job.gradient_checkpointing != "none" else ""
+    how = notes.default("gradient_checkpointing", given_how, "full" if checkpoints else "", job.trainer) or "none"
+    again = recompute(job, trainer, spec, base.quantised is not None, notes)
+    checkpointing = how != "none" and not again.modules
+    away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)
     chosen = optimizer(job, trainer, split, spec, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
     if job.sync_each_batch is None and accumulation > 1 and split.name == "fsdp2" and not sync:
@@ -104,7 +109,7 @@ def resolve(given: JobInput) -> Recipe:
         "attention": attention,
         "optimizer_impl": chosen.implementation,
         "reference": resident.kind,
-        "gradient_checkpointing": "full" if checkpointing else "none",
+        "gradient_checkpointing": how,
         "gradient_accumulation_steps": accumulation,
     }
     return Recipe(
@@ -153,6 +158,8 @@ def resolve(given: JobInput) -> Recipe:
         norm_itemsize=base.norm_itemsize,
         group=group,
         critic=value_model,
+        recompute=again,
+        offload=away,
         job=resolved | base.as_job,
         sources=notes.sources,
         assumptions=tuple(notes.assumptions),

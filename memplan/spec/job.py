@@ -8,6 +8,7 @@ from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.beside import ExtraModel, Rollout
 from memplan.spec.optimizer_args import OptimizerArgs
+from memplan.spec.recompute import EVERY, Megatron, Offloaded, every_nth
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
 
 
@@ -28,8 +29,14 @@ def _choice(value: object, info: ValidationInfo) -> str:
     return one_of(str(info.field_name), value)
 
 
+def _layers(value: object, info: ValidationInfo) -> str:
+    return value if isinstance(value, str) and value.startswith(EVERY) else _choice(value, info)
+
+
 def _checkpointing(value: object) -> object:
-    """true is full, false is none."""
+    """true is full, false is none, every:1 is full."""
+    if isinstance(value, str) and value.startswith(EVERY):
+        return "full" if every_nth(value) == 1 else f"{EVERY}{every_nth(value)}"
     return (
         {True: "full", False: "none", "true": "full", "false": "none"}.get(value, value)
         if isinstance(value, (bool, str))
@@ -78,7 +85,7 @@ def _absent(value: object, info: ValidationInfo) -> None:
 
 
 Choice = Annotated[str, BeforeValidator(_choice)]
-Checkpointing = Annotated[str, BeforeValidator(_choice), BeforeValidator(_checkpointing)]
+Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
 OnlyOne = Annotated[int, AfterValidator(_one)]
 Absent = Annotated[None, BeforeValidator(_absent)]
@@ -184,13 +191,13 @@ class Job(Frozen):
     optimizer_args: OptimizerArgs = OptimizerArgs()
     """The optimizer's own settings: library, rank, targets, block_size, …"""
     gradient_checkpointing: Checkpointing = "none"
-    """Activation checkpointing: none or full."""
+    """Activation checkpointing: none, full, selective, or every:N for every n-th layer."""
     gradient_checkpointing_reentrant: bool = False
     """Use the reentrant implementation."""
     kernels: Choice = "none"
     """Fused kernels in place of the model's own code."""
-    compile: Annotated[bool | None, BeforeValidator(_absent)] = None
-    """torch.compile."""
+    compile: bool = False
+    """torch.compile: chains of pointwise operations become one kernel."""
     attention: Choice = "sdpa"
     """Attention implementation."""
     loss_head: Choice = "auto"
@@ -244,12 +251,12 @@ class Job(Frozen):
     """FSDP's other settings."""
     ddp: Absent = None
     """DDP's other settings."""
-    megatron: Absent = None
-    """Megatron's other settings."""
+    megatron: Megatron = Megatron()
+    """Megatron's other settings: recompute_modules."""
     allocator: Allocator = Allocator()
     """Settings of PyTorch's caching allocator."""
-    offload: Absent = None
-    """What lives on the host."""
+    offload: Offloaded = ()
+    """What lives on the host: activations."""
     rollout: Rollout | None = None
     """Groups and lengths of what the policy generates for online methods."""
     extra_models: tuple[ExtraModel, ...] = ()

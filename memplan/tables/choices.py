@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reduce_dtype": ("auto", "bf16", "fp16", "fp32"),
     "optimizer": tuple(OPTIMIZERS),
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
-    "gradient_checkpointing": ("none", "full"),
+    "gradient_checkpointing": ("none", "full", "selective"),
     "kernels": ("none", "liger"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
@@ -29,7 +29,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 LATER: dict[str, tuple[str, ...]] = {
     "trainer": LATER_TRAINERS,
-    "gradient_checkpointing": ("selective",),
     "kernels": ("unsloth", "foak", "te"),
     "sharding": ("fsdp", "distributed-optimizer"),
 }

@@ -18,6 +18,7 @@ from transformers.initialization import no_init_weights
 from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
+from memplan.trace.selective import selective_contexts
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 NAMED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -85,10 +86,15 @@ def _make_copies_anew(adapted: Any) -> None:
 
 
 def enable_checkpointing(model: Any, recipe: Recipe) -> None:
-    """Every layer is run again in backward. The states of random generators live on the host, so none is kept."""
-    model.gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={"use_reentrant": recipe.reentrant, "preserve_rng_state": False}
-    )
+    """Layers are run again in backward. The states of random generators live on the host, so none is kept."""
+    settings: dict[str, Any] = {"use_reentrant": recipe.reentrant, "preserve_rng_state": False}
+    if recipe.recompute.policy:
+        settings["context_fn"] = selective_contexts(recipe.recompute.policy)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    if recipe.recompute.every > 1:
+        layers = (each for each in model.modules() if hasattr(each, "_gradient_checkpointing_func"))
+        for number, layer in enumerate((each for each in layers if "Layer" in type(each).__name__), start=1):
+            layer.gradient_checkpointing = number % recipe.recompute.every == 0
     if recipe.adapter is not None:
         model.enable_input_require_grads()
 

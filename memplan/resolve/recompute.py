@@ -1,0 +1,115 @@
+"""Checkpointing and offloading of a job, resolved: what each trainer means by them."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention
+from memplan.spec.recipe import Recipe
+from memplan.spec.recompute import EVERY, Recompute, every_nth
+from memplan.tables.trainers import Trainer
+
+POLICIES = {
+    "products": "torch's selective checkpointing by torchtitan's policy: of each layer the attention output and every "
+    "second matrix product are kept",
+    "attention": "TRL's selective checkpointing: of each layer the attention output is kept",
+}
+REFERENCE_OFFLOADS = "reference: offloaded"
+
+
+def recompute(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, notes: Notes) -> Recompute:
+    """What ``gradient_checkpointing`` beside none and full means. Raises InvalidJob where the trainer has no such
+    thing."""
+    how = job.gradient_checkpointing
+    if "recompute_modules" in job.megatron.model_fields_set and not (trainer.megatron and how == "selective"):
+        raise InvalidJob(
+            "megatron.recompute_modules: belongs to selective checkpointing in Megatron",
+            "use gradient_checkpointing: selective with a trainer of Megatron's, or leave it out",
+        )
+    if how in ("none", "full"):
+        return Recompute()
+    if how.startswith(EVERY):
+        if trainer.megatron:
+            raise InvalidJob(
+                f"gradient_checkpointing: Megatron recomputes chunks or the first layers, not {how}",
+                "use full or selective",
+            )
+        every = every_nth(how)
+        notes.assume(f"gradient_checkpointing: {how}: layers {every}, {2 * every}, … are checkpointed, the others not")
+        return Recompute(every=every)
+    if trainer.megatron:
+        return _megatron(job, spec, notes)
+    return _by_operations(job, trainer, spec, quantised, notes)
+
+
+def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
+    modules = job.megatron.recompute_modules
+    experts = any(layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers())
+    for name in ("moe", "shared_experts"):
+        if name in modules and not experts:
+            raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for {name}", "leave it out")
+    notes.assume("gradient_checkpointing: Megatron's selective checkpointing makes " + ", ".join(modules) + " again")
+    return Recompute(modules=frozenset(modules))
+
+
+def _by_operations(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, notes: Notes) -> Recompute:
+    """torch's policies by operation, for layers whose operations are followed one by one."""
+    if job.gradient_checkpointing_reentrant:
+        raise InvalidJob(
+            "gradient_checkpointing_reentrant: selective checkpointing is non-reentrant (torch refuses a policy there)",
+            "leave gradient_checkpointing_reentrant out",
+        )
+    policy = "attention" if trainer.name == "trl" and job.method == "sft" and _since(trainer, 1, 16) else "products"
+    said = None
+    if policy == "products":
+        if quantised:
+            said = f"over linears in {job.quantization}"
+        elif job.lora is not None and job.lora.dora:
+            said = "with DoRA"
+        elif any(not isinstance(layer.mixer, Attention) for layer in spec.layers()) or any(
+            layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers()
+        ):
+            said = f"of {spec.family}, whose layers are not softmax attention and a dense feed-forward"
+    if said:
+        raise InvalidJob(f"gradient_checkpointing: selective is not modelled {said}", "use full")
+    notes.assume(f"gradient_checkpointing: {POLICIES[policy]}")
+    return Recompute(policy=policy)
+
+
+def _since(trainer: Trainer, *version: int) -> bool:
+    parts = [int(part) for part in trainer.since.split(".") if part.isdecimal()]
+    return tuple(parts) >= version
+
+
+def offloads_activations(job: Job, trainer: Trainer, kernels: str, sharded: bool, notes: Notes) -> str:
+    """How activations wait on the host: a key of the engine's ``OFFLOADS``. Raises InvalidJob for what has no such
+    offload on one GPU."""
+    for name, why in (
+        ("optimizer", "outside DeepSpeed and FSDP no trainer modelled here moves optimizer states"),
+        ("parameters", "outside DeepSpeed and FSDP no trainer modelled here moves the weights that it trains"),
+        ("reference", f"say {REFERENCE_OFFLOADS}, with a trainer that swaps its reference in"),
+    ):
+        if name in job.offload:
+            raise InvalidJob(f"offload: {name} is not modelled ({why})", "use offload: activations, or leave it out")
+    if "activations" not in job.offload:
+        return ""
+    if sharded or trainer.megatron or job.images is not None:
+        what = "over several GPUs" if sharded else "with images" if job.images is not None else "in Megatron"
+        raise InvalidJob(f"offload: activations {what} is not modelled yet", "leave offload out")
+    if trainer.name == "trl":
+        notes.assume(
+            "offload: activations as TRL's activation_offloading does it: saved tensors of 1 KiB or more go to pinned "
+            "memory on a stream of their own, the last five of them wait, one saved again meanwhile stays on the card"
+        )
+        return "trl"
+    if trainer.name != "pytorch":
+        raise InvalidJob(f"offload: {trainer.title} does not offload activations", "use trainer trl or pytorch")
+    notes.assume(
+        "offload: activations by torch.autograd.graph.save_on_cpu around forward and loss: every saved tensor, weights "
+        "included, once for each node that saves it"
+    )
+    return "torch"
+
+
