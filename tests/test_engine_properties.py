@@ -109,20 +109,29 @@ def possible(keys: Keys) -> Ledger:
         raise
 
 
+EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic", *(
+    f"sharding: {eras[-1].title} runs on Megatron" for eras in TRAINERS.values() if eras[-1].megatron
+))  # fmt: skip
+"""How the refusals of a method or a strategy that a trainer has not begin."""
+
+
 @pytest.mark.parametrize("method", CHOICES["method"])
 @pytest.mark.parametrize(("trainer", "version"), ERAS, ids=lambda text: text or "first")
 def test_every_row_of_every_table_builds_a_ledger(method: str, trainer: str, version: str) -> None:
-    """Trainers and eras × methods × optimizers × sharding; an optimizer that cannot run there says why."""
+    """Trainers and eras × methods × optimizers × sharding; what cannot run together says why."""
     for optimizer, sharding in product(CHOICES["optimizer"], CHOICES["sharding"]):
         keys: Keys = {"method": method, "trainer": trainer, "optimizer": optimizer, "sharding": sharding}
         keys |= {"model": MODELS["untied"], "trainer_version": version or None, "sequence_length": 64}
         way = "zero" if sharding.startswith("zero") else sharding
         row = find_optimizer(optimizer, trainer)
-        if row is not None and way not in row.shardings:
-            with pytest.raises(InvalidJob, match=f"optimizer: {optimizer} with {sharding}"):
-                resolve(read_job({**keys, "num_gpus": 4}))
+        apart = row is not None and way not in row.shardings
+        excluded = (*EXCLUDED, f"optimizer: {optimizer} with {sharding}") if apart else EXCLUDED
+        try:
+            recipe = resolve(read_job({**keys, "num_gpus": 1 if sharding == "none" else 4}))
+        except InvalidJob as error:
+            assert error.message.startswith(excluded), error.message
             continue
-        recipe = resolve(read_job({**keys, "num_gpus": 1 if sharding == "none" else 4}))
+        assert not apart
         assert min(ledger(recipe, detailed=False).totals()) > 0, keys
 
 

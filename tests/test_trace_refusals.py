@@ -46,13 +46,12 @@ def test_without_the_extra_the_library_raises(monkeypatch: pytest.MonkeyPatch) -
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "trainer": {"trainer": "trl", "method": "sft"},
     "sharding": {"num_gpus": 8, "zero_stage": 3},
     "num_gpus": {"sharding": "ddp"},
     "optimizer": {"optimizer": "adamw-8bit"},
-    "loss_head": {"loss_head": "fused"},
+    "loss_head": {"method": "sft", "loss_head": "cut-cross-entropy"},
     "images": {"images": {"width": 224, "height": 224}},
-    "extra_models": {"extra_models": [{"role": "reward", "model": MODEL}]},
+    "extra_models": {"extra_models": [{"role": "teacher", "model": MODEL}]},
     "attention": {"attention": "flash", "padded": True},
     "sft_term": {"sft_term": True, "pair_pass": "gradcache"},
 }
