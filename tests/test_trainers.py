@@ -70,7 +70,8 @@ def coefficients(keys: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def logits(alive: Alive) -> float:
-    return sum(size for tag, size in alive.tags.items() if tag.category == "logits") / LOGITS
+    found: float = sum(size for tag, size in alive.tags.items() if tag.category == "logits") / LOGITS
+    return found
 
 
 AMP = {"precision": "bf16-amp"}

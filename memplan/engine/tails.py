@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine import heads, ops
 from memplan.engine.completions import completions_of, project_completions
 from memplan.engine.divergence import DIVERGENCES
+from memplan.engine.encoders import pooled
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.heads import Head
 from memplan.engine.modules import Pass, norm, project
@@ -44,6 +45,8 @@ def tail_forward(
         if head.projected:
             p, hidden = project_completions(p, spec, hidden, head.projected)
         states = [hidden]
+        if spec.pooler:
+            p, hidden = pooled(p, spec.pooler, hidden)
         if spec.scaled_head_input and head.program != "score":
             hidden = ops.scale(tape, hidden, "scaled final hidden states")
             states.append(hidden)
@@ -80,7 +83,7 @@ def _loss(
     logits = scores if head.frees_logits else logits
     whole = [scores] if head.holds_logits else []
     if head.sliced:
-        p, scores = completions_of(p, scores, head.sliced)
+        p, scores = completions_of(p, scores, head.sliced, head.divided)
     if head.rescaled:
         logits = scores = ops.scale(tape, scores, "logits over the temperature")
     hidden_states = []
