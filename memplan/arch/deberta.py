@@ -154,7 +154,8 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
             "pooler_hidden_size", f"hidden_size ({hidden}), or the pooler cannot take its states", pooled
         )
     last = "cls_dropout" if config.value("cls_dropout") is not None else "hidden_dropout_prob"
-    spec = with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "hidden_dropout_prob") else ())
+    dropped = ("mixer", "feed-forward") if drops(config, "hidden_dropout_prob") else ()
+    spec = with_layers(spec, dropout=dropped, locals_held=("inner",))
     return spec.model_copy(
         update={
             "task": "masked",

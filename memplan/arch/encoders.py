@@ -115,11 +115,18 @@ def common(spec: ModelSpec, config: Config, front: tuple[Front, ...], dropout: s
     return spec.model_copy(update={"task": "masked", "bidirectional": True, "final_norm": None, "front": steps})
 
 
+def usable_positions(config: Config) -> int:
+    """RoBERTa counts its positions from behind pad_token_id on."""
+    first = config.integer("pad_token_id", smallest=0) + 1
+    return max(config.integer("max_position_embeddings") - first, 1)
+
+
 def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """A pooler over the first token, which a classifier alone has."""
     hidden, positions = spec.hidden_size, "positions" if spec.family == "bert" else "row-positions"
     spec = common(spec, config, ("token-types", positions, "norm"), "hidden_dropout_prob")
     roberta = spec.family != "bert"
+    spec = with_layers(spec, locals_held=("inner",))
     first, last = dropout_of_classifier(config), Linear(name="dense", inputs=hidden, outputs=hidden, bias=True)
     pooler = Pooler(
         linears=(last,),
@@ -130,6 +137,8 @@ def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     extra = [embeddings(config, hidden)]
     if not spec.tied:
         extra.append(Part(tensors=(Bare(name="bias", shape=(spec.vocab_size,)),), category="lm_head"))
+    if roberta:
+        spec = spec.model_copy(update={"max_positions": usable_positions(config)})
     return spec.model_copy(
         update={
             "extra": tuple(extra),
@@ -153,6 +162,7 @@ def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         extra.append(Part(linears=(into,)))
         spec = spec.model_copy(update={"front": (*spec.front[:-1], "project", "return"), "embedding_width": width})
     drop = dropout_of_classifier(config)
+    spec = with_layers(spec, locals_held=("inner",))
     return spec.model_copy(
         update={
             "extra": tuple(extra),
@@ -210,8 +220,8 @@ bert_row = partial(
 
 ROWS = (
     bert_row(model_type="bert"),
-    bert_row(model_type="roberta", defaults=BERT | {"vocab_size": 50265}),
-    bert_row(model_type="xlm-roberta"),
+    bert_row(model_type="roberta", defaults=BERT | {"vocab_size": 50265, "pad_token_id": 1}),
+    bert_row(model_type="xlm-roberta", defaults=BERT | {"pad_token_id": 1}),
     bert_row(model_type="electra", defaults=ELECTRA, finish=electra_finish),
     row(
         model_type="distilbert",

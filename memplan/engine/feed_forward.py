@@ -6,6 +6,7 @@ from memplan.engine import ops
 from memplan.engine.activations import activate
 from memplan.engine.experts import mixture
 from memplan.engine.modules import Pass, project
+from memplan.engine.scored import checkpointed
 from memplan.engine.tape import Tensor
 from memplan.spec.parts import FeedForward
 
@@ -15,6 +16,12 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
     the routed experts.
     """
     assert spec is not None
+    if p.mode.recomputed and ("moe" if spec.experts else "mlp") in p.mode.recomputed:
+        return checkpointed(p.tape, lambda inputs: _feed_forward(p, spec, inputs[0]), (x,))
+    return _feed_forward(p, spec, x)
+
+
+def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     if spec.experts:
         return mixture(p, spec, x)
     tape, width = p.tape, p.dim("F", spec.intermediate)
@@ -29,7 +36,8 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
         both = project(p, x, spec.linears[0], "2F", "gate and up")
         gate, up = ops.chunk(tape, both, 2, width)
         product = ops.mul(tape, up, activate(tape, spec.activation, gate), "feed-forward product")
-        del gate, up
+        if not spec.dropout:
+            del gate, up
     else:
         product = ops.mul(
             tape,
@@ -37,6 +45,8 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
             project(p, x, spec.linears[1], "F", "up"),
             "feed-forward product",
         )
+    if spec.dropout:
+        product = ops.dropout(tape, product, "feed-forward product")
     return project(p, product, spec.linears[-1], "h", "feed-forward output")
 
 

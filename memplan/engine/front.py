@@ -41,9 +41,9 @@ def position_table(spec: ModelSpec) -> Bare:
 
 
 def _positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor], rows: int) -> Tensor:
-    bare, hidden = position_table(spec), spec.hidden_size
+    bare = position_table(spec)
     table = p.param(bare.name, bare.parameters)
-    out = Dim("T·h" if rows == p.rows else "s·h", rows * p.length * hidden)
+    out = Dim("T·h" if rows == p.rows else "s·h", rows * p.length * bare.shape[1])
     found = ops.embedding(p.tape, table, out, table.itemsize)
     held.append(found)
     return ops.add(p.tape, x, found, "residual stream")
@@ -78,11 +78,35 @@ def dropped(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
     return ops.dropout(p.tape, x, "residual stream")
 
 
+def token_types(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """One of two vectors for each token (BERT)."""
+    bare = next(bare for part in spec.extra for bare in part.tensors if bare.name == "token_type_embeddings")
+    table = p.param(bare.name, bare.parameters)
+    found = ops.embedding(p.tape, table, x.dim, table.itemsize)
+    held.append(found)
+    return ops.add(p.tape, x, found, "residual stream")
+
+
+def masked(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """A product with the padding mask in x's dtype, which is kept (DeBERTa)."""
+    mask = p.tape.new(p.dim("1", 1), x.itemsize, "padding mask")
+    return ops.with_constant(p.tape, x, x.itemsize, "residual stream", mask)
+
+
+def returned(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """All but the result was local to the embeddings' own forward."""
+    held.clear()
+    return x
+
+
 STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
     "project": projected,
     "positions": positions,
     "row-positions": row_positions,
+    "token-types": token_types,
     "norm": normalised,
+    "mask": masked,
+    "return": returned,
     "dropout": dropped,
 }
 """A program for each step of ``ModelSpec.front``; ``held``: locals of the model's forward."""

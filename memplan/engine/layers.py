@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memplan.engine import ops, residuals
+from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
@@ -58,5 +59,11 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {"pre": pre_norm, "sandwich": sandwich, **residuals.FORMS, "vit": vit_block}
+FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
+    "pre": pre_norm,
+    "sandwich": sandwich,
+    **residuals.FORMS,
+    "vit": vit_block,
+    "encoder": encoder_layer,
+}
 """A program for each value of ``Layer.form``."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memplan.engine import encoder_attention
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
 from memplan.engine.convolution import short_convolution
 from memplan.engine.dual import both_mixers, state_space_dual
 from memplan.engine.falcon import falcon
+from memplan.engine.gated_attention import gated_attention
+from memplan.engine.gated_delta import gated_delta
 from memplan.engine.latent import latent_attention
 from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
@@ -22,7 +25,13 @@ Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
 """Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
 
 
-ALL_STYLES: dict[str, Program] = {**STYLES, "sinks": sink_attention, "llama4": llama4_attention}
+ALL_STYLES: dict[str, Program] = {
+    **STYLES,
+    "sinks": sink_attention,
+    "llama4": llama4_attention,
+    "gated": gated_attention,
+    **encoder_attention.STYLES,
+}
 """A program for each ``style`` of softmax attention that is not standard."""
 
 
@@ -40,6 +49,7 @@ MIXERS: dict[str, Program] = {
     "short-convolution": short_convolution,
     "state-space-dual": state_space_dual,
     "both": both_mixers,
+    "gated-delta": gated_delta,
 }
 """A program for each ``kind`` of mixer."""
 

@@ -90,6 +90,8 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
         return windows, plan.rows * square
     if plan.spec.mask_form == "always" and recipe.attention == "sdpa":
         return windows, plan.rows * square
+    if plan.spec.bidirectional and not recipe.padded:
+        windows = [window for window in windows if window is not None and plan.length >= window]
     if recipe.attention == "eager":
         return windows, plan.rows * square * plan.mode.weight_itemsize
     if recipe.attention == "flash":
@@ -101,7 +103,8 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
 
 def keeps_masks(traced: TracedPass) -> bool:
     """Whether masks outlive the forward: checkpoints keep them, and so do layers that save them."""
-    saves = traced.plan.style == "plain" and traced.plan.spec.mask_form in ("boolean", "heads")
+    away = bool(traced.plan.mode.offload)
+    saves = traced.plan.style == "plain" and not away and traced.plan.spec.mask_form in ("boolean", "heads")
     return saves or traced.plan.style in ("checkpoint", "reentrant")
 
 
@@ -133,7 +136,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     leaf = leaves and plan.every > 1 and not first.keeps_input
     embedded = 0 if first.keeps_input or leaf or traced.vision.forward else first.boundary
     if plan.spec.front:
-        embedded = traced.front.held
+        embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
     enter_front(book, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
@@ -175,7 +178,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.weight_itemsize)
     positions = plan.length * (plan.rows if plan.spec.rotary_by_row else 1)
     tables = 2 * positions * width * table_bytes
-    kept = plan.style != "no-grad" and (plan.spec.keeps_rotary or plan.style in ("checkpoint", "reentrant"))
+    held = plan.style == "plain" and plan.spec.keeps_rotary and not plan.mode.offload
+    kept = held or plan.style in ("checkpoint", "reentrant")
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
     beyond = norm + embedded + (0 if kept_masks else masks) + (0 if kept else tables) - max(norm, head)

@@ -77,11 +77,18 @@ class Mode(NamedTuple):
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""
 
-    __slots__ = ("length", "mode", "rows", "tape", "tokens")
+    __slots__ = ("held", "length", "memory", "mode", "rows", "shared", "tape", "tokens")
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
         self.tape, self.mode, self.rows, self.length = tape, mode, rows, length
         self.tokens = rows * length
+        self.held: list[Tensor] | None = None
+        """Where a mixer leaves locals that its caller holds on."""
+        self.shared: dict[str, Tensor] = {}
+        """What all layers of a stack read beside the residual stream, by name: an encoder's output, tables of
+        relative positions. Their bytes are counted elsewhere."""
+        self.memory = 0
+        """Tokens of each row that the encoder read."""
 
     def dim(self, symbol: str, width: int) -> Dim:
         """``width`` elements per token."""

@@ -130,11 +130,17 @@ def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[T
     return Tensor(dim, itemsize, out.storage, node)
 
 
+def identity(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``nn.Identity``."""
+    return x
+
+
 NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
     "rms-wide": rms_wide,
     "rms-wide-weight": rms_wide_weight,
     "layer-wide": layer_wide,
     "layer-bare": layer_bare,
+    "identity": identity,
     "layer": layer,
     "layer-plain": layer,
     "layer-plus-one": layer_plus_one,

@@ -56,7 +56,7 @@ class Layer(Frozen):
     """Attention to the encoder's output, between mixer and feed-forward."""
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
-    locals_held: tuple[Literal["mixer", "norm"], ...] = ()
+    locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
     """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
