@@ -13,7 +13,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from transformers import masking_utils
 
 from memplan.trace import known
@@ -36,8 +41,16 @@ class Mode(FakeTensorMode):
             return args[0].new_empty(args[2])
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             return _grouped_product(args[0], args[1], args[2])
-        found = known.computed(self, func, args, kwargs or {})
-        return super().dispatch(func, types, args, kwargs or {}) if found is None else found
+        real = known.computed(self, func, args, kwargs or {})
+        if isinstance(real, int):
+            return real
+        try:
+            out = super().dispatch(func, types, args, kwargs or {})
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            if real is None:
+                raise
+            return known.faked(self, real, args, kwargs or {})
+        return known.noted(out, real)
 
 
 @contextmanager

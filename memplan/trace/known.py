@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 MOST = 1 << 20
 """Elements of a tensor whose values are followed."""
-MOST_FLAGS = 1 << 16
-"""The same for booleans. Attention masks are not followed: a view of what is followed has a storage of its own."""
 INTEGERS = (torch.int32, torch.int64, torch.bool)
 FACTORIES = ("aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor")
 _item = torch.Tensor.item
@@ -63,41 +61,53 @@ def as_list(tensor: Any) -> Any:
 
 
 def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation on known integers gives, as fake tensors with known values; None for any other."""
+    """What an operation on known integers gives, on the host; None for any other. An ``int`` is the number read."""
     if func.namespace != "aten" or mode.in_kernel_invocation:
         return None
     flat, _ = tree_flatten((args, kwargs))
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     if tensors:
         if any(values(each) is None for each in tensors):
+            _forget(func, args)
             return None
-        device = tensors[0].device
-    elif func._schema.name in FACTORIES and kwargs.get("dtype") in (None, *INTEGERS) and kwargs.get("device"):
-        device = kwargs["device"]
-    else:
+    elif not (func._schema.name in FACTORIES and kwargs.get("dtype") in (None, *INTEGERS) and kwargs.get("device")):
         return None
     if func is torch.ops.aten._local_scalar_dense.default:
         return read(values(tensors[0]))
-    if func._schema.is_mutable:
-        return None
     real_args, real_kwargs = tree_map(_real, (args, kwargs))
-    device = kwargs.get("device") or device
     with no_dispatch():
         out = func(*real_args, **real_kwargs)
-    if any(each.dtype not in INTEGERS or each.numel() > most(each) for each in _tensors(out)):
-        return None
-    return tree_map(lambda each: _faked(mode, each, device) if isinstance(each, torch.Tensor) else each, out)
+    followed = all(each.dtype in INTEGERS and each.numel() <= MOST for each in _tensors(out))
+    return out if followed else None
+
+
+def _forget(func: Any, args: Any) -> None:
+    """What is written over with unknown values is known no longer."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write and values(value) is not None:
+            del value.known_values
+
+
+def noted(out: Any, real: Any) -> Any:
+    """The fake result, with its known values where there are any. A view stays one."""
+    if real is not None:
+        for fake, value in zip(_tensors(out), _tensors(real), strict=True):
+            if isinstance(fake, FakeTensor) and fake.shape == value.shape:
+                fake.known_values = value
+    return out
+
+
+def faked(mode: FakeTensorMode, real: Any, args: Any, kwargs: Any) -> Any:
+    """Fake tensors of the shapes that known values have, where the operation alone cannot tell them."""
+    flat, _ = tree_flatten((args, kwargs))
+    device = kwargs.get("device") or next(each.device for each in flat if isinstance(each, torch.Tensor))
+    return tree_map(lambda each: _faked(mode, each, device) if isinstance(each, torch.Tensor) else each, real)
 
 
 def _real(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return values(value) if isinstance(value, torch.Tensor) else value
-
-
-def most(tensor: torch.Tensor) -> int:
-    """The most elements of such a tensor that are followed."""
-    return MOST_FLAGS if tensor.dtype == torch.bool else MOST
 
 
 def _tensors(out: Any) -> Iterator[torch.Tensor]:
