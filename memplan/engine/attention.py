@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.rotary import rotary, scaled_queries
+from memplan.engine.scored import checkpointed
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape, Tensor
 from memplan.spec.parts import Attention
@@ -37,11 +38,21 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = scaled_queries(p, q)
     if mixer.style == "opt":
         q = ops.scale(tape, q, "scaled queries")
-    if p.mode.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v, q_dim)
+    if "core_attn" in p.mode.recomputed:
+        out, weights = checkpointed(tape, lambda x: core(p, mixer, *x, q_dim)[0], (q, k, v)), None
+        del q, k, v, fused
     else:
-        out, weights = sdpa(p, mixer, q, k, v, q_dim), None
+        out, weights = core(p, mixer, q, k, v, q_dim)
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def core(
+    p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax attention itself, and the probabilities that eager returns."""
+    if p.mode.attention == "eager":
+        return eager(p, mixer, q, k, v, q_dim)
+    return sdpa(p, mixer, q, k, v, q_dim), None
 
 
 def unfused(p: Pass, mixer: Attention, fused: Tensor, q_dim: Dim, kv_dim: Dim) -> list[Tensor]:
@@ -109,7 +120,8 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
     if kernel == "efficient":
         k, v = repeat_kv(p, mixer, k, "repeated keys", q_dim), repeat_kv(p, mixer, v, "repeated values", q_dim)
     if kernel == "efficient" and has_mask(p.mode, mixer, p.length):
-        bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
+        one = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
+        bias = Tensor(scores_of(p, mixer), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
     out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
     if mixer.rotary == "concatenated" and kernel == "flash":

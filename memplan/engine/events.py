@@ -67,6 +67,7 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.optimizer.blocks is None
         and not recipe.optimizer.fused_backward[0]
         and not recipe.model.is_frozen
+        and not recipe.offload
         and recipe.critic is None
         and recipe.teacher is None
         and (recipe.accumulation == 1 or recipe.pair_pass != "two-forward")

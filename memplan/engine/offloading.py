@@ -36,6 +36,9 @@ class Place(NamedTuple):
 class Offload:
     """torch's ``save_on_cpu``."""
 
+    skips: frozenset[str] = frozenset()
+    """Points of the tape whose saved tensors stay on the card."""
+
     def __init__(self) -> None:
         self.host_bytes = 0
 
@@ -44,8 +47,11 @@ class Offload:
         return [None if tensor is None else self.sent(tensor) for tensor in saved]
 
     def sent(self, tensor: Tensor) -> Storage | Place | None:
-        """A copy on the host."""
-        place = Place(tensor.dim, tensor.itemsize)
+        """A copy on the host; a broadcast view is written out."""
+        return self.copied(Place(tensor.dim, tensor.itemsize))
+
+    def copied(self, place: Place) -> Place:
+        """Count it."""
         self.host_bytes += place.bytes
         return place
 
@@ -64,7 +70,9 @@ class Offload:
 
 
 class StreamedOffload(Offload):
-    """TRL's ``OffloadActivations``, its copies on a stream of their own."""
+    """TRL's ``OffloadActivations``, its copies on a stream of their own; the head is left out."""
+
+    skips = frozenset(["head"])
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +97,8 @@ class StreamedOffload(Offload):
             if self.tracked.get(old) == number:
                 del self.tracked[old]
         self.stash[self.number], self.tracked[key] = (storage, key), self.number
-        return super().sent(tensor)
+        elements = min(tensor.dim.elements, storage.size // tensor.itemsize)  # of a broadcast view, what is behind it
+        return self.copied(Place(Dim(tensor.dim.symbol, elements), tensor.itemsize))
 
     def unpack(self, tape: Tape, node: Node) -> None:
         """The copies of one node stay until the next one that needs some has run."""

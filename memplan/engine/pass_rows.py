@@ -76,19 +76,36 @@ class PassRows:
             self._enter_casts(instants[1])
             return
         self._enter("loss", forward.get("loss", ends), instants[2], instants[2])
+        self._enter_host(instants[0])
         until = instants[1] if plan.head.leaves_autocast else instants[2]
         self._enter_casts("rejected.loss" if plan.mode.shared_casts == "first" else until)
         between = self.book.after(instants[2]), self.book.before(f"{name}.loss-backward")
         if self.book.index[between[0]] <= self.book.index[between[1]]:
             self._enter("kept until backward", self.traced.tail.saved, *between)
 
+    def _enter_host(self, born: str) -> None:
+        """Saved tensors that wait in the host's memory, counted whole from forward to the end of backward."""
+        size = sum(trace.host for trace in self.traced.layers) + self.traced.tail.host
+        self.book.add(
+            "saved tensors on the host",
+            "activations",
+            size,
+            born,
+            f"{self.traced.plan.name}.embedding-backward",
+            place="host",
+            template="Σ over nodes of saved bytes",
+            numbers=(size,),
+            why="each is copied back to the card when its node runs",
+            source="torch 2.13 autograd/graph.py: save_on_cpu; trl 1.16 models/activation_offloading.py",
+        )
+
     def _enter_casts(self, until: str) -> None:
         """Autocast's copies of the weights of layers that save nothing themselves: alive while autocast is open."""
-        if self.traced.plan.style == "plain":
+        if self.traced.plan.style == "plain" and not self.traced.plan.mode.offload:
             return
         first, name = self.traced.forward_layer, self.traced.plan.name
         hollow = [
-            trace.casts if self.traced.plan.style_of(i) != "plain" else 0 for i, trace in enumerate(self.traced.layers)
+            trace.casts if self.traced.plan.casts_apart(i) else 0 for i, trace in enumerate(self.traced.layers)
         ]
         for label, casts, born in (
             ("layers before", hollow[:first], f"{name}.layer-forward"),

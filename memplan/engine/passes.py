@@ -45,6 +45,10 @@ class PassPlan(NamedTuple):
         whole = self.every == 1 or self.style not in ("checkpoint", "reentrant")
         return self.style if whole or (i + 1) % self.every == 0 else "plain"
 
+    def casts_apart(self, i: int) -> bool:
+        """The autocast copies of a layer's weights are held by autocast alone, not by nodes too."""
+        return self.style_of(i) != "plain" or bool(self.mode.offload)
+
     @property
     def tower(self) -> TowerPlan | None:
         """The pass of the tower; None without images."""
@@ -88,7 +92,7 @@ class TracedPass:
         )
         saved = [0]
         for trace in self.layers:
-            saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.style_of(len(saved) - 1) != "plain" else 0))
+            saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.casts_apart(len(saved) - 1) else 0))
         self.saved_before = saved
         self.forward_layer = max(range(len(self.layers)), key=lambda i: saved[i] + self.layers[i].forward.size)
         self.backward_layers = [] if not grad else self._backward_layers()

@@ -10,6 +10,7 @@ from memplan.engine import ops
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Pass
 from memplan.engine.passes import PassPlan
+from memplan.engine.selective import Policy
 from memplan.engine.tags import Dim, Tag
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Storage, Tape, Tensor
@@ -49,20 +50,22 @@ class RecordingTape(Tape):
 class LayerRun:
     """One layer: what its forward leaves for its backward, in the style of the pass."""
 
-    __slots__ = ("hollow", "inputs", "layer", "node")
+    __slots__ = ("hollow", "inputs", "layer", "node", "policy")
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.inputs: list[Tensor] = []
         self.node: Node | None = None
         self.hollow: list[Node] | None = None
+        self.policy: Policy | None = None
 
     def forward(self, p: Pass, x: Tensor, style: str) -> Tensor:
         """Its output, held by nobody else."""
         if style == "checkpoint":
-            p.tape.start_hollow()
+            p.tape.start_hollow(p.mode.policy)
         y = decoder_layer(p, self.layer, x)
         self.hollow, p.tape.hollow = p.tape.hollow, None
+        self.policy, p.tape.policy = p.tape.policy, None
         self.node = y.node
         if style in ("checkpoint", "reentrant"):
             self.inputs = [x]
@@ -78,13 +81,13 @@ class LayerRun:
             self.node = outputs[1].node
             del x
         if style == "checkpoint":
-            tape.hollow, x = self.hollow, self.inputs[0]
+            tape.hollow, tape.policy, x = self.hollow, self.policy, self.inputs[0]
             tape.recompute = lambda: recompute(tape, p, self.layer, x)
         if self.node is not None:
             node, self.node = self.node, None
             tape.backward(node, grads)
         grads.clear()
-        tape.recompute = tape.hollow = self.hollow = None
+        tape.recompute = tape.hollow = self.hollow = tape.policy = self.policy = None
         self.inputs.clear()
         outputs.clear()
 
@@ -142,9 +145,10 @@ class PassRun:
         tables = [tape.new(table, plan.spec.rotary_itemsize(itemsize), "rotary tables") for _ in range(2)]
         self.shared = tables if plan.spec.keeps_rotary or plan.style in ("checkpoint", "reentrant") else []
         for i, run in enumerate(self.layers):
-            if tape.grad_enabled and (i > 0 or plan.embedding_trained):
+            if plan.style_of(i) in ("plain", "checkpoint") and (i > 0 or plan.embedding_trained):
                 x = catching(tape, x, self.caught[i])
-            x = run.forward(p, x, plan.style)
+            tape.grad_enabled = plan.style_of(i) in ("plain", "checkpoint")
+            x = run.forward(p, x, plan.style_of(i))
         if plan.style in ("checkpoint", "reentrant"):
             self.shared += masks
         self.outputs = [x]
@@ -157,7 +161,7 @@ class PassRun:
         tied = self._tail_backward()
         for i in reversed(range(len(self.layers))):
             caught = self.caught[i] if i > 0 or plan.embedding_trained else None
-            self.layers[i].backward(self.p, self.caught[i + 1], plan.style, caught)
+            self.layers[i].backward(self.p, self.caught[i + 1], plan.style_of(i), caught)
         self._embedding_backward(tied)
         self.shared.clear()
 

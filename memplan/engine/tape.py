@@ -179,7 +179,7 @@ class Tape:
         storages = [tensor.storage for tensor in saved if tensor is not None]
         if self.refilling is not None:
             return self._refill([tensor.edge for tensor in inputs], storages)
-        if self.hollow is None and self.offload is None:
+        if self.hollow is None and (self.offload is None or self.point in self.offload.skips):
             return Node(self, [tensor.edge for tensor in inputs], storages, backward)
         node = Node(self, [tensor.edge for tensor in inputs], (), backward)
         if storages:

@@ -47,9 +47,10 @@ def recompute(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, note
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     modules = job.megatron.recompute_modules
     experts = any(layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers())
-    for name in ("moe", "shared_experts"):
-        if name in modules and not experts:
-            raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for {name}", "leave it out")
+    if "moe" in modules and not experts:
+        raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for moe", "leave it out")
+    if any(not isinstance(layer.mixer, Attention) for layer in spec.layers()):
+        raise InvalidJob(f"gradient_checkpointing: selective is not modelled for the mixers of {spec.family}", "use full")
     notes.assume("gradient_checkpointing: Megatron's selective checkpointing makes " + ", ".join(modules) + " again")
     return Recompute(modules=frozenset(modules))
 

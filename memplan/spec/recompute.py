@@ -14,8 +14,8 @@ EVERY = "every:"
 OFFLOADABLE = ("activations", "optimizer", "parameters", "reference")
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Megatron's (megatron-core 0.16 transformer/transformer_config.py)."""
-LATER_MODULES = ("layernorm", "moe_act", "mla_up_proj")
-"""Their outputs are freed and made again (CheckpointWithoutOutput): not modelled yet."""
+LATER_MODULES = ("shared_experts", "layernorm", "moe_act", "mla_up_proj")
+"""Not modelled yet; of all but the first, outputs are freed and made again (CheckpointWithoutOutput)."""
 
 
 def every_nth(value: str) -> int:
@@ -53,7 +53,7 @@ def _modules(value: object) -> tuple[str, ...]:
     for name in names:
         if name in LATER_MODULES:
             raise InvalidJob(
-                f"megatron.recompute_modules: {name} is not modelled yet (its output is freed and made again)",
+                f"megatron.recompute_modules: {name} is not modelled yet",
                 "modelled: " + ", ".join(name for name in RECOMPUTE_MODULES if name not in LATER_MODULES),
             )
     return names
@@ -66,7 +66,7 @@ class Megatron(Frozen):
     """Megatron's own settings."""
 
     recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ("core_attn",)
-    """Modules that selective checkpointing makes again: core_attn, mlp, moe, shared_experts."""
+    """Modules that selective checkpointing makes again: core_attn, mlp, moe."""
 
 
 class Recompute(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -69,6 +69,8 @@ class MicroStep:
     ) -> None:
         self.recipe, self.policy, self.reference, self.beside = recipe, policy, reference, beside
         self.device, self.begin, self.sync = device, begin, sync
+        self.away = ExitStack()
+        """Saved tensors go to the host until backward begins."""
 
     def run(self, batch: Batch, is_last: bool = True) -> None:
         """One pass through the job's schedule; the last of the step reduces gradients, in its last backward."""
@@ -76,7 +78,9 @@ class MicroStep:
         self.begin("forward")
         self.last_reduces = is_last or recipe.sync_each_batch
         self.sync(self.last_reduces)
-        if recipe.critic is not None:
+        if recipe.offload:
+            self.away.enter_context(torch.autograd.graph.save_on_cpu())
+        if recipe.critic is not None and not recipe.critic.together:
             self._loop(plain_value_loss, batch)
             self.begin("forward")
         loop = find_online(recipe) or find_loop(recipe)
@@ -141,6 +145,7 @@ class MicroStep:
 
     def _backward(self, loss: Tensor) -> None:
         self.begin("backward")
+        self.away.close()
         (loss / self.recipe.accumulation if self.recipe.accumulation > 1 else loss).backward()
 
     def _loop(self, loop: Callable[[Run], Any], batch: Batch) -> None:

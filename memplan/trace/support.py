@@ -57,8 +57,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"loss_head: {recipe.loss_head} cannot be traced", "use cross-entropy, log-softmax, selective")
     if recipe.model.family == "generic":
         raise InvalidJob("total_params: there is no model to trace", "name a preset, a config.json or a Hub id")
-    if any(resident.role not in ("reference", "teacher" if recipe.teacher else "") for resident in recipe.residents):
-        raise InvalidJob("extra_models: models beside the reference cannot be traced", "leave extra_models out")
+    if any(resident.role == "teacher" for resident in recipe.residents) and not recipe.teacher:
+        raise InvalidJob(f"extra_models: {recipe.method.name} asks no teacher, so none is traced", "leave it out")
     _check_online(recipe)
     if recipe.job.get("images") and recipe.model.tower is None:
         raise InvalidJob(f"images: {recipe.model.family} has no vision tower to trace", "leave images out")
@@ -68,6 +68,10 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
+    if recipe.recompute.modules:
+        raise InvalidJob("gradient_checkpointing: Megatron's modules cannot be traced", "use full or none")
+    if recipe.offload == "trl" or (recipe.offload and recipe.method.pairs and recipe.pair_pass != "concatenated"):
+        raise InvalidJob("offload: TRL's streams and halves of pairs cannot be traced", "use trainer pytorch")
     _check_halves(recipe)
     _check_ranks(recipe)
 
@@ -77,7 +81,7 @@ def _check_online(recipe: Recipe) -> None:
     method, name = recipe.method, recipe.trainer.name
     if not (method.online or method.teacher):
         return
-    if name not in ("pytorch", "trl") or (recipe.critic and name != "pytorch"):
+    if name not in ("pytorch", "trl"):
         raise InvalidJob(f"trainer: {method.name} of {name} cannot be traced", "use trainer pytorch")
     if recipe.ranks > 1:
         raise InvalidJob(f"num_gpus: {recipe.ranks}: {method.name} is traced on one GPU", "use num_gpus 1")
