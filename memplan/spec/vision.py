@@ -59,6 +59,8 @@ class Block(Frozen):
     """As ``Layer.form``."""
     frozen: frozenset[str] = frozenset()
     """As ``Layer.frozen``."""
+    narrow_input: bool = False
+    """As ``Layer.narrow_input``."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
