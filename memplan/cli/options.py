@@ -65,7 +65,7 @@ FLAGS = {
     ),
 }
 """Flags that are no yes-or-no key of a job."""
-MAPPINGS = ("lora", "deepspeed", "allocator", "images", "extra_models", "optimizer_args", "megatron")
+MAPPINGS = ("lora", "deepspeed", "allocator", "images", "extra_models", "optimizer_args", "megatron", "rollout")
 """Keys that hold keys of their own: by --set, LoRA's also by --lora-*."""
 
 

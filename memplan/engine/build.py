@@ -16,7 +16,7 @@ from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.resident import enter_residents, reference_pass, teacher_pass
-from memplan.engine.rollouts import enter_critic_hidden, enter_rollout, enter_step_outputs, enter_teacher
+from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
 from memplan.engine.sharding import enter_sharding, gathers, gradient_mode, held, kept_gradients, second_mode
 from memplan.engine.states import enter_states
 from memplan.engine.step_rows import enter_gradients, enter_step
@@ -79,7 +79,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
 def _enter_beside(book: Ledger, recipe: Recipe, traced: TracedPass, point: str) -> None:
     """What the loops of online methods and of distillation hold beside a pass."""
     if traced.plan.name == CRITIC and point == "forward":
-        enter_critic_hidden(book, recipe, traced)
+        enter_critic_outputs(book, recipe, traced)
     elif traced.plan.name == "policy" and point == "forward":
         enter_teacher(book, recipe, traced)
         enter_step_outputs(book, recipe, traced)

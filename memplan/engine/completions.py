@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.modules import Pass
-from memplan.engine.tape import Tensor
+from memplan.engine.tape import Grads, Tape, Tensor
 from memplan.spec.model import ModelSpec
 
 
@@ -23,9 +23,23 @@ def project_completions(p: Pass, spec: ModelSpec, hidden: Tensor, length: int) -
     return part, hidden
 
 
-def completions_of(p: Pass, logits: Tensor, length: int) -> tuple[Pass, Tensor]:
-    """The logits of ``length`` positions of each row, a slice of all, and a pass over them alone."""
+def completions_of(p: Pass, logits: Tensor, length: int, divided: bool = False) -> tuple[Pass, Tensor]:
+    """The logits of ``length`` positions of each row, a slice of all, and a pass over them alone.
+
+    ``divided``: by the temperature, in place. The gradient of a view that was written to goes through a copy of the
+    whole one, a clone of the slice and the slice's own (torch/csrc/autograd: CopySlices).
+    """
     if length >= p.length:
         return p, logits
-    part = Pass(p.tape, p.mode, p.rows, length)
-    return part, ops.view(p.tape, logits, part.dim("V", logits.dim.elements // p.tokens), whole=False)
+    tape, part = p.tape, Pass(p.tape, p.mode, p.rows, length)
+    whole, dim, itemsize = logits.dim, part.dim("V", logits.dim.elements // p.tokens), logits.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        copied = t.gradient((whole, itemsize))
+        sides = t.gradient((dim, itemsize)), t.gradient((dim, itemsize))
+        del sides
+        return (copied,)
+
+    if divided:
+        logits = Tensor(whole, itemsize, logits.storage, tape.node((logits,), (), backward))
+    return part, ops.view(tape, logits, dim, whole=False)

@@ -57,6 +57,8 @@ class Head(NamedTuple):
     """Positions of each row that the head projects; 0: all."""
     sliced: int = 0
     """Positions of each row whose logits the loss reads; 0: all."""
+    divided: bool = False
+    """What is sliced of the logits is divided by the temperature in place."""
     rescaled: bool = False
     """The logits are divided by the temperature, out of place, and those before are let go of."""
     teacher_itemsize: int = 0

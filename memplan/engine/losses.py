@@ -23,7 +23,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
     return Head(
         recipe.loss_head,
         recipe.logits_to_fp32,
-        recipe.keeps_outputs and graph,
+        (recipe.keeps_outputs or code.step_outputs) and graph,
         recipe.fp32_outputs,
         recipe.sft_term and rows > recipe.batch_size,
         rows * min(recipe.completion_length, recipe.sequence_length - 1),
@@ -41,6 +41,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
         reference_itemsize=recipe.compute_itemsize if code.reads_reference and graph else 0,
         projected=projected,
         sliced=sliced,
+        divided=code.step_outputs,
         rescaled=code.rescales,
         teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
         waits=teacher is not None and not recipe.trainer.reference_first,

@@ -85,49 +85,86 @@ def enter_step_outputs(book: Ledger, recipe: Recipe, policy: TracedPass) -> None
     entropy of until the next micro-step has its own, so over backward and the optimizer's step."""
     if not recipe.loss_code.step_outputs:
         return
-    plan = policy.plan
-    tokens, wide = plan.rows * plan.length, plan.head.fp32_outputs
-    logits = tokens * plan.spec.head.outputs * (FP32 if wide else plan.mode.weight_itemsize)
-    hidden = tokens * plan.head.hidden_states
+    plan, name = policy.plan, policy.plan.name
+    tokens, vocabulary, wide = plan.rows * plan.length, plan.spec.head.outputs, plan.head.fp32_outputs
+    itemsize = FP32 if wide else plan.mode.autocast or plan.mode.weight_itemsize
+    logits, stream = tokens * vocabulary * itemsize, _stream_bytes(policy)
+    hidden = stream // plan.mode.residual_itemsize * (FP32 if wide else plan.mode.residual_itemsize)
+    copied, kept = hidden > stream, _keeps_streams(policy)
     scored = plan.rows * min(recipe.completion_length, plan.length - 1)
-    distribution = scored * plan.spec.head.outputs * (FP32 if wide else plan.mode.weight_itemsize)
-    old = "of the micro-step before"
-    why = "locals of the training loop, held until the next micro-step gives them new values"
-    rows = (
-        (f"logits and hidden states {old}", logits + hidden, "", f"{plan.name}.forward"),
-        ("logits and hidden states, held over the step", hidden + logits, book.after(f"{plan.name}.head-backward"), ""),
-        ("hidden states, held over the loss", hidden, f"{plan.name}.loss-backward", f"{plan.name}.head-backward"),
-        (f"distribution {old}", distribution, "", ""),
-    )
-    for label, size, born, dies in rows:
+    end, over = f"{name}.forward", f"{name}.loss"
+
+    def enter(label: str, size: int, born: str, dies: str) -> None:
         book.add(
             label,
             "logits",
-            size,
+            max(size, 0),
             born,
             dies,
-            template="T × (V + (L + 1) × h) × bytes" if label.startswith("logits") else "T × width × bytes",
+            template="T × (V and (L + 1) × h) × bytes",
             numbers=(size,),
-            why=why,
-            source=TRL_PPO,
+            why="locals of the training loop, held until the next micro-step gives them new values",
+            source=f"{TRL_PPO}: train",
         )
 
-
-def enter_critic_hidden(book: Ledger, recipe: Recipe, critic: TracedPass) -> None:
-    """The critic's hidden states of all layers, a local of the wrapper while the policy's forward runs; where layers
-    are checkpointed they are the checkpoints themselves."""
-    plan = critic.plan
-    if not recipe.loss_code.step_outputs or recipe.checkpointing:
+    enter("outputs of the micro-step before", logits + hidden, "", end)
+    enter("distribution that the entropy is logged of", scored * vocabulary * itemsize, "", "")
+    tail, streams = policy.tail.forward, stream if copied and not kept else 0
+    converting = tail["head"].size + 2 * (logits + hidden) + streams - (0 if copied else stream)
+    held_in_loss = tail["loss"].size + (hidden if copied or not kept else 0)
+    if wide and plan.mode.autocast:
+        enter("outputs of the micro-step before, while the new are converted", converting - held_in_loss, over, over)
+    enter("logits, held over the step", logits, book.after(f"{name}.final-norm-backward"), "")
+    if not kept:
+        enter("hidden states of all layers", stream, f"{name}.layer-forward", end)
+    if copied or not kept:
+        enter("hidden states, held over the step", hidden, over, "")
         return
-    size = (plan.spec.num_layers + 1) * plan.spec.hidden_size * plan.mode.residual_itemsize
+    one = hidden // (plan.spec.num_layers + 1)
+    for i in policy.backward_layers:  # used already, and there for their names alone
+        for instant, _ in policy.layer_instants(i):
+            enter(f"hidden states above layer {i}", one * (plan.spec.num_layers - i), instant, instant)
+    enter("hidden states, held over the step", hidden, f"{name}.embedding-backward", "")
+
+
+def _stream_bytes(traced: TracedPass) -> int:
+    """The hidden states of all layers, and the last."""
+    plan = traced.plan
+    return plan.rows * plan.length * (plan.spec.num_layers + 1) * plan.spec.hidden_size * plan.mode.residual_itemsize
+
+
+def _keeps_streams(traced: TracedPass) -> bool:
+    """Whether the graph keeps every layer's input anyway: as a checkpoint, or for a norm that reads it in fp32."""
+    return traced.plan.style != "plain" or traced.plan.mode.residual_itemsize == FP32
+
+
+def enter_critic_outputs(book: Ledger, recipe: Recipe, critic: TracedPass) -> None:
+    """What the wrapper of policy and critic holds of the critic while the policy's forward runs: its hidden states
+    (the checkpoints themselves, where layers are checkpointed), and autocast's copies of its weights."""
+    if not recipe.loss_code.step_outputs:
+        return
+    source = f"{TRL_PPO}: PolicyAndValueWrapper"
+    if not _keeps_streams(critic):
+        book.add(
+            "hidden states of the critic",
+            "activations",
+            _stream_bytes(critic),
+            f"{CRITIC}.layer-forward",
+            "policy.forward",
+            template="T × (L + 1) × h × bytes",
+            numbers=(_stream_bytes(critic),),
+            why="the wrapper names the critic's outputs",
+            source=source,
+        )
+    casts = sum(trace.casts for trace in critic.layers) if critic.plan.style != "plain" else 0
     book.add(
-        "hidden states of the critic",
-        "activations",
-        plan.rows * plan.length * size,
-        f"{CRITIC}.forward",
+        "autocast copies of the critic's weights",
+        "autocast_weights",
+        casts,
+        book.after(f"{CRITIC}.loss"),
         "policy.forward",
-        template="T × (L + 1) × h × bytes",
-        numbers=(plan.rows * plan.length, plan.spec.num_layers + 1, plan.spec.hidden_size, plan.mode.residual_itemsize),
-        why="the wrapper of policy and critic names the critic's outputs",
-        source=f"{TRL_PPO}: PolicyAndValueWrapper",
+        template="2 B × linear weights",
+        numbers=(2, casts // 2),
+        why="one autocast is open over both forwards",
+        source=source,
     )

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from memplan.spec.recipe import Recipe
-from memplan.trace import kernels, losses
-from memplan.trace.runs import Run
+from memplan.trace import losses
+from memplan.trace.fused import Tiles
+from memplan.trace.runs import Run, to_fp32
 
 CLIP, KL = 0.2, 0.04
 
@@ -123,7 +124,7 @@ def trl_fused_grpo(run: Run) -> Tensor:
         with run.autocast():
             hidden = inner.base_model(input_ids=run.ids, attention_mask=run.mask).last_hidden_state[:, :-1]
             labels = run.ids[:, 1:][rows, columns]
-            scores: Any = kernels.Tiles.apply(hidden[rows, columns], inner.get_output_embeddings().weight, labels)
+            scores: Any = Tiles.apply(hidden[rows, columns], inner.get_output_embeddings().weight, labels)
         return scores.view(-1, length)
 
     reference = run.score_reference(log_probs) if recipe.reference in ("resident", "adapter") else None
@@ -167,6 +168,35 @@ def _jensen_shannon(run: Run, student_logits: Tensor, teacher_logits: Tensor) ->
     return jsd.sum() / 2
 
 
+def trl_ppo(run: Run) -> Tensor:
+    """trl 1.12, experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper.forward, train. The training loop's names for
+    the outputs and for the distribution that is logged live on until the next micro-step's."""
+    critic, names, length = run.beside["critic"], run.beside["names"], _length(run.recipe)
+
+    def wrapper() -> tuple[Any, Tensor]:
+        keys = {"input_ids": run.ids, "attention_mask": run.mask, "output_hidden_states": True}
+        with run.autocast():
+            output = getattr(critic, critic.base_model_prefix)(**keys)
+            values = critic.score(output.hidden_states[-1])
+            outputs = run.policy(**keys)
+            del output
+        wide = run.recipe.loss_code.leaves_autocast
+        return ({name: to_fp32(each) for name, each in outputs.items()}, values.float()) if wide else (outputs, values)
+
+    def log_probs(logits: Tensor) -> Tensor:
+        logits /= 1.0
+        return losses.label_log_probs(logits, run.ids[:, -length:], run.recipe)
+
+    reference = run.score_reference(lambda model: log_probs(run.call(model)["logits"][:, -length - 1 : -1]))
+    names["output"], values = wrapper()
+    names["logits"] = names["output"]["logits"][:, -length - 1 : -1]
+    del reference
+    loss = clipped_loss(log_probs(names["logits"]), _scored(run, "old"), _scored(run, "advantages"), None)
+    if "distribution" not in names:
+        names["distribution"] = torch.empty_like(names["logits"])
+    return loss + clipped_value_loss(values[:, -length - 1 : -1, 0], _scored(run, "values"), _scored(run, "returns"))
+
+
 def find_online(recipe: Recipe) -> Callable[[Run], Any] | None:
     """The function that stands for a job's trainer and method, where the method is online or has a teacher."""
     method, plain = recipe.method, recipe.trainer.name == "pytorch"
@@ -178,4 +208,6 @@ def find_online(recipe: Recipe) -> Callable[[Run], Any] | None:
         return None
     if plain:
         return plain_policy_gradient
+    if recipe.critic is not None:
+        return trl_ppo
     return trl_fused_grpo if recipe.loss_head == "fused" else trl_grpo

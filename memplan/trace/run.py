@@ -114,6 +114,13 @@ class _State:
             found["critic"] = building.build_model(own, recipe, building.stored_dtype(recipe), device, scores=True)
             if recipe.checkpointing:
                 building.enable_checkpointing(found["critic"], recipe)
+            found["names"] = {}
+        rewards = [model for model in recipe.residents if model.role == "reward"]
+        own = [model_config(extra.model) for extra in self.job.extra_models if extra.role == "reward"] or [config]
+        for number, (model, keys) in enumerate(zip(rewards, own, strict=True) if rewards else ()):
+            dtype = torch.float32 if model.itemsize == 4 else building.NAMED[recipe.precision.dtype]
+            reward = building.build_model(keys, recipe, dtype, device, scores=True).eval()
+            found[f"reward{number}"] = reward.requires_grad_(False)
         if recipe.teacher is not None:
             dtype = building.NAMED[named["teacher"].precision]
             found["teacher"] = building.build_model(model_config(named["teacher"].model), recipe, dtype, device).eval()
@@ -132,7 +139,7 @@ class _State:
 
     def models(self) -> dict[str, Any]:
         """Models by the prefix of their modules' names."""
-        beside = {f"{name}.": model for name, model in self.beside.items()}
+        beside = {f"{name}.": model for name, model in self.beside.items() if name != "names"}
         return {"": self.bare} | ({"reference.": self.reference} if self.reference is not None else {}) | beside
 
     def _mark(self) -> None:
@@ -144,7 +151,7 @@ class _State:
         if self.reference is not None:
             mark(self.reference.parameters(), "reference")
             mark(self.reference.buffers(), "buffers")
-        for name, model in self.beside.items():
+        for name, model in ((name, model) for name, model in self.beside.items() if name != "names"):
             mark(model.parameters(), "parameters" if name == "critic" else "extra_models")
             mark(model.buffers(), "buffers")
         mark(self.batch.rollout.values(), "batch")
