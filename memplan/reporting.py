@@ -49,8 +49,7 @@ def measure(book: Ledger, recipe: Recipe) -> Totals:
         sum(getattr(row, bound) for row in book.rows if row.meter == "device")
         for bound in ("low_bytes", "bytes", "high_bytes")
     ]
-    room = recipe.gpu.usable_bytes - outside[1] if recipe.gpu else None
-    reserved = reserved_band(allocated, book.lasting(), recipe.expandable_segments, recipe.checkpointing, room)
+    reserved = reserved_band(allocated, book.lasting(), recipe.expandable_segments, recipe.checkpointing)
     device = Band(*(a + b for a, b in zip(reserved, outside, strict=True)))
     return Totals(tuple(totals), allocated, reserved, device)
 

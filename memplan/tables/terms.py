@@ -833,16 +833,16 @@ _ROWS = (
             "Segments that the caching allocator holds: the tensors, and what it cannot give out again. A band, "
             "narrower with expandable segments and for what stays in its blocks, such as frozen weights."
         ),
-        formula="allocated + share × (allocated − what lasts from step to step); share 0.01, 0.10, 0.17; with "
-        "checkpointing 0.01, 0.32, 0.47; with expandable segments 0, 0.03, 0.04 and 0, 0.09, 0.13",
+        formula="allocated + share × (allocated − what lasts from step to step); share 0.01, 0.07, 0.17; with "
+        "checkpointing 0.01, 0.22, 0.47; with expandable segments 0, 0.01, 0.04 and 0, 0.02, 0.13",
         source="c10/cuda/CUDACachingAllocator.cpp, simulated over 120 jobs: benchmarks/reserved.py",
         section="meters",
         see=("meters", "verdict"),
         aliases=("allocator", "fragmentation", "segments", "expandable segments", "max_memory_reserved"),
         zh=Chinese(
             "保留显存",
-            formula="allocated + 比例 × (allocated − 跨步常驻的量)；比例 0.01、0.10、0.17（低、期望、高）；"
-            "有检查点时 0.01、0.32、0.47；expandable segments 时 0、0.03、0.04 与 0、0.09、0.13",
+            formula="allocated + 比例 × (allocated − 跨步常驻的量)；比例 0.01、0.07、0.17（低、期望、高）；"
+            "有检查点时 0.01、0.22、0.47；expandable segments 时 0、0.01、0.04 与 0、0.02、0.13",
         ),
     ),
     Term(
