@@ -101,6 +101,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         policy=recipe.recompute.policy,
         recomputed=recipe.recompute.modules,
         offload=recipe.offload,
+        kernels=recipe.kernels,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.activations import activate
 from memplan.engine.experts import mixture
+from memplan.engine.fused_modules import fused_product
 from memplan.engine.modules import Pass, project
 from memplan.engine.scored import checkpointed
 from memplan.engine.tape import Tensor
@@ -32,6 +33,8 @@ def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         return project(p, inner, spec.linears[-1], "h", "feed-forward output")
     if spec.scaled:
         return scaled(p, spec, x)
+    if p.mode.kernels.product and not spec.dropout:
+        return _fused(p, spec, x)
     if len(spec.linears) == 2:
         both = project(p, x, spec.linears[0], "2F", "gate and up")
         gate, up = ops.chunk(tape, both, 2, width)
@@ -47,6 +50,21 @@ def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         )
     if spec.dropout:
         product = ops.dropout(tape, product, "feed-forward product")
+    return project(p, product, spec.linears[-1], "h", "feed-forward output")
+
+
+def _fused(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
+    """The product of gate and up in one kernel; views of a joint projection live until the output is there."""
+    tape, width = p.tape, p.dim("F", spec.intermediate)
+    if len(spec.linears) == 2:
+        gate, up = ops.chunk(tape, project(p, x, spec.linears[0], "2F", "gate and up"), 2, width)
+        product = fused_product(p, gate, up)
+        if p.mode.kernels.compiled:
+            del gate, up
+    else:
+        gate = project(p, x, spec.linears[0], "F", "gate")
+        product = fused_product(p, gate, project(p, x, spec.linears[1], "F", "up"))
+        del gate
     return project(p, product, spec.linears[-1], "h", "feed-forward output")
 
 

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from memplan.engine import ops
 from memplan.engine.adapters import adapted
+from memplan.engine.fused_modules import FUSED_NORMS, fused_norm
 from memplan.engine.norms import NORMS
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tape, Tensor
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recipe import Adapter, Quantised
+from memplan.tables.kernels import NO_KERNELS, Kernels
 
 
 class Mode(NamedTuple):
@@ -56,8 +58,8 @@ class Mode(NamedTuple):
     """What selective checkpointing keeps beside a layer's input: a key of ``selective.SAVED``."""
     recomputed: frozenset[str] = frozenset()
     """Modules that are checkpointed by themselves (Megatron's ``recompute_modules``)."""
-    kernels: str = ""
-    """Fused kernels in place of the modules' own operations: a key of ``fused_modules.KERNELS``."""
+    kernels: Kernels = NO_KERNELS
+    """Fused kernels in place of the modules' own operations."""
     offload: str = ""
     """How saved tensors go to the host: a key of ``offloading.OFFLOADS``."""
 
@@ -77,7 +79,7 @@ class Mode(NamedTuple):
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""
 
-    __slots__ = ("held", "length", "memory", "mode", "rows", "shared", "tape", "tokens")
+    __slots__ = ("held", "length", "memory", "mode", "params", "rows", "shared", "tape", "tokens")
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
         self.tape, self.mode, self.rows, self.length = tape, mode, rows, length
@@ -87,6 +89,8 @@ class Pass:
         self.shared: dict[str, Tensor] = {}
         """What all layers of a stack read beside the residual stream, by name: an encoder's output, tables of
         relative positions. Their bytes are counted elsewhere."""
+        self.params: dict[str, Param] | None = None
+        """Weights that several calls of one module share, while there are any."""
         self.memory = 0
         """Tokens of each row that the encoder read."""
 
@@ -99,7 +103,12 @@ class Pass:
         mode = self.mode
         own = mode.trained and name not in mode.frozen
         trained = own or (mode.adapter is not None and name in mode.adapter.saved)
-        return Param(self.tape, name, elements, itemsize or mode.weight_itemsize, trained)
+        if self.params is not None and name in self.params:
+            return self.params[name]
+        made = Param(self.tape, name, elements, itemsize or mode.weight_itemsize, trained)
+        if self.params is not None:
+            self.params[name] = made
+        return made
 
 
 def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str, quantised: bool = True) -> Tensor:
@@ -125,6 +134,8 @@ def norm(p: Pass, spec: Norm, x: Tensor, symbol: str, rows_symbol: str = "", row
     """RMSNorm as Llama writes it, or as Gemma does (all in fp32, weight + 1); others stand in ``norms.py``."""
     tape = p.tape
     per_row = p.dim(rows_symbol or "1", rows)
+    if p.mode.kernels.norm and spec.kind in FUSED_NORMS:
+        return fused_norm(p, spec, x, per_row)
     if spec.kind in NORMS:
         return NORMS[spec.kind](p, spec, x, per_row)
     weight = p.param(spec.name, spec.width, p.mode.norm_itemsize)

@@ -6,6 +6,7 @@ Pairs half a head apart (Llama) and neighbours (GLM, Cohere) differ in their ker
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.fused_modules import fused_rotary
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tensor
@@ -20,6 +21,8 @@ def rotary(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
     """``apply_rotary_pos_emb``."""
     if mixer.rotary == "none":
         return q, k
+    if p.mode.kernels.rotary:
+        return fused_rotary(p, q), fused_rotary(p, k)
     tape, before = p.tape, q.itemsize
     first = mixer.rotary_wide and mixer.rotary_tables == "shared"
     if first:

@@ -11,6 +11,7 @@ from memplan.resolve.freezing import frozen_model
 from memplan.resolve.encoders import check_task
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
+from memplan.resolve.kernels import kernels
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
@@ -90,6 +91,7 @@ def resolve(given: JobInput) -> Recipe:
     how = notes.default("gradient_checkpointing", given_how, "full" if checkpoints else "", job.trainer) or "none"
     again = recompute(job, trainer, spec, base.quantised is not None, notes)
     checkpointing = how != "none" and not again.modules
+    fused = kernels(job, spec, again, notes)
     away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)
     chosen = optimizer(job, trainer, split, spec, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
@@ -160,6 +162,7 @@ def resolve(given: JobInput) -> Recipe:
         critic=value_model,
         recompute=again,
         offload=away,
+        kernels=fused,
         job=resolved | base.as_job,
         sources=notes.sources,
         assumptions=tuple(notes.assumptions),

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
 from memplan.spec.recompute import Recompute
+from memplan.tables.kernels import NO_KERNELS, Kernels
 from memplan.tables.methods import Method
 from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.precisions import Precision
@@ -202,8 +203,8 @@ class Recipe(NamedTuple):
     """Completions that one example of the batch stands for."""
     critic: Critic | None = None
     recompute: Recompute = Recompute()
-    kernels: str = "none"
-    """Whose fused kernels stand in place of the layers' own operations."""
+    kernels: Kernels = NO_KERNELS
+    """Fused kernels in place of the layers' own operations."""
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 
