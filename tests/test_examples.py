@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh"))
 SAYS = {
     "simpo_on_8_h100.sh": "h100-80gb",
+    "after_a_rollout.sh": "weights and states of the critic",
     "own_strategies.sh": "ZeRO-3",
     "dpo_lora_longest_sequence.py": "longest sequence:",
     "reward_model_on_64gb.py": "LoRA r 16",

@@ -49,6 +49,8 @@ def with_rollout_lengths(job: Job, notes: Notes) -> Job:
 
 def completions_per_example(job: Job, method: Method, trainer: Trainer, accumulation: int, notes: Notes) -> int:
     """Rows that one example of the batch stands for, beside the two of a pair."""
+    if method.online:
+        notes.assume("rollout: generation is not counted; what it made is scored at the update's micro-batch")
     if not method.online or method.pairs:
         return 1
     group = job.rollout.group_size if job.rollout else None
