@@ -124,7 +124,7 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
         bias = Tensor(scores_of(p, mixer), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
     out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
-    if mixer.rotary == "concatenated" and kernel == "flash":
+    if mixer.rotary == "concatenated" and kernel == "flash" and not p.mode.kernels.rotary:
         return ops.copy(tape, out, "attention output")
     return out
 

@@ -71,10 +71,14 @@ def _as_gradient(storage: Storage | None, dim: Dim, itemsize: int) -> Tensor:
 
 
 def fused_rotary(p: Pass, x: Tensor) -> Tensor:
-    """Queries or keys turned by one kernel: in the projection's own memory, or into a new tensor; keeps nothing of x."""
+    """Queries or keys turned by one kernel: in the projection's own memory (a slice of a joint projection is copied
+    first), or into a new tensor; keeps nothing of x.
+    """
     tape, dim, itemsize = p.tape, x.dim, x.itemsize
     label = "queries and keys after rotary"
     if p.mode.kernels.rotary == "in-place":
+        if x.storage is not None and x.storage.size > -(-dim.elements * itemsize // 512) * 512:
+            x = ops.copy(tape, x, label)
         node = tape.node((x,), (), lambda t, g: (g[0],))
         return Tensor(dim, itemsize, x.storage, node)
     return tape.new(dim, itemsize, label, tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),)))

@@ -37,7 +37,6 @@ LIGER: Mapping[str, Kernels] = MappingProxyType(
     | dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3"), _SANDWICHED)
     | {"phi3": _WHOLE._replace(copies_chunks=True)}
     | {"glm4": Kernels(norm="fresh", product="in-place", copies_chunks=True)}
-    | {"exaone4": _SANDWICHED}
 )
 """By model type, where layers are softmax attention and a gated feed-forward. A norm whose gradient a residual shares
 is not in place."""

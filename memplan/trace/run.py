@@ -18,7 +18,7 @@ import torch
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.trace import building, parallel
+from memplan.trace import building, liger, parallel
 from memplan.trace.device import fake_device, real_device
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.ledger import PHASES
@@ -50,6 +50,7 @@ def run(
         stack.enter_context(fake_device(device) if fake else real_device())
         stack.enter_context(tracker)
         state = _State(job, recipe, config, device, tracker, progress)
+        stack.callback(state.unpatch)
         with tracker.modules.watching(state.models()):
             state.two_steps()
         counts = state.counts()
@@ -81,6 +82,7 @@ class _State:
         if recipe.adapter is not None:
             self.policy = building.with_adapters(self.policy, job, device)
         building.freeze(self.policy, job.freeze)
+        self.unpatch = liger.patch(self.policy, recipe.kernels)
         if recipe.checkpointing:
             building.enable_checkpointing(self.policy, recipe)
         self.bare = self.policy

@@ -68,6 +68,10 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
+    if recipe.kernels.compiled:
+        raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
+    if recipe.kernels.adapters:
+        raise InvalidJob("kernels: fused adapters cannot be traced", "leave kernels out")
     if recipe.recompute.modules:
         raise InvalidJob("gradient_checkpointing: Megatron's modules cannot be traced", "use full or none")
     if recipe.offload == "trl" or (recipe.offload and recipe.method.pairs and recipe.pair_pass != "concatenated"):
