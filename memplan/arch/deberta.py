@@ -73,6 +73,11 @@ def spans(config: Config) -> tuple[int, int]:
     return (buckets, 2 * buckets) if buckets > 0 else (furthest, 2 * furthest)
 
 
+def normed_table(config: Config) -> bool:
+    """Whether norm_rel_ebd names a norm of the table of relative positions."""
+    return "layer_norm" in [part.strip() for part in str(config.value("norm_rel_ebd")).lower().split("|")]
+
+
 def mixer(family: Family, config: Config, window: int | None) -> DisentangledAttention:
     """Three linears of contents, up to two of positions, and the output's."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -101,6 +106,7 @@ def mixer(family: Family, config: Config, window: int | None) -> DisentangledAtt
         to_position=to_position,
         from_position=from_position,
         shared=shared,
+        normed=normed_table(config),
         position_dropout=drops(config, "hidden_dropout_prob"),
     )
 
@@ -113,6 +119,7 @@ def convolution(config: Config, hidden: int) -> list[Part]:
     groups = config.integer("conv_groups")
     weight = Bare(name="conv.weight", shape=(hidden, hidden // groups, size))
     bias = Bare(name="conv.bias", shape=(hidden,))
+    config.notes.append("the convolution beside its first layer is counted in the parameters, not in the activations")
     return [Part(tensors=(weight, bias), norms=(layer_norm("conv.LayerNorm", hidden),))]
 
 
@@ -137,8 +144,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     relative: tuple[Bare, ...] = ()
     if config.flag("relative_attention"):
         relative = (table("rel_embeddings", spans(config)[1], hidden),)
-    normed = "layer_norm" in [part.strip() for part in str(config.value("norm_rel_ebd")).lower().split("|")]
-    norms = (layer_norm("encoder.LayerNorm", hidden),) if normed else ()
+    norms = (layer_norm("encoder.LayerNorm", hidden),) if normed_table(config) else ()
     extra.append(Part(tensors=relative, norms=norms, category="pos_or_other_embed"))
     extra += convolution(config, hidden)
     legacy = config.flag("legacy")
@@ -175,6 +181,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
                 dropout=drops(config, last),
             ),
             "buffer_bytes": 8 * config.integer("max_position_embeddings"),
+            "notes": tuple(config.notes),
         }
     )
 

@@ -1,8 +1,8 @@
 """Encoders that learn masked tokens: BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT.
 
-Described is the masked language model (``BertForMaskedLM``), whose sequence-classification form is a reward model: dense
-layer and norm before the vocabulary give way to a dense layer over the first position. One row a family, as transformers
-5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
+Described is the masked language model (``BertForMaskedLM``), whose sequence-classification form is a reward model:
+dense layer and norm before the vocabulary give way to a dense layer over the first position. One row a family, as
+transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from memplan.arch.decoder import Family, build
 from memplan.arch.plain import attention_of, drops, plain_feed_forward, row, with_layers
 from memplan.spec.encoders import Pooler
 from memplan.spec.forms import Front
-from memplan.spec.model import ModelSpec
+from memplan.spec.model import ModelSpec, Run
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
 
 BERT: dict[str, Scalar] = {
@@ -150,19 +150,26 @@ def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     )
 
 
+def with_projected_input(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The first layer takes what a linear made."""
+    first, *rest = runs
+    alone = Run(count=1, layer=first.layer.model_copy(update={"projected_input": True}))
+    return (alone, *([first.model_copy(update={"count": first.count - 1})] if first.count > 1 else []), *rest)
+
+
 def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """An embedding of its own width, which the generator's head has too."""
     hidden, width = spec.hidden_size, config.integer("embedding_size")
     projected = width != hidden
     front: tuple[Front, ...] = ("token-types", "positions", "norm")
-    spec = common(spec, config, front, "hidden_dropout_prob")
+    spec = with_layers(common(spec, config, front, "hidden_dropout_prob"), locals_held=("inner",))
     extra = [embeddings(config, width)]
     if projected:
         into = Linear(name="embeddings_project", inputs=width, outputs=hidden, bias=True)
         extra.append(Part(linears=(into,)))
         spec = spec.model_copy(update={"front": (*spec.front[:-1], "project", "return"), "embedding_width": width})
+        spec = spec.model_copy(update={"runs": with_projected_input(spec.runs)})
     drop = dropout_of_classifier(config)
-    spec = with_layers(spec, locals_held=("inner",))
     return spec.model_copy(
         update={
             "extra": tuple(extra),

@@ -49,8 +49,8 @@ def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:
     """lora_A and lora_B."""
     rank, itemsize = adapter.rank, adapter.itemsize
     return (
-        Param(p.tape, linear.name + ".lora_A", linear.inputs * rank, itemsize, trained=True),
-        Param(p.tape, linear.name + ".lora_B", rank * linear.outputs, itemsize, trained=True),
+        p.adapter(linear.name + ".lora_A", linear.inputs * rank, itemsize),
+        p.adapter(linear.name + ".lora_B", rank * linear.outputs, itemsize),
     )
 
 

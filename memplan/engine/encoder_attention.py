@@ -26,9 +26,7 @@ def bert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
-def eager(
-    p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool = False
-) -> tuple[Tensor, Tensor]:
+def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool = False) -> tuple[Tensor, Tensor]:
     """Scores, a mask where there is padding or a window, a softmax in their own dtype (``wide``: in fp32, and back)."""
     tape, before = p.tape, q.itemsize
     weights = ops.matmul(tape, batched(p, q), batched(p, k), scores_of(p, mixer), SCORES)

@@ -9,6 +9,7 @@ from memplan.engine import encoder_attention
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
 from memplan.engine.convolution import short_convolution
+from memplan.engine.disentangled import disentangled
 from memplan.engine.dual import both_mixers, state_space_dual
 from memplan.engine.falcon import falcon
 from memplan.engine.gated_attention import gated_attention
@@ -46,6 +47,7 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
 MIXERS: dict[str, Program] = {
     "attention": softmax_attention,
     "latent": latent_attention,
+    "disentangled": disentangled,
     "short-convolution": short_convolution,
     "state-space-dual": state_space_dual,
     "both": both_mixers,

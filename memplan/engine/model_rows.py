@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.encoder_rows import enter_relative, enter_relative_gradient, relative_mixer
 from memplan.engine.front_rows import enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
@@ -26,6 +27,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
         source="torch.autograd",
     )
     enter_front_backward(book, traced, kept, instant)
+    enter_relative_gradient(book, traced, kept)
     saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
     if (not plan.mode.trained or "embed_tokens" in spec.frozen) and not saved:
         return
@@ -82,6 +84,8 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     same for all rows, when the sequence fills a window.
     """
     plan = traced.plan
+    if relative_mixer(traced):
+        return [], 0
     windows = list(plan.spec.windows)
     square = plan.length * plan.length
     if plan.spec.mask_form == "heads" and recipe.attention != "flash":
@@ -138,6 +142,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     if plan.spec.front:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
     enter_front(book, traced)
+    enter_relative(book, recipe, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():

@@ -103,9 +103,16 @@ class Pass:
         mode = self.mode
         own = mode.trained and name not in mode.frozen
         trained = own or (mode.adapter is not None and name in mode.adapter.saved)
+        return self._weight(name, elements, itemsize or mode.weight_itemsize, trained)
+
+    def adapter(self, name: str, elements: int, itemsize: int) -> Param:
+        """One of an adapter's weights."""
+        return self._weight(name, elements, itemsize, trained=True)
+
+    def _weight(self, name: str, elements: int, itemsize: int, trained: bool) -> Param:
         if self.params is not None and name in self.params:
             return self.params[name]
-        made = Param(self.tape, name, elements, itemsize or mode.weight_itemsize, trained)
+        made = Param(self.tape, name, elements, itemsize, trained)
         if self.params is not None:
             self.params[name] = made
         return made

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
 from memplan.engine.modules import Mode
+from memplan.engine.shared_inputs import shared_inputs
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
 from memplan.spec.model import Layer, ModelSpec
@@ -160,6 +161,9 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
             needs, left = bool(traces[-1].backward), left - 1
         if left:
             traces += _alike(plan, run.layer, mode, len(traces), left)
+    if shared_inputs(run.layer, mode) and needs:
+        style = plan.style_of(len(traces) - 1)
+        traces[-1] = trace_layer(run.layer, mode, plan.rows, plan.length, style, plan.gradients, last=True)
     return traces, needs
 
 

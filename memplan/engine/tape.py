@@ -13,7 +13,7 @@ seen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -231,13 +231,17 @@ class Tape:
 
     # -- playing backward -----------------------------------------------------------------------------------------
 
-    def backward(self, start: Node, grads: list[Tensor | None]) -> None:
+    def backward(
+        self, start: Node, grads: list[Tensor | None], before: Mapping[Node, list[Tensor | None]] | None = None
+    ) -> None:
         """Run the graph behind ``start``: highest sequence first among the ready, gradients summed where they meet.
 
-        Takes the gradients of ``start``'s outputs out of the list, so that nobody else holds them.
+        Takes the gradients of ``start``'s outputs out of the list, so that nobody else holds them. ``before``: gradients
+        that wait already, from what ran back earlier.
         """
         waiting = _dependencies(start)
-        buffers: dict[Node, list[Tensor | None]] = {start: list(grads)}
+        buffers: dict[Node, list[Tensor | None]] = {**(before or {}), start: list(grads)}
+        del before
         grads.clear()
         grads = []
         ready = [(-start.sequence, start)]

@@ -15,6 +15,7 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
+from memplan.engine.shared_inputs import gradients_above, lend, shared_inputs
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Tape, Tensor
@@ -121,14 +122,23 @@ def _casts(tape: Tape) -> int:
 
 @lru_cache(maxsize=1024)
 def trace_layer(
-    layer: Layer, mode: Mode, rows: int, length: int, style: str, gradients: str = "keep", input_needs_grad: bool = True
+    layer: Layer,
+    mode: Mode,
+    rows: int,
+    length: int,
+    style: str,
+    gradients: str = "keep",
+    input_needs_grad: bool = True,
+    last: bool = False,
 ) -> LayerTrace:
     """One layer, forward and backward.
 
-    ``style``: plain, checkpoint, reentrant, or no-grad (forward only). ``gradients``: see ``Tape``.
+    ``style``: plain, checkpoint, reentrant, or no-grad (forward only). ``gradients``: see ``Tape``. ``last``: no layer
+    above has left gradients for what all layers share.
     """
     outgoing, tape = mode.residual_itemsize, Tape(mode.autocast)
     itemsize = mode.weight_itemsize if layer.narrow_input else outgoing
+    itemsize = (mode.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     if style == "checkpoint":
         tape.start_hollow(mode.policy)
@@ -138,6 +148,8 @@ def trace_layer(
     p = Pass(tape, mode, rows, length)
     x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
+    reads = shared_inputs(layer, mode)
+    places = lend(tape, p, reads)
     y = decoder_layer(p, layer, x)
     casts, forward = _casts(tape), max(_peaks(tape, "forward").values(), key=lambda alive: alive.size)
     node, dim = y.node, y.dim
@@ -159,6 +171,7 @@ def trace_layer(
         tape = Tape(mode.autocast, category="recomputation")
         p = Pass(tape, mode, rows, length)
         held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
+        places = lend(tape, p, reads)
     start: list[Tensor | None] = [tape.gradient((dim, outgoing), "gradient of the residual stream")]
     if style == "reentrant":
         held += [decoder_layer(p, layer, held[0]), *filter(None, start)]
@@ -174,7 +187,7 @@ def trace_layer(
     tape.gradient_mode = gradients
     recomputed = _peaks(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
-    tape.backward(node, start)
+    tape.backward(node, start, {} if last else gradients_above(tape, places))
     backward = _peaks(tape, "backward")
     recomputed = recomputed or _peaks(tape, "recompute")
     for worst in recomputed.values():

@@ -60,7 +60,7 @@ def resolve(given: JobInput) -> Recipe:
     spec = policy_model(job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
-    check_task(method, trainer, spec, notes)
+    check_task(job, method, trainer, spec, notes)
     if method.score_head:
         if not spec.classifies:
             raise InvalidJob(

@@ -2,6 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import Method
 from memplan.tables.trainers import Trainer
@@ -10,14 +11,25 @@ PLAIN_TRAINERS = ("pytorch", "transformers")
 """Trainers whose loss is the model's own, whatever its class."""
 
 
-def check_task(method: Method, trainer: Trainer, spec: ModelSpec, notes: Notes) -> None:
+def check_task(job: Job, method: Method, trainer: Trainer, spec: ModelSpec, notes: Notes) -> None:
     """Raise InvalidJob for a method or trainer that the model's class cannot be trained with."""
     if spec.task == "causal":
         return
+    shares = spec.task == "seq2seq" or any(mixer.kind == "disentangled" for mixer in spec.mixers)
+    if job.gradient_checkpointing_reentrant and shares:
+        raise InvalidJob(
+            f"gradient_checkpointing_reentrant: true cannot run {spec.family}, whose layers share a tensor with a "
+            "graph of its own",
+            "leave gradient_checkpointing_reentrant out",
+        )
     if spec.task == "masked" and not method.score_head:
         raise InvalidJob(
             f"method: {method.name} needs a model that predicts the next token, and {spec.family} is an encoder",
             "use method: reward, which trains its sequence-classification class",
+        )
+    if spec.task == "seq2seq":
+        raise InvalidJob(
+            f"model: {spec.family} is an encoder-decoder, described by its parameters alone", "name another model"
         )
     if spec.task == "seq2seq" and method.name != "sft":
         raise InvalidJob(

@@ -49,6 +49,8 @@ class DisentangledAttention(Mixer):
     """'c2p' of pos_att_type."""
     from_position: bool
     """'p2c' of pos_att_type."""
+    normed: bool
+    """The table of relative positions goes through a norm, once for all layers."""
     shared: bool
     """Positions go through the projections of the contents."""
     position_dropout: bool

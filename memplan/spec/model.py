@@ -60,6 +60,8 @@ class Layer(Frozen):
     """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
+    projected_input: bool = False
+    """Its input comes out of a linear, in autocast's precision (ELECTRA's first)."""
     narrow_input: bool = False
     """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
     frozen: frozenset[str] = frozenset()
