@@ -140,7 +140,7 @@ def _assume(job: Job, trainer: Trainer, name: str, notes: Notes) -> None:
     if name == "liger-preference":
         notes.assume(
             "loss_head: Liger's preference loss as eager torch; torch.compile fuses some of it: published runs of the "
-            "head alone lie between 31 % above and 12 % below"
+            "head alone lie between 31 % below and 12 % above"
         )
     if trainer.megatron:
         notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
