@@ -72,7 +72,7 @@ def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
 def phase_of(instant: str) -> str:
     """forward (with the loss, and scoring passes), backward or step."""
     name, point = instant.split(".", 1)
-    if name == "step":
+    if name == "step" or point == "optimizer":
         return "step"
     return "backward" if point.endswith("backward") or point == "reduce" else "forward"
 

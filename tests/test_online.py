@@ -103,6 +103,7 @@ def test_rloo_of_trl_is_that_of_its_newer_trainer() -> None:
         ("ppo", {"extra_models": [{"role": "critic", "model": MODEL}] * 2}, "more than one critic"),
         ("ppo", {"extra_models": [{"role": "critic", "model": MODEL, "trained": False}]}, "always trained"),
         ("ppo", {"num_gpus": 2}, "PPO's critic is modelled on one GPU"),
+        ("ppo", {"trainer": "trl", "trainer_version": "1.12", "zero_stage": 2}, "in one DeepSpeed engine"),
         ("ppo", {"quantization": "nf4", "lora": {"r": 8}}, "a critic beside a quantised policy"),
         ("distill", {"extra_models": []}, "needs a teacher"),
         ("distill", {"extra_models": [{"role": "teacher", "model": {**MODEL, "vocab_size": 999}}]}, "a vocabulary of"),
@@ -223,6 +224,18 @@ def test_an_engine_of_its_own_steps_before_the_policys_update() -> None:
     assert step < book.index["policy.layer-forward"]
     gradients = [row for row in book.rows if row.name == "accumulated gradients"]
     assert [(row.born, row.dies) for row in gradients] == [(step + 1, len(book.schedule) - 1), (0, step)]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_gives_a_critic_an_engine(stage: int) -> None:
+    found = recipe("ppo", zero_stage=stage, batch_size=2)
+    book = ledger(found)
+    assert "critic.optimizer" in book.schedule
+    rows = [row.name for row in book.rows if row.name in ("reduction bucket", "gradient partitions")]
+    assert len(rows) == 2 * (stage > 0) + 2 * (stage == 3)
+    assert estimate(job("ppo", zero_stage=stage, batch_size=2)).per_gpu.phases["step"] == max(
+        total for instant, total in zip(book.schedule, book.totals(), strict=True) if instant.endswith("optimizer")
+    )
 
 
 def test_one_step_steps_both_where_one_optimizer_does() -> None:

@@ -247,6 +247,8 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     """The job as the report shows it, every auto resolved: a job that gives the same report again."""
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
+    if not job.megatron.model_fields_set:
+        values.pop("megatron", None)
     half = stored.precision.dtype
     head = program.shown
     if head == "score":

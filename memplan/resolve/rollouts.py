@@ -83,6 +83,11 @@ def critic(
     if len(named) > 1:
         raise InvalidJob("extra_models: more than one critic", "name one")
     _check_critic(job, base, split)
+    if split.is_deepspeed and trainer.critic_together:
+        raise InvalidJob(
+            f"sharding: {split.name}: {trainer.title}'s policy and critic in one DeepSpeed engine are not modelled",
+            "use sharding none, or trainer openrlhf",
+        )
     own = load_model(named[0].model) if named else spec
     if not own.classifies:
         raise InvalidJob(
@@ -94,7 +99,8 @@ def critic(
     adapted = adapter if trainer.critic_adapters else None
     if adapter and not adapted:
         notes.assume(f"critic: {trainer.title} trains all of its weights, whatever LoRA does to the policy")
-    return Critic(own.thawed.as_reward_model(), adapted, trainer.critic_apart, trainer.critic_together)
+    apart = trainer.critic_apart or split.is_deepspeed  # an engine holds one model
+    return Critic(own.thawed.as_reward_model(), adapted, apart, trainer.critic_together)
 
 
 def _check_critic(job: Job, base: Base, split: Split) -> None:
