@@ -58,6 +58,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "pair_pass": ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache"),
 }
 LARGEST_TOKENS = 16384
+LOOPS = ("mamba", "falcon_mamba", "jamba", "rwkv", "recurrent_gemma", "minimax")
+"""Types whose torch code takes one position after another: short sequences, or a trace takes minutes."""
 
 
 def models() -> dict[str, list[tuple[str, dict[str, Any]]]]:
@@ -90,6 +92,8 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
     name, config = rng.choice(catalogue[rng.choice(sorted(catalogue))])
     job: dict[str, Any] = {key: rng.choice(values) for key, values in CHOICES.items()}
     job["model"] = cut(config, rng.choice((2, 3, 4, 6)))
+    if config["model_type"] in LOOPS:
+        job["sequence_length"] = 64
     if job["method"] not in PAIRS:
         del job["pair_pass"]
     if job["gradient_checkpointing"] == "none":
@@ -141,6 +145,12 @@ def traced(item: tuple[str, str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
     return row, ""
 
 
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The truth file as far as it is."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"kind": "traced", "source": {json.dumps(SOURCE)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
 def main() -> None:
     """Draw, trace, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,11 +170,8 @@ def main() -> None:
                 print(f"{row['id']} {row['name']}: {wrong}", file=sys.stderr, flush=True)
             else:
                 rows[row["id"]] = row
+                write(arguments.output, [rows[name] for name, *_ in drawn if name in rows])
             print(f"\r{done} of {len(drawn)}", end="", file=sys.stderr, flush=True)
-    ordered = [rows[name] for name, *_ in drawn if name in rows]
-    lines = ",\n".join(json.dumps(row) for row in ordered)
-    source = json.dumps(SOURCE)
-    arguments.output.write_text(f'{{"kind": "traced", "source": {source}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
     print(f"\n{len(rows)} traced of {len(drawn)}; drawn in vain:", file=sys.stderr)
     for reason, count in refused.most_common(12):
         if reason:
