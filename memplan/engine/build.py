@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.choices import enter_choices
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
+from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import critic_pass, critic_weights
 from memplan.engine.deepspeed import enter_zero
 from memplan.engine.front_rows import enter_buffers
@@ -50,6 +51,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
             PassRows(traced, book).enter_forward()
             enter_shared(book, recipe, traced)
             enter_choices(book, traced)
+            enter_compiled(book, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
         elif point == "backward":
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"

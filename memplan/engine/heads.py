@@ -161,11 +161,12 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "flash-cross-entropy": head_kernels.saving_logits,
     "flash-cross-entropy-in-place": head_kernels.saving_logits_in_place,
     "one-hot": head_kernels.one_hot,
+    "compiled-cross-entropy": head_kernels.saving_logits,
     "megatron-cross-entropy": head_kernels.megatron_cross_entropy,
     "megatron-fused": head_kernels.megatron_fused,
     "shared-softmax": head_kernels.shared_softmax,
 }
-INSIDE = ("cross-entropy", "megatron-cross-entropy")
+INSIDE = ("cross-entropy", "compiled-cross-entropy", "megatron-cross-entropy")
 """Losses that the model's own forward computes: its locals live meanwhile."""
 
 ENTROPIES: dict[str, Callable[[Pass, Tensor, bool, bool], Tensor | None]] = {

@@ -87,9 +87,10 @@ def resolve(given: JobInput) -> Recipe:
     accumulation = _accumulation(job, split.ranks, notes)
     gpu = _gpu(job, notes)
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
+    wide = stored.precision.dtype == "fp32" and not job.padded
     given_how = job.gradient_checkpointing if job.gradient_checkpointing != "none" else ""
     how = notes.default("gradient_checkpointing", given_how, "full" if checkpoints else "", job.trainer) or "none"
-    again = recompute(job, trainer, spec, base.quantised is not None, notes)
+    again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     fused = kernels(job, spec, again, notes)
     away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)

@@ -14,7 +14,14 @@ from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer, by_method, n
 
 WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 """Loss heads, in the job's words, that never make all of the logits."""
-INSIDE = ("cross-entropy", "megatron-cross-entropy", "chunked-cross-entropy", "kl-divergence", "jensen-shannon")
+INSIDE = (
+    "cross-entropy",
+    "compiled-cross-entropy",
+    "megatron-cross-entropy",
+    "chunked-cross-entropy",
+    "kl-divergence",
+    "jensen-shannon",
+)
 """Programs that give a loss and no log-probabilities."""
 
 
@@ -153,6 +160,8 @@ def _assume(job: Job, trainer: Trainer, name: str, notes: Notes) -> None:
 def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Notes) -> str:
     own = by_method(trainer.heads, method.name)
     own = by_method(trainer.adapter_heads, method.name, own) if lora else own
+    if job.compile and own == "cross-entropy":
+        own = "compiled-cross-entropy"
     if job.kernels == "liger":
         own = by_method(trainer.liger_heads, method.name, own)
         if not own:

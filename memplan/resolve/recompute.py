@@ -19,7 +19,9 @@ POLICIES = {
 REFERENCE_OFFLOADS = "reference: offloaded"
 
 
-def recompute(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, notes: Notes) -> Recompute:
+def recompute(
+    job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, wide_attention: bool, notes: Notes
+) -> Recompute:
     """What ``gradient_checkpointing`` beside none and full means. Raises InvalidJob where the trainer has no such
     thing."""
     how = job.gradient_checkpointing
@@ -41,7 +43,7 @@ def recompute(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, note
         return Recompute(every=every)
     if trainer.megatron:
         return _megatron(job, spec, notes)
-    return _by_operations(job, trainer, spec, quantised, notes)
+    return _by_operations(job, trainer, spec, quantised, wide_attention, notes)
 
 
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
@@ -55,7 +57,9 @@ def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     return Recompute(modules=frozenset(modules))
 
 
-def _by_operations(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, notes: Notes) -> Recompute:
+def _by_operations(
+    job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, wide_attention: bool, notes: Notes
+) -> Recompute:
     """torch's policies by operation, for layers whose operations are followed one by one."""
     if job.gradient_checkpointing_reentrant:
         raise InvalidJob(
@@ -73,6 +77,8 @@ def _by_operations(job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool,
             layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers()
         ):
             said = f"of {spec.family}, whose layers are not softmax attention and a dense feed-forward"
+        elif wide_attention and any(mixer.num_kv_heads != mixer.num_heads for mixer in spec.mixers):
+            said = "with fp32 sdpa and grouped heads, which run as single operations (attention: eager is)"
     if said:
         raise InvalidJob(f"gradient_checkpointing: selective is not modelled {said}", "use full")
     notes.assume(f"gradient_checkpointing: {POLICIES[policy]}")

@@ -513,6 +513,7 @@ SHOWN_HEADS = {
     "shared-softmax": "log-softmax",
     "jensen-shannon": "log-softmax",
     "kl-divergence": "log-softmax",
+    "compiled-cross-entropy": "cross-entropy",
     "megatron-cross-entropy": "cross-entropy",
     "chunked-cross-entropy": "cross-entropy",
     "chunked-lm-head": "chunked",
