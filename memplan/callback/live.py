@@ -55,6 +55,7 @@ def job_of(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "attention": _attention(model),
         **_method(args),
+        **_online(model, args),
         **_checkpointing(model, args),
         **_optimizer(args),
         **split,
@@ -95,6 +96,22 @@ def _method(args: Any) -> dict[str, Any]:
         job["sft_term"] = args.cpo_alpha != 0
     if getattr(args, "precompute_ref_log_probs", False):
         job["reference"] = "precomputed"
+    return job
+
+
+def _online(model: Any, args: Any) -> dict[str, Any]:
+    """What GRPO's and RLOO's arguments say of the update: KL term, entropy bonus, lengths."""
+    if not {kind.__name__ for kind in type(args).__mro__} & {"GRPOConfig", "RLOOConfig"}:
+        return {}
+    kept = "adapter" if getattr(model, "peft_config", None) else "resident"
+    job: dict[str, Any] = {"reference": kept if args.beta else "none"}
+    if getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False):
+        job["entropy"] = "loss"
+    prompt, completion = (getattr(args, f"max_{part}_length", None) for part in ("prompt", "completion"))
+    if completion:
+        job["completion_length"] = int(completion)
+    if prompt and completion:
+        job["sequence_length"] = int(prompt) + int(completion)
     return job
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
-from memplan.resolve.freezing import frozen_model
 from memplan.resolve.encoders import check_task
+from memplan.resolve.freezing import frozen_model
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels

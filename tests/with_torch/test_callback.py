@@ -174,3 +174,28 @@ def test_checkpointing_under_either_name(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(settings: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         MemoryCallback(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beta": 0.0}, {"reference": "none", "completion_length": 8}),
+        ({"beta": 0.04, "entropy_coef": 0.01}, {"reference": "resident", "entropy": "loss"}),
+        ({"beta": 0.0, "max_prompt_length": 24}, {"sequence_length": 32, "completion_length": 8}),
+    ],
+)
+def test_an_update_after_a_rollout_is_read_from_its_arguments(
+    tmp_path: Path, settings: dict[str, Any], said: dict[str, Any]
+) -> None:
+    class GRPOConfig(TrainingArguments):  # type: ignore[misc]
+        """TRL's by name."""
+
+    args = arguments(tmp_path)
+    args.__class__ = GRPOConfig
+    for name, value in {"max_completion_length": 8, **settings}.items():
+        setattr(args, name, value)
+    given = {} if "sequence_length" in said else {"sequence_length": 16}
+    job = job_of(tiny_llama(torch.float32), args, given)
+    assert {key: job[key] for key in said} == said
+    assert (job["method"], job["trainer"]) == ("grpo", "trl")
+    assert memplan.estimate(job).per_gpu.allocated_bytes > 0
