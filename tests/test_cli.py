@@ -70,7 +70,7 @@ def test_help_shows_every_option_that_is_modelled(run: Run, option: JobOption) -
 
 def test_help_gives_choices_defaults_and_other_names(run: Run) -> None:
     words = " ".join(run("estimate", "--help")[1].split())
-    assert "one of sft, reward, dpo, ipo, kto, orpo, cpo, simpo; default simpo" in words
+    assert "one of sft, reward, dpo, ipo, kto, orpo, cpo, simpo, ppo, grpo, rloo, online-dpo, distill; default simpo" in words
     assert "Also --max-length" in words
     assert "-b, --batch-size N" in words
 
