@@ -70,6 +70,13 @@ def _normalised(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor
     return q, norm(p, of_k, k, "kv", "K", k.dim.elements // p.tokens // of_k.width * of_k.groups)
 
 
+def masked(p: Pass, scores: Tensor) -> Tensor:
+    """``scores + mask``: the mask has the dtype of the embeddings, so that under autocast fp32 ones widen the sum."""
+    if scores.itemsize < p.mode.weight_itemsize:
+        return ops.cast(p.tape, scores, p.mode.weight_itemsize, "masked scores")
+    return ops.scale(p.tape, scores, "masked scores", shares_gradient=True)
+
+
 def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
     """``x.clamp_(…)``: its node keeps a copy of what x was."""
     dim, itemsize = x.dim, x.itemsize
@@ -170,9 +177,9 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
         weights = ops.scale(tape, weights, "attention scores")
         weights = ops.unary(tape, weights, "soft-capped scores", saves="result")
         weights = ops.scale(tape, weights, "attention scores")
-    weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    to_fp32 = not p.mode.half_to_float and (mixer.style not in ("gpt2", "llama4") or tape.autocast > 0)
-    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=to_fp32)
+    weights = masked(p, weights)
+    to_fp32 = mixer.style not in ("gpt2", "llama4") or tape.autocast > 0
+    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32, p.mode.half_to_float)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
     if mixer.dropout:
         weights = ops.dropout(tape, weights, "attention probabilities")

@@ -30,7 +30,7 @@ def disentangled(p: Pass, mixer: DisentangledAttention, x: Tensor) -> tuple[Tens
         scores = ops.add(tape, scores, relative[0], SCORES)
     allowed = tape.new(Dim("T·s", p.tokens * p.length), 1, "attention masks of the layer")
     scores = masked_fill(p, scores)
-    weights = ops.softmax(tape, scores, PROBABILITIES, to_fp32=tape.autocast > 0 and not p.mode.half_to_float)
+    weights = ops.softmax(tape, scores, PROBABILITIES, tape.autocast > 0, half_to_float=p.mode.half_to_float)
     if mixer.dropout:
         weights = ops.dropout(tape, weights, PROBABILITIES)
     out = ops.matmul(tape, weights, v, q_dim, "attention output")

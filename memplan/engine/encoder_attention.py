@@ -33,8 +33,8 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool
     weights = ops.scale(tape, weights, SCORES)
     if p.mode.padded or (mixer.window is not None and p.length >= mixer.window):
         weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    to_fp32 = (wide or tape.autocast > 0) and not p.mode.half_to_float
-    weights = ops.softmax(tape, weights, PROBABILITIES, to_fp32=to_fp32)
+    to_fp32 = wide or tape.autocast > 0
+    weights = ops.softmax(tape, weights, PROBABILITIES, to_fp32, p.mode.half_to_float)
     if wide:
         weights = ops.cast(tape, weights, before, PROBABILITIES)
     if mixer.dropout:

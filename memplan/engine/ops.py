@@ -218,8 +218,15 @@ def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Te
     return tape.new(dim, itemsize, label, tape.node(parts, (), lambda t, g: [g[0]] * count))
 
 
-def softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = True) -> Tensor:
-    """``softmax(x, dtype=float32)``: converts first, then saves its fp32 result."""
+def softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = True, half_to_float: bool = False) -> Tensor:
+    """``softmax(x, dtype=float32)``: converts first, then saves its fp32 result. CUDA's kernel reads fp16 as it is and
+    writes fp32 (``half_to_float``), and its gradient is fp16.
+    """
+    if to_fp32 and half_to_float and x.itemsize == FP32 // 2:
+        dim, before = x.dim, x.itemsize
+        out = tape.new(dim, FP32, label)
+        node = tape.node((x,), (out,), lambda t, g: (t.gradient((dim, before)),))
+        return Tensor(dim, FP32, out.storage, node)
     source = cast(tape, x, FP32, label) if to_fp32 else x
     return unary(tape, source, label, saves="result")
 

@@ -26,27 +26,54 @@ more.
 """
 
 
+HIPBLASLT_BYTES = 76 * MiB
+"""hipBLASLt's own workspace (HIPBLASLT_WORKSPACE_SIZE), which only products that it runs take."""
+OTHER_CONTEXT_BYTES = (300 * MiB, 900 * MiB, 2048 * MiB)
+"""Runtime contexts of other makers: nothing is published for them; rocBLAS's kernels alone are about 200 MiB
+(tensorflow-upstream#2490). A guess, and a wide one."""
+
+
 def workspace_bytes(gpu: Gpu) -> int:
     """Workspace that the first matrix product takes from torch's allocator on this card."""
     if gpu.vendor == "nvidia":
         return CUBLAS_LARGE_BYTES if gpu.architecture.split(".")[0] in ("9", "10", "12") else CUBLAS_SMALL_BYTES
+    if gpu.vendor == "custom":
+        return CUBLAS_LARGE_BYTES
     return ROCM_BYTES.get(gpu.architecture, 32 * MiB) if gpu.vendor == "amd" else 0
+
+
+def context_bytes(gpu: Gpu | None) -> tuple[int, int, int]:
+    """Low, expected, high: an NVIDIA card where none is named."""
+    return CONTEXT_BYTES if gpu is None or gpu.vendor in ("nvidia", "custom") else OTHER_CONTEXT_BYTES
 
 
 def enter_overhead(book: Ledger, recipe: Recipe) -> None:
     """Workspaces (once the card is named), context and communicators."""
-    if recipe.gpu is not None:
+    gpu = recipe.gpu
+    if gpu is not None:
         book.add(
             "matrix product workspace",
             "workspaces",
-            workspace_bytes(recipe.gpu),
+            workspace_bytes(gpu),
             template="per handle and stream",
             why="cuBLAS or hipBLAS takes it from torch's allocator",
             source="torch aten/src/ATen/cuda/CublasHandlePool.cpp",
+            low=CUBLAS_SMALL_BYTES if gpu.vendor == "custom" else -1,
         )
-    low, expected, high = CONTEXT_BYTES
+    if gpu is not None and gpu.vendor == "amd":
+        book.add(
+            "hipBLASLt workspace",
+            "workspaces",
+            HIPBLASLT_BYTES,
+            template="per handle and stream",
+            why="products with a bias, and those that a tuned hipBLASLt runs",
+            source="torch aten/src/ATen/cuda/CublasHandlePool.cpp: HIPBLASLT_WORKSPACE_SIZE",
+            low=0,
+        )
+    low, expected, high = context_bytes(gpu)
+    nvidia = context_bytes(gpu) is CONTEXT_BYTES
     book.add(
-        "CUDA context and loaded kernels",
+        "CUDA context and loaded kernels" if nvidia else "runtime context and loaded kernels",
         "context",
         expected,
         meter="device",
@@ -54,7 +81,7 @@ def enter_overhead(book: Ledger, recipe: Recipe) -> None:
         high=high,
         template="per process",
         why="the driver's context grows as kernels load",
-        source="pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md",
+        source="pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md" if nvidia else "a guess",
     )
     if recipe.ranks > 1:
         low, expected, high = COMMUNICATOR_BYTES

@@ -89,7 +89,7 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     length = min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
     weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
-    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32=not p.mode.half_to_float)
+    weights = ops.softmax(tape, weights, "attention probabilities", half_to_float=p.mode.half_to_float)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
     out = ops.matmul(tape, weights, v, dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights

@@ -8,12 +8,14 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recompute import Recompute
-from memplan.tables.kernels import COMPILED, LIGER, NO_KERNELS, Kernels
+from memplan.tables.kernels import COMPILED, FOAK, LIGER, NO_KERNELS, Kernels
 
 def kernels(job: Job, spec: ModelSpec, again: Recompute, notes: Notes) -> Kernels:
     """What runs fused in each layer. Raises InvalidJob for what cannot be together."""
     if job.compile:
         return _compiled(job, spec, again, notes)
+    if job.kernels == "foak":
+        return _foak(job, spec, notes)
     if job.kernels != "liger":
         return NO_KERNELS
     if again.policy:
@@ -24,6 +26,19 @@ def kernels(job: Job, spec: ModelSpec, again: Recompute, notes: Notes) -> Kernel
         return found
     notes.assume("kernels: Liger's RMSNorm, rotary embedding and gated product in every layer, as it patches by default")
     return found
+
+
+def _foak(job: Job, spec: ModelSpec, notes: Notes) -> Kernels:
+    if spec.family not in FOAK or not _plain_layers(spec):
+        raise InvalidJob(f"kernels: foak is not modelled for {spec.family}", "modelled: " + ", ".join(FOAK))
+    if job.quantization != "none":
+        raise InvalidJob(
+            "kernels: foak's fused adapters over a quantised base are not modelled yet", "leave kernels out"
+        )
+    notes.assume(
+        "kernels: foak's RMSNorm and rotary embedding in every layer, both in place; the loss is what loss_head says"
+    )
+    return FOAK[spec.family]
 
 
 def _plain_layers(spec: ModelSpec) -> bool:

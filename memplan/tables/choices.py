@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_checkpointing": ("none", "full", "selective"),
-    "kernels": ("none", "liger"),
+    "kernels": ("none", "liger", "foak"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
     "logits_dtype": ("auto", "bf16", "fp32"),
@@ -29,7 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 LATER: dict[str, tuple[str, ...]] = {
     "trainer": LATER_TRAINERS,
-    "kernels": ("unsloth", "foak", "te"),
+    "kernels": ("unsloth", "te"),
     "sharding": ("fsdp", "distributed-optimizer"),
 }
 """Values of the contract that are refused by name until they are modelled."""

@@ -41,6 +41,12 @@ LIGER: Mapping[str, Kernels] = MappingProxyType(
 """By model type, where layers are softmax attention and a gated feed-forward. A norm whose gradient a residual shares
 is not in place."""
 
+FOAK: Mapping[str, Kernels] = MappingProxyType(
+    dict.fromkeys(("llama", "mistral", "granite"), Kernels(norm="in-place", rotary="in-place"))
+)
+"""fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; the feed-forward is
+fused over a quantised base alone."""
+
 COMPILED = Kernels(norm="fresh", product="fresh", rotary="fresh", compiled=True)
 """torch.compile: pointwise operations are recomputed from what a product or a reduction leaves, or kept once where a
 product of backward reads them."""

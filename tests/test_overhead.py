@@ -1,0 +1,64 @@
+"""What is on a card beside the job's tensors: each row with its band and its source."""
+
+from typing import Any
+
+import pytest
+
+from memplan.engine.build import ledger
+from memplan.engine.ledger import Row
+from memplan.engine.overhead import context_bytes, workspace_bytes
+from memplan.gpus import find_gpu, load_gpus
+from memplan.resolve import resolve
+from memplan.spec.gpu import Gpu
+from memplan.spec.reading import read_job
+from memplan.units import KiB, MiB
+
+
+def rows(**job: Any) -> dict[str, Row]:
+    book = ledger(resolve(read_job({"model": "llama-3.2-1b", "method": "sft", **job})))
+    return {row.name: row for row in book.rows if row.category in ("workspaces", "context", "communication")}
+
+
+@pytest.mark.parametrize("gpu", load_gpus().values(), ids=lambda gpu: gpu.name)
+def test_every_card_has_a_context_with_a_band(gpu: Gpu) -> None:
+    low, expected, high = context_bytes(gpu)
+    assert 0 < low < expected < high
+    assert workspace_bytes(gpu) % (128 * KiB) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size"),
+    [
+        ("h100-80gb", 32 * MiB),
+        ("b200-180gb", 32 * MiB),
+        ("a100-80gb", 8 * MiB + 128 * KiB),
+        ("rtx-4090-24gb", 8 * MiB + 128 * KiB),
+        ("mi300x-192gb", 128 * MiB),
+        ("ascend-910b-64gb", 0),
+    ],
+)
+def test_the_workspace_follows_from_the_compute_capability(gpu: str, size: int) -> None:
+    assert workspace_bytes(find_gpu(gpu)) == size
+
+
+def test_a_card_of_unknown_make_has_a_band() -> None:
+    row = rows(gpu="80GB")["matrix product workspace"]
+    assert (row.low_bytes, row.bytes) == (8 * MiB + 128 * KiB, 32 * MiB)
+
+
+def test_amd_cards_have_a_second_workspace_that_may_not_be_taken() -> None:
+    row = rows(gpu="mi300x-192gb")["hipBLASLt workspace"]
+    assert (row.low_bytes, row.bytes, row.high_bytes) == (0, 76 * MiB, 76 * MiB)
+    assert "hipBLASLt workspace" not in rows(gpu="h100-80gb")
+
+
+def test_communicators_are_for_several_ranks() -> None:
+    assert "communication buffers" in rows(num_gpus=8, sharding="ddp")
+    assert "communication buffers" not in rows()
+
+
+@pytest.mark.parametrize("job", [{}, {"gpu": "h100-80gb"}, {"gpu": "mi300x-192gb", "num_gpus": 8, "sharding": "ddp"}])
+def test_every_row_has_a_source_and_bounds_that_hold_it(job: dict[str, Any]) -> None:
+    for row in rows(**job).values():
+        assert row.source
+        assert row.low_bytes <= row.bytes <= row.high_bytes
