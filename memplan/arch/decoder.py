@@ -95,7 +95,7 @@ class Family(NamedTuple):
 def build(family: Family, raw: Config) -> ModelSpec:
     """The spec of a config that names this family's model_type."""
     config = raw.with_defaults(family.model_type, family.defaults, family.names)
-    refuse_foreign(config, (*family.harmless, *(("attention_bias",) if family.qkv_bias == "always" else ())))
+    refuse_foreign(config, granted(family))
     for key, why in family.not_counted:
         config.require_off(key, why)
     note_unread(config)
@@ -126,6 +126,12 @@ def build(family: Family, raw: Config) -> ModelSpec:
         notes=tuple(config.notes),
     )
     return family.finish(spec, config)
+
+
+def granted(family: Family) -> tuple[str, ...]:
+    """Structural keys that a config may repeat, since the class builds what they ask for in any case."""
+    biases = ("attention_bias",) if family.qkv_bias == "always" else ()
+    return (*family.harmless, *biases, *(("use_qk_norm", "qk_norm") if family.qk_norm else ()))
 
 
 def make_norm(family: Family, name: str, width: int) -> Norm:

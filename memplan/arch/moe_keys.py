@@ -118,6 +118,7 @@ PHIMOE: dict[str, Scalar] = {
 MINIMAX_M2: dict[str, Scalar] = {
     "vocab_size": 200064,
     "hidden_size": 3072,
+    "rotary_dim": None,
     "intermediate_size": 1536,
     "num_hidden_layers": 62,
     "num_attention_heads": 48,
