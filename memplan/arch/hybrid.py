@@ -1,5 +1,5 @@
-"""Models of attention and state-space layers in turn: Jamba, Bamba, Granite 4 and Falcon-H1, as transformers 5.23 builds
-them. In Falcon-H1 each layer has both side by side.
+"""Models of attention and state-space layers in turn: Jamba, Bamba, Granite 4 and Falcon-H1, as transformers 5.23
+builds them. In Falcon-H1 each layer has both side by side.
 """
 
 from collections.abc import Sequence

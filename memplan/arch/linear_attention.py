@@ -1,4 +1,6 @@
-"""MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as transformers 5.23 builds them."""
+"""MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as transformers 5.23
+builds them.
+"""
 
 from functools import partial
 

@@ -79,7 +79,7 @@ def selective(config: Config, inner: int, keys: Mapping[str, str] = NO_NAMES, **
         linears=(
             Linear(name="in_proj", inputs=h, outputs=2 * inner, bias=bias),
             Linear(name="x_proj", inputs=inner, outputs=rank + 2 * state),
-            Linear(name="dt_proj", inputs=rank, outputs=inner, bias=True),
+            Linear(name="dt_proj", inputs=rank, outputs=inner, bias=True, bypassed=True),
             Linear(name="out_proj", inputs=inner, outputs=h, bias=bias),
         ),
         tensors=(

@@ -1,5 +1,5 @@
-"""Causal convolutions over each channel alone, as programs on the tape: ``causal_conv1d_fn`` as transformers 5.23 writes
-it without kernels, and the gated short convolutions of LFM2.
+"""Causal convolutions over each channel alone, as programs on the tape: ``causal_conv1d_fn`` as transformers 5.23
+writes it without kernels, and the gated short convolutions of LFM2.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ one step that keeps what so many chunks keep, since the peak is where the last c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.engine import ops
@@ -39,7 +40,7 @@ def run_chunks(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor) -> tuple[
     held: list[Tensor] = []
     for i in range(chunks.count - middle):
         if i == FIRST and middle:
-            state, out = skipped(tape, chunks, middle, kept, state, out)
+            state, out = skipped(tape, chunks[:6], middle, kept, state, out)
         before = tape.live
         state, out = one_chunk(tape, chunks, state, out, held)
         kept = tape.live - before
@@ -94,15 +95,21 @@ def put(tape: Tape, base: Tensor, value: Tensor) -> Tensor:
     return Tensor(base.dim, base.itemsize, base.storage, node)
 
 
-def skipped(tape: Tape, chunks: Chunks, count: int, kept: int, state: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """``count`` chunks as one step: what they keep, and no gradients beyond those that the last ones have made."""
-    operands = (chunks.values, chunks.read_keys, chunks.queries, chunks.keys, chunks.within, chunks.decay, state, out)
-    saved = [tape.new(Dim("L·V", max(kept * count // ops.FP32, 1)), ops.FP32, LABEL)]
-    following = tape.new(state.dim, state.itemsize, "states")
-    node = tape.node(operands, saved, lambda t, grads: (None,) * 7 + (grads[1],))
+def skipped(
+    tape: Tape, operands: Sequence[Tensor], count: int, kept: int, state: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``count`` turns of a loop as one step: what they keep, and no gradients beyond those that the last ones have made.
+
+    The gradient of ``out`` is handed on, where it was there before.
+    """
+    following = tape.new(state.dim, max(state.itemsize, ops.FP32), "states")
+    others = kept * count - (following.storage.size if following.storage else 0)
+    saved = [tape.new(Dim("L·V", max(others // ops.FP32, 1)), ops.FP32, LABEL), state]
+    nothing = (None,) * (len(operands) + 1)
+    node = tape.node((*operands, state, out), saved, lambda t, grads: (*nothing, grads[1]))
     if node is not None:
         node.outputs = 2
     return (
-        Tensor(state.dim, state.itemsize, following.storage, node, 0),
+        Tensor(state.dim, following.itemsize, following.storage, node, 0),
         Tensor(out.dim, out.itemsize, out.storage, node, 1),
     )

@@ -1,7 +1,8 @@
-"""Mamba 2 as a program on the tape: the PyTorch code of transformers 5.23 (``mamba2_chunk_scan``), which Bamba, Granite 4,
-Falcon-H1 and Nemotron-H share.
+"""Mamba 2 as a program on the tape: the PyTorch code of transformers 5.23 (``mamba2_chunk_scan``), which Bamba, Granite
+4, Falcon-H1 and Nemotron-H share.
 
-Everything within the scan is in fp32. Symbols: D channels, N the state of a head, G groups, H heads, c the chunk's length.
+Everything within the scan is in fp32. Symbols: D channels, N the state of a head, G groups, H heads, c the length of a
+chunk.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LABEL = "queries, keys, values"
 def gated_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Queries and gates of one projection, each head's norm, attention, the gate; a gate is copied to be seen flat."""
     tape, heads, kv_heads = p.tape, mixer.num_heads, mixer.num_kv_heads
-    q_dim, kv_dim = p.dim("q", heads * mixer.head_dim), p.dim("kv", kv_heads * mixer.head_dim)
+    q_dim = p.dim("q", heads * mixer.head_dim)
     of_q, of_k, of_v, of_o = mixer.linears
     q, gate = ops.chunk(tape, project(p, x, of_q, "2q", "queries and gates"), 2, q_dim)
     gate = ops.copy(tape, gate, "gates")

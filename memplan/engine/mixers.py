@@ -17,6 +17,7 @@ from memplan.engine.gated_delta import gated_delta
 from memplan.engine.latent import latent_attention
 from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
+from memplan.engine.selective_scan import state_space
 from memplan.engine.sinks import sink_attention
 from memplan.engine.tape import Tensor
 from memplan.errors import ModelError
@@ -49,6 +50,7 @@ MIXERS: dict[str, Program] = {
     "latent": latent_attention,
     "disentangled": disentangled,
     "short-convolution": short_convolution,
+    "state-space": state_space,
     "state-space-dual": state_space_dual,
     "both": both_mixers,
     "gated-delta": gated_delta,

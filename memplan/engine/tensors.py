@@ -75,12 +75,13 @@ def bias_trained(linear: Linear, adapter: Adapter | None, trained: bool) -> bool
 
 
 def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = True) -> Iterator[Weight]:
-    """lora_A, lora_B, and DoRA's magnitude of one linear."""
-    yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, True, "layer", adapter=True)
-    yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, True, "layer", adapter=True)
+    """lora_A, lora_B, and DoRA's magnitude of one linear; no gradient comes to them where the weight is read itself."""
+    trained = not linear.bypassed
+    yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, trained, "layer", adapter=True)
+    yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, trained, "layer", adapter=True)
     if adapter.dora and dora:
         size = adapter.magnitude_itemsize
-        yield Weight(linear.name + ".magnitude", linear.outputs, 1, count, True, "layer", adapter=True, itemsize=size)
+        yield Weight(linear.name + ".magnitude", linear.outputs, 1, count, trained, "layer", adapter=True, itemsize=size)
 
 
 def expert_ranks(adapter: Adapter, experts: Experts) -> list[tuple[Bare, int]]:

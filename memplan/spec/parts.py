@@ -36,6 +36,8 @@ class Linear(Frozen):
     inputs: int
     outputs: int
     bias: bool = False
+    bypassed: bool = False
+    """Its class reads the weight itself, past any adapter, which so never gets a gradient (Mamba's dt_proj)."""
     transposed: bool = False
     """Stored as [inputs, outputs] (``Conv1D`` of GPT-2)."""
 
