@@ -39,7 +39,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     if mixer.style == "opt":
         q = ops.scale(tape, q, "scaled queries")
     if "core_attn" in p.mode.recomputed:
-        out, weights = checkpointed(tape, lambda x: core(p, mixer, *x, q_dim)[0], (q, k, v)), None
+        out, weights = checkpointed(tape, lambda x: core(p, mixer, x[0], x[1], x[2], q_dim)[0], (q, k, v)), None
         del q, k, v, fused
     else:
         out, weights = core(p, mixer, q, k, v, q_dim)
@@ -170,7 +170,8 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     several = p.rows > 1 or not mixer.split_qkv
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=several)
     values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
-    copied = mixer.rotary == "none" and mixer.style != "opt" and p.rows > 1
+    strided = mixer.rotary == "none" or p.mode.kernels.rotary == "in-place"
+    copied = strided and mixer.style != "opt" and p.rows > 1
     queries = ops.copy(tape, q, "queries") if copied else q
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores_dim, "attention scores"), "attention scores")
     if mixer.softcap is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from memplan.engine.ops import FP32, cast, unary
+from memplan.engine.ops import FP32, cast, softmax_of_half, unary
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
 
 
 def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Tensor:
-    """Saves its result; under autocast it reads a converted fp32 copy."""
+    """Saves its result; under autocast it reads a converted fp32 copy, or fp16 as it is (``half_to_float``)."""
+    if tape.autocast and tape.half_to_float:
+        return softmax_of_half(tape, x, label)
     source = cast(tape, x, FP32, "logits in fp32") if to_fp32 or tape.autocast else x
     return unary(tape, source, label, saves="result")
 

@@ -79,11 +79,13 @@ class Mode(NamedTuple):
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""
 
-    __slots__ = ("held", "length", "memory", "mode", "params", "rows", "shared", "tape", "tokens")
+    __slots__ = ("checkpointed", "held", "length", "memory", "mode", "params", "rows", "shared", "tape", "tokens")
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
         self.tape, self.mode, self.rows, self.length = tape, mode, rows, length
         self.tokens = rows * length
+        tape.half_to_float = mode.half_to_float
+        self.checkpointed = False
         self.held: list[Tensor] | None = None
         """Where a mixer leaves locals that its caller holds on."""
         self.shared: dict[str, Tensor] = {}

@@ -222,13 +222,18 @@ def softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = True, half_to_flo
     """``softmax(x, dtype=float32)``: converts first, then saves its fp32 result. CUDA's kernel reads fp16 as it is and
     writes fp32 (``half_to_float``), and its gradient is fp16.
     """
-    if to_fp32 and half_to_float and x.itemsize == FP32 // 2:
-        dim, before = x.dim, x.itemsize
-        out = tape.new(dim, FP32, label)
-        node = tape.node((x,), (out,), lambda t, g: (t.gradient((dim, before)),))
-        return Tensor(dim, FP32, out.storage, node)
+    if to_fp32 and half_to_float:
+        return softmax_of_half(tape, x, label)
     source = cast(tape, x, FP32, label) if to_fp32 else x
     return unary(tape, source, label, saves="result")
+
+
+def softmax_of_half(tape: Tape, x: Tensor, label: str) -> Tensor:
+    """A softmax or its logarithm that reads x as it is, and writes and saves fp32; its gradient has x's dtype."""
+    dim, before = x.dim, x.itemsize
+    out = tape.new(dim, FP32, label)
+    node = tape.node((x,), (out,), lambda t, g: (t.gradient((dim, before)),))
+    return Tensor(dim, FP32, out.storage, node)
 
 
 def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memplan.engine.ledger import Ledger
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
-from memplan.units import KiB, MiB
+from memplan.units import GPU_ROUNDING, KiB, MiB
 
 CUBLAS_LARGE_BYTES = 8 * 4096 * KiB
 CUBLAS_SMALL_BYTES = 2 * 4096 * KiB + 8 * 16 * KiB
@@ -28,6 +28,7 @@ more.
 
 HIPBLASLT_BYTES = 76 * MiB
 """hipBLASLt's own workspace (HIPBLASLT_WORKSPACE_SIZE), which only products that it runs take."""
+SCALER_TENSORS = 3
 OTHER_CONTEXT_BYTES = (300 * MiB, 900 * MiB, 2048 * MiB)
 """Runtime contexts of other makers: nothing is published for them; rocBLAS's kernels alone are about 200 MiB
 (tensorflow-upstream#2490). A guess, and a wide one."""
@@ -69,6 +70,16 @@ def enter_overhead(book: Ledger, recipe: Recipe) -> None:
             why="products with a bias, and those that a tuned hipBLASLt runs",
             source="torch aten/src/ATen/cuda/CublasHandlePool.cpp: HIPBLASLT_WORKSPACE_SIZE",
             low=0,
+        )
+    if recipe.precision.name == "fp16-amp" and recipe.zero_stage < 0:
+        book.add(
+            "loss scaler",
+            "buffers",
+            SCALER_TENSORS * GPU_ROUNDING,
+            template="tensors × 512",
+            numbers=(SCALER_TENSORS, GPU_ROUNDING),
+            why="its scale, its tracker, and whether an infinity was found: one number each",
+            source="torch 2.13 amp/grad_scaler.py",
         )
     low, expected, high = context_bytes(gpu)
     nvidia = context_bytes(gpu) is CONTEXT_BYTES

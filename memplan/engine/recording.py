@@ -82,7 +82,7 @@ class LayerRun:
             del x
         if style == "checkpoint":
             tape.hollow, tape.policy, x = self.hollow, self.policy, self.inputs[0]
-            tape.recompute = lambda: recompute(tape, p, self.layer, x)
+            tape.recompute = lambda: recompute(tape, p, self.layer, x, p.shared)
         if self.node is not None:
             node, self.node = self.node, None
             tape.backward(node, grads)

@@ -122,6 +122,7 @@ class Tape:
         self.grad_enabled = True
         self.autocast = autocast
         self.shared_casts = ""
+        self.half_to_float = False
         self.gradient_mode = gradients
         self.category = category
         self.phase = "forward"

@@ -10,6 +10,7 @@ from memplan.spec.parts import Attention
 from memplan.spec.recompute import Recompute
 from memplan.tables.kernels import COMPILED, FOAK, LIGER, NO_KERNELS, Kernels
 
+
 def kernels(job: Job, spec: ModelSpec, again: Recompute, notes: Notes) -> Kernels:
     """What runs fused in each layer. Raises InvalidJob for what cannot be together."""
     if job.compile:
@@ -19,12 +20,16 @@ def kernels(job: Job, spec: ModelSpec, again: Recompute, notes: Notes) -> Kernel
     if job.kernels != "liger":
         return NO_KERNELS
     if again.policy:
-        notes.assume("kernels: Liger's functions are no operations of torch, so selective checkpointing makes them again")
+        notes.assume(
+            "kernels: Liger's functions are no operations of torch, so selective checkpointing makes them again"
+        )
     found = LIGER.get(spec.family, NO_KERNELS) if _plain_layers(spec) else NO_KERNELS
     if found == NO_KERNELS:
         notes.remark(f"kernels: Liger's kernels are modelled for the head of {spec.family} alone, not for its layers")
         return found
-    notes.assume("kernels: Liger's RMSNorm, rotary embedding and gated product in every layer, as it patches by default")
+    notes.assume(
+        "kernels: Liger's RMSNorm, rotary embedding and gated product in every layer, as it patches by default"
+    )
     return found
 
 

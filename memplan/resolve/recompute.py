@@ -7,9 +7,8 @@ from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
-from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import EVERY, Recompute, every_nth
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainers import Trainer, version_key
 
 POLICIES = {
     "products": "torch's selective checkpointing by torchtitan's policy: of each layer the attention output and every "
@@ -52,7 +51,9 @@ def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     if "moe" in modules and not experts:
         raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for moe", "leave it out")
     if any(not isinstance(layer.mixer, Attention) for layer in spec.layers()):
-        raise InvalidJob(f"gradient_checkpointing: selective is not modelled for the mixers of {spec.family}", "use full")
+        raise InvalidJob(
+            f"gradient_checkpointing: selective is not modelled for the mixers of {spec.family}", "use full"
+        )
     notes.assume("gradient_checkpointing: Megatron's selective checkpointing makes " + ", ".join(modules) + " again")
     return Recompute(modules=frozenset(modules))
 
@@ -66,7 +67,8 @@ def _by_operations(
             "gradient_checkpointing_reentrant: selective checkpointing is non-reentrant (torch refuses a policy there)",
             "leave gradient_checkpointing_reentrant out",
         )
-    policy = "attention" if trainer.name == "trl" and job.method == "sft" and _since(trainer, 1, 16) else "products"
+    newest = not job.trainer_version or version_key(job.trainer_version) >= version_key("1.16")
+    policy = "attention" if trainer.name == "trl" and job.method == "sft" and newest else "products"
     said = None
     if policy == "products":
         if quantised:
@@ -77,7 +79,7 @@ def _by_operations(
             layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers()
         ):
             said = f"of {spec.family}, whose layers are not softmax attention and a dense feed-forward"
-        elif wide_attention and any(mixer.num_kv_heads != mixer.num_heads for mixer in spec.mixers):
+        elif wide_attention and any(_groups_heads(layer.mixer) for layer in spec.layers()):
             said = "with fp32 sdpa and grouped heads, which run as single operations (attention: eager is)"
     if said:
         raise InvalidJob(f"gradient_checkpointing: selective is not modelled {said}", "use full")
@@ -85,9 +87,8 @@ def _by_operations(
     return Recompute(policy=policy)
 
 
-def _since(trainer: Trainer, *version: int) -> bool:
-    parts = [int(part) for part in trainer.since.split(".") if part.isdecimal()]
-    return tuple(parts) >= version
+def _groups_heads(mixer: object) -> bool:
+    return isinstance(mixer, Attention) and mixer.num_kv_heads != mixer.num_heads
 
 
 def offloads_activations(job: Job, trainer: Trainer, kernels: str, sharded: bool, notes: Notes) -> str:
@@ -118,5 +119,3 @@ def offloads_activations(job: Job, trainer: Trainer, kernels: str, sharded: bool
         "included, once for each node that saves it"
     )
     return "torch"
-
-

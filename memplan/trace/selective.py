@@ -30,7 +30,7 @@ def selective_contexts(policy: str) -> Callable[[], Any]:
 
 
 def _products() -> Callable[..., CheckpointPolicy]:
-    saved = {packet.default for packet in get_default_op_list().compute_intensive_ops} | set(MORE)  # type: ignore[attr-defined]
+    saved = {packet.default for packet in get_default_op_list().compute_intensive_ops} | set(MORE)
     counts = {True: 0, False: 0}
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -53,6 +53,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced", "use " + ", ".join(SHARDINGS))
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
+    if recipe.kernels.compiled:
+        raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.loss_head not in HEADS:
         raise InvalidJob(f"loss_head: {recipe.loss_head} cannot be traced", "use cross-entropy, log-softmax, selective")
     if recipe.model.family == "generic":
@@ -68,8 +70,6 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
-    if recipe.kernels.compiled:
-        raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.kernels.adapters:
         raise InvalidJob("kernels: fused adapters cannot be traced", "leave kernels out")
     if recipe.recompute.modules:

@@ -1,0 +1,212 @@
+"""What is made again in backward and what waits on the host: in order, complete, and refused where it cannot be."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.api import estimate
+from memplan.engine.build import ledger, stages
+from memplan.engine.events import step_events
+from memplan.engine.passes import TracedPass
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.tables.choices import CHOICES
+from memplan.tables.kernels import FOAK, LIGER
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 1408, "vocab_size": 1000, "head_dim": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+JOB: dict[str, Any] = {
+    "model": LLAMA, "method": "sft", "trainer": "pytorch", "precision": "bf16", "batch_size": 2,
+    "sequence_length": 1024, "optimizer": "sgd",
+}  # fmt: skip
+SELECTIVE = {"gradient_checkpointing": "selective"}
+MEGATRON = {"trainer": "mindspeed", "loss_head": "auto", **SELECTIVE}
+
+
+def traced(**keys: Any) -> TracedPass:
+    passes = stages(resolve(read_job({**JOB, **keys})))
+    return next(found for found, _ in passes if found.plan.name == "policy")
+
+
+def saved(**keys: Any) -> int:
+    return traced(**keys).saved_before[-1]
+
+
+def backward(**keys: Any) -> int:
+    return estimate({**JOB, **keys}).per_gpu.phases["backward"]
+
+
+def refusal(**keys: Any) -> InvalidJob:
+    with pytest.raises(InvalidJob) as caught:
+        estimate({**JOB, **keys})
+    return caught.value
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["bf16", "bf16-amp", "fp16"]),
+    st.sampled_from(["sdpa", "eager"]),
+    st.sampled_from([None, {"r": 8}, {"r": 8, "dropout": 0.1}]),
+    st.sampled_from(["llama", "qwen3", "gemma", "phi3"]),
+    st.booleans(),
+    st.sampled_from([256, 1024]),
+)
+def test_more_recomputed_is_less_saved(
+    precision: str, attention: str, lora: Any, family: str, padded: bool, length: int
+) -> None:
+    keys = {
+        "precision": precision, "attention": attention, "lora": lora, "padded": padded, "sequence_length": length,
+        "model": {**LLAMA, "model_type": family, "pad_token_id": 0},
+    }  # fmt: skip
+    full, every_third, every_second, none = (
+        saved(**keys, gradient_checkpointing=how) for how in ("full", "every:3", "every:2", "none")
+    )
+    assert full <= saved(**keys, **SELECTIVE) <= none
+    assert full <= every_second <= every_third <= none
+
+
+def test_every_first_layer_is_full() -> None:
+    assert estimate({**JOB, "gradient_checkpointing": "every:1"}).job["gradient_checkpointing"] == "full"
+    one, all_layers = ({**JOB, "gradient_checkpointing": how} for how in ("every:1", "full"))
+    assert estimate(one).per_gpu.phases == estimate(all_layers).per_gpu.phases
+
+
+def test_every_nth_layer_keeps_its_input_alone() -> None:
+    layers = traced(gradient_checkpointing="every:3").layers
+    boundary = layers[0].boundary
+    assert [layer.saved.size == boundary for layer in layers] == [False, False, True, False]
+
+
+def test_what_a_policy_keeps() -> None:
+    """torchtitan's: attention's output and log-sum-exp, and of q, k, v, o, gate, up, down the first, third, …"""
+    h, kv, f, heads, tokens = 512, 256, 1408, 8, 2048
+    of_each_token = 2 * h + (2 * h + 4 * heads) + 2 * h + 2 * kv + 2 * f + 2 * h
+    assert traced(**SELECTIVE).layers[0].saved.size == of_each_token * tokens
+
+
+def test_trl_keeps_attention_alone() -> None:
+    h, heads, tokens = 512, 8, 2048
+    keys = {"trainer": "trl", "autocast": False, **SELECTIVE}
+    assert traced(**keys).layers[0].saved.size == (2 * h + 2 * h + 4 * heads) * tokens
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_megatron_makes_named_modules_again(attention: str) -> None:
+    sizes = [
+        saved(**{**MEGATRON, "attention": attention, "megatron": {"recompute_modules": modules}})
+        for modules in (["core_attn", "mlp"], ["core_attn"])
+    ]
+    assert sizes == sorted(sizes)
+    none = saved(**{**MEGATRON, "attention": attention, "gradient_checkpointing": "none"})
+    assert sizes[1] < none
+
+
+@pytest.mark.parametrize("how", ["none", "full", "selective", "every:2"])
+def test_the_played_step_has_the_ledgers_peak(how: str) -> None:
+    job = {**JOB, "gradient_checkpointing": how}
+    played = step_events(resolve(read_job(job)))
+    assert played is not None
+    assert played.peak == estimate(job).per_gpu.allocated_bytes
+
+
+@pytest.mark.parametrize("trainer", ["pytorch", "trl"])
+@pytest.mark.parametrize("how", ["none", "full"])
+def test_offloaded_activations_are_on_the_host(trainer: str, how: str) -> None:
+    keys = {"trainer": trainer, "gradient_checkpointing": how, "loss_head": "auto"}
+    book = ledger(resolve(read_job({**JOB, **keys, "offload": ["activations"]})))
+    away = [row for row in book.rows if row.place == "host"]
+    assert sum(row.bytes for row in away) > 0
+    assert all(row.source for row in away)
+    assert backward(**keys, offload=["activations"]) < backward(**keys)
+    assert backward(**keys, offload=[]) == backward(**keys)
+
+
+def test_a_layer_that_is_offloaded_leaves_nothing_of_its_own() -> None:
+    assert traced(offload=["activations"]).layers[1].saved.size == 0
+
+
+@pytest.mark.parametrize("how", CHOICES["gradient_checkpointing"])
+@pytest.mark.parametrize("kernels", CHOICES["kernels"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_combination_runs_or_is_refused_by_name(how: str, kernels: str, compiled: bool) -> None:
+    keys = {"gradient_checkpointing": how, "kernels": kernels, "compile": compiled}
+    if compiled and kernels != "none":
+        assert refusal(**keys).message == f"compile: not modelled with kernels: {kernels}"
+    else:
+        assert backward(**keys) > 0
+
+
+@pytest.mark.parametrize("family", LIGER)
+def test_ligers_layers_save_less(family: str) -> None:
+    keys: dict[str, Any] = {"model": {**LLAMA, "model_type": family, "pad_token_id": 0}}
+    keys |= {"attention": "eager"} if family == "gemma2" else {}
+    assert saved(**keys, kernels="liger") < saved(**keys)
+
+
+@pytest.mark.parametrize("family", FOAK)
+def test_foaks_layers_save_less(family: str) -> None:
+    keys = {"model": {**LLAMA, "model_type": family, "pad_token_id": 0}}
+    assert saved(**keys, kernels="liger") < saved(**keys, kernels="foak") < saved(**keys)
+
+
+def test_families_that_liger_patches_otherwise_keep_their_layers_and_say_so() -> None:
+    job = {**JOB, "model": {**LLAMA, "model_type": "mixtral"}, "kernels": "liger", "loss_head": "cross-entropy"}
+    found = estimate(job)
+    assert "kernels: Liger's kernels are modelled for the head of mixtral alone, not for its layers" in found.warnings
+
+
+def test_a_compiled_layer_keeps_what_the_partitioner_keeps() -> None:
+    h, q, kv, f, heads, tokens = 512, 512, 256, 1408, 8, 2048
+    assert traced(compile=True).layers[1].saved.size == (8 * h + 4 * q + 4 * kv + 6 * f + 4 * heads + 8) * tokens
+
+
+def test_compiling_widens_the_band_up_to_eager() -> None:
+    book = ledger(resolve(read_job({**JOB, "compile": True})))
+    (row,) = (row for row in book.rows if row.name == "intermediates that are not fused")
+    assert row.bytes == 0
+    assert row.high_bytes >= saved() - saved(compile=True) > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    [
+        ({"gradient_checkpointing": "every:0"}, "gradient_checkpointing: 'every:0' names no number of layers"),
+        ({"gradient_checkpointing": "every:x"}, "gradient_checkpointing: 'every:x' names no number of layers"),
+        ({"gradient_checkpointing": "some"}, "gradient_checkpointing: unknown value 'some'"),
+        ({**SELECTIVE, "gradient_checkpointing_reentrant": True}, "gradient_checkpointing_reentrant: selective"),
+        ({**SELECTIVE, "lora": {"dora": True}}, "gradient_checkpointing: selective is not modelled with DoRA"),
+        ({**SELECTIVE, "quantization": "nf4", "lora": {}}, "gradient_checkpointing: selective is not modelled over"),
+        ({**SELECTIVE, "precision": "fp32"}, "gradient_checkpointing: selective is not modelled with fp32 sdpa"),
+        ({**SELECTIVE, "model": {**LLAMA, "model_type": "mixtral"}}, "gradient_checkpointing: selective is not"),
+        ({**MEGATRON, "gradient_checkpointing": "every:2"}, "gradient_checkpointing: Megatron recomputes chunks"),
+        ({"megatron": {"recompute_modules": ["mlp"]}}, "megatron.recompute_modules: belongs to selective"),
+        ({**MEGATRON, "megatron": {"recompute_modules": ["moe"]}}, "megatron.recompute_modules: llama has no experts"),
+        ({**MEGATRON, "megatron": {"recompute_modules": ["moe_act"]}}, "megatron.recompute_modules: moe_act is not"),
+        ({**MEGATRON, "megatron": {"recompute_modules": ["x"]}}, "megatron.recompute_modules: unknown value 'x'"),
+        ({"offload": ["optimizer"]}, "offload: optimizer is not modelled"),
+        ({"offload": ["parameters"]}, "offload: parameters is not modelled"),
+        ({"offload": "reference"}, "offload: reference is not modelled"),
+        ({"offload": ["weights"]}, "offload: unknown value 'weights'"),
+        ({"offload": 3}, "offload: '3' is no list"),
+        ({"offload": ["activations"], "trainer": "llamafactory"}, "offload: LLaMA-Factory does not offload"),
+        ({"offload": ["activations"], "num_gpus": 2, "sharding": "ddp"}, "offload: activations over several GPUs"),
+        ({"compile": True, "attention": "eager"}, "compile: not modelled with attention: eager"),
+        ({"compile": True, "offload": ["activations"]}, "compile: not modelled for offload"),
+        ({"compile": True, "model": {**LLAMA, "model_type": "mixtral"}}, "compile: not modelled for layers of mixtral"),
+        ({"kernels": "te"}, "kernels: te is not modelled yet"),
+        ({"kernels": "unsloth"}, "kernels: unsloth is not modelled yet"),
+        ({"kernels": "foak", "model": {**LLAMA, "model_type": "qwen3"}}, "kernels: foak is not modelled for qwen3"),
+        ({"kernels": "foak", "quantization": "nf4", "lora": {}}, "kernels: foak's fused adapters"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(keys: dict[str, Any], start: str) -> None:
+    error = refusal(**keys)
+    assert error.message.startswith(start)
+    assert error.hint
