@@ -670,6 +670,55 @@ _ROWS = (
         zh=Chinese("梯度检查点", formula="用 L·2h·T + A·T 代替 L·A·T（fp32 残差流时为 4h）；reentrant 另加 2h·T"),
     ),
     Term(
+        key="selective-checkpointing",
+        title="selective checkpointing",
+        what=(
+            "Keep some results of a layer beside its input, so that backward repeats less: by torch's policies the "
+            "attention output, and every second matrix product; in Megatron the modules that are named. every:N "
+            "checkpoints every n-th layer whole, and keeps all activations of the others."
+        ),
+        formula="torchtitan L·(4h + 4q + 2kv + 2F + 4H)·T; TRL L·(2h + 2q + 4H)·T; bf16, flash",
+        source=(
+            "torch 2.13 torch/utils/checkpoint.py: create_selective_checkpoint_contexts; torchtitan 0.3 "
+            "distributed/activation_checkpoint.py; trl 1.16 models/selective_activation_checkpointing.py; "
+            "megatron-core 0.16 transformer/transformer_config.py: recompute_modules"
+        ),
+        section="checkpointing",
+        see=("checkpointing", "recomputation", "attention"),
+        aliases=("selective recompute", "sac", "recompute modules", "every"),
+        zh=Chinese("选择性检查点"),
+    ),
+    Term(
+        key="offloading",
+        title="activation offloading",
+        what=(
+            "Saved tensors go to the host's memory in forward, and come back one node at a time in backward. TRL "
+            "leaves weights, small tensors and the head on the card, and waits for the last five copies; torch's "
+            "save_on_cpu sends all that a node saves."
+        ),
+        formula="card: one node's saved tensors; host: Σ of saved bytes, or L·2h·T with checkpointing",
+        source="trl 1.16 models/activation_offloading.py; torch 2.13 autograd/graph.py: save_on_cpu",
+        section="checkpointing",
+        see=("checkpointing", "activations"),
+        aliases=("offload", "cpu offload", "save on cpu"),
+        zh=Chinese("激活值卸载"),
+    ),
+    Term(
+        key="fused-kernels",
+        title="fused kernels",
+        what=(
+            "A norm keeps its input and one number per row in place of fp32 copies, a gated product keeps gate and up "
+            "alone, and a rotary embedding turns in place. torch.compile arrives at the same saved tensors by making "
+            "pointwise operations again, and may keep more where its graphs break."
+        ),
+        formula="(8h + 4q + 4kv + 6F + 4H + 8)·T per layer, in place of (16h + 4q + 4kv + 8F + 4H + 8)·T; flash, bf16",
+        source="liger-kernel 0.8.5 ops/; torch 2.13 _functorch/partitioners.py: min_cut_rematerialization_partition",
+        section="activations",
+        see=("activations", "loss-head"),
+        aliases=("fused layers", "compile", "torch compile", "foak", "fused norms"),
+        zh=Chinese("融合算子"),
+    ),
+    Term(
         key="loss-head",
         title="loss head",
         what=(
