@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from memplan.engine.choices import enter_choices
+from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
-from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import critic_pass, critic_weights
 from memplan.engine.deepspeed import enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import policy_head, rollout_head
+from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
@@ -75,6 +76,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     enter_batch(book, recipe)
     enter_buffers(book, recipe)
     enter_overhead(book, recipe)
+    enter_mixer_kernels(book, recipe)
     return book
 
 
@@ -104,6 +106,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         recomputed=recipe.recompute.modules,
         offload=recipe.offload,
         kernels=recipe.kernels,
+        mixer_kernels=recipe.mixer_kernels,
     )
 
 
@@ -119,7 +122,8 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
         spec=recipe.model,
         mode=policy_mode(recipe),
         rows=rows,
-        length=recipe.sequence_length,
+        length=recipe.completion_length if recipe.model.encoder else recipe.sequence_length,
+        memory=recipe.sequence_length if recipe.model.encoder else 0,
         style=style,
         head=head,
         gradients=gradients,

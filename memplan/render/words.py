@@ -210,7 +210,8 @@ def option_words(changes: Mapping[str, Any]) -> str:
 
 def _option(key: str, value: Any) -> str:
     if key == "gradient_checkpointing":
-        return {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}.get(value, f"--recompute {value}")
+        flags = {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}
+        return flags.get(value, f"--recompute {value}")
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(f"--lora-{i} {v}" if key == "lora" else f"--set {key}.{i}={v}" for i, v in pairs)
