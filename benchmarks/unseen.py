@@ -15,7 +15,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -162,10 +161,8 @@ def main() -> None:
     refused: Counter[str] = Counter()
     drawn = list(jobs(arguments.seed, arguments.n, refused))
     rows: dict[str, dict[str, Any]] = {}
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), max_tasks_per_child=25) as pool:
-        pending = [pool.submit(traced, item) for item in drawn]
-        for done, future in enumerate(as_completed(pending), 1):
-            row, wrong = future.result()
+    with get_context("spawn").Pool(arguments.processes, maxtasksperchild=25) as pool:
+        for done, (row, wrong) in enumerate(pool.imap_unordered(traced, drawn), 1):
             if wrong:
                 print(f"{row['id']} {row['name']}: {wrong}", file=sys.stderr, flush=True)
             else:

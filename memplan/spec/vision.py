@@ -61,6 +61,8 @@ class Block(Frozen):
     """As ``Layer.frozen``."""
     narrow_input: bool = False
     """As ``Layer.narrow_input``."""
+    projected_input: bool = False
+    """As ``Layer.projected_input``."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
