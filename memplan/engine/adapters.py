@@ -116,22 +116,32 @@ def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, b
     return tape.new(out, itemsize, "base result of the dropped input", node)
 
 
-def merged_stack(p: Pass, name: str, shape: tuple[int, ...], rank: int) -> Param:
-    """A parameter of experts × outputs × inputs, or of a router, with its adapters added (``ParamWrapper``).
-
-    ``baddbmm(W, lora_B, lora_A)`` makes a whole copy of the stack, which the products save; its gradient is as large.
-    Two-dimensional parameters add a product of the adapters' matrices.
-    """
-    tape, adapter, mode = p.tape, p.mode.adapter, p.mode
+def stack_sides(p: Pass, name: str, shape: tuple[int, ...], rank: int) -> list[Tensor]:
+    """lora_B and lora_A of a stack in its dtype, which ``ParamWrapper`` holds until its module has returned."""
+    tape, adapter = p.tape, p.mode.adapter
     assert adapter is not None
     *_, outputs, inputs = shape
-    count = shape[0] if len(shape) == 3 else 1
-    elements, low = count * outputs * inputs, mode.weight_itemsize
-    wide, autocast = rank * count, tape.autocast
+    wide = rank * _experts(shape)
     lora_a = Param(tape, name + ".lora_A", wide * inputs, adapter.itemsize, trained=True)
     lora_b = Param(tape, name + ".lora_B", outputs * wide, adapter.itemsize, trained=True)
-    tape.autocast = 0
-    sides = [ops.cast(tape, side, low, "adapters in the weight's dtype") for side in (lora_b, lora_a)]
+    return [ops.cast(tape, side, p.mode.weight_itemsize, "adapters in the weight's dtype") for side in (lora_b, lora_a)]
+
+
+def _experts(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) == 3 else 1
+
+
+def merged_stack(p: Pass, name: str, shape: tuple[int, ...], rank: int, sides: list[Tensor]) -> Param:
+    """A parameter of experts × outputs × inputs, or of a router, with its adapters added (``ParamWrapper``), when it is
+    first read.
+
+    ``baddbmm(W, lora_B, lora_A)`` makes a whole copy of the stack, which the products save; its gradient is as large.
+    Two-dimensional parameters add a product of the adapters' matrices. ``sides``: from ``stack_sides``.
+    """
+    tape, mode = p.tape, p.mode
+    *_, outputs, inputs = shape
+    elements, low = _experts(shape) * outputs * inputs, mode.weight_itemsize
+    autocast, tape.autocast = tape.autocast, 0
     dims = [side.dim for side in sides]
 
     def backward(t: Tape, grads: Grads) -> Grads:

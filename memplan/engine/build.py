@@ -15,6 +15,7 @@ from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
 from memplan.engine.overhead import enter_overhead
+from memplan.engine.output_rows import enter_outputs
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.resident import enter_residents, reference_pass, teacher_pass
@@ -62,6 +63,7 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
             if apart and traced.plan.name == CRITIC:
                 kept = kept._replace(until=CRITIC_STEP)
             PassRows(traced, book, consumer).enter_backward(kept)
+            enter_outputs(book, traced)
             enter_embedding(book, traced, kept, consumer)
             enter_tower_backward(book, traced, kept)
         _enter_beside(book, recipe, traced, point)

@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memplan.engine import ops, routing_ops
 from memplan.engine.activations import activate
-from memplan.engine.adapters import merged_stack
+from memplan.engine.adapters import merged_stack, stack_sides
 from memplan.engine.modules import Pass, project
 from memplan.engine.routing import route
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Param, Tensor
 from memplan.engine.tensors import expert_ranks
-from memplan.spec.parts import Experts, FeedForward, Linear
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 
 
 def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
@@ -74,18 +76,25 @@ def gated_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
     return project(p, product, linears[2], "h", "shared experts")
 
 
-def stacked(p: Pass, spec: Experts) -> tuple[list[Param], list[Param | None]]:
-    """The weights and the biases of gate_up_proj and down_proj."""
+Read = Callable[[], Param]
+"""A weight when the module reads it."""
+
+
+def stacked(p: Pass, spec: Experts) -> tuple[list[Read], list[Param | None]]:
+    """The weights of gate_up_proj and down_proj, and their biases; adapters are added where a weight is read."""
     ranks = {bare.name: rank for bare, rank in expert_ranks(p.mode.adapter, spec)} if p.mode.adapter else {}
-    params = [
-        merged_stack(p, bare.name, bare.shape, ranks[bare.name])
-        if bare.name in ranks
-        else p.param(bare.name, bare.parameters)
-        for bare in spec.stacked
-    ]
-    if len(params) == 2:
-        return params, [None, None]
-    return params[::2], [params[1], params[3]]
+
+    def read(bare: Bare) -> Read:
+        if bare.name not in ranks:
+            return lambda: p.param(bare.name, bare.parameters)
+        rank = ranks[bare.name]
+        sides = stack_sides(p, bare.name, bare.shape, rank)
+        return lambda: merged_stack(p, bare.name, bare.shape, rank, sides)
+
+    if len(spec.stacked) == 2:
+        return [read(bare) for bare in spec.stacked], [None, None]
+    biases = [p.param(bare.name, bare.parameters) for bare in spec.stacked[1::2]]
+    return [read(bare) for bare in spec.stacked[::2]], [*biases]
 
 
 def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
@@ -93,18 +102,18 @@ def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -
     tape, k = p.tape, spec.active
     hidden, chosen = x.dim.elements // p.tokens, p.dim("k", k)
     rows, width = p.dim("k·h", k * hidden), p.dim("k·F", k * spec.intermediate)
-    (gate_up, down), (gate_up_bias, down_bias) = stacked(p, spec)
+    (read_gate_up, read_down), (gate_up_bias, down_bias) = stacked(p, spec)
     experts_sorted, order = routing_ops.indices(tape, chosen), routing_ops.indices(tape, chosen)
     inputs = routing_ops.gather_rows(tape, x, rows, "expert inputs", routing_ops.indices(tape, chosen))
     picked = routing_ops.gather_rows(tape, weights, chosen, "routing weights", order)
     counted = routing_ops.indices(tape, chosen, 4), routing_ops.indices(tape, Dim("E", spec.count), 4)
     both_dim = p.dim("k·2F", 2 * k * spec.intermediate) if spec.gated else width
-    bias = _bias(p, gate_up_bias, both_dim, experts_sorted)
+    gate_up, bias = read_gate_up(), _bias(p, gate_up_bias, both_dim, experts_sorted)
     both = _product(p, inputs, gate_up, both_dim, "gate and up", bias)
     held = [both]
     del both
     product = _activated(p, spec, held, width)
-    bias = _bias(p, down_bias, rows, experts_sorted)
+    down, bias = read_down(), _bias(p, down_bias, rows, experts_sorted)
     out = _product(p, product, down, rows, "expert outputs", bias)
     del product
     weighted = ops.mul(tape, out, picked, "weighted expert outputs")

@@ -39,14 +39,20 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     compact_dim = Dim("N·h", scored.tokens * width)
     compact = routing_ops.gather_rows(tape, hidden, compact_dim, "scored hidden states")
     tile = Dim("V tile", min(scored.tokens, TILE_ROWS) * TILE_COLUMNS)
-    weight_tile = Dim("tile·h", min(TILE_COLUMNS, vocabulary) * width)
-    input_tile = Dim("tile·h", min(scored.tokens, TILE_ROWS) * width)
+    columns, rows = _tiles(vocabulary, TILE_COLUMNS), _tiles(scored.tokens, TILE_ROWS)
     want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
     weight_dim, weight_size, hidden_size = weight.dim, weight.itemsize, hidden.itemsize
 
-    def casts() -> list[Tensor]:
-        sides = ((weight_tile, weight_size), (input_tile, hidden_size))
-        return [tape.new(dim, itemsize, "tile of weights and inputs") for dim, size in sides if size != itemsize]
+    def casts() -> list[Tensor | None]:
+        """Casts of the tiles, each named until the next of its kind is there."""
+        part: Tensor | None = None
+        chunk: Tensor | None = None
+        for row in rows if hidden_size != itemsize else rows[:1]:
+            if hidden_size != itemsize:
+                chunk = tape.new(Dim("tile·h", row * width), itemsize, "tile of weights and inputs")
+            for column in columns if weight_size != itemsize else ():
+                part = tape.new(Dim("tile·h", column * width), itemsize, "tile of weights and inputs")
+        return [part, chunk]
 
     def backward(t: Tape, grads: Grads) -> Grads:
         wide = t.gradient((compact_dim, ops.FP32), "hidden gradient in fp32") if want_hidden else None
@@ -67,6 +73,12 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     del block, statistics, parts
     node = tape.node((compact, weight), (compact,), backward)
     return tape.new(Dim("N", scored.tokens), ops.FP32, "log-probabilities", node)
+
+
+def _tiles(size: int, largest: int) -> list[int]:
+    """The sizes of tiles that a loop goes through: two whole ones stand for many."""
+    whole, rest = divmod(size, largest)
+    return [largest] * min(whole, 2) + [rest] * (rest > 0)
 
 
 def cut_cross_entropy(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:

@@ -185,10 +185,12 @@ def mean_loss(p: Pass, log_probabilities: Tensor) -> Tensor:
 
 def sft_term(p: Pass, logits: Tensor) -> Tensor:
     """A cross-entropy over the chosen half, before the log-probabilities: a contiguous copy of half the logits, and its
-    log-softmax (trl cpo_trainer.py, orpo_trainer.py)."""
+    log-softmax (trl cpo_trainer.py, orpo_trainer.py). One chosen row is contiguous as it is."""
     tape = p.tape
     half = Dim("T·V/2", logits.dim.elements // 2)
-    chosen = ops.copy(tape, ops.view(tape, logits, half, whole=False), "chosen half of the logits")
+    chosen = ops.view(tape, logits, half, whole=False)
+    if p.rows > 2:
+        chosen = ops.copy(tape, chosen, "chosen half of the logits")
     return loss_ops.nll(tape, loss_ops.log_softmax(tape, chosen, "log-softmax of the chosen half"), Dim("1", 1))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.engine.ledger import Ledger
+from memplan.engine.output_rows import loss_and_casts
 from memplan.engine.passes import TracedPass
 from memplan.engine.traces import Alive, LayerTrace
 from memplan.tables.loss_heads import LOSS_HEADS
@@ -75,9 +76,9 @@ class PassRows:
                 self._enter("loss", Alive(more, tags={}), instants[1], instants[1])
             self._enter_casts(instants[1])
             return
-        self._enter("loss", forward.get("loss", ends), instants[2], instants[2])
+        loss, until = loss_and_casts(self.traced, ends, instants)
+        self._enter("loss", loss, instants[2], instants[2])
         self._enter_host(instants[0])
-        until = instants[1] if plan.head.leaves_autocast else instants[2]
         self._enter_casts("rejected.loss" if plan.mode.shared_casts == "first" else until)
         between = self.book.after(instants[2]), self.book.before(f"{name}.loss-backward")
         if self.book.index[between[0]] <= self.book.index[between[1]]:

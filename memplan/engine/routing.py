@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine import ops, routing_ops
-from memplan.engine.adapters import merged_stack
+from memplan.engine.adapters import merged_stack, stack_sides
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tensor
 from memplan.spec.parts import Experts
@@ -35,7 +35,8 @@ def product(p: Pass, spec: Experts, x: Tensor) -> Tensor:
     tape, routing, out = p.tape, spec.routing, p.dim("E", spec.count)
     adapter = p.mode.adapter
     if adapter and adapter.router:
-        weight = merged_stack(p, spec.router.name, (spec.count, spec.router.inputs), adapter.rank)
+        name, shape = spec.router.name, (spec.count, spec.router.inputs)
+        weight = merged_stack(p, name, shape, adapter.rank, stack_sides(p, name, shape, adapter.rank))
     else:
         weight = p.param(spec.router.name, spec.count * spec.router.inputs, routing.stored_itemsize)
     bias = p.param(spec.router.name + ".bias", spec.count) if spec.router.bias else None
@@ -77,7 +78,8 @@ def choose(p: Pass, spec: Experts, x: Tensor) -> Choice:
     if routing.scaled:
         weights = ops.scale(tape, weights, "routing weights")
     if routing.narrowed:
-        weights = ops.cast(tape, weights, before, "routing weights")
+        width = logits.itemsize if routing.narrowed == "logits" else before
+        weights = ops.cast(tape, weights, width, "routing weights")
     return Choice(logits, weights, index)
 
 

@@ -102,7 +102,8 @@ def _loss(
     if head.leaves_autocast:
         leave_autocast(tape)
     if head.keeps_outputs:
-        outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
+        with tape.at("outputs" if head.leaves_autocast and head.program in heads.INSIDE else tape.point):
+            outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
         logits = scores = outputs[0]
     kept = whole
     if head.metrics:

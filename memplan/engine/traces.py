@@ -81,6 +81,8 @@ class TailTrace(NamedTuple):
     head_gradient: int
     input_gradient: int
     host: int = 0
+    outputs: int = 0
+    """What the caller holds of the model's outputs until backward is done."""
 
 
 def _peaks(tape: Tape, phase: str) -> dict[str, Alive]:
@@ -242,9 +244,11 @@ def trace_tail(
     tape.gradient_mode = gradients
     tape.peaks.clear()
     tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32))] + [None] * (node.outputs - 1))
+    outputs = 0 if head.divided else sum(each.storage.size for each in held if each.storage)
     held.clear()
     sizes = [grad.storage.size for grad in tape.gradients if grad.storage]
     head_trained = mode.trained and spec.head.name not in mode.frozen
     head_gradient = spec.head.parameters * mode.weight_itemsize if head_trained else 0
     boundary = p.tokens * spec.hidden_size * mode.residual_itemsize
-    return TailTrace(saved, casts, forward, _peaks(tape, "backward"), sum(sizes), head_gradient, boundary, host)
+    backward = _peaks(tape, "backward")
+    return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs)

@@ -225,8 +225,8 @@ class Routing(Frozen):
     """Weights are multiplied by a factor."""
     softmax_itemsize: int = 4
     """Of logits: the softmax of the chosen is computed in fp32, or (0) in their own dtype."""
-    narrowed: bool = False
-    """Weights are cast back to the model's dtype."""
+    narrowed: bool | Literal["logits"] = False
+    """Weights are cast back to the model's dtype, or to that of the router's logits."""
 
 
 class Experts(Frozen):

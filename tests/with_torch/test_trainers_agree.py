@@ -41,7 +41,11 @@ def bare(**keys: Any) -> dict[str, Any]:
     return {**COMMON, **job(MODEL, **keys)}
 
 
+LARGE_VOCABULARY = job(MODEL, {"vocab_size": 80000}, method="sft", trainer="trl", **AMP)
+"""More than two of TRL's tiles, each a cast of fp32 weights."""
 MORE = [
+    LARGE_VOCABULARY | {"lora": {"r": 8}},
+    LARGE_VOCABULARY | {"sequence_length": 3000, "completion_length": 3000},
     bare(method="dpo", loss_head="chunked"),
     bare(method="dpo", loss_head="chunked", **AMP),
     bare(method="sft", loss_head="chunked"),
@@ -58,6 +62,10 @@ MORE = [
     bare(method="dpo", trainer="trl", trainer_version="1.13", lora={"r": 8}, **MIXED),
     bare(method="dpo", trainer="trl", trainer_version="1.14", completion_length=300, **AMP),
     bare(method="dpo", trainer="trl", gradient_checkpointing="full", **AMP),
+    bare(method="sft", trainer="transformers", gradient_checkpointing="full", sequence_length=128, **AMP),
+    bare(method="sft", trainer="transformers", gradient_checkpointing="full", sequence_length=256, optimizer="sgd"),
+    bare(method="cpo", trainer="trl", batch_size=1),
+    bare(method="orpo", trainer="trl", batch_size=1, padded=True, lora={"r": 8}),
     bare(method="dpo", trainer="openrlhf", entropy="loss"),
     bare(method="sft", trainer="litgpt", lora={"r": 8}, **AMP),
     bare(method="sft", trainer="slime", trainer_version="0.2", entropy="metric"),
