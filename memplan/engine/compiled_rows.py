@@ -1,4 +1,4 @@
-"""What an approximation of compiled layers leaves open: a row with a high figure and nothing expected."""
+"""What fused and compiled layers leave open: a row with a high figure and nothing expected."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from memplan.tables.kernels import NO_KERNELS
 
 
 def enter_compiled(book: Ledger, traced: TracedPass) -> None:
-    """At most the layers and the loss run as they would without the compiler, where graphs break or nobody compiles the
-    loss: what their nodes save then, and the larger transients.
+    """At most the layers and the loss run as they would without kernels or the compiler, where a class is not patched,
+    graphs break or nobody compiles the loss: what their nodes save then, and the larger transients.
     """
     plan = traced.plan
-    if not plan.mode.kernels.compiled or plan.style == "no-grad":
+    if plan.mode.kernels == NO_KERNELS or plan.style == "no-grad":
         return
     program = plan.head.program.replace("compiled-", "")
     eager = TracedPass(
         plan._replace(mode=plan.mode._replace(kernels=NO_KERNELS), head=plan.head._replace(program=program))
     )
     more = eager.saved_before[-1] - traced.saved_before[-1]
-    transients = max(layer.forward.size for layer in eager.layers) - max(layer.forward.size for layer in traced.layers)
+    transients = _largest_layer(eager) - _largest_layer(traced)
     loss = _most(eager) - _most(traced)
     book.add(
         "intermediates that are not fused",
@@ -28,10 +28,19 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
         f"{plan.name}.layer-forward",
         f"{plan.name}.embedding-backward",
         template="0 to what eager layers save more",
-        why="graph breaks and the partitioner's choices decide which intermediates outlive their kernel",
-        source="torch 2.13 _functorch/partitioners.py: min_cut_rematerialization_partition",
+        why="graph breaks and the partitioner's choices decide which intermediates outlive their kernel"
+        if plan.mode.kernels.compiled
+        else "trainers patch all of these kernels, some of them, or none for a class of their own",
+        source="torch 2.13 _functorch/partitioners.py: min_cut_rematerialization_partition"
+        if plan.mode.kernels.compiled
+        else "liger-kernel 0.8.5 transformers/monkey_patch.py: switches of each patch; fms-acceleration patches fewer",
         high=max(more, 0) + max(transients, loss, 0),
     )
+
+
+def _largest_layer(traced: TracedPass) -> int:
+    """The most within a layer, forward or backward."""
+    return max(alive.size for layer in traced.layers for alive in (layer.forward, *layer.backward.values()))
 
 
 def _most(traced: TracedPass) -> int:
