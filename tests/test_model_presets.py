@@ -24,7 +24,19 @@ from memplan.presets import (
 )
 
 NAMES = model_names()
-WITHOUT = {"arcee", "cohere2_moe", "deepseek_v4", "exaone_moe", "flex_olmo", "hunyuan_v1_dense", "llama4_text", "ministral3"}
+WITHOUT = {
+    "arcee",
+    "cohere2_moe",
+    "deepseek_v4",
+    "exaone_moe",
+    "flex_olmo",
+    "granitemoehybrid",
+    "hunyuan_v1_dense",
+    "llama4_text",
+    "ministral3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+}
 """Families of which no config was at hand that could be published here, or that are only parts of others."""
 DEFAULTS = {
     row.model_type: row.defaults

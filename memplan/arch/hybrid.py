@@ -48,6 +48,7 @@ JAMBA: dict[str, Scalar] = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
     "use_mambapy": False,
+    "head_dim": None,
 }
 DUAL: dict[str, Scalar] = {
     "mamba_n_heads": 128,
@@ -74,6 +75,7 @@ BAMBA: dict[str, Scalar] = DUAL | {
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "attn_layer_indices": None,
+    "head_dim": None,
 }
 FALCON_H1: dict[str, Scalar] = BAMBA | {
     "max_position_embeddings": 8192,
@@ -101,6 +103,7 @@ GRANITE_HYBRID: dict[str, Scalar] = DUAL | {
     "position_embedding_type": None,
     "layer_types": None,
     "layers_block_type": None,
+    "head_dim": None,
 }
 JAMBA_KEYS = {
     "state_size": "mamba_d_state",

@@ -26,6 +26,7 @@ SHARED: dict[str, Scalar] = {
     "conv_bias": False,
     "conv_L_cache": 3,
     "layer_types": None,
+    "head_dim": None,
 }
 LFM2: dict[str, Scalar] = SHARED | {
     "hidden_size": 2560,

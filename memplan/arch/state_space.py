@@ -12,8 +12,8 @@ from memplan.spec.parts import Bare, FeedForward, Linear, Norm
 from memplan.spec.state_space import StateSpace, StateSpaceDual
 
 KERNELS = (
-    "its state-space and linear-attention layers are counted as transformers' own PyTorch code runs them; "
-    "job key mixer_kernels: cuda for the kernels of mamba-ssm, causal-conv1d and flash-linear-attention"
+    "its state spaces, linear attention and convolutions run as transformers' own PyTorch code, or as kernels of other "
+    "packages (mixer_kernels)"
 )
 MAMBA: dict[str, Scalar] = {
     "vocab_size": 50280,

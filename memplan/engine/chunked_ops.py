@@ -1,4 +1,4 @@
-"""Operations that computations in chunks have: copies of what cannot be seen otherwise, running sums, masks, padding."""
+"""Operations of computations in chunks: copies of what cannot be seen otherwise, running sums, masks, padding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def contract(
 ) -> Tensor:
     """``torch.einsum`` of two operands: one batched product.
 
-    ``copies``: an operand whose order of dimensions cannot be seen as a batch of matrices is copied first; ``grad``: and
-    so is the gradient of the result.
+    ``copies``: an operand whose order of dimensions cannot be seen as a batch of matrices is copied first; ``grad``:
+    and so is the gradient of the result.
     """
     if copies[0]:
         a = ops.copy(tape, a, label)

@@ -4,7 +4,7 @@ writes it without kernels, and the gated short convolutions of LFM2.
 
 from __future__ import annotations
 
-from memplan.engine import ops
+from memplan.engine import mixer_kernels, ops
 from memplan.engine.modules import Pass, project
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Param, Tape, Tensor
@@ -38,6 +38,8 @@ def causal_convolution(
     tape, before, width = p.tape, x.itemsize, x.dim.elements // p.tokens
     weight, bias = bare(p, mixer, name), bare(p, mixer, name + ".bias")
     assert weight is not None
+    if p.mode.mixer_kernels:
+        return mixer_kernels.convolution(p, x, (weight, bias))
     x = ops.autocast_input(tape, ops.cast(tape, x, weight.itemsize, "convolution inputs"))
     whole = Dim(x.dim.symbol, p.rows * (p.length + kernel - 1) * width)
     out = _convolve(p, x, weight, bias, whole)

@@ -1,8 +1,8 @@
 """The loop over chunks of a gated delta rule, as a program on the tape.
 
-Each chunk puts its output into one tensor and hands a state on. On the way back, the gradient of each operand's chunk is
-put into zeros of the whole operand's size, and added. A long loop is not played chunk by chunk: those in the middle are
-one step that keeps what so many chunks keep, since the peak is where the last chunks run back.
+Each chunk puts its output into one tensor and hands a state on. On the way back, the gradient of each operand's chunk
+is put into zeros of the whole operand's size, and added. A long loop is not played chunk by chunk: those in the middle
+are one step that keeps what so many chunks keep, since the peak is where the last chunks run back.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Chunks(NamedTuple):
     keys: Tensor
     within: Tensor
     decay: Tensor
-    count: int
+    chunks: int
     strided: bool
     """Queries and keys have to be copied to be seen as matrices."""
 
 
 def run_chunks(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The last state, the output, and what the loop's variables hold at its end."""
-    middle, kept = max(chunks.count - FIRST - LAST, 0), 0
+    middle, kept = max(chunks.chunks - FIRST - LAST, 0), 0
     held: list[Tensor] = []
-    for i in range(chunks.count - middle):
+    for i in range(chunks.chunks - middle):
         if i == FIRST and middle:
             state, out = skipped(tape, chunks[:6], middle, kept, state, out)
         before = tape.live
@@ -51,7 +51,7 @@ def one_chunk(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor, held: list
     """``v_new = values - keys @ state``, the output, the next state; v_new and the state's share are held on."""
 
     def part(x: Tensor) -> Tensor:
-        return ops.view(tape, x, Dim(x.dim.symbol, x.dim.elements // chunks.count), whole=False)
+        return ops.view(tape, x, Dim(x.dim.symbol, x.dim.elements // chunks.chunks), whole=False)
 
     def product(a: Tensor, b: Tensor, dim: Dim, label: str, copies: bool = False) -> Tensor:
         return contract(tape, a, b, dim, label, (copies, False))
@@ -98,7 +98,7 @@ def put(tape: Tape, base: Tensor, value: Tensor) -> Tensor:
 def skipped(
     tape: Tape, operands: Sequence[Tensor], count: int, kept: int, state: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``count`` turns of a loop as one step: what they keep, and no gradients beyond those that the last ones have made.
+    """``count`` turns of a loop as one step: what they keep, and no gradients beyond those of the last ones.
 
     The gradient of ``out`` is handed on, where it was there before.
     """

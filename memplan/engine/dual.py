@@ -7,7 +7,7 @@ chunk.
 
 from __future__ import annotations
 
-from memplan.engine import ops
+from memplan.engine import mixer_kernels, ops
 from memplan.engine.attention import attention
 from memplan.engine.chunked_ops import contract, exponential, pad, running_sum, seen, segment_sum
 from memplan.engine.convolution import bare, causal_convolution, without_padding
@@ -31,6 +31,11 @@ def state_space_dual(p: Pass, mixer: StateSpaceDual, x: Tensor) -> tuple[Tensor,
     if mixer.scaled:
         projected = ops.with_constant(tape, projected, p.mode.weight_itemsize, "scaled projections")
     decay = negative_exponential(p, mixer)
+    if p.mode.mixer_kernels:
+        names = ("conv1d", "conv1d.bias", "dt_bias", "D")
+        weights = [bare(p, mixer, name) for name in names]
+        weights += [p.param(spec.name, spec.width, p.mode.norm_itemsize) for spec in mixer.norms]
+        return mixer_kernels.dual(p, mixer, projected, decay, weights), None
     inner, states = p.dim("D", mixer.inner), p.dim("GN", mixer.groups * mixer.state)
     gate, convolved, step = ops.cut(
         tape, projected, (inner, p.dim("(D+2GN)", mixer.convolved), p.dim("H", mixer.heads))

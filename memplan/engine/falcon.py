@@ -117,7 +117,7 @@ def picked(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, node)
 
 
-def add_bias(tape: Tape, x: Tensor, bias: Param, label: str) -> Tensor:
+def add_bias(tape: Tape, x: Tensor, bias: Tensor, label: str) -> Tensor:
     """``x + bias``, outside of ``F.linear``: the wider dtype of both, and the bias' gradient a sum over tokens."""
     dim, itemsize, before = x.dim, max(x.itemsize, bias.itemsize), x.itemsize
     b_dim, b_size, want_x, want_b = bias.dim, bias.itemsize, x.needs_grad, bias.needs_grad

@@ -1,5 +1,5 @@
-"""Gated delta rules as programs on the tape: the PyTorch code of transformers 5.23 (``torch_chunk_gated_delta_rule``) in
-Qwen3-Next and Qwen3.5, and the gated attention beside them.
+"""Gated delta rules as programs on the tape: the PyTorch code of transformers 5.23 (``torch_chunk_gated_delta_rule``)
+in Qwen3-Next and Qwen3.5, and the gated attention beside them.
 
 Everything within the rule is in fp32. Symbols: K keys of all heads, V values of all heads, H value heads, L the length
 rounded up to chunks of c.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine import ops
+from memplan.engine import mixer_kernels, ops
 from memplan.engine.chunked_ops import contract, exponential, pad, running_sum, seen
 from memplan.engine.convolution import bare, causal_convolution, without_padding
 from memplan.engine.delta_loop import Chunks, run_chunks
@@ -49,7 +49,10 @@ def gated_delta(p: Pass, mixer: GatedDelta, x: Tensor) -> tuple[Tensor, None]:
     del joined
     beta = ops.unary(tape, b, "write strengths", saves="result")
     decay = log_decay(p, mixer, a)
-    out = delta_rule(p, mixer, q, k, v, decay, beta)
+    if p.mode.mixer_kernels:
+        out = mixer_kernels.delta_rule(p, mixer, (q, k, v, decay, beta))
+    else:
+        out = delta_rule(p, mixer, q, k, v, decay, beta)
     normed = gated_norm(p, mixer, mixer.norms[0], out, gate)
     result = project(p, normed, mixer.linears[-1], "h", "mixer output")
     del held

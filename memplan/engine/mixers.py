@@ -23,8 +23,8 @@ from memplan.engine.tape import Tensor
 from memplan.errors import ModelError
 from memplan.spec.parts import Attention, Mixer
 
-Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Tensor | None]"]
-"""Takes the hidden states; gives them back with what the module returns beside them (eager's probabilities)."""
+Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Any]"]
+"""Takes the hidden states; gives them back with what the layer still names (eager's probabilities)."""
 
 
 ALL_STYLES: dict[str, Program] = {
@@ -58,7 +58,7 @@ MIXERS: dict[str, Program] = {
 """A program for each ``kind`` of mixer."""
 
 
-def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Any]:
     """Run a mixer of any kind, which the form of the layer has."""
     assert mixer is not None
     if mixer.kind not in MIXERS:

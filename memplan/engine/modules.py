@@ -60,6 +60,8 @@ class Mode(NamedTuple):
     """Modules that are checkpointed by themselves (Megatron's ``recompute_modules``)."""
     kernels: Kernels = NO_KERNELS
     """Fused kernels in place of the modules' own operations."""
+    mixer_kernels: bool = False
+    """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
     offload: str = ""
     """How saved tensors go to the host: a key of ``offloading.OFFLOADS``."""
 

@@ -1,12 +1,12 @@
-"""Mamba as a program on the tape: the PyTorch code of transformers 5.23 (``mamba_selective_scan``), one position after the
-other, which Jamba and Falcon Mamba share.
+"""Mamba as a program on the tape: the PyTorch code of transformers 5.23 (``mamba_selective_scan``), one position after
+the other, which Jamba and Falcon Mamba share.
 
 Symbols: D channels, N numbers of state for each, R the width of which steps are made.
 """
 
 from __future__ import annotations
 
-from memplan.engine import ops
+from memplan.engine import mixer_kernels, ops
 from memplan.engine.chunked_ops import contract, exponential, seen
 from memplan.engine.convolution import bare, causal_convolution, without_padding
 from memplan.engine.delta_loop import FIRST, LAST, skipped
@@ -28,11 +28,16 @@ def state_space(p: Pass, mixer: StateSpace, x: Tensor) -> tuple[Tensor, None]:
         projected = seen(tape, projected)
     rates = exponential(tape, ops.cast(tape, parameter(p, mixer, "A_log"), ops.FP32, SCAN), SCAN)
     rates = ops.scale(tape, rates, SCAN)
+    if p.mode.mixer_kernels and not mixer.norms:
+        return mixer_kernels.inner_function(p, mixer, projected, rates, kernel_weights(p, mixer)), None
     hidden, gate = ops.chunk(tape, projected, 2, inner)
     hidden = causal_convolution(p, mixer, hidden, mixer.kernel)
     hidden = without_padding(p, hidden)
     steps, b, c = parameters_of_tokens(p, mixer, hidden)
-    out = scan(p, mixer, hidden, steps, rates, b, c, gate)
+    if p.mode.mixer_kernels:
+        out = mixer_kernels.selective_scan(p, mixer, (hidden, steps, b, c, gate), rates, [bare(p, mixer, "D")])
+    else:
+        out = scan(p, mixer, hidden, steps, rates, b, c, gate)
     flat = ops.cast(tape, out, before, "mixer output")
     del out
     flat = turned(p, flat, "mixer output")
@@ -42,6 +47,14 @@ def state_space(p: Pass, mixer: StateSpace, x: Tensor) -> tuple[Tensor, None]:
 def turned(p: Pass, x: Tensor, label: str) -> Tensor:
     """``x.transpose(1, 2)`` as a product takes it: copied, but for a single row."""
     return ops.copy(p.tape, x, label) if p.rows > 1 else x
+
+
+def kernel_weights(p: Pass, mixer: StateSpace) -> list[Param | None]:
+    """What one function of the whole mixer reads, beside its projections at either end."""
+    of_x, of_steps = mixer.linears[1], mixer.linears[2]
+    read = [bare(p, mixer, name) for name in ("conv1d", "conv1d.bias", "D")]
+    read += [p.param(each.name, each.inputs * each.outputs) for each in (of_x, of_steps)]
+    return [*read, p.param(of_steps.name + ".bias", mixer.inner)]
 
 
 def parameter(p: Pass, mixer: StateSpace, name: str) -> Param:
@@ -131,7 +144,8 @@ def run_positions(
     A long loop is not played position by position: those in the middle are one step (``delta_loop``).
     """
     tape, length = p.tape, p.length
-    middle, kept, outputs = max(length - FIRST - LAST, 0), 0, []
+    middle, kept = max(length - FIRST - LAST, 0), 0
+    outputs: list[Tensor] = []
     small = Dim("D", p.rows * mixer.inner)
     for i in range(length - middle):
         if i == FIRST and middle:

@@ -12,6 +12,7 @@ from memplan.resolve.freezing import frozen_model
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels
+from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
@@ -93,6 +94,7 @@ def resolve(given: JobInput) -> Recipe:
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     fused = kernels(job, spec, again, notes)
+    of_mixers = mixer_kernels(job, spec, notes)
     away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)
     chosen = optimizer(job, trainer, split, spec, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
@@ -110,6 +112,7 @@ def resolve(given: JobInput) -> Recipe:
     resolved = _resolved(job, stored, program) | {
         "sharding": split.name,
         "attention": attention,
+        "mixer_kernels": of_mixers,
         "optimizer_impl": chosen.implementation,
         "reference": resident.kind,
         "gradient_checkpointing": how,
@@ -164,6 +167,7 @@ def resolve(given: JobInput) -> Recipe:
         recompute=again,
         offload=away,
         kernels=fused,
+        mixer_kernels=of_mixers == "cuda",
         job=resolved | base.as_job,
         sources=notes.sources,
         assumptions=tuple(notes.assumptions),

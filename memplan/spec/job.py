@@ -196,6 +196,9 @@ class Job(Frozen):
     """Use the reentrant implementation."""
     kernels: Choice = "none"
     """Fused kernels in place of the model's own code."""
+    mixer_kernels: Choice = "auto"
+    """What runs state spaces, linear attention and short convolutions: transformers' PyTorch code, or the kernels of
+    mamba-ssm, causal-conv1d and flash-linear-attention; auto takes the kernels where a gpu is named."""
     compile: bool = False
     """torch.compile: chains of pointwise operations become one kernel."""
     attention: Choice = "sdpa"

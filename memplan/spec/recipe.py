@@ -205,6 +205,8 @@ class Recipe(NamedTuple):
     recompute: Recompute = Recompute()
     kernels: Kernels = NO_KERNELS
     """Fused kernels in place of the layers' own operations."""
+    mixer_kernels: bool = False
+    """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 

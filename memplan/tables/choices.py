@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_checkpointing": ("none", "full", "selective"),
     "kernels": ("none", "liger", "foak"),
+    "mixer_kernels": ("auto", "torch", "cuda"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
     "logits_dtype": ("auto", "bf16", "fp32"),

@@ -76,6 +76,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("gradient_checkpointing: Megatron's modules cannot be traced", "use full or none")
     if recipe.offload == "trl" or (recipe.offload and recipe.method.pairs and recipe.pair_pass != "concatenated"):
         raise InvalidJob("offload: TRL's streams and halves of pairs cannot be traced", "use trainer pytorch")
+    if recipe.mixer_kernels:
+        raise InvalidJob("mixer_kernels: kernels of mamba-ssm and its like need a GPU", "use mixer_kernels torch")
     _check_halves(recipe)
     _check_ranks(recipe)
 

@@ -1,0 +1,37 @@
+"""What runs the mixers that are no attention, resolved: transformers' own PyTorch code, or CUDA kernels."""
+
+from __future__ import annotations
+
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.state_space import BothMixers, GatedDelta, ShortConvolution, StateSpace, StateSpaceDual
+
+WITH_KERNELS = (StateSpace, StateSpaceDual, GatedDelta, ShortConvolution, BothMixers)
+PACKAGES = {
+    "state-space": "mamba-ssm and causal-conv1d",
+    "state-space-dual": "mamba-ssm and causal-conv1d",
+    "both": "mamba-ssm and causal-conv1d",
+    "short-convolution": "causal-conv1d",
+    "gated-delta": "flash-linear-attention and causal-conv1d",
+}
+
+
+def mixer_kernels(job: Job, spec: ModelSpec, notes: Notes) -> str:
+    """torch or cuda. transformers takes the kernels where their packages are installed, which a named GPU is taken to
+    mean; without one, it is what transformers runs by itself.
+    """
+    kinds = sorted({mixer.kind for mixer in spec.mixers if isinstance(mixer, WITH_KERNELS)})
+    given = job.mixer_kernels
+    if not kinds:
+        if given != "auto":
+            notes.remark(f"mixer_kernels has no effect: {spec.family} has attention alone")
+        return notes.plain("mixer_kernels", given)
+    packages = PACKAGES[kinds[0]]
+    if given != "auto":
+        return notes.plain("mixer_kernels", given)
+    if job.gpu is None:
+        why = f"no gpu is named: transformers' own code, which runs where {packages} are not installed"
+        return notes.fill("mixer_kernels", "torch", "default", why)
+    why = f"{packages} are taken to be installed; torch for transformers' own code, which needs far more"
+    return notes.fill("mixer_kernels", "cuda", "default", why)

@@ -1,0 +1,123 @@
+"""Proves what state spaces, delta rules and short convolutions save: against closed formulas, against loops that are
+played turn by turn, and that kernels save less than PyTorch's code.
+"""
+
+from typing import Any
+
+import pytest
+
+from memplan.api import estimate
+from memplan.arch import parse_config
+from memplan.engine import delta_loop, selective_scan
+from memplan.engine.modules import Mode
+from memplan.engine.tensors import layer_weights
+from memplan.engine.traces import LayerTrace, trace_layer
+from memplan.errors import InvalidJob
+from memplan.spec.model import Layer
+from memplan.spec.recipe import Adapter
+
+BF16 = Mode(weight_itemsize=2, trained=True, autocast=0, attention="sdpa", padded=False)
+FP32 = BF16._replace(weight_itemsize=4)
+AMP = FP32._replace(autocast=2)
+SMALL = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 1}
+DELTA = {
+    "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention"],
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "mamba": {},
+    "falcon_mamba": {},
+    "jamba": {"attn_layer_offset": 1, "num_experts": 1, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "mamba2": {"num_heads": 8, "head_dim": 64, "n_groups": 2, "state_size": 32, "chunk_size": 64},
+    "qwen3_5_text": DELTA,
+}
+ROWS, LENGTH = 2, 512
+TOKENS = ROWS * LENGTH
+
+
+def layer_of(family: str, **changes: Any) -> Layer:
+    """The first layer of a small model."""
+    return next(iter(parse_config({"model_type": family, **SMALL, **MODELS[family], **changes}, "small").layers()))
+
+
+def saved(layer: Layer, mode: Mode = BF16) -> int:
+    return trace_layer(layer, mode, ROWS, LENGTH, "plain").saved.size
+
+
+def test_a_short_convolution_saves_its_formula() -> None:
+    """28 h + 8 F + 4 h / s + 8 per token in bf16, its input included, for a kernel of three steps."""
+    h, f = 256, 768
+    config = {"model_type": "lfm2", **SMALL, "full_attn_idxs": [], "intermediate_size": f}
+    keys = {"num_attention_heads": 4, "num_key_value_heads": 2, "block_auto_adjust_ff_dim": False}
+    layer = next(iter(parse_config({**config, **keys}, "small").layers()))
+    assert saved(layer) == TOKENS * (28 * h + 8 * f + 8) + 2 * ROWS * 2 * h
+
+
+@pytest.mark.parametrize("family", [family for family in MODELS if family != "mamba2"])
+@pytest.mark.parametrize("mode", [BF16, FP32, AMP], ids=["bf16", "fp32", "amp"])
+@pytest.mark.parametrize("style", ["plain", "checkpoint", "reentrant"])
+def test_a_long_loop_in_one_step_keeps_what_its_turns_keep(
+    family: str, mode: Mode, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, length = layer_of(family), 640 if family == "qwen3_5_text" else 40
+
+    def figures() -> tuple[object, ...]:
+        trace_layer.cache_clear()
+        found: LayerTrace = trace_layer(layer, mode, ROWS, length, style)
+        backward = {point: alive.size for point, alive in found.backward.items()}
+        return found.saved.size, found.forward.size, backward, found.gradients
+
+    in_one = figures()
+    for module in (delta_loop, selective_scan):
+        monkeypatch.setattr(module, "FIRST", 10**6)
+    assert figures() == in_one
+    trace_layer.cache_clear()
+
+
+def test_what_the_kernels_save_is_what_their_functions_name() -> None:
+    """Mamba 2's: the projection, the scan's output and a number for each group, beside norm and residual."""
+    layer, kernels = layer_of("mamba2"), BF16._replace(mixer_kernels=True)
+    h, inner, convolved, heads, groups = 256, 512, 512 + 2 * 2 * 32, 8, 2
+    of_norm = 4 * h + 2 * h + 2 * h + 4
+    of_mixer = 2 * (inner + convolved + heads) + 2 * inner + 4 * groups
+    assert saved(layer, kernels) == pytest.approx(TOKENS * (of_norm + of_mixer), abs=4096)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_kernels_save_less(family: str) -> None:
+    layer = layer_of(family)
+    assert saved(layer, BF16._replace(mixer_kernels=True)) < 0.75 * saved(layer)
+
+
+def job(family: str, **keys: Any) -> dict[str, Any]:
+    model = {"model_type": family, **SMALL, **MODELS[family]}
+    return {"method": "sft", "precision": "bf16", "trainer": "pytorch", "model": model, "sequence_length": 128, **keys}
+
+
+def test_kernels_are_assumed_where_a_gpu_is_named() -> None:
+    plain, real = estimate(job("mamba2")), estimate(job("mamba2", gpu="80GB"))
+    assert plain.job["mixer_kernels"] == "torch" and any("not installed" in text for text in plain.assumptions)
+    assert real.job["mixer_kernels"] == "cuda" and any("to be installed" in text for text in real.assumptions)
+    chosen = estimate(job("mamba2", gpu="80GB", mixer_kernels="torch"))
+    assert chosen.per_gpu.phases["backward"] > real.per_gpu.phases["backward"]
+
+
+def test_a_key_of_mixers_without_any_is_remarked() -> None:
+    model = {"model_type": "llama", **SMALL, "intermediate_size": 512, "num_attention_heads": 4}
+    report = estimate({**job("mamba2", mixer_kernels="cuda"), "model": model})
+    assert any("mixer_kernels has no effect" in text for text in report.warnings)
+
+
+def test_out_proj_of_state_spaces_takes_no_adapter() -> None:
+    with pytest.raises(InvalidJob, match="out_proj of mamba2 cannot be adapted"):
+        estimate(job("mamba2", lora={"r": 8}))
+
+
+def test_adapters_of_a_weight_that_is_read_itself_get_no_gradient() -> None:
+    adapter = Adapter(8, frozenset({"in_proj", "dt_proj"}), 2)
+    weights = layer_weights(layer_of("jamba"), 1, False, adapter)
+    trained = {weight.name: weight.trained for weight in weights if weight.adapter}
+    assert trained == {
+        "in_proj.lora_A": True, "in_proj.lora_B": True, "dt_proj.lora_A": False, "dt_proj.lora_B": False,
+    }  # fmt: skip
