@@ -13,6 +13,7 @@ from memplan.report import Found, Report
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, read_job
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ def as_input(job: Job | Mapping[str, Any] | JobInput) -> JobInput:
     return read_job(job)
 
 
-def estimate(job: Job | Mapping[str, Any] | JobInput) -> Report:
+def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = None) -> Report:
     """What the job will use on each GPU, where it peaks and why, whether it fits, and what to change.
+
+    ``spec``: its model, where it is described already (``memplan.trace.exact.exact_model(…).spec``).
 
     Raises memplan.errors.InvalidJob for a job that cannot be, ModelError for a model that is not obtainable or not
     known.
     """
-    given = as_input(job)
+    given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
     report = build_report(resolve(given))
     return replace(
         report,

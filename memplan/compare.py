@@ -69,6 +69,7 @@ def compare_strategies(given: JobInput, path: Path | None = None) -> Comparison:
             given.job.model_copy(update={"num_gpus": EXAMPLE_GPUS}),
             given.sources | {"num_gpus": "default"},
             given.ignored,
+            given.spec,
         )
         assumptions.append(f"num_gpus: {EXAMPLE_GPUS} (no number given: that of the strategies' original example)")
     base = given.job.model_dump()

@@ -125,4 +125,5 @@ def generic_model(total: int) -> ModelSpec:
         final_norm=Norm(name="norm", width=h),
         head=Linear(name="lm_head", inputs=h, outputs=shape.vocabulary),
         source="interpolated between published dense shapes",
+        spread=SPREAD,
     )

@@ -117,7 +117,7 @@ def changed(given: JobInput, changes: dict[str, Any]) -> Recipe:
         else:
             values[key] = value
         sources[key] = "option"
-    return resolve(JobInput(build_job(values), sources, given.ignored))
+    return resolve(JobInput(build_job(values), sources, given.ignored, given.spec))
 
 
 def totals_of(recipe: Recipe) -> Totals:

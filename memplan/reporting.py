@@ -9,8 +9,6 @@ from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.tensors import count, model_weights
-from memplan.generic import FAMILY as GENERIC
-from memplan.generic import SPREAD
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
@@ -43,8 +41,8 @@ def measure(book: Ledger, recipe: Recipe) -> Totals:
     """Low, expected and high each run through the ledger as a whole."""
     totals = book.totals()
     allocated = Band(max(book.totals(bound="low_bytes")), max(totals), max(book.totals(bound="high_bytes")))
-    if recipe.model.family == GENERIC:
-        allocated = of_unknown_shape(allocated, book.lasting())
+    if recipe.model.spread:
+        allocated = of_assumed_layers(allocated, book.lasting(), recipe.model.spread)
     outside = [
         sum(getattr(row, bound) for row in book.rows if row.meter == "device")
         for bound in ("low_bytes", "bytes", "high_bytes")
@@ -54,9 +52,9 @@ def measure(book: Ledger, recipe: Recipe) -> Totals:
     return Totals(tuple(totals), allocated, reserved, device)
 
 
-def of_unknown_shape(allocated: Band, lasting: int) -> Band:
-    """The range of a generic model: only what comes and goes depends on the shape."""
-    low, high = (int(share * (allocated.expected - lasting)) + lasting for share in SPREAD)
+def of_assumed_layers(allocated: Band, lasting: int, spread: tuple[float, float]) -> Band:
+    """The range of a model whose layers are assumed: only what comes and goes depends on them."""
+    low, high = (int(share * (allocated.expected - lasting)) + lasting for share in spread)
     return Band(min(low, allocated.low), allocated.expected, max(high, allocated.high))
 
 

@@ -150,4 +150,4 @@ def hint(model_type: str) -> str:
     """The nearest known types, or all, and the way out."""
     close = nearest(model_type[:80], FAMILIES)
     known = "nearest: " + ", ".join(close) if close else "known: " + ", ".join(FAMILIES)
-    return known + "; or --total-params for a generic shape of that size"
+    return known + "; or memplan estimate … --exact, if transformers knows it; or --total-params for a generic shape"

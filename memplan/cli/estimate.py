@@ -14,6 +14,7 @@ from memplan.render.progress import spinner
 if TYPE_CHECKING:
     from memplan.render.blocks import Block
     from memplan.report import Report
+    from memplan.spec.reading import JobInput
 
 HELP = """What a training job will use on each GPU, where it peaks and why, whether it fits, and what to change.
 
@@ -29,6 +30,7 @@ def parameters() -> list[inspect.Parameter]:
         option("rule_of_thumb", bool, "--rule-of-thumb"),
         option("fail_over", bool, "--fail-over"),
         option("verify", bool, "--verify"),
+        option("exact", bool, "--exact"),
         *output.parameters(),
     ]
 
@@ -55,7 +57,21 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
     model, keys = options.collect(values)
     with spinner("reading the model's config"):
-        return estimate_job(read_target(model, keys))
+        given = read_target(model, keys)
+        return estimate_job(_exact(given) if values.get("exact") else given)
+
+
+def _exact(given: "JobInput") -> "JobInput":
+    """The job with its model as transformers builds it: described from its modules where memplan does not know its
+    type, else counted beside the description.
+    """
+    from memplan.trace.exact import exact_model
+
+    if given.job.model is None:
+        raise UsageError("--exact needs a model", "name a preset, a Hub id or a config.json")
+    found = exact_model(given.job.model, given.job.revision)
+    (note if found.agrees else warn)(found.summary)
+    return given._replace(spec=found.spec)
 
 
 def _result(report: "Report", thumb: bool, explained: bool) -> Result:

@@ -25,6 +25,8 @@ EXTRA = {
     "compare": "Show the estimate beside the trace, phase by phase and term by term.",
     "paths": "Truth files, or folders of them; memplan's own where none is named.",
     "check": "Exit with 1 when an error of a traced step with one GPU is out of bounds.",
+    "exact": "Build transformers' class without weights: count it, and describe a type that memplan does not know "
+    "from its modules (memplan[trace]; seconds).",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; or a job preset or YAML job file.",
 }

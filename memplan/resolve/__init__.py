@@ -29,12 +29,12 @@ from memplan.tables.trainers import find_trainer
 from memplan.units import DTYPE_BYTES, format_count, parse_count
 
 
-def policy_model(job: Job, notes: Notes) -> ModelSpec:
+def policy_model(given: JobInput, job: Job, notes: Notes) -> ModelSpec:
     """The model that is trained. Raises InvalidJob when the job names none."""
     if job.model is not None:
         if job.total_params is not None:
             raise InvalidJob(f"total_params: {job.total_params} given beside model", "name a model, or only its size")
-        spec = load_model(job.model, job.revision)
+        spec = given.spec or load_model(job.model, job.revision)
         notes.assumptions.extend(spec.notes)
         return spec
     if job.total_params is None:
@@ -58,7 +58,7 @@ def resolve(given: JobInput) -> Recipe:
     """
     notes = Notes(dict(given.sources))
     job = with_rollout_lengths(given.job, notes)
-    spec = policy_model(job, notes)
+    spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
     check_task(job, method, trainer, spec, notes)

@@ -196,6 +196,8 @@ class ModelSpec(Frozen):
     """``quant_method`` of the checkpoint, when it has one."""
     source: str = ""
     notes: tuple[str, ...] = ()
+    spread: tuple[float, float] | None = None
+    """Where the layers are assumed: how far what comes and goes in a step may be off, as shares of it, low and high."""
     tower: Tower | None = None
     """What turns images into tokens, in a vision-language model."""
     frozen: frozenset[str] = frozenset()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.tables.choices import ALIASES, TRAINING_ONLY
 
 MAX_KEYS = 500
@@ -18,6 +19,8 @@ class JobInput(NamedTuple):
     """By key: option, file."""
     ignored: tuple[str, ...] = ()
     """Keys that only training uses."""
+    spec: ModelSpec | None = None
+    """The model, where it is described already, in place of what ``job.model`` names."""
 
 
 def canonical_key(key: str) -> str:
