@@ -204,7 +204,7 @@ def test_parallelism_beyond_data_is_refused_by_name(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("compile", True), ("offload", ["optimizer"]), ("cluster", "x")],
+    [("ddp", {"x": 1}), ("fsdp", "full_shard"), ("cluster", "x")],
 )
 def test_a_key_that_is_not_modelled_yet_is_refused_unless_it_is_empty(key: str, value: object) -> None:
     error = refusal({key: value})

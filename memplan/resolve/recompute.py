@@ -13,7 +13,7 @@ from memplan.tables.trainers import Trainer, version_key
 POLICIES = {
     "products": "torch's selective checkpointing by torchtitan's policy: of each layer the attention output and every "
     "second matrix product are kept",
-    "attention": "TRL's selective checkpointing: of each layer the attention output is kept",
+    "attention": "TRL's selective checkpointing, which its SFT trainer has: of each layer the attention output is kept",
 }
 REFERENCE_OFFLOADS = "reference: offloaded"
 
@@ -68,7 +68,7 @@ def _by_operations(
             "leave gradient_checkpointing_reentrant out",
         )
     newest = not job.trainer_version or version_key(job.trainer_version) >= version_key("1.16")
-    policy = "attention" if trainer.name == "trl" and job.method == "sft" and newest else "products"
+    policy = "attention" if trainer.name == "trl" and newest else "products"
     said = None
     if policy == "products":
         if quantised:
