@@ -108,6 +108,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         recomputed=recipe.recompute.modules,
         offload=recipe.offload,
         kernels=recipe.kernels,
+        in_place=recipe.gpu is not None,
         mixer_kernels=recipe.mixer_kernels,
     )
 

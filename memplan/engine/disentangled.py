@@ -122,10 +122,7 @@ def gathered(
     size, before = (dim, every.itemsize), (every.dim, every.itemsize)
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient(before, "scatter zeros")
-        result = t.gradient(before)
-        del zeros
-        return (result,)
+        return (ops.scattered(t, before),)
 
     return tape.new(*size, SCORES, tape.node((every,), (every, index), backward)), index
 

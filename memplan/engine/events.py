@@ -105,6 +105,7 @@ class _Player:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.tape = recipe, RecordingTape()
+        self.tape.in_place = recipe.gpu is not None
         adapter = recipe.adapter
         weights = tensors_of(recipe.model, adapter is None, adapter)
         self.trained = [weight for weight in weights if weight.trained]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.ops import FP32, cast, softmax_of_half, unary
+from memplan.engine.ops import FP32, cast, scattered, softmax_of_half, unary
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
 
@@ -18,16 +18,13 @@ def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Ten
 def gather(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.gather(-1, index)``: saves x (its backward asks for its sizes) and the int64 index.
 
-    Backward scatters into zeros, out of place, as it does under any dispatch mode.
+    Backward scatters into zeros: ``ops.scattered``.
     """
     dim, itemsize = x.dim, x.itemsize
     index = tape.new(out, 8, "label indices")
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient((dim, itemsize), "scatter zeros")
-        result = t.gradient((dim, itemsize))
-        del zeros
-        return (result,)
+        return (scattered(t, (dim, itemsize)),)
 
     return tape.new(out, itemsize, label, tape.node((x,), (x, index), backward))
 

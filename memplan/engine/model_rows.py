@@ -7,6 +7,7 @@ from memplan.engine.front_rows import enter_front, enter_front_backward, enter_p
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.passes import TracedPass
+from memplan.engine.stack_rows import enter_stacks
 from memplan.spec.recipe import Recipe
 
 
@@ -20,7 +21,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     book.add(
         "gradient of the residual stream, embedding",
         "temporaries",
-        traced.tail.input_gradient if plan.embedding_trained or not plan.mode.trained else 0,
+        traced.input_gradient if plan.embedding_trained or not plan.mode.trained else 0,
         instant,
         instant,
         template="T × h × bytes",
@@ -36,9 +37,8 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     keep = plan.gradients == "keep"
     until = kept.last(book, plan.name) if kept.layers or kept.root else instant
     until = f"{consumer}.embedding-backward" if consumer else until
-    for label, born, dies in _embedding_gradients(
-        spec.head_is_tied and not saved, plan.gradients, book, traced, instant, until
-    ):
+    rows = _embedding_gradients(spec.head_is_tied and not saved, plan.gradients, book, traced, instant, until)
+    for label, born, dies in rows if not plan.mode.in_place else added_in_place(book, rows):
         book.add(
             label,
             "gradients",
@@ -52,6 +52,12 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
             else "held by the engine until the embedding's arrives",
             source="torch.autograd: input buffers add out of place",
         )
+
+
+def added_in_place(book: Ledger, rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """On a real device a sum is one of its summands: it is there as itself only after the instant that makes it."""
+    sums = [(label, book.after(born), dies) for label, born, dies in rows if label.startswith("sum") and born != dies]
+    return [row for row in rows if not row[0].startswith("sum")] + sums
 
 
 def _embedding_gradients(
@@ -132,6 +138,10 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     tables.
     """
     plan, name = traced.plan, traced.plan.name
+    if plan.spec.encoder:
+        enter_front(book, traced)
+        enter_stacks(book, traced)
+        return
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)
     masks, first = len(windows) * size, traced.layers[0]
@@ -214,6 +224,16 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
 
 def enter_batch(book: Ledger, recipe: Recipe) -> None:
     """Token ids, labels and mask, 8 bytes each, for every row; pixels for every row of a pair."""
+    answers = recipe.completion_length if recipe.model.encoder else 0
+    book.add(
+        "labels and decoder tokens",
+        "batch",
+        2 * recipe.rows * answers * 8,
+        template="2 × rows × completion × 8",
+        numbers=(2, recipe.rows, answers, 8),
+        why="int64; the decoder reads the labels, shifted",
+        source="transformers 5.23 modeling_t5.py: _shift_right",
+    )
     tokens = recipe.rows * recipe.sequence_length
     tensors = 3 if recipe.trainer.name != "pytorch" or recipe.padded else 1
     book.add(

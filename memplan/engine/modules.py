@@ -60,6 +60,8 @@ class Mode(NamedTuple):
     """Modules that are checkpointed by themselves (Megatron's ``recompute_modules``)."""
     kernels: Kernels = NO_KERNELS
     """Fused kernels in place of the modules' own operations."""
+    in_place: bool = False
+    """A real device: gradients are added and scattered in place, which torch does not do under a dispatch mode."""
     mixer_kernels: bool = False
     """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
     offload: str = ""

@@ -42,7 +42,7 @@ def _autocast_weight(tape: Tape, weight: Param) -> Tensor:
     both = tape.shared_casts == "first"
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        total = t.gradient((dim, low), "sum of both graphs' weight gradients") if both else None
+        total = t.gradient((dim, low), "sum of both graphs' weight gradients") if both and not t.in_place else None
         result = t.gradient((dim, before), "weight gradients")
         del total
         return (result,)
@@ -183,6 +183,14 @@ def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
     return tape.new(per_row, FP32, "norm statistics", tape.node((x,), (), lambda t, g: (t.gradient((dim, FP32)),)))
 
 
+def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
+    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a real
+    device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward).
+    """
+    zeros = tape.gradient(like, "scatter zeros")
+    return zeros if tape.in_place else tape.gradient(like)
+
+
 def copy(tape: Tape, x: Tensor, label: str, dim: Dim | None = None) -> Tensor:
     """``contiguous()`` of another layout, or ``expand().reshape()``: a new tensor that saves nothing.
 
@@ -277,9 +285,10 @@ def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
 def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:
     """``native_dropout``: saves a mask of one byte per element."""
     dim, itemsize = x.dim, x.itemsize
+    out = tape.new(dim, itemsize, label)
     mask = tape.new(dim, 1, "dropout masks")
     node = tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(dim, itemsize, label, node)
+    return Tensor(dim, itemsize, out.storage, node)
 
 
 def average_pool(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:

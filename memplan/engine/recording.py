@@ -197,10 +197,10 @@ class PassRun:
             own = another()
             self.caught[0].clear()
             if tied:
-                own = another()
+                own = tied[0] if tape.in_place else another()
                 tied.clear()
             if tape.gradient_mode == "keep":
                 tape.gradients.append(own)
-            elif tape.gradient_mode == "sum":
+            elif tape.gradient_mode == "sum" and not tape.in_place:
                 own = another()
         self.caught[0].clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.ops import cast, linear
+from memplan.engine.ops import cast, linear, scattered
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Param, Tape, Tensor
 
@@ -20,14 +20,11 @@ def grouped_linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str) -
 
 
 def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str, index: Tensor | None = None) -> Tensor:
-    """``x[index]``: a copy; the index is saved. Its gradient is put into zeros of the original's size, out of place."""
+    """``x[index]``: a copy; the index is saved. Its gradient is put into zeros of the original's size."""
     before, itemsize = x.dim, x.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient((before, itemsize))
-        result = t.gradient((before, itemsize))
-        del zeros
-        return (result,)
+        return (scattered(t, (before, itemsize)),)
 
     return tape.new(rows, itemsize, label, tape.node((x,), (index,), backward))
 
@@ -49,14 +46,11 @@ def indices(tape: Tape, dim: Dim, itemsize: int = INDEX) -> Tensor:
 
 
 def top_k(tape: Tape, x: Tensor, chosen: Dim) -> tuple[Tensor, Tensor]:
-    """``x.topk(k)``: values and their indices, which are saved; the gradient is scattered into zeros, out of place."""
+    """``x.topk(k)``: values and their indices, which are saved; the gradient is scattered into zeros."""
     before, itemsize = x.dim, x.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient((before, itemsize))
-        result = t.gradient((before, itemsize))
-        del zeros
-        return (result,)
+        return (scattered(t, (before, itemsize)),)
 
     values = tape.new(chosen, itemsize, "routing weights")
     index = indices(tape, chosen)
@@ -69,10 +63,7 @@ def gather(tape: Tape, x: Tensor, index: Tensor, chosen: Dim) -> Tensor:
     before, itemsize = x.dim, x.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient((before, itemsize))
-        result = t.gradient((before, itemsize))
-        del zeros
-        return (result,)
+        return (scattered(t, (before, itemsize)),)
 
     return tape.new(chosen, itemsize, "routing weights", tape.node((x,), (x, index), backward))
 

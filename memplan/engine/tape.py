@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from sys import getrefcount
 from typing import TYPE_CHECKING
 
 from memplan.engine.offloading import Offload, Place
@@ -114,13 +115,16 @@ class Tape:
 
     storage_type = Storage
 
-    def __init__(self, autocast: int = 0, gradients: str = "keep", category: str = "activations") -> None:
+    def __init__(
+        self, autocast: int = 0, gradients: str = "keep", category: str = "activations", in_place: bool = False
+    ) -> None:
         self.log: list[tuple[int, Tag]] = []
         self.live = 0
         self.peaks: dict[tuple[str, str], tuple[int, int]] = {}
         self.sequence = 0
         self.grad_enabled = True
         self.autocast = autocast
+        self.in_place = in_place
         self.shared_casts = ""
         self.half_to_float = False
         self.gradient_mode = gradients
@@ -276,7 +280,9 @@ class Tape:
         waiting: dict[Node, int],
         ready: list[tuple[int, Node]],
     ) -> None:
-        """Hand each result to its consumer; a second gradient for one tensor is added out of place."""
+        """Hand each result to its consumer; a second gradient for one tensor is added out of place, or, on a real device,
+        into one of the two that nobody else holds (torch/csrc/autograd/input_buffer.cpp).
+        """
         results.reverse()
         for edge in edges:
             result = results.pop() if results else None
@@ -286,7 +292,11 @@ class Tape:
             if result is not None:
                 buffer = buffers.setdefault(node, [None] * node.outputs)
                 held = buffer[slot]
-                buffer[slot] = result if held is None else self.gradient(result, "sum of gradients")
+                if held is None:
+                    buffer[slot] = result
+                elif not (self.in_place and _own(held, 4)):
+                    own = self.in_place and _own(result, 3)
+                    buffer[slot] = result if own else self.gradient(result, "sum of gradients")
                 del held, buffer
             result = None
             waiting[node] -= 1
@@ -304,13 +314,21 @@ class Tape:
             return
         if self.gradient_mode == "keep":
             self.gradients.append(grad)
-        elif self.gradient_mode == "sum":
+        elif self.gradient_mode == "sum" and not self.in_place:
             self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
         elif self.gradient_mode.startswith("fused"):
             sizes, self.gradients = [(held.dim, held.itemsize) for held in self.gradients], [grad]
             for dim, itemsize in sizes:
                 update = int(self.gradient_mode.split("-")[2 if itemsize == 4 else 1])
                 self.new(dim, update, "fused update", category="optimizer_temporaries")
+
+
+def _own(tensor: Tensor, holders: int) -> bool:
+    """Whether nobody beside the caller's ``holders`` references holds a dense gradient."""
+    storage = tensor.storage
+    if storage is None or getrefcount(tensor) > holders:
+        return False
+    return getrefcount(storage) <= 3 and storage.size >= tensor.dim.elements * tensor.itemsize
 
 
 class _AllRecomputed(Exception):

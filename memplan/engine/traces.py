@@ -6,7 +6,7 @@ A model's step is put together from these in ``passes.py``: layers of one kind a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
-from memplan.engine.shared_inputs import gradients_above, lend, shared_inputs
+from memplan.engine.shared_inputs import gradients_above, lend, made, shared_inputs, watch
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Tape, Tensor
@@ -68,6 +68,8 @@ class LayerTrace(NamedTuple):
     """Kept on the contexts of autograd functions: alive until the loss lets go of the graph."""
     host: int = 0
     """Saved tensors that wait on the host."""
+    keeps: frozenset[str] = frozenset()
+    """What its nodes hold of what all layers share."""
 
 
 class TailTrace(NamedTuple):
@@ -132,13 +134,14 @@ def trace_layer(
     gradients: str = "keep",
     input_needs_grad: bool = True,
     last: bool = False,
+    memory: int = 0,
 ) -> LayerTrace:
     """One layer, forward and backward.
 
     ``style``: plain, checkpoint, reentrant, or no-grad (forward only). ``gradients``: see ``Tape``. ``last``: no layer
-    above has left gradients for what all layers share.
+    above has left gradients for what all layers share. ``memory``: tokens of each row that an encoder read.
     """
-    outgoing, tape = mode.residual_itemsize, Tape(mode.autocast)
+    outgoing, tape = mode.residual_itemsize, Tape(mode.autocast, in_place=mode.in_place)
     itemsize = mode.weight_itemsize if layer.narrow_input else outgoing
     itemsize = (mode.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
@@ -148,17 +151,25 @@ def trace_layer(
     if style == "plain":
         tape.offload = away
     p = Pass(tape, mode, rows, length)
+    p.memory, p.checkpointed = memory, style == "checkpoint"
     x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
-    reads = shared_inputs(layer, mode)
+    reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed)
     places = lend(tape, p, reads)
+    lent = dict(p.shared)
     y = decoder_layer(p, layer, x)
+    places |= made(p, reads)
+    shared = watch(p)
+    p.shared.clear()
+    if style == "plain":
+        lent.clear()
     casts, forward = _casts(tape), max(_peaks(tape, "forward").values(), key=lambda alive: alive.size)
     node, dim = y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y
     keeps_input = style != "plain" or (watched is not None and watched() is not None)
+    keeps = frozenset(name for name, of in shared.items() if of() is not None)
     leave_autocast(tape)
     if away is not None:
         away.settle()
@@ -170,7 +181,7 @@ def trace_layer(
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
     tape.category = "recomputation"
     if style == "reentrant":
-        tape = Tape(mode.autocast, category="recomputation")
+        tape = Tape(mode.autocast, category="recomputation", in_place=mode.in_place)
         p = Pass(tape, mode, rows, length)
         held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
         places = lend(tape, p, reads)
@@ -181,8 +192,12 @@ def trace_layer(
         leave_autocast(tape)
     if style == "checkpoint":
         width = layer.width
-        back = (lambda: _input(tape, p, width, itemsize, input_needs_grad, "checkpoints")) if away else held.copy().pop
-        tape.recompute = lambda: recompute(tape, p, layer, back())
+        again = held.copy()
+
+        def back() -> Tensor:
+            return again.pop() if again else _input(tape, p, width, itemsize, input_needs_grad, "checkpoints")
+
+        tape.recompute = lambda: recompute(tape, p, layer, back(), lent)
     host = away.host_bytes if away is not None else 0
     if node is None:
         return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host)
@@ -199,13 +214,15 @@ def trace_layer(
     tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     tape.context.clear()
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host)
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host, keeps)
 
 
-def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor) -> None:
-    """The forward again, from the checkpointed input, under an autocast of its own."""
+def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor, lent: Mapping[str, Tensor]) -> None:
+    """The forward again, from the checkpointed input and what others lent, under an autocast of its own."""
     tape.shared_casts = ""
+    p.shared = dict(lent)
     tape.refill(lambda: decoder_layer(p, layer, x))
+    p.shared = {}
     leave_autocast(tape)
 
 
@@ -221,7 +238,7 @@ def trace_tail(
     input_needs_grad: bool = True,
 ) -> TailTrace:
     """Final norm, head and loss, forward and (with ``grad``) backward."""
-    tape = Tape(mode.autocast)
+    tape = Tape(mode.autocast, in_place=mode.in_place)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
     if mode.offload and grad:
         tape.offload = OFFLOADS[mode.offload]()

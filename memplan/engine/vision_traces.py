@@ -104,7 +104,7 @@ def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
 
 def start(plan: TowerPlan) -> Tape:
     """A tape in the mode of the pass."""
-    tape = Tape(plan.mode.autocast)
+    tape = Tape(plan.mode.autocast, in_place=plan.mode.in_place)
     tape.grad_enabled, tape.shared_casts = plan.style != "no-grad", plan.mode.shared_casts
     return tape
 
