@@ -123,7 +123,8 @@ def usable_positions(config: Config) -> int:
 
 def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """A pooler over the first token, which a classifier alone has."""
-    hidden, positions = spec.hidden_size, "positions" if spec.family == "bert" else "row-positions"
+    hidden = spec.hidden_size
+    positions: Front = "positions" if spec.family == "bert" else "row-positions"
     spec = common(spec, config, ("token-types", positions, "norm"), "hidden_dropout_prob")
     roberta = spec.family != "bert"
     spec = with_layers(spec, locals_held=("inner",))

@@ -1,9 +1,9 @@
 """T5, T5 v1.1, Flan-T5, UL2 and mT5: an encoder and a decoder that attends to it, with relative positions as a bias.
 
-As transformers 5.23 builds them (``models/t5/configuration_t5.py``, ``modeling_t5.py``; mT5's are copies). The embedding
-serves both stacks and the head: the class ties them always, and takes ``tie_word_embeddings: false`` of v1.1's configs
-for "the decoder's output is not scaled". A checkpoint that holds another head than its embedding (v1.1, Flan-T5, UL2,
-mT5) is untied again when it is loaded; that head is not in the counts here.
+As transformers 5.23 builds them (``models/t5/configuration_t5.py``, ``modeling_t5.py``; mT5's are copies). The
+embedding serves both stacks and the head: the class ties them always, and takes ``tie_word_embeddings: false`` of
+v1.1's configs for "the decoder's output is not scaled". A checkpoint that holds another head than its embedding (v1.1,
+Flan-T5, UL2, mT5) is untied again when it is loaded; that head is not in the counts here.
 """
 
 from functools import partial
@@ -125,6 +125,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     return spec.model_copy(
         update={
             "task": "seq2seq",
+            "front": ("dropout",) if dropped else (),
             "tied": True,
             "runs": (*with_table(layer, table, layers), *with_table(second, table, decoder)),
             "encoder": Encoder(layers=layers, final_norm=t5_norm("final_layer_norm", hidden), dropout=dropped),

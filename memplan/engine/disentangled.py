@@ -58,6 +58,8 @@ def position_scores(p: Pass, mixer: DisentangledAttention, q: Tensor, k: Tensor,
     tape, table = p.tape, relative_table(p, mixer)
     if mixer.position_dropout:
         table = ops.dropout(tape, table, "relative positions")
+    keys: Tensor | None
+    queries: Tensor | None
     if mixer.shared:
         queries, keys = (positions_by_heads(p, mixer, table, linear) for linear in mixer.linears[:2])
     else:

@@ -17,7 +17,7 @@ def enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients, 
     width = plan.spec.embedding_width or plan.spec.hidden_size
     trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen
     after = plan.spec.vocab_size * width * plan.mode.weight_itemsize if trained else 0
-    beyond = front.backward - front.gradients - traced.tail.input_gradient - after
+    beyond = front.backward - front.gradients - traced.input_gradient - after
     source = "torch 2.13 autograd"
     book.add(
         "transients before the embedding's gradient",

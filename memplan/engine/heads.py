@@ -153,6 +153,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "logits": logits_alone,
     "held-logits": held_logits,
     "cross-entropy": cross_entropy,
+    "plain-cross-entropy": loss_ops.plain_cross_entropy,
     "chunked-cross-entropy": chunked_cross_entropy,
     "log-softmax": log_softmax,
     "stacked-log-softmax": stacked_log_softmax,
@@ -166,7 +167,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "megatron-fused": head_kernels.megatron_fused,
     "shared-softmax": head_kernels.shared_softmax,
 }
-INSIDE = ("cross-entropy", "compiled-cross-entropy", "megatron-cross-entropy")
+INSIDE = ("cross-entropy", "plain-cross-entropy", "compiled-cross-entropy", "megatron-cross-entropy")
 """Losses that the model's own forward computes: its locals live meanwhile."""
 
 ENTROPIES: dict[str, Callable[[Pass, Tensor, bool, bool], Tensor | None]] = {

@@ -12,6 +12,7 @@ from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
+from memplan.engine.t5 import t5_layer
 from memplan.engine.tape import Tensor
 from memplan.engine.vision import vit_block
 from memplan.spec.model import Layer
@@ -65,5 +66,6 @@ FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
     **residuals.FORMS,
     "vit": vit_block,
     "encoder": encoder_layer,
+    "t5": t5_layer,
 }
 """A program for each value of ``Layer.form``."""

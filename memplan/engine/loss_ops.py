@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memplan.engine.ops import FP32, cast, scattered, softmax_of_half, unary
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memplan.engine.modules import Pass
 
 
 def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Tensor:
@@ -47,3 +52,14 @@ def logsumexp(tape: Tape, x: Tensor, out: Dim) -> Tensor:
         return (product,)
 
     return Tensor(out, itemsize, result.storage, tape.node((x,), (x, result), backward))
+
+
+def plain_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """``CrossEntropyLoss`` of the logits in their own dtype; autocast widens the log-softmax for ``nll_loss`` (T5)."""
+    tape = p.tape
+    autocast, tape.autocast = tape.autocast, 0
+    log_probabilities = log_softmax(tape, logits, "log-softmax")
+    tape.autocast = autocast
+    if autocast:
+        log_probabilities = cast(tape, log_probabilities, FP32, "log-softmax in fp32")
+    return nll(tape, log_probabilities, Dim("1", 1))

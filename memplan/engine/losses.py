@@ -21,8 +21,8 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
     teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference_first
     return Head(
-        recipe.loss_head,
-        recipe.logits_to_fp32,
+        "plain-cross-entropy" if recipe.model.encoder else recipe.loss_head,
+        recipe.logits_to_fp32 and not recipe.model.encoder,
         (recipe.keeps_outputs or code.step_outputs) and graph,
         recipe.fp32_outputs,
         recipe.sft_term and rows > recipe.batch_size,

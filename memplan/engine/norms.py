@@ -130,6 +130,20 @@ def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[T
     return Tensor(dim, itemsize, out.storage, node)
 
 
+def rms_t5(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``weight * (x * rsqrt(variance)).to(dtype)``, the variance of an fp32 copy, the product of x itself (T5)."""
+    tape, weight = p.tape, norm_weight(p, spec)
+    squares = ops.square(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
+    variance = ops.mean(tape, squares, per_row)
+    del squares
+    inverse = ops.unary(tape, ops.scale(tape, variance, "norm statistics"), "norm statistics", saves="result")
+    normed = ops.mul(tape, x, inverse, "normalised")
+    del inverse
+    if weight.itemsize < ops.FP32:
+        normed = ops.cast(tape, normed, weight.itemsize, "normalised")
+    return ops.mul(tape, normed, weight, "norm outputs")
+
+
 def identity(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """``nn.Identity``."""
     return x
@@ -141,6 +155,7 @@ NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
     "layer-wide": layer_wide,
     "layer-bare": layer_bare,
     "identity": identity,
+    "rms-t5": rms_t5,
     "layer": layer,
     "layer-plain": layer,
     "layer-plus-one": layer_plus_one,

@@ -13,6 +13,7 @@ from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
 from memplan.engine.modules import Mode
 from memplan.engine.shared_inputs import shared_inputs
+from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
 from memplan.spec.model import Layer, ModelSpec
@@ -38,6 +39,8 @@ class PassPlan(NamedTuple):
     the embedding's output (``enable_input_require_grads``)."""
     images: ImageBatch | None = None
     """The images of each row, where a tower sees them."""
+    memory: int = 0
+    """Tokens of each row that an encoder reads, where ``length`` are the decoder's; 0 without one."""
     every: int = 1
     """Of so many layers the last is checkpointed; the others are plain."""
 
@@ -81,13 +84,18 @@ class TracedPass:
         self.plan = plan
         tower = plan.tower
         self.vision = trace_tower(tower) if tower else NO_TOWER
-        self.layers, reached = _trace_layers(plan, self.vision.reached)
+        self.stack_locals: tuple[list[Local], list[Local]] = ([], [])
+        if plan.spec.encoder:
+            self.layers, reached = trace_stacks(plan)
+            self.stack_locals = locals_of(plan, self.layers)
+        else:
+            self.layers, reached = _trace_layers(plan, self.vision.reached)
         mode = plan.mode._replace(frozen=plan.spec.frozen) if plan.spec.frozen else plan.mode
         grad = plan.style != "no-grad"
         self.front = NO_FRONT
         if plan.spec.front:
             needs_grad = plan.embedding_trained
-            self.front = trace_front(plan.spec, mode, plan.rows, plan.length, grad, needs_grad)
+            self.front = trace_front(plan.spec, mode, plan.rows, plan.memory or plan.length, grad, needs_grad)
         self.tail: TailTrace = trace_tail(
             plan.spec, mode, plan.rows, plan.length, plan.head, grad, plan.gradients, reached or not grad
         )
@@ -95,8 +103,30 @@ class TracedPass:
         for trace in self.layers:
             saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.casts_apart(len(saved) - 1) else 0))
         self.saved_before = saved
-        self.forward_layer = max(range(len(self.layers)), key=lambda i: saved[i] + self.layers[i].forward.size)
+        beside = self._beside_layers()
+        sizes = [saved[i] + layer.forward.size + beside[i] for i, layer in enumerate(self.layers)]
+        self.forward_layer = sizes.index(max(sizes))
         self.backward_layers = [] if not grad else self._backward_layers()
+
+    @property
+    def input_gradient(self) -> int:
+        """Bytes of the gradient of the embedding's output."""
+        return self.layers[0].boundary if self.plan.spec.encoder else self.tail.input_gradient
+
+    def _beside_layers(self) -> list[int]:
+        """What the forward of its stack holds beside each layer, where that is not the same for all."""
+        encoder = self.plan.spec.encoder
+        if encoder is None:
+            return [0] * len(self.layers)
+        first, second = (sum(local.size for local in stack) for stack in self.stack_locals)
+        second += sum(local.size for local in self.stack_locals[0] if local.kept)
+        output = self.plan.rows * self.plan.memory * self.plan.spec.hidden_size * self.plan.mode.residual_itemsize
+        own = {
+            i: sum(local.size for local in stack if local.made_by_first)
+            for i, stack in zip((0, encoder.layers + 1), self.stack_locals, strict=True)
+        }
+        sizes = (first if i <= encoder.layers else second + output for i in range(len(self.layers)))
+        return [size - own.get(i, 0) for i, size in enumerate(sizes)]
 
     def _backward_layers(self) -> list[int]:
         """Indices whose backward is an instant, from last to first: the last, the first, the worst of each kind."""

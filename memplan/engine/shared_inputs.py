@@ -1,4 +1,4 @@
-"""What a layer reads beside the residual stream and does not own: tables of relative positions.
+"""What a layer reads beside the residual stream and does not own: tables of relative positions, an encoder's output.
 
 Each is made once for all layers of a stack. On a layer's tape it has a place in the graph and no bytes; its gradient is
 added, out of place, to the one that the layers above have left.
@@ -6,16 +6,20 @@ added, out of place, to the one that the layers above have left.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from memplan.engine import ops
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.tape import Node, Storage, Tape, Tensor
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.model import Layer
+from memplan.spec.parts import Attention
 
-RELATIVE = "relative positions"
+RELATIVE, BIAS = "relative positions", "bias of relative positions"
+CROSS_BIAS, MEMORY = "bias of the attention to the encoder", "encoder's output"
 
 
 class SharedInput(NamedTuple):
@@ -25,28 +29,54 @@ class SharedInput(NamedTuple):
     dim: Dim
     itemsize: int
     needs_grad: bool
+    made_here: bool = False
+    """This layer is the first, which makes it."""
 
 
-def shared_inputs(layer: Layer, mode: Mode) -> list[SharedInput]:
-    """What this layer reads of others."""
+def shared_inputs(
+    layer: Layer, mode: Mode, rows: int = 1, length: int = 0, memory: int = 0, checkpointed: bool = False
+) -> list[SharedInput]:
+    """What this layer reads of others, or makes for them. ``memory``: tokens of each row that the encoder read."""
     mixer = layer.mixer
-    if not isinstance(mixer, DisentangledAttention) or not mixer.rows:
+    if isinstance(mixer, DisentangledAttention) and mixer.rows:
+        itemsize = ops.FP32 if mode.autocast and mixer.normed else mode.weight_itemsize
+        trained = mode.trained and not {"rel_embeddings", "encoder.LayerNorm"} <= mode.frozen
+        return [SharedInput(RELATIVE, Dim("rows·h", mixer.rows * layer.width), itemsize, trained)]
+    if not isinstance(mixer, Attention) or not mixer.style.startswith("t5"):
         return []
-    itemsize = ops.FP32 if mode.autocast and mixer.normed else mode.weight_itemsize
-    trained = mode.trained and not {"rel_embeddings", "encoder.LayerNorm"} <= mode.frozen
-    return [SharedInput(RELATIVE, Dim("rows·h", mixer.rows * layer.width), itemsize, trained)]
+    heads, first, weight = mixer.num_heads, bool(mixer.tensors), mode.weight_itemsize
+    found = [SharedInput(BIAS, Dim("H·s·s", heads * length * length), weight, mode.trained, first)]
+    if layer.cross:
+        pairs = Dim("H·s·s", heads * length * memory)
+        found.append(SharedInput(CROSS_BIAS, pairs, mode.autocast or weight, checkpointed, first))
+        states = Dim("T·h", rows * memory * layer.width)
+        found.append(SharedInput(MEMORY, states, mode.residual_itemsize, True))
+    return found
 
 
-def lend(tape: Tape, p: Pass, inputs: list[SharedInput]) -> dict[Node, SharedInput]:
-    """Put them into ``p.shared``, and say where in the graph their gradients arrive."""
+def lend(tape: Tape, p: Pass, inputs: Iterable[SharedInput]) -> dict[Node, SharedInput]:
+    """Put those of others into ``p.shared``, and say where in the graph their gradients arrive."""
     places = {}
     for each in inputs:
+        if each.made_here:
+            continue
         nothing = tape.new(Dim(each.dim.symbol, 0), each.itemsize, each.name)
         node = Node(tape, [], (), lambda t, grads: ()) if each.needs_grad and tape.grad_enabled else None
         p.shared[each.name] = Tensor(each.dim, each.itemsize, nothing.storage, node)
         if node is not None:
             places[node] = each
     return places
+
+
+def made(p: Pass, inputs: Iterable[SharedInput]) -> dict[Node, SharedInput]:
+    """Where the gradients of those that this layer has made arrive."""
+    own = {p.shared[each.name].node: each for each in inputs if each.made_here and each.name in p.shared}
+    return {node: each for node, each in own.items() if node is not None}
+
+
+def watch(p: Pass) -> dict[str, weakref.ref[Storage]]:
+    """References to all of them, which do not hold them."""
+    return {name: weakref.ref(x.storage) for name, x in p.shared.items() if x.storage is not None}
 
 
 def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, list[Tensor | None]]:

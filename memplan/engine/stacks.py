@@ -102,9 +102,7 @@ def trace_stacks(plan: PassPlan) -> tuple[list[LayerTrace], bool]:
             needs = plan.embedding_trained or not grad
         last = index in (spec.encoder.layers - 1, len(layers) - 1)
         length, memory = (plan.length, plan.memory) if decodes else (plan.memory, 0)
-        trace = trace_layer(
-            layer, plan.mode, plan.rows, length, plan.style, plan.gradients, needs, last, memory
-        )
+        trace = trace_layer(layer, plan.mode, plan.rows, length, plan.style, plan.gradients, needs, last, memory)
         traces.append(trace)
         needs = needs or bool(trace.backward)
     return traces, needs
@@ -118,7 +116,8 @@ def locals_of(plan: PassPlan, traces: list[LayerTrace]) -> tuple[list[Local], li
     checkpointed = plan.style == "checkpoint"
     eager, padded = mode.attention == "eager", mode.padded
     pair = mode.weight_itemsize if eager else 1
-    embedded = spec.encoder.dropout
+    leaf = plan.embedding_trained and not mode.trained and plan.style != "no-grad"
+    embedded = spec.encoder.dropout and not leaf  # a leaf of the graph is counted with what is saved
     chosen = not eager and mode.trained and plan.style != "no-grad"
     first = [
         Local("embedding output of the encoder", rows * s * h * mode.weight_itemsize * embedded, False),

@@ -31,6 +31,8 @@ def tail_forward(
     with tape.at("final-norm"):
         hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
         del x
+        if spec.encoder and spec.encoder.dropout:
+            hidden = ops.dropout(tape, hidden, "final hidden states")
         if spec.project_out:
             hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
     if head.program in FUSED_PROGRAMS:

@@ -27,10 +27,6 @@ def check_task(job: Job, method: Method, trainer: Trainer, spec: ModelSpec, note
             f"method: {method.name} needs a model that predicts the next token, and {spec.family} is an encoder",
             "use method: reward, which trains its sequence-classification class",
         )
-    if spec.task == "seq2seq":
-        raise InvalidJob(
-            f"model: {spec.family} is an encoder-decoder, described by its parameters alone", "name another model"
-        )
     if spec.task == "seq2seq" and method.name != "sft":
         raise InvalidJob(
             f"method: {method.name} is not modelled for {spec.family}, an encoder-decoder", "use method: sft"
@@ -41,7 +37,30 @@ def check_task(job: Job, method: Method, trainer: Trainer, spec: ModelSpec, note
             f"use trainer {' or '.join(PLAIN_TRAINERS)}",
         )
     if spec.task == "seq2seq":
+        _check_pair(job, spec)
         notes.assume(
             "an encoder-decoder: its encoder reads sequence_length tokens, its decoder completion_length tokens "
             "(or as many again)"
         )
+
+
+def _check_pair(job: Job, spec: ModelSpec) -> None:
+    """Raise InvalidJob for what is not modelled with two stacks."""
+    what = f"is not modelled for {spec.family}, an encoder-decoder"
+    if job.attention not in ("sdpa", "eager"):
+        raise InvalidJob(
+            f"attention: {job.attention} cannot add the relative positions of {spec.family}", "use sdpa or eager"
+        )
+    refused = (
+        ("gradient_checkpointing", job.gradient_checkpointing not in ("none", "full"), "use none or full"),
+        ("loss_head", job.loss_head not in ("auto", "cross-entropy"), "leave loss_head out"),
+        ("kernels", job.kernels != "none", "leave kernels out"),
+        ("compile", job.compile, "leave compile out"),
+        ("quantization", job.quantization != "none", "leave quantization out"),
+        ("freeze", bool(job.freeze), "leave freeze out"),
+        ("offload", bool(job.offload), "leave offload out"),
+        ("sharding", job.sharding not in (None, "none", "ddp") or job.zero_stage is not None, "use none or ddp"),
+    )
+    for key, wrong, hint in refused:
+        if wrong:
+            raise InvalidJob(f"{key}: {getattr(job, key)} {what}", hint)

@@ -1,4 +1,4 @@
-"""Encoders: heads of masked language models and of sequence classification, and the first stack of an encoder-decoder."""
+"""Encoders: heads of classifiers, DeBERTa's attention, and the first stack of an encoder-decoder."""
 
 from typing import Literal
 
@@ -34,8 +34,8 @@ class Encoder(Frozen):
 class DisentangledAttention(Mixer):
     """DeBERTa's attention: scores of contents, of content to position, and of position to content.
 
-    ``linears`` in the order of the class: query_proj, key_proj, value_proj, then those of the positions, where they are not
-    shared with the contents', and the output's dense.
+    ``linears`` in the order of the class: query_proj, key_proj, value_proj, then those of the positions, where they are
+    not shared with the contents', and the output's dense.
     """
 
     kind: Literal["disentangled"] = "disentangled"

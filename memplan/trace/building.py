@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
 )
 from transformers.initialization import no_init_weights
@@ -33,6 +34,10 @@ def build_model(
     parsed.use_cache = False
     parsed.get_text_config().use_cache = False
     maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM
+    if recipe.model.encoder:
+        maker = AutoModelForSeq2SeqLM
+        if getattr(parsed, "decoder_start_token_id", None) is None:
+            parsed.decoder_start_token_id = 0
     if recipe.method.score_head or scores:
         maker = AutoModelForSequenceClassification
         parsed.num_labels = 1

@@ -49,6 +49,9 @@ def make_batch(recipe: Recipe, device: str, image_token: int = 1) -> Batch:
     if images:
         one = [image_token if kind else 0 for kind in token_types(recipe)]
         ids = torch.tensor([one] * recipe.rows, device=device)
+    if recipe.model.encoder:
+        answers = (recipe.rows, recipe.completion_length)
+        images = {"labels": torch.ones(answers, dtype=torch.long, device=device)}
     return Batch(ids, mask, images, rollout(recipe, device))
 
 
@@ -165,7 +168,8 @@ class MicroStep:
             self._backward(loss)
             return
         with self._autocast():
-            out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images, labels=batch.ids)
+            given = {"labels": batch.ids, **batch.images}
+            out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **given)
         loss = out.loss
         if not self.recipe.keeps_outputs:
             del out

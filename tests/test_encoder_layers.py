@@ -1,0 +1,143 @@
+"""Proves what layers of encoders and encoder-decoders keep for backward, and what cannot be asked of them."""
+
+from typing import Any
+
+import pytest
+
+from memplan.api import estimate
+from memplan.arch import parse_config
+from memplan.engine.modules import Mode
+from memplan.engine.traces import trace_layer
+from memplan.errors import InvalidJob
+
+BERT = {"model_type": "bert", "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+T5 = {"model_type": "t5", "d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 1024, "num_layers": 3}
+DEBERTA = BERT | {
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "position_buckets": 128,
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "norm_rel_ebd": "layer_norm",
+    "max_position_embeddings": 512,
+}
+OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ROWS, LENGTH = 4, 256
+TOKENS = ROWS * LENGTH
+
+
+def mode(attention: str = "sdpa", **fields: Any) -> Mode:
+    """Pure bf16, all weights trained."""
+    return Mode(weight_itemsize=2, trained=True, autocast=0, attention=attention, padded=False, **fields)
+
+
+def saved(config: dict[str, Any], attention: str = "sdpa", index: int = -1, memory: int = 0) -> int:
+    """Bytes that one layer keeps of a pass of ROWS × LENGTH tokens."""
+    layer = parse_config(config, "small").runs[index].layer
+    return trace_layer(layer, mode(attention), ROWS, LENGTH, "plain", memory=memory).saved.size
+
+
+def near(found: int, expected: int) -> bool:
+    """Equal, but for statistics and rounding to 512 bytes."""
+    return 0 <= found - expected <= 8 * TOKENS * 4 + 16 * 512
+
+
+# Bytes per token, in multiples of h = 512: what the nodes of a layer hold in bf16.
+
+
+@pytest.mark.parametrize(
+    ("config", "bytes_per_token"),
+    [
+        # x, q, k, v, attention output, two sums before norms, the middle; up and its activation
+        (BERT | OFF, 2 * 512 * 8 + 2 * 2048 * 2 + 4 * 8),
+        # with a mask for each of two outputs; the kernel drops without one
+        (BERT, 2 * 512 * 8 + 2 * 2048 * 2 + 4 * 8 + 2 * 512),
+    ],
+    ids=["no dropout", "dropout"],
+)
+def test_bert_keeps(config: dict[str, Any], bytes_per_token: int) -> None:
+    assert near(saved(config), TOKENS * bytes_per_token)
+
+
+def test_berts_eager_attention_keeps_its_probabilities_once() -> None:
+    sdpa, eager = saved(BERT | OFF), saved(BERT | OFF, "eager")
+    pairs = TOKENS * LENGTH * 8
+    assert abs(eager - (sdpa - 4 * 8 * TOKENS + 2 * pairs)) <= 512 * 16
+
+
+def test_debertas_scores_keep_those_of_the_whole_table() -> None:
+    pairs, table, rows = TOKENS * LENGTH * 8, TOKENS * 256 * 8, 256
+    # x, q, k and its scaled copy, v, context, two sums, the middle; up and its activation
+    states = TOKENS * (2 * 512 * 9 + 2 * 2048 * 2)
+    positions = 2 * 2 * ROWS * rows * 512 + 2 * 8 * LENGTH * LENGTH
+    expected = states + positions + 2 * 2 * table + 2 * pairs + TOKENS * LENGTH
+    assert near(saved(DEBERTA | OFF, "eager"), expected)
+
+
+def test_t5_encoder_keeps_its_bias_as_a_mask_in_every_layer() -> None:
+    first, other = parse_config(T5 | {"dropout_rate": 0.0}, "t5").runs[:2]
+    kept = [trace_layer(run.layer, mode(), ROWS, LENGTH, "plain") for run in (first, other)]
+    bias = 2 * 8 * LENGTH * LENGTH
+    norms = 2 * (4 + 2 + 2 + 2) * 512  # fp32 and bf16 of what comes in, normalised, its product with the weight
+    inside = norms + 2 * 4 * 512 + 2 * 1024 + 4 * 8
+    assert near(kept[1].saved.size, TOKENS * inside + bias)
+    assert kept[0].saved.size - kept[1].saved.size == 8 * LENGTH * LENGTH  # int64 buckets
+    assert kept[0].gradients - kept[1].gradients == 2 * 32 * 8
+
+
+def test_gradients_of_the_shared_bias_are_summed_below_the_last_layer() -> None:
+    layer = parse_config(T5, "t5").runs[1].layer
+    last, other = (trace_layer(layer, mode("eager"), ROWS, LENGTH, "plain", last=flag) for flag in (True, False))
+    assert last.saved.size == other.saved.size
+    assert max(a.size for a in other.backward.values()) > max(a.size for a in last.backward.values())
+
+
+def test_the_decoder_reads_what_the_encoder_gave() -> None:
+    short, long = (saved(T5, memory=memory) for memory in (LENGTH, 2 * LENGTH))
+    keys_and_values = 2 * ROWS * LENGTH * 8 * 64 * 2
+    assert long - short == keys_and_values
+    layer = parse_config(T5, "t5").runs[-1].layer
+    kept = trace_layer(layer, mode(), ROWS, LENGTH, "plain", memory=LENGTH).keeps
+    assert kept == {"encoder's output", "bias of the attention to the encoder"}
+
+
+# What cannot be asked.
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "message"),
+    [
+        ("bert-base", {"method": "sft"}, "method: sft needs a model that predicts the next token"),
+        ("modernbert-base", {"method": "dpo"}, "method: dpo needs a model that predicts the next token"),
+        ("t5-small", {"method": "dpo"}, "method: dpo is not modelled for t5"),
+        ("t5-small", {"method": "reward"}, "method: reward is not modelled for t5"),
+        ("flan-t5-base", {"method": "sft", "trainer": "trl"}, "trainer: TRL is not modelled for t5"),
+        ("flan-t5-base", {"method": "sft", "attention": "flash"}, "attention: flash cannot add"),
+        ("flan-t5-base", {"method": "sft", "sharding": "fsdp2", "num_gpus": 2}, "sharding: fsdp2 is not modelled"),
+        (
+            "deberta-v3-base",
+            {"method": "reward", "gradient_checkpointing": "full", "gradient_checkpointing_reentrant": True},
+            "gradient_checkpointing_reentrant: true cannot run deberta-v2",
+        ),
+        ("bert-base", {"method": "reward", "sequence_length": 1024}, "longer than the 512 positions"),
+        ("roberta-base", {"method": "reward", "sequence_length": 514}, "longer than the 512 positions"),
+    ],
+)
+def test_refusals(model: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message) as caught:
+        estimate({"model": model, **keys})
+    assert caught.value.hint
+
+
+def test_answers_are_the_decoders_tokens() -> None:
+    keys = {"model": "flan-t5-base", "method": "sft", "sequence_length": 512, "optimizer": "sgd", "batch_size": 16}
+    short, long = (dict(estimate(keys | {"completion_length": n}).per_gpu.phases) for n in (64, 256))
+    assert long["forward"] > short["forward"]
+    report = estimate(keys | {"completion_length": 64})
+    assert any("its decoder completion_length tokens" in text for text in report.assumptions)
+
+
+@pytest.mark.parametrize("model", ["bert-base", "roberta-base", "electra-small", "distilbert-base", "deberta-v3-base"])
+def test_reward_models_of_encoders_have_a_score_for_each_sequence(model: str) -> None:
+    report = estimate({"model": model, "method": "reward", "sequence_length": 256, "batch_size": 4})
+    assert report.per_gpu.allocated_bytes == max(dict(report.per_gpu.phases).values())
