@@ -34,8 +34,12 @@ class Chunks(NamedTuple):
     """Queries and keys have to be copied to be seen as matrices."""
 
 
-def run_chunks(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The last state, the output, and what the loop's variables hold at its end."""
+def run_chunks(tape: Tape, chunks: Chunks, start: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The last state, the output, and what the loop's variables hold at its end.
+
+    Takes the first state out of the list, so that nobody else holds it.
+    """
+    state = start.pop()
     middle, kept = max(chunks.chunks - FIRST - LAST, 0), 0
     held: list[Tensor] = []
     for i in range(chunks.chunks - middle):

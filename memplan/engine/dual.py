@@ -77,7 +77,10 @@ def discrete_steps(p: Pass, mixer: StateSpaceDual, step: Tensor) -> Tensor:
 def chunk_scan(
     p: Pass, mixer: StateSpaceDual, hidden: Tensor, step: Tensor, decay: Tensor, b: Tensor, c: Tensor
 ) -> Tensor:
-    """``mamba2_chunk_scan``; what is a local there is one here."""
+    """``mamba2_chunk_scan``; what is a local there is one here.
+
+    Channels lie before positions in memory, as the convolution leaves them; B and C, copied for each head, after.
+    """
     tape, heads, state, chunk = p.tape, mixer.heads, mixer.state, mixer.chunk
     chunks = -(-p.length // chunk)
     tokens, blocks = p.rows * chunks * chunk, p.rows * chunks
@@ -100,11 +103,11 @@ def chunk_scan(
     square = Dim("L·H·c", tokens * heads * chunk)
     scores = contract(tape, c, b, square, "scores within a chunk", (many, many))
     weights = ops.mul(tape, scores, within, "scores within a chunk")
-    diagonal = contract(tape, weights, hidden, inner, STATE, (False, many), grad=many)
+    diagonal = contract(tape, weights, hidden, inner, STATE, (False, several), grad=many)
     last = ops.view(tape, sums, Dim("H", blocks * heads), whole=False)
     until_end = exponential(tape, difference(p, last, sums), STATE)
     decayed = ops.mul(tape, b, until_end, STATE)
-    states = contract(tape, hidden, decayed, of_chunk, "states of chunks", (many, many), grad=several)
+    states = contract(tape, hidden, decayed, of_chunk, "states of chunks", (several, many), grad=several)
     previous = tape.new(Dim("D·N", p.rows * mixer.inner * state), states.itemsize, "states of chunks")
     states = ops.concatenate(tape, (previous, states), of_chunks, "states of chunks")
     between = exponential(tape, between_chunks(p, mixer, sums, chunks), STATE)

@@ -140,7 +140,7 @@ def delta_rule(p: Pass, mixer: GatedDelta, q: Tensor, k: Tensor, v: Tensor, deca
     )
     decayed = ops.mul(tape, k_beta, exponential(tape, sums, RULE), RULE)
     new_values, read_keys = solve(tape, system, v_beta, "new values"), solve(tape, system, decayed, "keys that read")
-    state = tape.new(Dim("H·K·V", p.rows * heads * mixer.key_dim * mixer.value_dim), new_values.itemsize, "states")
+    start = [tape.new(Dim("H·K·V", p.rows * heads * mixer.key_dim * mixer.value_dim), new_values.itemsize, "states")]
     out = tape.new(of_values, new_values.itemsize, "mixer output in fp32")
     q = ops.mul(tape, q, exponential(tape, sums, RULE), RULE)
     last = ops.view(tape, sums, Dim("H", p.rows * blocks * heads), whole=False)
@@ -148,7 +148,7 @@ def delta_rule(p: Pass, mixer: GatedDelta, q: Tensor, k: Tensor, v: Tensor, deca
     ends = ops.view(tape, sums, Dim("H", p.rows * blocks * heads), whole=False)
     chunk_decay = exponential(tape, ends, RULE)
     chunks = Chunks(new_values, read_keys, q, k, within, chunk_decay, blocks, strided)
-    state, out, held = run_chunks(tape, chunks, state, out)
+    state, out, held = run_chunks(tape, chunks, start, out)
     del state
     if blocks > 1:
         out = ops.copy(tape, out, "mixer output in fp32")

@@ -106,8 +106,8 @@ def scan(
     decays = exponential(tape, outer(tape, steps, rates, wide), SCAN)
     of_b = outer(tape, steps, ops.cast(tape, b, ops.FP32, "B in fp32"), wide)
     inputs = outer(tape, of_b, ops.cast(tape, hidden, ops.FP32, "channels in fp32"), wide)
-    state = tape.new(Dim("D·N", p.rows * mixer.inner * mixer.state), before, "states")
-    out, state, held = run_positions(p, mixer, (decays, inputs, c), state, before)
+    start = [tape.new(Dim("D·N", p.rows * mixer.inner * mixer.state), before, "states")]
+    out, state, held = run_positions(p, mixer, (decays, inputs, c), start, before)
     skip = ops.cast(tape, parameter(p, mixer, "D"), ops.FP32, SCAN)
     out = ops.add(tape, out, ops.mul(tape, hidden, skip, SCAN), "state-space output")
     out = ops.mul(tape, out, ops.unary(tape, gate, "activation"), "gated outputs")
@@ -136,14 +136,14 @@ def outer(tape: Tape, a: Tensor, b: Tensor, wide: Dim) -> Tensor:
 
 
 def run_positions(
-    p: Pass, mixer: StateSpace, operands: tuple[Tensor, Tensor, Tensor], state: Tensor, itemsize: int
+    p: Pass, mixer: StateSpace, operands: tuple[Tensor, Tensor, Tensor], start: list[Tensor], itemsize: int
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """``state = decays[i] * state + inputs[i]`` and ``state @ C[i]`` for each position, the outputs stacked; with
     what the scan still names, the last state and the list of outputs.
 
     A long loop is not played position by position: those in the middle are one step (``delta_loop``).
     """
-    tape, length = p.tape, p.length
+    tape, length, state = p.tape, p.length, start.pop()
     middle, kept = max(length - FIRST - LAST, 0), 0
     outputs: list[Tensor] = []
     small = Dim("D", p.rows * mixer.inner)
