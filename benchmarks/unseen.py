@@ -93,7 +93,7 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
     job["model"] = cut(config, rng.choice((2, 3, 4, 6)))
     if config["model_type"] in LOOPS:
         job["sequence_length"] = 64
-    if job["method"] not in PAIRS:
+    if job["method"] not in PAIRS or job["trainer"] != "pytorch":  # trainers run both halves in one forward
         del job["pair_pass"]
     if job["gradient_checkpointing"] == "none":
         del job["gradient_checkpointing_reentrant"]
