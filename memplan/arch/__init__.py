@@ -20,7 +20,8 @@ Files group families by what their layers are made of, and a family is one row o
     plain.py       what these five share
     moe.py         rows: routed experts
     state_space.py rows: Mamba and its kin, and the mixers of hybrids
-    hybrid.py      rows: attention and state spaces in turn, or side by side
+    hybrid.py      rows: attention and state spaces in turn
+    falcon_h1.py   a row: both side by side
     nemotron_h.py  a row: one sub-layer to each layer
     gated_delta.py rows: gated delta rules (Qwen3-Next, Qwen3.5)
     lfm2.py        rows: short convolutions
@@ -43,6 +44,7 @@ from memplan.arch import (
     dense,
     encoders,
     falcon,
+    falcon_h1,
     gated_delta,
     hybrid,
     latent,
@@ -87,6 +89,7 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **deepseek_v4.FAMILIES,
     **state_space.FAMILIES,
     **hybrid.FAMILIES,
+    **falcon_h1.FAMILIES,
     **nemotron_h.FAMILIES,
     **gated_delta.FAMILIES,
     **lfm2.FAMILIES,

@@ -1,5 +1,5 @@
-"""Models of attention and state-space layers in turn: Jamba, Bamba, Granite 4 and Falcon-H1, as transformers 5.23
-builds them. In Falcon-H1 each layer has both side by side.
+"""Models of attention and state-space layers in turn: Jamba, Bamba and Granite 4, as transformers 5.23 builds
+them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selecti
 from memplan.arch.turning import turned
 from memplan.spec.model import AnyMixer, ModelSpec
 from memplan.spec.parts import FeedForward, Linear, Norm, Routing
-from memplan.spec.state_space import BothMixers
 
 JAMBA: dict[str, Scalar] = {
     "vocab_size": 65536,
@@ -76,13 +75,6 @@ BAMBA: dict[str, Scalar] = DUAL | {
     "attention_dropout": 0.0,
     "attn_layer_indices": None,
     "head_dim": None,
-}
-FALCON_H1: dict[str, Scalar] = BAMBA | {
-    "max_position_embeddings": 8192,
-    "mamba_d_ssm": 1024,
-    "mamba_norm_before_gate": True,
-    "mamba_rms_norm": False,
-    "projectors_bias": False,
 }
 GRANITE_HYBRID: dict[str, Scalar] = DUAL | {
     "vocab_size": 32000,
@@ -165,26 +157,6 @@ def half_turned(family: Family, config: Config) -> AnyMixer:
     return turned(rotary="concatenated", rotary_dim=width)(family, config, None)
 
 
-def falcon_mixers(family: Family, config: Config) -> list[AnyMixer]:
-    """Mamba 2 and attention side by side."""
-    given, inner = config.value("mamba_d_ssm"), config.integer("mamba_expand") * config.integer("hidden_size")
-    if given is not None:
-        inner = config.integer("mamba_d_ssm")
-    gate_first = not config.flag("mamba_norm_before_gate")
-    fields: dict[str, object] = {"scaled": True, "gate_first": gate_first}
-    if not config.flag("mamba_rms_norm"):
-        fields["norms"] = ()
-    mamba = prefixed_dual(config, inner, out_bias=config.flag("projectors_bias"), **fields)
-    attends = softmax_attention(family, config, None).model_copy(update={"scaled_keys": True})
-    return [BothMixers.of(mamba, attends)] * config.integer("num_hidden_layers")
-
-
-def falcon_layers(family: Family, config: Config) -> list[FeedForward]:
-    """A gated feed-forward whose gate and output are multiplied by numbers."""
-    layer = gated(family, config, config.integer("intermediate_size")).model_copy(update={"scaled": True})
-    return [layer] * config.integer("num_hidden_layers")
-
-
 def listed(config: Config, key: str, names: dict[str, str]) -> list[str]:
     """The kind of each layer as the config lists them under ``key``."""
     given = config.value(key)
@@ -252,16 +224,6 @@ def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
 
 
-def finish_falcon(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The embedding's output is scaled in the model's forward; each layer keeps a vector of numbers for its
-    projections.
-    """
-    both = spec.runs[0].layer.mixer
-    assert isinstance(both, BothMixers)
-    made = both.state_space.linears[0].outputs * spec.num_layers * 2
-    return with_mask(spec.model_copy(update={"scaled_outside": True, "buffer_bytes": made}), config)
-
-
 NOT_COUNTED = (("attention_dropout", DROPOUT),)
 ROUTER = ("output_router_logits", ROUTER_LOSS)
 
@@ -288,22 +250,6 @@ ROWS = (
         not_counted=NOT_COUNTED,
         classifies=False,
         finish=with_mask,
-    ),
-    Family(
-        model_type="falcon_h1",
-        defaults=FALCON_H1,
-        feed_forward=falcon_layers,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        mixers=falcon_mixers,
-        norms=PAIR_NORMS,
-        form="pre",
-        scaled_embedding=True,
-        scaled_logits=True,
-        not_counted=NOT_COUNTED,
-        classifies=False,
-        finish=finish_falcon,
     ),
     Family(
         model_type="granitemoehybrid",

@@ -24,9 +24,9 @@ def mixer_kernels(job: Job, spec: ModelSpec, notes: Notes) -> str:
     kinds = sorted({mixer.kind for mixer in spec.mixers if isinstance(mixer, WITH_KERNELS)})
     given = job.mixer_kernels
     if not kinds:
-        if given != "auto":
+        if given == "cuda":
             notes.remark(f"mixer_kernels has no effect: {spec.family} has attention alone")
-        return notes.plain("mixer_kernels", given)
+        return notes.plain("mixer_kernels", "torch")
     packages = PACKAGES[kinds[0]]
     if given != "auto":
         return notes.plain("mixer_kernels", given)
