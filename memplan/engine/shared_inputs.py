@@ -15,7 +15,7 @@ from memplan.engine.modules import Mode, Pass
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Node, Storage, Tape, Tensor
 from memplan.spec.encoders import DisentangledAttention
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention
 
 RELATIVE, BIAS = "relative positions", "bias of relative positions"
@@ -37,7 +37,7 @@ def shared_inputs(
     layer: Layer, mode: Mode, rows: int = 1, length: int = 0, memory: int = 0, checkpointed: bool = False
 ) -> list[SharedInput]:
     """What this layer reads of others, or makes for them. ``memory``: tokens of each row that the encoder read."""
-    mixer = layer.mixer
+    mixer = getattr(layer, "mixer", None)  # a tower's blocks have none
     if isinstance(mixer, DisentangledAttention) and mixer.rows:
         itemsize = ops.FP32 if mode.autocast and mixer.normed else mode.weight_itemsize
         trained = mode.trained and not {"rel_embeddings", "encoder.LayerNorm"} <= mode.frozen
