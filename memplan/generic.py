@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import exp, log
 from typing import NamedTuple
 
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm
 
 FAMILY = "generic"

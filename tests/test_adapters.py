@@ -13,7 +13,7 @@ from memplan.resolve import resolve
 from memplan.resolve.models import adapter
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
-from memplan.spec.model import Run
+from memplan.spec.layer import Run
 from memplan.spec.parts import Linear
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe

@@ -19,8 +19,8 @@ from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.tables.choices import CHOICES
-from memplan.tables.precisions import PRECISIONS
 from memplan.tables.optimizers import find_optimizer
+from memplan.tables.precisions import PRECISIONS
 from memplan.tables.trainers import TRAINERS
 
 TINY = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -13,7 +13,7 @@ from memplan.engine.modules import Mode
 from memplan.engine.tensors import layer_weights
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 from memplan.spec.recipe import Adapter
 
 BF16 = Mode(weight_itemsize=2, trained=True, autocast=0, attention="sdpa", padded=False)

@@ -19,7 +19,8 @@ from memplan.arch import parse_config
 from memplan.engine.front import trace_front
 from memplan.engine.modules import Mode
 from memplan.errors import InvalidJob
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter
 
 Keys = Callable[[Shape], dict[str, Any]]

@@ -29,7 +29,8 @@ from test_tape_layers import (
 
 from memplan.arch import parse_config
 from memplan.engine.modules import Mode
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 
 
 def llama(x: Shape) -> float:

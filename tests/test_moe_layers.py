@@ -20,7 +20,7 @@ from memplan.arch import parse_config
 from memplan.engine.modules import Mode
 from memplan.engine.traces import trace_layer
 from memplan.errors import ModelError
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 
 BF16 = Mode(weight_itemsize=2, trained=True, autocast=0, attention="sdpa", padded=False)
 PADDED = Mode(weight_itemsize=2, trained=True, autocast=0, attention="sdpa", padded=True)

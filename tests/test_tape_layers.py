@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memplan.arch import parse_config
 from memplan.engine.modules import Mode
 from memplan.engine.traces import LayerTrace, trace_layer
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 from memplan.spec.recipe import Adapter
 from memplan.units import round_up
 

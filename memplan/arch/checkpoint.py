@@ -7,7 +7,8 @@ predict further tokens, which transformers drops; buffers of the routers; scales
 from collections.abc import Mapping
 
 from memplan.arch.config import Config
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 from memplan.units import ceil_div
 
 MXFP4_BLOCK = 32

@@ -4,7 +4,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, gated, softmax_attention
 from memplan.arch.routed import expert_count, experts_per_token, first_dense, make_experts, shared_experts
-from memplan.spec.model import AnyMixer
+from memplan.spec.layer import AnyMixer
 from memplan.spec.parts import FeedForward, Routing
 
 

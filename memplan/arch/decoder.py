@@ -12,7 +12,8 @@ from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.foreign import note_unread, refuse_foreign
 from memplan.spec.forms import Form
-from memplan.spec.model import AnyMixer, Layer, ModelSpec, Run
+from memplan.spec.layer import AnyMixer, Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm, NormKind
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")

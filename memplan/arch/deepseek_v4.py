@@ -9,7 +9,8 @@ from memplan.arch.decoder import DROPOUT, Family, activation, build
 from memplan.arch.latent_keys import DEEPSEEK_V4
 from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, make_experts, shared_experts
 from memplan.spec.compressed import CompressedAttention
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
 
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"

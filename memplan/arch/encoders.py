@@ -12,7 +12,8 @@ from memplan.arch.decoder import Family, build
 from memplan.arch.plain import attention_of, drops, plain_feed_forward, row, with_layers
 from memplan.spec.encoders import Pooler
 from memplan.spec.forms import Front
-from memplan.spec.model import ModelSpec, Run
+from memplan.spec.layer import Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
 
 BERT: dict[str, Scalar] = {

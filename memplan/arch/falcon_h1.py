@@ -7,7 +7,8 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, gated, softmax_attention
 from memplan.arch.hybrid import BAMBA, NOT_COUNTED, PAIR_NORMS, with_mask
 from memplan.arch.state_space import prefixed_dual
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward
 from memplan.spec.state_space import BothMixers
 

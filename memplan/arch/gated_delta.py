@@ -21,7 +21,8 @@ from memplan.arch.routed import (
 )
 from memplan.arch.state_space import convolution, with_kernel_note
 from memplan.arch.turning import rotary_dim
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Routing
 from memplan.spec.state_space import GatedDelta
 

@@ -18,7 +18,8 @@ from memplan.arch.routed import (
 )
 from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selective, with_kernel_note
 from memplan.arch.turning import turned
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Linear, Norm, Routing
 
 JAMBA: dict[str, Scalar] = {

@@ -22,7 +22,8 @@ from memplan.arch.routed import (
 )
 from memplan.arch.shared_moe import deepseek_layers
 from memplan.spec.latent import Indexer, LatentAttention
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Linear, Norm, Routing
 
 INDEXED = "indexed_attention"

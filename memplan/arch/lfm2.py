@@ -11,7 +11,8 @@ from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.hybrid import listed
 from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, layer_numbers, make_experts
 from memplan.arch.state_space import convolution, with_kernel_note
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm, Routing
 from memplan.spec.state_space import ShortConvolution
 

@@ -10,7 +10,8 @@ from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
 from memplan.arch.state_space import with_kernel_note
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
 from memplan.spec.state_space import Lightning, TimeMix
 

@@ -11,7 +11,8 @@ from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.dense import LLAMA, fused_everywhere, gated_everywhere
 from memplan.arch.turning import rotary_dim, turned
 from memplan.spec.forms import Dropped
-from memplan.spec.model import AnyMixer, ModelSpec, Run
+from memplan.spec.layer import AnyMixer, Run
+from memplan.spec.model import ModelSpec
 
 GRANITE: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
 

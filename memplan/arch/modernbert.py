@@ -12,7 +12,8 @@ from memplan.arch.decoder import Family, build
 from memplan.arch.encoders import layer_norm
 from memplan.arch.plain import ACTIVATIONS, attention_of, drops, row, with_layers
 from memplan.spec.encoders import Pooler
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Part
 
 MODERNBERT: dict[str, Scalar] = {

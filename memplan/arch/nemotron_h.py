@@ -9,7 +9,8 @@ from memplan.arch.hybrid import LINEAR, listed
 from memplan.arch.plain import ACTIVATIONS
 from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
 from memplan.arch.state_space import DualKeys, dual, with_kernel_note
-from memplan.spec.model import AnyMixer, ModelSpec
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
 
 NEMOTRON_H: dict[str, Scalar] = {

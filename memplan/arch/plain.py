@@ -11,7 +11,8 @@ from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation
 from memplan.arch.turning import rotary_factor
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Part
 
 ACTIVATIONS: Mapping[str, str] = {

@@ -7,7 +7,8 @@ from typing import Any
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, Family, build
-from memplan.spec.model import AnyMixer, ModelSpec, Run
+from memplan.spec.layer import AnyMixer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm
 from memplan.spec.state_space import StateSpace, StateSpaceDual
 

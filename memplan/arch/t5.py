@@ -13,7 +13,8 @@ from memplan.arch.decoder import Family, build
 from memplan.arch.plain import ACTIVATIONS, drops, row
 from memplan.errors import ModelError
 from memplan.spec.encoders import Encoder, Pooler
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
 
 T5: dict[str, Scalar] = {

@@ -8,7 +8,8 @@ from functools import partial
 from memplan.arch import attention, dense, moe, routed
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
-from memplan.spec.model import AnyMixer, Layer, ModelSpec, Run
+from memplan.spec.layer import AnyMixer, Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Norm, Part
 from memplan.spec.vision import ImageCross
 

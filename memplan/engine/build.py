@@ -14,8 +14,8 @@ from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.modules import Mode
-from memplan.engine.overhead import enter_overhead
 from memplan.engine.output_rows import enter_outputs
+from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.resident import enter_residents, reference_pass, teacher_pass

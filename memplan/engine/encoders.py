@@ -9,7 +9,7 @@ from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tensor
 from memplan.spec.encoders import Pooler
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 
 
 def encoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, Mixed, b
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import rotary
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Grads, Tape, Tensor
 from memplan.spec.parts import Attention, Linear
 
 

@@ -15,7 +15,7 @@ from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
 from memplan.engine.tape import Tensor
 from memplan.engine.vision import vit_block
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 
 
 def decoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from memplan.engine.shared_inputs import shared_inputs
 from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import ImageBatch
 
 

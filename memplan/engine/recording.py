@@ -15,7 +15,7 @@ from memplan.engine.tags import Dim, Tag
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Storage, Tape, Tensor
 from memplan.engine.traces import recompute
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 
 
 class NumberedStorage(Storage):

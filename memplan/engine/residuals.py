@@ -9,7 +9,7 @@ from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.tape import Tensor
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 
 
 def post_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:

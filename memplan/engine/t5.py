@@ -15,7 +15,7 @@ from memplan.engine.modules import Pass, norm, project
 from memplan.engine.shared_inputs import BIAS, CROSS_BIAS, MEMORY
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Grads, Tape, Tensor
-from memplan.spec.model import Layer
+from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention, FeedForward
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.spec.recipe import Adapter, Quantised
 from memplan.spec.vision import Tower

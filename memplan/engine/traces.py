@@ -19,7 +19,8 @@ from memplan.engine.shared_inputs import gradients_above, lend, made, shared_inp
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Node, Tape, Tensor
-from memplan.spec.model import Layer, ModelSpec
+from memplan.spec.layer import Layer
+from memplan.spec.model import ModelSpec
 
 Tags = dict[Tag, int]
 

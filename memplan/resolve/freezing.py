@@ -9,7 +9,8 @@ from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.notes import Notes
 from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Part
 from memplan.tables.trainers import Trainer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
 from memplan.measurement import Measurement, errors_of
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
 from memplan.units import format_bytes
 
 NAMES = {"forward": "forward, loss", "step": "optimizer step"}

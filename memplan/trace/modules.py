@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.errors import ModelError
-from memplan.spec.model import Layer, ModelSpec, Run
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
 from memplan.trace.exact import SPREADS
 from memplan.trace.roles import attention_of, feed_forward_of
@@ -46,7 +47,7 @@ def describe(model: Any, parsed: Any, name: str) -> ModelSpec:
     outside = Found(*inventory(model, skip=path))
     own = {embedding.weight, head.weight, *([head.bias] if head.bias is not None else [])}
     last = final_norm(outside.norms, path)
-    hidden = outside.norms[last].width if last else head.in_features
+    hidden = head.in_features
     made = runs(layers, text, hidden, not model._supports_sdpa)
     kind = kind_of(made)
     spec = ModelSpec(
@@ -57,9 +58,10 @@ def describe(model: Any, parsed: Any, name: str) -> ModelSpec:
         embedding_width=None if embedding.embedding_dim == hidden else embedding.embedding_dim,
         tied=head.weight is embedding.weight,
         runs=made,
-        final_norm=outside.norms[last] if last else None,
+        final_norm=outside.norms[last].model_copy(update={"width": hidden}) if last else None,
         head=Linear(name="lm_head", inputs=head.in_features, outputs=head.out_features, bias=head.bias is not None),
         extra=rest(model, path, own, last),
+        logits_softcap=getattr(text, "final_logit_softcapping", None),
         classifies=classifies(parsed.model_type),
         max_positions=whole(text, "max_position_embeddings") or None,
         source=f"modules of transformers' {type(model).__name__}",
@@ -157,7 +159,7 @@ def as_norm(path: str, module: Any, own: dict[str, Any]) -> Norm | None:
     name, bias = path.rpartition(".")[2], "bias" in own
     if not own:
         width = getattr(module, "normalized_shape", None)
-        return Norm(name=name, width=int(width[-1]), kind="layer-plain") if width else None
+        return Norm(name=name, width=int(width[-1]) if width else 0, kind="layer-plain" if width else "layer-bare")
     if own.get("weight") is None or own["weight"].dim() != 1:
         return None
     kind = "layer" if isinstance(module, torch.nn.LayerNorm) or bias else "rms"
@@ -197,11 +199,11 @@ def make_layer(found: Found, text: Any, hidden: int, window: int | None, eager_o
     mixer, used = attention_of(mixing, found.norms, text, hidden, window, eager_only)
     feed_forward, more = feed_forward_of(feeding, found.tensors, text, hidden)
     used |= more
-    direct = [path for path, norm in found.norms.items() if norm.width == hidden and path not in used]
+    direct = [path for path, norm in found.norms.items() if norm.width in (0, hidden) and path not in used]
     direct = [path for path in direct if "." not in path] or direct
     single = (mixer is None) != (feed_forward is None)
     wanted = 1 if single else 4 if len(direct) == 4 else 2
-    around = [found.norms[path] for path in direct[:wanted]]
+    around = [found.norms[path].model_copy(update={"width": hidden}) for path in direct[:wanted]]
     used |= set(direct[:wanted])
     plain = Norm(name="", width=hidden, kind="layer-plain")
     form = "single" if single else "sandwich" if wanted == 4 else "pre"
@@ -213,7 +215,7 @@ def make_layer(found: Found, text: Any, hidden: int, window: int | None, eager_o
         mixer=mixer,
         feed_forward=feed_forward,
         norms=(*around, *[plain] * (wanted - len(around))),
-        form=form,  # type: ignore[arg-type]
+        form=form,
         extra=tuple(unused(found, used)),
     )
 
@@ -236,9 +238,7 @@ def unused(found: Found, used: set[str]) -> Iterator[Part]:
 def final_norm(norms: dict[str, Norm], layers: str) -> str:
     """The path of the norm after the layers: the last one in the module that holds them."""
     home = layers.rpartition(".")[0]
-    beside = [
-        path for path in norms if path.rpartition(".")[0] == home and "embed" not in path and norms[path].width > 1
-    ]
+    beside = [path for path in norms if path.rpartition(".")[0] == home and "embed" not in path]
     return beside[-1] if beside else ""
 
 

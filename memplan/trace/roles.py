@@ -68,7 +68,7 @@ def attention_of(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         linears=tuple(linears[path] for path in (*paths, out)),
-        norms=tuple(norms[path] for path in of_heads),
+        norms=tuple(norms[path].model_copy(update={"width": norms[path].width or head_dim}) for path in of_heads),
         rotary="half" if getattr(text, "rope_parameters", None) or hasattr(text, "rope_theta") else "none",
         window=window,
         eager_only=eager_only,
@@ -93,7 +93,7 @@ def paired(norms: Mapping[str, Norm], q_width: int, kv_width: int, head_dim: int
     """The norms of q and of k, of a head or of all, where there are both."""
     found = []
     for letter, whole in (("q", q_width), ("k", kv_width)):
-        fits = (p for p, norm in norms.items() if norm.width in (whole, head_dim) and "." in p)
+        fits = (p for p, norm in norms.items() if norm.width in (0, whole, head_dim) and "." in p)
         found += [path for path in fits if re.match(letter, path.rpartition(".")[2])][:1]
     return found if len(found) == 2 else []
 

@@ -10,6 +10,16 @@ SOURCE = torch.randn(8, 100, requires_grad=True)
 LABELS = torch.randint(0, 100, (8, 1))
 
 
+def gathered() -> torch.Tensor:
+    """One column of each row."""
+    return SOURCE.gather(1, LABELS).sum()
+
+
+def indexed() -> torch.Tensor:
+    """Some rows."""
+    return SOURCE[torch.arange(5)].sum()
+
+
 def shared() -> torch.Tensor:
     """One tensor with three consumers."""
     middle = SOURCE * 2
@@ -19,8 +29,8 @@ def shared() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("forward", "in_place", "out_of_place"),
     [
-        (lambda: SOURCE.gather(1, LABELS).sum(), "aten::scatter_add_", "aten::scatter_add"),
-        (lambda: SOURCE[torch.arange(5)].sum(), "aten::_index_put_impl_", "aten::index_put"),
+        (gathered, "aten::scatter_add_", "aten::scatter_add"),
+        (indexed, "aten::_index_put_impl_", "aten::index_put"),
         (shared, "aten::add_", "aten::add"),
     ],
     ids=["gather", "index", "several consumers"],

@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from memplan.cli.app import main
 from memplan.errors import InvalidJob, ModelNotFound, UsageError
+from memplan.measurement import Measurement, errors_of
 from memplan.spec.reading import read_job
 from memplan.trace.attempt import Attempt, search
 from memplan.trace.devices import HISTORY, CpuDevice, CudaDevice, this_device
 from memplan.trace.measure import measure
-from memplan.measurement import Measurement, errors_of
 from memplan.trace.world import World, read_world
 from memplan.units import GiB, MiB
 

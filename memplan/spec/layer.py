@@ -1,0 +1,116 @@
+"""A layer: a mixer and a feed-forward with what stands around them; and runs of equal layers."""
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from memplan.spec.base import Frozen
+from memplan.spec.compressed import CompressedAttention
+from memplan.spec.encoders import DisentangledAttention
+from memplan.spec.forms import Dropped, Form
+from memplan.spec.latent import LatentAttention
+from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
+from memplan.spec.state_space import (
+    BothMixers,
+    GatedDelta,
+    Lightning,
+    ShortConvolution,
+    StateSpace,
+    StateSpaceDual,
+    TimeMix,
+)
+from memplan.spec.vision import ImageCross
+
+AnyMixer = Annotated[
+    Attention
+    | LatentAttention
+    | CompressedAttention
+    | DisentangledAttention
+    | ImageCross
+    | StateSpace
+    | StateSpaceDual
+    | GatedDelta
+    | ShortConvolution
+    | Lightning
+    | TimeMix
+    | BothMixers,
+    Field(discriminator="kind"),
+]
+"""Every kind of mixer."""
+
+
+class Layer(Frozen):
+    """A mixer and a feed-forward, with the norms around them. Either may be missing."""
+
+    mixer: AnyMixer | None
+    feed_forward: FeedForward | None
+    norms: tuple[Norm, ...]
+    """In order of the forward."""
+    form: Form = "pre"
+    cross: Attention | None = None
+    """Attention to the encoder's output, between mixer and feed-forward."""
+    extra: tuple[Part, ...] = ()
+    """Whatever else the layer holds."""
+    locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
+    """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
+    dropout: tuple[Dropped, ...] = ()
+    """Where dropout stands; in training it keeps a mask of one byte per element."""
+    projected_input: bool = False
+    """Its input comes out of a linear, in autocast's precision (ELECTRA's first)."""
+    narrow_input: bool = False
+    """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
+    frozen: frozenset[str] = frozenset()
+    """Names of its weights that are not trained (``freeze``)."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Mixer, feed-forward and the rest, without what is missing."""
+        return tuple(part for part in (self.mixer, self.cross, self.feed_forward, *self.extra) if part is not None)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every nn.Linear of the layer that is not a routed expert's."""
+        found: list[Linear] = []
+        for part in self.parts:
+            found += part.linears
+            if isinstance(part, FeedForward):
+                found += part.shared
+                found += [part.experts.router] if part.experts else []
+        return tuple(found)
+
+    @property
+    def experts(self) -> Experts | None:
+        """The routed experts, when the layer has any."""
+        return self.feed_forward.experts if self.feed_forward else None
+
+    @cached_property
+    def width(self) -> int:
+        """Elements per token of what comes in and goes out."""
+        return self.norms[0].width
+
+    @cached_property
+    def by_category(self) -> dict[str, int]:
+        """Parameter elements: attn, mlp, norm, experts, router and so on."""
+        counts: dict[str, int] = {}
+        for part in self.parts:
+            add_counts(counts, part.by_category.items())
+        add_counts(counts, (("norm", norm.parameters) for norm in self.norms))
+        return counts
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameter elements."""
+        return sum(self.by_category.values())
+
+    @cached_property
+    def inactive_parameters(self) -> int:
+        """Elements of the experts that one token does not visit."""
+        return self.experts.inactive_parameters if self.experts else 0
+
+
+class Run(Frozen):
+    """``count`` equal layers in a row."""
+
+    count: int
+    layer: Layer
