@@ -87,7 +87,7 @@ def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
     above = ops.add(tape, squares, ops.scale(tape, x, LABEL), LABEL)
     del squares
     capped = ops.unary(tape, x, LABEL)
-    decayed = ops.unary(tape, capped, LABEL, saves="result")
+    decayed = ops.unary(tape, ops.cast(tape, capped, wide, LABEL), LABEL, saves="result")
     del capped
     below = ops.mul(tape, ops.add(tape, decayed, x, LABEL), second, LABEL)
     del decayed

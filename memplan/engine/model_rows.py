@@ -99,7 +99,7 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     if plan.spec.mask_form == "boolean":
         return windows, plan.rows * square
     if plan.spec.mask_form == "always" and recipe.attention == "sdpa":
-        return windows, plan.rows * square
+        return windows, (plan.rows if recipe.padded else 1) * square
     if plan.spec.bidirectional and not recipe.padded:
         windows = [window for window in windows if window is not None and plan.length >= window]
     if recipe.attention == "eager":
@@ -113,8 +113,9 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
 
 def keeps_masks(traced: TracedPass) -> bool:
     """Whether masks outlive the forward: checkpoints keep them, and so do layers that save them."""
-    away = bool(traced.plan.mode.offload)
-    saves = traced.plan.style == "plain" and not away and traced.plan.spec.mask_form in ("boolean", "heads")
+    plan, form = traced.plan, traced.plan.spec.mask_form
+    saves = form == "boolean" or (form == "heads" and plan.mode.attention != "eager")
+    saves = saves and plan.style == "plain" and not plan.mode.offload
     return saves or traced.plan.style in ("checkpoint", "reentrant")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memplan.engine import ops
+from memplan.engine import ops, routing_ops
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
@@ -81,19 +81,27 @@ def after_sum(p: Pass, layer: Layer, x: Tensor) -> Tensor:
 
 
 def parallel_branches(p: Pass, layer: Layer, x: Tensor) -> Tensor:
-    """One norm for both, or one for each; both outputs are added to each other, then to the residual (GPT-NeoX)."""
+    """One norm for both, or one for each; both outputs are added to each other, then to the residual (GPT-NeoX).
+    Falcon adds them in place, and names both norms' outputs.
+    """
     tape, norms = p.tape, layer.norms
+    falcon = getattr(layer.mixer, "style", "").startswith("falcon")
     with tape.at("attention"):
         hidden = norm(p, norms[0], x, "h")
+        held = [hidden] if falcon else []
         mixed, weights = mix(p, layer.mixer, hidden)
         mixed = dropped(p, layer, "mixer", mixed)
     with tape.at("feed-forward"):
         if len(norms) > 1:
             hidden = norm(p, norms[1], x, "h")
         fed = dropped(p, layer, "feed-forward", feed_forward(p, layer.feed_forward, hidden))
-        both = dropped(p, layer, "branches", ops.add(tape, fed, mixed, "sum of both outputs"))
+        if falcon and fed.itemsize == mixed.itemsize:
+            both = routing_ops.add_in_place(tape, fed, mixed)
+        else:
+            both = ops.add(tape, fed, mixed, "sum of both outputs")
+        both = dropped(p, layer, "branches", both)
         out = ops.add(tape, both, x, "residual stream")
-    del weights
+    del weights, held
     return out
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from typing import Any
 from unittest import mock
 
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -16,6 +18,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from memplan.errors import InvalidJob
 from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -29,6 +32,7 @@ def build_model(
     config: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, device: str, scores: bool = False
 ) -> torch.nn.Module:
     """The model of a config, with a scalar head for reward models and critics (``scores``), in training mode."""
+    check_type(config["model_type"])
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     parsed.use_cache = False
@@ -47,7 +51,28 @@ def build_model(
     with torch.device(device), no_init_weights():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()
+    _gather_strays(model, device)
     return model.train()
+
+
+def _gather_strays(model: torch.nn.Module, device: str) -> None:
+    """What a module makes on the host whatever the device is (xIELU's parameters) goes where the model is."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and tensor.device.type != torch.device(device).type:
+                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
+
+
+def check_type(model_type: str) -> None:
+    """Raise InvalidJob for a type whose code comes with its weights: no such code is run."""
+    if model_type not in CONFIG_MAPPING:
+        raise InvalidJob(
+            f"model: {model_type} is no class of transformers {version('transformers')}, and code that comes with "
+            "weights is not run",
+            "memplan estimate counts it from its config.json",
+        )
 
 
 def stored_dtype(recipe: Recipe) -> torch.dtype:
@@ -75,12 +100,25 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
     with torch.device(device), stay:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+    _check_routers(adapted)
     dtype = NAMED[job.lora.dtype]
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)
     _make_copies_anew(adapted)
     return adapted
+
+
+def _check_routers(adapted: Any) -> None:
+    """Raise InvalidJob where adapters stand on a linear that returns more than one tensor: PEFT cannot run them."""
+    for path, module in adapted.named_modules():
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, torch.nn.Linear) and type(base).__name__.endswith("Router"):
+            raise InvalidJob(
+                f"lora.targets: {path.split('.')[-1]} ({type(base).__name__}) returns two tensors, on which PEFT "
+                f"{version('peft')} fails",
+                "lora.targets: [q_proj, k_proj, v_proj, o_proj, …]",
+            )
 
 
 def _make_copies_anew(adapted: Any) -> None:

@@ -138,7 +138,10 @@ def litgpt_sft(run: Run) -> tuple[Tensor, Any]:
 def _backbone(model: Any) -> tuple[Any, Any]:
     """The decoder without its head, and the head, under PEFT's wrapper or not."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.base_model, inner.get_output_embeddings()
+    base = inner.base_model if inner.base_model is not inner else inner.get_decoder()
+    while hasattr(base, "lm_head"):  # a language model within a model that sees images
+        base = base.model
+    return base, inner.get_output_embeddings()
 
 
 def fused(run: Run) -> Tensor:

@@ -113,6 +113,8 @@ class MicroStep:
         logits = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits
         if self.recipe.method.score_head:
             return logits[:, 0], None
+        if self.recipe.loss_code.frees_logits and self.recipe.logits_to_fp32:
+            logits = logits.float()
         labels = batch.ids[:, 1:]
         term = None
         if self.recipe.sft_term and torch.is_grad_enabled():

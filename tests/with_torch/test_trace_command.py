@@ -1,13 +1,14 @@
 """Proves memplan trace as a user meets it: the command, its forms, what it says of a peak, life without a compiler."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, phases, traces
+from traced_jobs import SMALL, TINY, job, phases, traces
 
 from memplan.errors import InvalidJob
 from memplan.trace import trace
@@ -101,6 +102,22 @@ def test_the_library_traces_apart_where_torch_is_in_the_process() -> None:
     assert not told
     with pytest.raises(InvalidJob, match="trainer: trl"):
         trace({**JOB, "trainer": "trl"})
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "said"),
+    [
+        (TINY | {"model_type": "minicpm"}, {}, "minicpm is no class of transformers"),
+        (TINY | {"model_type": "llama4_text", "num_local_experts": 2}, {"lora": {"r": 8}}, "router.*two tensors"),
+    ],
+)
+def test_what_neither_transformers_nor_peft_can_run_is_refused_by_name(
+    model: dict[str, Any], keys: dict[str, Any], said: str
+) -> None:
+    (answer,) = traces([job(model, **keys)])
+    assert isinstance(answer, InvalidJob)
+    assert re.search(said, answer.message)
+    assert answer.hint
 
 
 def test_without_a_compiler_fake_cpu_tensors_say_the_same_or_refuse(tmp_path: Path) -> None:

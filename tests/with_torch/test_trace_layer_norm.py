@@ -82,12 +82,13 @@ JOBS = dict(
     [
         *(job(model) for model in MODELS),
         *(job(model, **AMP) for model in ("gpt2", "gptj", "nemotron", "opt-350m", "falcon-7b", "bloom", "starcoder2")),
-        *(job(model, attention="eager") for model in ("gpt2", "gpt_neox", "opt", "falcon-7b")),
+        *(job(model, attention="eager") for model in ("gpt2", "gpt_neox", "opt", "falcon-7b", "falcon-rw")),
         *(job(model, padded=True) for model in ("gpt2", "falcon-40b", "stablelm")),
         *(job(model, **FULL) for model in ("gpt2", "gptj", "bloom", "phi", "starcoder2")),
         *(job(model, **LORA) for model in ("gpt2", "gpt_neox", "mpt")),
         *(job(model, **LORA, **FULL) for model in ("gpt2", "opt-350m", "codegen", "stablelm")),
-        *(job(model, method="reward") for model in ("opt-350m", "bloom", "phi")),
+        *(job(model, method="reward") for model in ("opt-350m", "bloom", "phi", "falcon-40b")),
+        job("falcon-40b", method="reward", **AMP),
         job("gpt2", precision="fp32"),
         job("opt", method="dpo"),
     ]

@@ -58,6 +58,9 @@ JOBS = [
     of("ministral3"),
     of("cwm", PATTERNED, **FULL),
     of("arcee"),
+    of("arcee", method="simpo", trainer="llamafactory", pair_pass="split", padded=True, attention="eager", **AMP),
+    of("apertus"),
+    of("apertus", **AMP),
     of("internlm3", {"bias": True, "qkv_bias": True}),
 ]
 
