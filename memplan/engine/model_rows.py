@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.encoder_rows import enter_relative, enter_relative_gradient, relative_mixer
 from memplan.engine.front_rows import enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.ledger import Ledger
+from memplan.engine.output_rows import scored
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.stack_rows import enter_stacks
@@ -198,7 +199,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     kept = held or plan.style in ("checkpoint", "reentrant")
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
-    beyond = norm + embedded + (0 if kept_masks else masks) + (0 if kept else tables) - max(norm, head)
+    beyond = norm + embedded + (0 if kept_masks else masks) + (0 if kept else tables) - max(norm, head, scored(traced))
     book.add(
         "masks and embedding output at the final norm",
         "activations",

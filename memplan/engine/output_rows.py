@@ -22,6 +22,15 @@ def loss_and_casts(traced: TracedPass, ends: Alive, instants: list[str]) -> tupl
     return (after, instants[1]) if after.size > loss.size + casts else (loss, instants[2])
 
 
+def scored(traced: TracedPass) -> int:
+    """The most within the loss of a pass without a graph, which has no instant of its own: beside autocast's copies of
+    weights that are gone by then. 0 with a graph.
+    """
+    plan, loss = traced.plan, traced.tail.forward.get("loss", NOTHING)
+    gone = sum(trace.casts for trace in traced.layers) if plan.head.leaves_autocast else 0
+    return loss.size - gone if plan.style == "no-grad" else 0
+
+
 def enter_outputs(book: Ledger, traced: TracedPass) -> None:
     """The logits that the caller holds, from where the tail's backward has ended to the end of backward."""
     name, size = traced.plan.name, traced.tail.outputs
