@@ -68,7 +68,7 @@ def test_an_unknown_key_is_named_with_the_nearest(key: str, hint: str) -> None:
             "unknown key 'allocator.expandable_segment'",
             "expandable_segments",
         ),
-        ({"images": {"width": 10}}, "images.height is missing", "images.height"),
+        ({"images": {"width": 10}}, "images: give the size of an image in one way", "height: 768"),
         ({3: 4}, "key '3' is not a name", "batch_size: 1"),
     ],
 )

@@ -92,11 +92,6 @@ def test_a_size_alone_is_no_model() -> None:
         trace({"total_params": "1B"})
 
 
-def test_experts_in_fp32_are_refused() -> None:
-    with pytest.raises(InvalidJob, match="experts"):
-        check(resolve(read_job({"model": "qwen3-30b-a3b", "precision": "fp32"})))
-
-
 def test_without_a_compiler_autocast_and_experts_are_refused_with_the_reason() -> None:
     plain = resolve(read_job({"model": MODEL}))
     check_fallback(plain, "no compiler")

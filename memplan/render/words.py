@@ -35,6 +35,7 @@ POINTS = {
         "nearly all gradients are there, and one layer's activations still are",
     ),
     "embedding-backward": ("the backward of the embedding", "every gradient is there"),
+    "gather": ("the gathering of the first weights", "whole copies of sharded weights are made before anything runs"),
     "reduce": ("the reduction of the gradients", "communication buffers stand beside every gradient"),
     "optimizer": (
         "the optimizer's step",
@@ -42,6 +43,8 @@ POINTS = {
     ),
 }
 """What a point of a pass is, and why memory may peak there."""
+WITHIN_A_LAYER = "what this layer needs for a moment stands beside all that the layers before it saved"
+"""Of ``layer-N-backward``."""
 
 PASSES = {
     "chosen": "the chosen half",
@@ -92,7 +95,7 @@ def category_title(category: str) -> str:
 def instant_words(instant: str) -> tuple[str, str]:
     """What an instant is, and why memory may peak there."""
     name, _, point = instant.partition(".")
-    what, why = POINTS.get(point, (point.replace("-", " "), ""))
+    what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
     where = PASSES.get(name, "")
     return (f"{what}, {where}" if where else what), why
 
