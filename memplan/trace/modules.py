@@ -92,8 +92,9 @@ def kind_of(made: tuple[Run, ...]) -> str:
     """What the layers are made of: a key of ``SPREADS``."""
     if not all(run.layer.mixer and not any(part.category == "attn" for part in run.layer.extra) for run in made):
         return "other mixers"
-    routed = any(run.layer.experts or "experts" in run.layer.by_category for run in made)
-    return "experts" if routed else "attention"
+    if any(run.layer.experts or "experts" in run.layer.by_category for run in made):
+        return "experts"
+    return "more modules" if any(run.layer.extra for run in made) else "attention"
 
 
 def whole(config: Any, *keys: str) -> int:
