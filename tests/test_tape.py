@@ -6,8 +6,9 @@ Every case is small enough to be followed with a pencil: one unit is 512 bytes, 
 import pytest
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Param, Tensor
 from memplan.engine.tags import Dim, live_at
-from memplan.engine.tape import Node, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 
 UNIT = 512
 X = Dim("x", UNIT // 2)

@@ -184,8 +184,8 @@ MEASURED = {
     "Gemma-2-2B, eager under autocast": ("gemma2", GEMMA_2_2B, AUTOCAST_EAGER, 512, "plain", 219_700, 40),
     "Qwen3-30B-A3B, autocast": ("qwen3_moe", QWEN3_30B, AUTOCAST, 1024, "plain", 325_710, 24),
 }
-"""family, config, mode, tokens, style, bytes per token and layer without autocast's copies of weights, tolerance. Experts under autocast were
-measured with torch's check of their dtype lifted."""
+"""family, config, mode, tokens, style, bytes per token and layer without autocast's copies of weights, tolerance.
+Experts under autocast were measured with torch's check of their dtype lifted."""
 
 
 @pytest.mark.parametrize("case", MEASURED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.quantised import dequantise
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass

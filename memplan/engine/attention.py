@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Tensor
+from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.rotary import rotary, scaled_queries
 from memplan.engine.scored import checkpointed
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Attention
 
 
@@ -46,9 +48,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
-def core(
-    p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
-) -> tuple[Tensor, Tensor | None]:
+def core(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor | None]:
     """Softmax attention itself, and the probabilities that eager returns."""
     if p.mode.attention == "eager":
         return eager(p, mixer, q, k, v, q_dim)
@@ -130,7 +130,7 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
         one = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
         bias = Tensor(scores_of(p, mixer), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
     if mixer.rotary == "concatenated" and kernel == "flash" and not p.mode.kernels.rotary:
         return ops.copy(tape, out, "attention output")
     return out

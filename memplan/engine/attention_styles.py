@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from memplan.engine import ops
 from memplan.engine.attention import scores_of, unfused
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import joined, turn
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tensor
 from memplan.spec.parts import Attention
 
 Mixed = tuple[Tensor, "Tensor | None"]

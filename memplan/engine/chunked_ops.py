@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.routing_ops import masked_fill
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 
 def contract(

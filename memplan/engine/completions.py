@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.model import ModelSpec
 
 

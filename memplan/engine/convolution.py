@@ -5,9 +5,10 @@ writes it without kernels, and the gated short convolutions of LFM2.
 from __future__ import annotations
 
 from memplan.engine import mixer_kernels, ops
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Mixer
 from memplan.spec.state_space import ShortConvolution
 

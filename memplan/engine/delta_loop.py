@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from memplan.engine import ops
 from memplan.engine.chunked_ops import contract
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 FIRST, LAST = 2, 3
 """Chunks that are played one by one at either end."""

@@ -6,10 +6,11 @@ transformers 5.23 ``models/deberta_v2/modeling_deberta_v2.py``, eager alone. Sym
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.shared_inputs import RELATIVE
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.parts import Linear
 

@@ -6,9 +6,10 @@ Both stand in full beside each other; the teacher's side has no graph. T tokens,
 from __future__ import annotations
 
 from memplan.engine import loss_ops, ops, routing_ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 
 def exponential(tape: Tape, x: Tensor, label: str) -> Tensor:

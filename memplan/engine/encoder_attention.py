@@ -5,9 +5,9 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.attention import scores_of, sdpa
 from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, batched, dims, projected
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import Attention
 
 OUTPUT = "attention output"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.activations import activate
+from memplan.engine.graph import Tensor
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Layer
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from memplan.engine import ops, routing_ops
 from memplan.engine.activations import activate
 from memplan.engine.adapters import merged_stack, stack_sides
+from memplan.engine.graph import Param, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.routing import route
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Param, Tensor
 from memplan.engine.tensors import expert_ranks
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 
@@ -55,7 +55,7 @@ def shared_product(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         return gated_product(p, linears, x)
     inner = project(p, x, linears[0], "Fs" if not spec.gated else "2Fs", "gate and up" if spec.gated else "up")
     if spec.gated:
-        gate, up = ops.chunk(tape, inner, 2, p.dim("Fs", linears[1].inputs))
+        gate, up = ops.split(tape, inner, 2, p.dim("Fs", linears[1].inputs))
         product = ops.mul(tape, ops.unary(tape, gate, "activation"), up, "feed-forward product")
         del gate, up
     else:
@@ -145,7 +145,7 @@ def _activated(p: Pass, spec: Experts, held: list[Tensor], width: Dim) -> Tensor
 
 def _gated(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
     """``act(gate) * up`` of both in one tensor, which the caller holds until the result is there."""
-    gate, up = ops.chunk(p.tape, held[0], 2, width)
+    gate, up = ops.split(p.tape, held[0], 2, width)
     product = ops.mul(p.tape, ops.unary(p.tape, gate, "activation"), up, "feed-forward product")
     held.clear()
     return product
@@ -175,7 +175,7 @@ def _every_expert(p: Pass, spec: FeedForward, x: Tensor, scores: Tensor) -> Tens
     inputs = ops.copy(tape, x, "expert inputs", rows)
     inputs = ops.mul(tape, inputs, ops.copy(tape, scores, "router scores"), "scaled expert inputs")
     both = ops.linear(tape, inputs, gate_up, p.dim("E·2F", 2 * count * experts.intermediate), "gate and up")
-    gate, up = ops.chunk(tape, both, 2, width)
+    gate, up = ops.split(tape, both, 2, width)
     product = ops.mul(tape, up, ops.unary(tape, gate, "activation"), "feed-forward product")
     out = ops.linear(tape, product, down, rows, "expert outputs")
     del product, gate, up, both

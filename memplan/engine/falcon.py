@@ -5,10 +5,12 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.attention import repeat_kv, scores_of
 from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, Mixed, batched, dims
+from memplan.engine.graph import Grads, Tensor
+from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import rotary
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Attention, Linear
 
 
@@ -32,7 +34,7 @@ def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
         if mixer.mask_form != "heads":
             bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
         q, k, v = (ops.autocast_input(tape, part) for part in (q, k, v))
-        out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
+        out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
         del bias
     return falcon_linear(p, out, mixer.linears[-1], "h", "attention projection"), weights
 

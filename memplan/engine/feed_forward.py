@@ -6,9 +6,9 @@ from memplan.engine import ops
 from memplan.engine.activations import activate
 from memplan.engine.experts import mixture
 from memplan.engine.fused_modules import fused_product
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.scored import checkpointed
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import FeedForward
 
 
@@ -37,7 +37,7 @@ def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         return _fused(p, spec, x)
     if len(spec.linears) == 2:
         both = project(p, x, spec.linears[0], "2F", "gate and up")
-        gate, up = ops.chunk(tape, both, 2, width)
+        gate, up = ops.split(tape, both, 2, width)
         product = ops.mul(tape, up, activate(tape, spec.activation, gate), "feed-forward product")
         if not spec.dropout:
             del gate, up
@@ -57,7 +57,7 @@ def _fused(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     """The product of gate and up in one kernel; views of a joint projection live until the output is there."""
     tape, width = p.tape, p.dim("F", spec.intermediate)
     if len(spec.linears) == 2:
-        gate, up = ops.chunk(tape, project(p, x, spec.linears[0], "2F", "gate and up"), 2, width)
+        gate, up = ops.split(tape, project(p, x, spec.linears[0], "2F", "gate and up"), 2, width)
         product = fused_product(p, gate, up)
         if p.mode.kernels.compiled:
             del gate, up

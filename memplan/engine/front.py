@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
-from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.engine import loss_ops, ops, routing_ops
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.liger_heads import liger, liger_preference
 from memplan.engine.modules import Pass
 from memplan.engine.scored import Program, Scored, checkpointed, sizes
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.units import ceil_div
 
 TILE_ROWS, TILE_COLUMNS = 4096, 32768

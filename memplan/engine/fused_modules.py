@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Storage, Tensor
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Storage, Tape, Tensor
+from memplan.engine.tape import Tape
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass

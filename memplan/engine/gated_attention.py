@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.attention import eager, sdpa
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.rotary import rotary
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import Attention
 
 LABEL = "queries, keys, values"
@@ -17,7 +17,7 @@ def gated_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tenso
     tape, heads, kv_heads = p.tape, mixer.num_heads, mixer.num_kv_heads
     q_dim = p.dim("q", heads * mixer.head_dim)
     of_q, of_k, of_v, of_o = mixer.linears
-    q, gate = ops.chunk(tape, project(p, x, of_q, "2q", "queries and gates"), 2, q_dim)
+    q, gate = ops.split(tape, project(p, x, of_q, "2q", "queries and gates"), 2, q_dim)
     gate = ops.copy(tape, gate, "gates")
     q = norm(p, mixer.norms[0], q, "q", "H", heads)
     k = norm(p, mixer.norms[1], project(p, x, of_k, "kv", LABEL), "kv", "K", kv_heads)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import weakref
 
 from memplan.engine import loss_ops, ops, routing_ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 MOST_CHUNKS = 64
 """Chunks of a loop that keeps something of each, as played at most."""

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from memplan.engine import head_kernels, loss_ops, ops, routing_ops
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.scored import Scored, checkpointed
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 
 Program = Callable[[Pass, Tensor, int], Tensor]
 

@@ -7,9 +7,9 @@ is; but its scores, s × s for every head in fp32, can be the layer's peak.
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
 from memplan.spec.latent import Indexer
 
 INT32, INT64 = 4, 8

@@ -8,11 +8,13 @@ widths of a query's parts, dv of a value, ql and kl of the latents.
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.indexing import chosen_tokens, index_mask
+from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.norms import subtract
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.latent import LatentAttention
 
 FLASH_HEAD_DIM = 256
@@ -162,7 +164,7 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     if chosen == "efficient" and (p.mode.padded or mixer.indexed):
         bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), out_dim, bias)
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), out_dim, bias)
     return ops.copy(tape, out, "attention output") if chosen == "flash" else out
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from memplan.engine import ops, residuals
 from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
+from memplan.engine.graph import Tensor
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
-from memplan.engine.tape import Tensor
 from memplan.engine.vision import vit_block
 from memplan.spec.layer import Layer
 

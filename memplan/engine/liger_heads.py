@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.scored import Scored, sizes
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.units import ceil_div
 
 

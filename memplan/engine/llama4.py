@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.attention import eager, sdpa
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import Attention
 
 

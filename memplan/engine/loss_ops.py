@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.ops import FP32, cast, scattered, softmax_of_half, unary
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass

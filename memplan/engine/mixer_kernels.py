@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Linear
 from memplan.spec.state_space import GatedDelta, StateSpace, StateSpaceDual
 

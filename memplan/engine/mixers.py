@@ -14,12 +14,12 @@ from memplan.engine.dual import both_mixers, state_space_dual
 from memplan.engine.falcon import falcon
 from memplan.engine.gated_attention import gated_attention
 from memplan.engine.gated_delta import gated_delta
+from memplan.engine.graph import Tensor
 from memplan.engine.latent import latent_attention
 from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
 from memplan.engine.selective_scan import state_space
 from memplan.engine.sinks import sink_attention
-from memplan.engine.tape import Tensor
 from memplan.errors import ModelError
 from memplan.spec.parts import Attention, Mixer
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.adapters import adapted
 from memplan.engine.fused_modules import FUSED_NORMS, fused_norm
+from memplan.engine.graph import Param, Tensor
 from memplan.engine.norms import NORMS
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recipe import Adapter, Quantised
 from memplan.tables.kernels import NO_KERNELS, Kernels

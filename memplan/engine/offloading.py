@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.engine.tags import Dim
 
 if TYPE_CHECKING:
-    from memplan.engine.tape import Node, Storage, Tape, Tensor
+    from memplan.engine.graph import Node, Storage, Tensor
+    from memplan.engine.tape import Tape
 
 MIN_BYTES = 1024
 STASHED = 5

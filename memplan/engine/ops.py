@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memplan.engine.graph import Backward, Grads, Param, Tensor
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Backward, Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 
 FP32 = 4
 
@@ -184,8 +185,8 @@ def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
 
 
 def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
-    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a real
-    device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward).
+    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a
+    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward).
     """
     zeros = tape.gradient(like, "scatter zeros")
     return zeros if tape.in_place else tape.gradient(like)
@@ -257,21 +258,6 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
     return tape.result("bmm", out, itemsize, label, tape.node((left, right), saved, backward))
 
 
-def fused_attention(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, statistics: Dim, out: Dim, bias: Tensor | None = None
-) -> Tensor:
-    """Flash or memory-efficient attention: saves q, k, v, its result, an fp32 log-sum-exp per head, and a bias."""
-    sizes = tuple((x.dim, x.itemsize, x.needs_grad) for x in (q, k, v))
-    result = tape.result("attention", out, q.itemsize, "attention output")
-    lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
-
-    node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
-    return Tensor(out, q.itemsize, result.storage, node)
-
-
 def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
     """A row of the table for each position; its gradient is dense."""
     size = table.dim
@@ -310,8 +296,3 @@ def cut(tape: Tape, x: Tensor, dims: Sequence[Dim]) -> list[Tensor]:
     if node is not None:
         node.outputs = len(dims)
     return [Tensor(dim, itemsize, x.storage, node, slot) for slot, dim in enumerate(dims)]
-
-
-def chunk(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:
-    """``x.chunk(parts)``."""
-    return split(tape, x, parts, dim)

@@ -105,9 +105,7 @@ class PassRows:
         if self.traced.plan.style == "plain" and not self.traced.plan.mode.offload:
             return
         first, name = self.traced.forward_layer, self.traced.plan.name
-        hollow = [
-            trace.casts if self.traced.plan.casts_apart(i) else 0 for i, trace in enumerate(self.traced.layers)
-        ]
+        hollow = [trace.casts if self.traced.plan.casts_apart(i) else 0 for i, trace in enumerate(self.traced.layers)]
         for label, casts, born in (
             ("layers before", hollow[:first], f"{name}.layer-forward"),
             ("last layers", hollow[first:], f"{name}.forward"),
@@ -267,7 +265,6 @@ class PassRows:
             )
         if rest > 0:
             self.book.add(f"transients, {where}", "temporaries", rest * count, born, dies, source=TORCH)
-
 
     def _per_logit(self, size: int, alive: Alive) -> str:
         """Its share of the bytes per logit at an instant, and why the head costs that."""

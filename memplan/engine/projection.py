@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from memplan.engine import ops
 from memplan.engine.activations import activate
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Linear
 from memplan.spec.vision import Tower
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.engine import ops
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 
 if TYPE_CHECKING:
     from memplan.spec.parts import Linear

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from memplan.engine import ops, routing_ops
 from memplan.engine.feed_forward import feed_forward
+from memplan.engine.graph import Tensor
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
-from memplan.engine.tape import Tensor
 from memplan.spec.layer import Layer
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.fused_modules import fused_rotary
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import Attention
 
 Tables = tuple["Tensor | None", "Tensor | None"]

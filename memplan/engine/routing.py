@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from memplan.engine import ops, routing_ops
 from memplan.engine.adapters import merged_stack, stack_sides
+from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass
-from memplan.engine.tape import Tensor
 from memplan.spec.parts import Experts
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.ops import cast, linear, scattered
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 
 INDEX = 8
 """Bytes of an int64 index."""

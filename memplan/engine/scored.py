@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from memplan.engine.graph import Grads, Node, Param, Storage, Tensor
 from memplan.engine.modules import Pass
-from memplan.engine.tape import Grads, Node, Param, Storage, Tape, Tensor
+from memplan.engine.tape import Tape
 
 
 class Scored(NamedTuple):

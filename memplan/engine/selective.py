@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memplan.engine.tape import Storage
+    from memplan.engine.graph import Storage
 
 SAVED: dict[str, frozenset[str]] = {
     "products": frozenset(["mm", "addmm", "bmm", "attention", "topk", "convolution"]),

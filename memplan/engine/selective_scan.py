@@ -11,9 +11,10 @@ from memplan.engine.chunked_ops import contract, exponential, seen
 from memplan.engine.convolution import bare, causal_convolution, without_padding
 from memplan.engine.delta_loop import FIRST, LAST, skipped
 from memplan.engine.falcon import add_bias
+from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Param, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.state_space import StateSpace
 
 SCAN = "selective scan"
@@ -30,7 +31,7 @@ def state_space(p: Pass, mixer: StateSpace, x: Tensor) -> tuple[Tensor, None]:
     rates = ops.scale(tape, rates, SCAN)
     if p.mode.mixer_kernels and not mixer.norms:
         return mixer_kernels.inner_function(p, mixer, projected, rates, kernel_weights(p, mixer)), None
-    hidden, gate = ops.chunk(tape, projected, 2, inner)
+    hidden, gate = ops.split(tape, projected, 2, inner)
     hidden = causal_convolution(p, mixer, hidden, mixer.kernel)
     hidden = without_padding(p, hidden)
     steps, b, c = parameters_of_tokens(p, mixer, hidden)

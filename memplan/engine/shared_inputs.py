@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Storage, Tensor
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Node, Storage, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.attention import repeat_kv, scores_of
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.norms import subtract
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.parts import Attention
 
 
@@ -29,7 +30,7 @@ def sink_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor
 def _turned(p: Pass, x: Tensor, dim: Dim) -> Tensor:
     """``cat(first * cos - second * sin, second * cos + first * sin)``."""
     tape, itemsize, half = p.tape, p.mode.residual_itemsize, Dim(dim.symbol, dim.elements // 2)
-    first, second = ops.chunk(tape, x, 2, half)
+    first, second = ops.split(tape, x, 2, half)
 
     def times(part: Tensor) -> Tensor:
         return ops.with_constant(tape, part, itemsize, "rotary")

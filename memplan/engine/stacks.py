@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass, norm
 from memplan.engine.shared_inputs import BIAS, CROSS_BIAS, MEMORY, SharedInput, shared_inputs
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
 from memplan.spec.model import ModelSpec
 

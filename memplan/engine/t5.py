@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from memplan.engine import ops
 from memplan.engine.activations import activate
 from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, batched
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.shared_inputs import BIAS, CROSS_BIAS, MEMORY
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Grads, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention, FeedForward
 
@@ -115,7 +116,7 @@ def zeros(p: Pass, dim: Dim, itemsize: int) -> Tensor:
 
 def leaf(tape: Tape, x: Tensor) -> Tensor:
     """The same tensor as a leaf of the graph."""
-    from memplan.engine.tape import Node
+    from memplan.engine.graph import Node
 
     return Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (), lambda t, grads: ()) if tape.grad_enabled else None)
 

@@ -7,9 +7,10 @@ from memplan.engine.completions import completions_of, project_completions
 from memplan.engine.divergence import DIVERGENCES
 from memplan.engine.encoders import pooled
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.graph import Tensor
 from memplan.engine.heads import Head
 from memplan.engine.modules import Pass, norm, project
-from memplan.engine.tape import Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.model import ModelSpec
 
 

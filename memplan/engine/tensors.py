@@ -81,8 +81,8 @@ def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = T
     yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, trained, "layer", adapter=True)
     yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, trained, "layer", adapter=True)
     if adapter.dora and dora:
-        size = adapter.magnitude_itemsize
-        yield Weight(linear.name + ".magnitude", linear.outputs, 1, count, trained, "layer", adapter=True, itemsize=size)
+        name, size = linear.name + ".magnitude", adapter.magnitude_itemsize
+        yield Weight(name, linear.outputs, 1, count, trained, "layer", adapter=True, itemsize=size)
 
 
 def expert_ranks(adapter: Adapter, experts: Experts) -> list[tuple[Bare, int]]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Tensor
 from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass
@@ -18,7 +19,7 @@ from memplan.engine.offloading import OFFLOADS
 from memplan.engine.shared_inputs import gradients_above, lend, made, shared_inputs, watch
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
-from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from memplan.engine import ops
 from memplan.engine.feed_forward import feed_forward
+from memplan.engine.graph import Node, Tensor
+from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
-from memplan.engine.tape import Node, Tensor
 from memplan.spec.parts import Bare
 from memplan.spec.vision import Block, Tower, VisionAttention
 
@@ -58,7 +59,7 @@ def vision_attention(p: Pass, mixer: VisionAttention, x: Tensor) -> tuple[Tensor
         out, weights = _eager(p, mixer, q, k, v)
     else:
         q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))
-        out = ops.fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), dim)
+        out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), dim)
     if mixer.packed:
         out = ops.concatenate(tape, (out,), dim, "attention output")
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights

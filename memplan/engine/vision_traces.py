@@ -10,11 +10,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.projection import PROJECTIONS, Joint, scatter
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
-from memplan.engine.tape import Node, Tape, Tensor
+from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.engine.vision import embed_patches
 from memplan.spec.recipe import ImageBatch

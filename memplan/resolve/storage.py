@@ -128,7 +128,11 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
     if split.is_deepspeed:
         return f"{dtype}-master", "default", "DeepSpeed keeps fp32 master weights and states"
     if trainer.megatron:
-        return f"{dtype}-master", "trainer", f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)"
+        return (
+            f"{dtype}-master",
+            "trainer",
+            f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)",
+        )
     if split.name == "fsdp2":
         return f"{dtype}-amp", "default", "FSDP mixed precision over fp32 shards"
     if trainer.loads_fp32 or (trainer.upcasts_trained and not lora):

@@ -3,7 +3,17 @@
 from typing import Literal
 
 Form = Literal[
-    "pre", "sandwich", "post", "parallel", "pre-scaled", "after-sum", "parallel-branches", "gated", "single", "encoder", "t5"
+    "pre",
+    "sandwich",
+    "post",
+    "parallel",
+    "pre-scaled",
+    "after-sum",
+    "parallel-branches",
+    "gated",
+    "single",
+    "encoder",
+    "t5",
 ]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
@@ -11,8 +21,8 @@ pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemm
 post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre,
 each output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual
 (opt-350m); parallel-branches: both read the same input, through one norm or one each, and are added to each other first
-(GPT-J, GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision); single: one norm
-and either a mixer or a feed-forward (Mamba, Nemotron-H); encoder: as after-sum, what is added held while the sum is
+(GPT-J, GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision); single: one
+norm and either a mixer or a feed-forward (Mamba, Nemotron-H); encoder: as after-sum, what is added held while the sum is
 normalised (BERT); t5: as pre, with attention to the encoder in between.
 """
 
@@ -23,6 +33,6 @@ Front = Literal["project", "positions", "row-positions", "token-types", "norm", 
 """A step between the embedding and the first layer, a key of ``engine.front.STEPS``.
 
 project: a linear to hidden_size (opt-350m); positions: learned ones, one set for all rows; row-positions: one for each
-row (OPT); norm: a norm of the embeddings (Bloom); token-types: one of two vectors (BERT); mask: a product with the padding
-mask (DeBERTa); return: all but the result was local to the embeddings' own forward.
+row (OPT); norm: a norm of the embeddings (Bloom); token-types: one of two vectors (BERT); mask: a product with the
+padding mask (DeBERTa); return: all but the result was local to the embeddings' own forward.
 """

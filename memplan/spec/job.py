@@ -135,7 +135,7 @@ class Images(Frozen):
         if sum(given) != 1 or (self.width is None) != (self.height is None):
             raise InvalidJob(
                 "images: give the size of an image in one way",
-                "images: {per_example: 1, width: 1024, height: 768}, or patches, or tokens, instead of width and height",
+                "images: {per_example: 1, width: 1024, height: 768}, or patches, or tokens instead of width and height",
             )
         return self
 

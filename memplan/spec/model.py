@@ -259,4 +259,6 @@ class ModelSpec(Frozen):
             without = {"transform": None, "pooler": self.scoring, "head": self.scoring.score, "extra": self.kept_extra}
             return self.model_copy(update=without)
         score = Linear(name="score", inputs=self.head.inputs, outputs=1)
-        return self.model_copy(update={"head": score, "logits_softcap": None, "logits_scaled": False, "logits_fp32": False})
+        return self.model_copy(
+            update={"head": score, "logits_softcap": None, "logits_scaled": False, "logits_fp32": False}
+        )

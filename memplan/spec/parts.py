@@ -62,8 +62,8 @@ NormKind = Literal[
 ]
 """A key of ``engine.norms.NORMS``.
 
-rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in fp32
-(Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
+rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in
+fp32 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
 layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight (Nemotron);
 layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters
 (OLMo); identity: none (ModernBERT's first layer); rms-t5: the product with x itself, of any dtype (T5).
@@ -154,8 +154,8 @@ class Attention(Mixer):
     num_kv_heads: int
     head_dim: int
     rotary: Literal["none", "half", "concatenated"] = "half"
-    """'none': no positions (NoPE); 'half': turns the head and keeps its layout; 'concatenated': ends in ``cat`` with the
-    part that is not turned, so that q and k come out head-major (Phi-3). Whether pairs are half a head apart or
+    """'none': no positions (NoPE); 'half': turns the head and keeps its layout; 'concatenated': ends in ``cat`` with
+    the part that is not turned, so that q and k come out head-major (Phi-3). Whether pairs are half a head apart or
     neighbours makes no difference in size."""
     rotary_dim: int | None = None
     """Elements of each head that turn, where that is a part of it; None: the whole head."""

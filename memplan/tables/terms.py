@@ -385,7 +385,7 @@ _ROWS = (
         title="critic",
         what=(
             "PPO's value model, trained beside the policy: weights, gradients, optimizer states and a pass of its own, "
-            "with a score for each token. Trainers give it an engine and a step of its own, or one loss with the policy."
+            "with a score for each token. Trainers give it an engine and a step of its own, or one loss for both."
         ),
         formula="(e + e_grad + states) · P of the critic + its activations",
         source="trl 1.12 experimental/ppo/ppo_trainer.py; OpenRLHF 0.11 trainer/ray/ppo_critic.py",
@@ -413,8 +413,8 @@ _ROWS = (
         key="teacher",
         title="teacher",
         what=(
-            "The frozen model that a distillation learns from. Its logits stand in full beside the student's, and TRL's "
-            "divergence makes many more tensors of their size."
+            "The frozen model that a distillation learns from. Its logits stand in full beside the student's, and "
+            "TRL's divergence makes many more tensors of their size."
         ),
         formula="e·P of the teacher + its logits e·T·V + what the divergence makes",
         source="trl 1.16 experimental/gkd/gkd_trainer.py: generalized_jsd_loss",

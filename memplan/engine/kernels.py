@@ -1,0 +1,23 @@
+"""Attention as one kernel."""
+
+from __future__ import annotations
+
+from memplan.engine.graph import Grads, Tensor
+from memplan.engine.ops import FP32
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Tape
+
+
+def fused_attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, statistics: Dim, out: Dim, bias: Tensor | None = None
+) -> Tensor:
+    """Flash or memory-efficient attention: saves q, k, v, its result, an fp32 log-sum-exp per head, and a bias."""
+    sizes = tuple((x.dim, x.itemsize, x.needs_grad) for x in (q, k, v))
+    result = tape.result("attention", out, q.itemsize, "attention output")
+    lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
+
+    node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
+    return Tensor(out, q.itemsize, result.storage, node)
