@@ -17,13 +17,13 @@ Form = Literal[
 ]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
-pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3);
-post: one after each (OLMo 2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre,
-each output multiplied by a number before it is added (Granite); after-sum: a norm of each sum with the residual
-(opt-350m); parallel-branches: both read the same input, through one norm or one each, and are added to each other first
-(GPT-J, GPT-NeoX, Phi, Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision); single: one
-norm and either a mixer or a feed-forward (Mamba, Nemotron-H); encoder: as after-sum, what is added held while the sum is
-normalised (BERT); t5: as pre, with attention to the encoder in between.
+pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemma 2 and 3); post: one after each (OLMo
+2); parallel: one norm, whose output both take, and one sum (Cohere); pre-scaled: as pre, each output multiplied by a
+number before it is added (Granite); after-sum: a norm of each sum with the residual (opt-350m); parallel-branches:
+both read the same input, through one norm or one each, and are added to each other first (GPT-J, GPT-NeoX, Phi,
+Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision); single: one norm and either a
+mixer or a feed-forward (Mamba, Nemotron-H); encoder: as after-sum, what is added held while the sum is normalised
+(BERT); t5: as pre, with attention to the encoder in between.
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]

@@ -63,10 +63,10 @@ NormKind = Literal[
 """A key of ``engine.norms.NORMS``.
 
 rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in
-fp32 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium);
-layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight (Nemotron);
-layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters
-(OLMo); identity: none (ModernBERT's first layer); rms-t5: the product with x itself, of any dtype (T5).
+fp32 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32
+(Helium); layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight
+(Nemotron); layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without
+parameters (OLMo); identity: none (ModernBERT's first layer); rms-t5: the product with x itself, of any dtype (T5).
 """
 
 
