@@ -26,7 +26,7 @@ METHODS_BY_CONFIG = {
     "OnlineDPOConfig": "online-dpo",
 }
 """Class of TRL's arguments -> method."""
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "sgd": {"optimizer": "sgd"},
@@ -143,10 +143,9 @@ def _checkpointing(model: Any, args: Any) -> dict[str, Any]:
 
 def _optimizer(args: Any) -> dict[str, Any]:
     name = str(getattr(args.optim, "value", args.optim))
-    job = OPTIMIZERS.get(name, {"optimizer": name})
     if name == "sgd" and "momentum" in (args.optim_args or ""):
         return {"optimizer": "sgd-momentum"}
-    return dict(job)
+    return dict(OPTIMIZERS.get(name, {"optimizer": name}))
 
 
 def _sharding(args: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ One program for each form that a layer can have (``Layer.form``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from memplan.engine import ops, residuals
 from memplan.engine.encoders import encoder_layer
@@ -60,7 +61,7 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
+FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "pre": pre_norm,
     "sandwich": sandwich,
     **residuals.FORMS,

@@ -209,7 +209,8 @@ def find_loop(recipe: Recipe) -> Callable[[Run], Any] | None:
         "verl": verl_sft,
         "litgpt": litgpt_sft,
     }
-    return others.get(trainer.name, megatron)
+    found: Callable[[Run], Any] = others.get(trainer.name, megatron)
+    return found
 
 
 def _trl(method: str, since: str) -> Callable[[Run], Any]:

@@ -118,8 +118,10 @@ class _State:
                 building.enable_checkpointing(found["critic"], recipe)
             found["names"] = {}
         rewards = [model for model in recipe.residents if model.role == "reward"]
-        own = [model_config(extra.model) for extra in self.job.extra_models if extra.role == "reward"] or [config]
-        for number, (model, keys) in enumerate(zip(rewards, own, strict=True) if rewards else ()):
+        theirs = [dict(model_config(extra.model)) for extra in self.job.extra_models if extra.role == "reward"] or [
+            dict(config)
+        ]
+        for number, (model, keys) in enumerate(zip(rewards, theirs, strict=True) if rewards else ()):
             dtype = torch.float32 if model.itemsize == 4 else building.NAMED[recipe.precision.dtype]
             reward = building.build_model(keys, recipe, dtype, device, scores=True).eval()
             found[f"reward{number}"] = reward.requires_grad_(False)

@@ -72,8 +72,11 @@ class Run:
         if method == "kto":
             assert reference is not None
             return losses.kto_loss(scores, reference, torch.zeros((), device=scores.device))
-        references = None if reference is None else tuple(reference.chunk(2))
-        return losses.pair_loss(method, *scores.chunk(2), references)  # type: ignore[arg-type]
+        chosen, rejected = scores.chunk(2)
+        if reference is None:
+            return losses.pair_loss(method, chosen, rejected, None)
+        before, after = reference.chunk(2)
+        return losses.pair_loss(method, chosen, rejected, (before, after))
 
 
 def to_fp32(value: Any) -> Any:

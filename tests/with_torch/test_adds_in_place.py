@@ -40,7 +40,7 @@ def test_a_real_device_scatters_and_adds_in_place(
 ) -> None:
     loss = forward()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     names = {event.key for event in profiled.key_averages()}
     assert in_place in names
     assert out_of_place not in names

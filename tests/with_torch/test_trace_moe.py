@@ -48,7 +48,16 @@ MODELS: dict[str, Job] = {
     "glm4_moe_lite": LATENT | {"v_head_dim": 96},
     "minicpm3": {key: value for key, value in LATENT.items() if key.startswith(("num_key", "q_", "qk_", "kv_", "v_"))},
 }
-OWN_WIDTH = ("qwen3_moe", "qwen2_moe", "ernie4_5_moe", "dots1", "exaone_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
+OWN_WIDTH: tuple[str, ...] = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "ernie4_5_moe",
+    "dots1",
+    "exaone_moe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 OWN_WIDTH += ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 """Families whose experts have a width of their own, which the others' classes do not read."""
 AMP: dict[str, Any] = {"precision": "bf16-amp", "autocast": True}
