@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memplan.trace.devices import CpuDevice
 
 SHARDINGS = ("none", "ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
+TRAINERS = ("pytorch", "transformers")
 SPLITS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
 PACKAGES = ("torch", "transformers", "peft")
 LEAST_STEPS = 2
@@ -171,6 +172,9 @@ def check_real(recipe: Recipe, world: World) -> None:
     split = [key for key in SPLITS if recipe.job.get(key, 1) != 1]
     if split:
         raise InvalidJob(f"{split[0]}: {recipe.job[split[0]]} cannot be measured", "use sharding ddp or fsdp2")
+    if recipe.trainer.name not in TRAINERS:
+        hint = "use trainer pytorch or transformers, or memplan's callback in a run of your own"
+        raise InvalidJob(f"trainer: {recipe.trainer.name} cannot be measured", hint)
     method = recipe.method
     if method.online or method.teacher:
         raise InvalidJob(f"method: {method.name} cannot be measured", "use memplan trace, or memplan's callback")

@@ -100,8 +100,8 @@ def test_the_library_traces_apart_where_torch_is_in_the_process() -> None:
     told: list[str] = []
     assert phases(trace(JOB, told.append)) == phases(traces([JOB])[0])
     assert not told
-    with pytest.raises(InvalidJob, match="trainer: trl"):
-        trace({**JOB, "trainer": "trl"})
+    with pytest.raises(InvalidJob, match="optimizer: lion"):
+        trace({**JOB, "optimizer": "lion", "optimizer_impl": "auto"})
 
 
 @pytest.mark.parametrize(
