@@ -16,7 +16,8 @@ from memplan.spec.recipe import Recipe
 from memplan.tables.choices import CHOICES
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
-from memplan.tables.trainers import TRAINERS, find_trainer, version_key
+from memplan.tables.trainer import version_key
+from memplan.tables.trainers import TRAINERS, find_trainer
 
 TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512}

@@ -64,8 +64,6 @@ NETWORK = {"socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "a
 HARMLESS = {"urllib.parse"}
 FRAMEWORKS = {"torch", "transformers", "peft", "trl", "deepspeed", "accelerate", "numpy"}
 LONGEST = 300
-ONLY_DATA = {"tables/terms.py", "tables/trainers.py"}
-"""Long because they are tables: prose for each term of the estimate, a row for each era of a trainer."""
 
 
 def place(file: Path) -> str:
@@ -157,8 +155,7 @@ def test_only_hub_speaks_to_the_network_and_nobody_loads_a_framework(file: Path)
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_a_file_is_short_enough_to_read(file: Path) -> None:
-    if str(file.relative_to(PACKAGE)) not in ONLY_DATA:
-        assert len(file.read_text(encoding="utf-8").splitlines()) <= LONGEST
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= LONGEST
 
 
 HEAVY = ("rich", "huggingface_hub", "yaml", "httpx", "requests", "torch", "numpy")

@@ -25,7 +25,8 @@ from memplan.spec.parts import Linear, Norm
 from memplan.spec.reading import canonical_key, read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.choices import LATER
-from memplan.tables.terms import TERMS, Term, find_term
+from memplan.tables.term import Term
+from memplan.tables.terms import TERMS, find_term
 from memplan.tables.trainers import TRAINERS
 
 ROOT = Path(__file__).parent.parent

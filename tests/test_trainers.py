@@ -19,7 +19,8 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.choices import CHOICES
-from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer
+from memplan.tables.trainer import Trainer
+from memplan.tables.trainers import SHOWN_HEADS, TRAINERS
 
 MODEL = {**SMALL, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160}
 MODEL |= {"head_dim": 16, "num_hidden_layers": 1}

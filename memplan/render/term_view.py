@@ -6,7 +6,7 @@ from memplan.render import words
 from memplan.render.blocks import Block, Cell, Heading, Prose, definitions
 from memplan.render.ledger_view import ledger_blocks
 from memplan.report import Report, plain
-from memplan.tables.terms import Term
+from memplan.tables.term import Term
 from memplan.units import format_bytes
 
 REFERENCE = "MEMORY_ESTIMATION.md"

@@ -5,7 +5,7 @@ from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import Method
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 
 PLAIN_TRAINERS = ("pytorch", "transformers")
 """Trainers whose loss is the model's own, whatever its class."""

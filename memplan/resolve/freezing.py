@@ -12,7 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Part
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 
 EMBEDDING, TOWER, PROJECTOR = "embed_tokens", "vision", "projector"
 

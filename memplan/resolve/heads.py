@@ -10,7 +10,8 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.recipe import LossCode
 from memplan.tables.methods import METHODS, Method
-from memplan.tables.trainers import SHOWN_HEADS, TRAINERS, Trainer, by_method, names_method, version_key
+from memplan.tables.trainer import Trainer, by_method, names_method, version_key
+from memplan.tables.trainers import SHOWN_HEADS, TRAINERS
 
 WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 """Loss heads, in the job's words, that never make all of the logits."""

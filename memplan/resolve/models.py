@@ -15,7 +15,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Resident
 from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
 from memplan.tables.methods import Method
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
 

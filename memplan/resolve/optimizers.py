@@ -12,7 +12,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import OptimizerSettings
 from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.optimizers import HF_TRAINERS, VARIANTS, find_optimizer
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 
 
 class Chosen(NamedTuple):

@@ -10,7 +10,7 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.recipe import Quantised
 from memplan.tables.quantizations import QUANTIZATIONS, Quantization
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
 FP32 = DTYPE_BYTES["fp32"]

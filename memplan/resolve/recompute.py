@@ -8,7 +8,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recompute import EVERY, Recompute, every_nth
-from memplan.tables.trainers import Trainer, version_key
+from memplan.tables.trainer import Trainer, version_key
 
 POLICIES = {
     "products": "torch's selective checkpointing by torchtitan's policy: of each layer the attention output and every "

@@ -11,7 +11,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Critic, Resident
 from memplan.tables.methods import METHODS, Method
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 
 
 def with_rollout_lengths(job: Job, notes: Notes) -> Job:

@@ -9,7 +9,7 @@ from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.precisions import PRECISIONS, Precision
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
 

@@ -10,7 +10,7 @@ from memplan.tables.methods import Method
 from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.precisions import Precision
 from memplan.tables.quantizations import Quantization
-from memplan.tables.trainers import Trainer
+from memplan.tables.trainer import Trainer
 
 
 class Adapter(NamedTuple):

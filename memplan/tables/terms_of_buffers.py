@@ -1,0 +1,108 @@
+"""Terms: buffers of the machinery."""
+
+from memplan.tables.term import FSDP2, NOTHING, NOTHING_ZH, WHOLE_STEP, WHOLE_STEP_ZH, ZERO_1_2, ZERO_3, Chinese, Term
+
+ROWS = (
+    Term(
+        key="buffers",
+        title="buffers",
+        what=(
+            "Communication buckets of DDP, ZeRO and FSDP2, and the rotary tables. DDP's buckets are a second copy of "
+            "every gradient unless gradient_as_bucket_view is set."
+        ),
+        formula=(
+            "DDP e·Pt; ZeRO bucket and its copy 2·e·reduce_bucket_size; FSDP2 e_reduce·(unit); rotary 2·s·head_dim·e"
+        ),
+        lifetime="DDP and ZeRO-3 the whole step; ZeRO-1 and 2 backward; FSDP2 one unit's reduction",
+        shards=NOTHING,
+        source=f"torch 2.13 nn/parallel/distributed.py; {ZERO_1_2}: setup_buckets; {ZERO_3}; {FSDP2}",
+        section="buffers",
+        categories=("buffers",),
+        see=("ddp", "zero", "fsdp2", "communication"),
+        aliases=("bucket", "buckets", "communication buckets", "rotary"),
+        zh=Chinese(
+            "缓冲区",
+            "DDP 与 ZeRO-3 为整个训练步；ZeRO-1/2 为反向；FSDP2 为一个单元的归约",
+            NOTHING_ZH,
+            "DDP e·Pt；ZeRO 桶及其副本 2·e·reduce_bucket_size；FSDP2 e_reduce·（单元）；旋转表 2·s·head_dim·e",
+        ),
+    ),
+    Term(
+        key="gathered-parameters",
+        title="gathered parameters",
+        what=(
+            "Whole weights that ZeRO-3 and FSDP2 put together from their shards for use: a layer or two at a time, "
+            "and the root (embedding, final norm, head). More GPUs do not make them smaller."
+        ),
+        formula="FSDP2 e·(root + 2 layers), e·P without reshard; ZeRO-3 e·(layer + prefetch) + e·(head)",
+        lifetime="from first use to the end of its unit's backward (root: embedding-backward)",
+        shards=NOTHING,
+        source=f"{FSDP2}; deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py",
+        section="fsdp2",
+        categories=("gathered_parameters",),
+        see=("fsdp2", "zero", "parameters"),
+        aliases=("gathered", "all-gather", "unsharded", "prefetch"),
+        zh=Chinese(
+            "聚合的参数",
+            "从首次使用到所在单元反向结束（root：embedding-backward）",
+            NOTHING_ZH,
+            "FSDP2 e·（root + 2 层），不 reshard 时 e·P；ZeRO-3 e·（层 + 预取）+ e·（输出头）",
+        ),
+    ),
+    Term(
+        key="workspaces",
+        title="workspaces",
+        what=(
+            "Scratch memory that cuBLAS or hipBLAS takes from torch's allocator at the first matrix product. Its size "
+            "depends on the card, so it is counted once the job names one."
+        ),
+        formula="32 MiB on compute capability 9, 10, 12; 8.125 MiB below; 128 MiB on gfx942 and gfx950",
+        lifetime=WHOLE_STEP,
+        shards=NOTHING,
+        source="torch aten/src/ATen/cuda/CublasHandlePool.cpp",
+        section="overhead",
+        categories=("workspaces",),
+        see=("context", "meters"),
+        aliases=("workspace", "cublas"),
+        zh=Chinese(
+            "工作区",
+            WHOLE_STEP_ZH,
+            NOTHING_ZH,
+            "计算能力 9、10、12 为 32 MiB；更低为 8.125 MiB；gfx942 与 gfx950 为 128 MiB",
+        ),
+    ),
+    Term(
+        key="context",
+        title="CUDA context",
+        what=(
+            "What the driver and loaded kernels occupy before and beside torch's allocator. A band, seen by the "
+            "device meter alone: it grows as kernels load."
+        ),
+        formula="430, 750, 1450 MiB (low, expected, high)",
+        lifetime=WHOLE_STEP,
+        shards=NOTHING,
+        source="pytorch#86509; unsloth-zoo#1053; stas00/ml-engineering debug/pytorch.md",
+        section="overhead",
+        categories=("context",),
+        see=("communication", "meters", "verdict"),
+        aliases=("cuda context", "driver", "overhead", "kernels"),
+        zh=Chinese("CUDA 上下文", WHOLE_STEP_ZH, NOTHING_ZH, "430、750、1450 MiB（低、期望、高）"),
+    ),
+    Term(
+        key="communication",
+        title="communication buffers",
+        what=(
+            "NCCL's channels and protocol buffers, which lie outside torch's allocator. A band, seen by the device "
+            "meter alone, as soon as several GPUs take part."
+        ),
+        formula="200, 1024, 1700 MiB (low, expected, high) per communicator",
+        lifetime=WHOLE_STEP,
+        shards=NOTHING,
+        source="nccl#964; nccl#864; nccl 2.27 src/init.cc",
+        section="overhead",
+        categories=("communication",),
+        see=("context", "buffers", "meters"),
+        aliases=("nccl", "hccl", "rccl", "communicator"),
+        zh=Chinese("通信缓冲", WHOLE_STEP_ZH, NOTHING_ZH, "每个通信域 200、1024、1700 MiB（低、期望、高）"),
+    ),
+)

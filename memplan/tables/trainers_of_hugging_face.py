@@ -1,0 +1,197 @@
+"""The bare loop, the Hugging Face Trainer and TRL, by version.
+
+Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23.
+"""
+
+from types import MappingProxyType
+from typing import Any
+
+from memplan.tables.trainer import NO_KL, Trainer
+
+_TRL: dict[str, Any] = {
+    "first_versions": MappingProxyType({"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}),
+    "ended_methods": MappingProxyType({"ppo": "1.13"}),
+    "slices_logits": ("ppo", "online-dpo"),
+    "critic_together": True,
+    "step_outputs": ("ppo",),
+    "reward_like_policy": ("ppo",),
+    "optimizer_impl": "fused",
+    "autocast": True,
+    "loads_fp32": True,
+    "fp32_outputs": True,
+    "reference_is_frozen": False,
+    "reference_follows_policy": True,
+    "syncs_each_batch": False,
+    "frees_logits": True,
+    "sft_term": ("cpo", "orpo"),
+    "keeps_outputs": True,
+}
+_LIGER_LOSSES = MappingProxyType(
+    {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective", "grpo": "", "rloo": ""}
+)
+"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.19 to 1.14); its DPO loss has no ipo. Empty: not modelled."""
+_ALL_BUT_SFT = ("dpo", "ipo", "kto", "cpo", "simpo", "orpo")
+_GROUPED = ("grpo", "rloo")
+_GROUP_ENTROPY = MappingProxyType({"grpo": "metric", "rloo": "metric"})
+_FUSED = dict.fromkeys(("sft", "dpo", "ipo", "kto", *_GROUPED), "fused")
+_ONLINE_HEADS = {"online-dpo": "log-softmax", "distill": "jensen-shannon"}
+"""Whatever the other losses do (trl 0.17 to 1.16, online_dpo_trainer.py, gkd_trainer.py)."""
+_TRL_NEW = _TRL | {
+    "gradient_checkpointing": True,
+    "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
+    "quantised_adapters": "bf16",
+}
+_TRL["kbit_upcast"] = MappingProxyType({"*": "norms"})
+"""Before 0.29 (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); since then CPO alone (TRL 1.16)."""
+
+ROWS = (
+    Trainer(
+        "pytorch",
+        "a bare training loop",
+        heads={"sft": "cross-entropy", "distill": "kl-divergence", "*": "selective"},
+        liger_heads={"sft": "liger"},
+        projects_completions=("ppo", *_GROUPED),
+        counts_prompts=True,
+        offloads_reference=True,
+        reference_first=True,
+        source="model(**batch), loss, backward, step, with outputs dropped after the loss",
+    ),
+    Trainer(
+        "transformers",
+        "Hugging Face Trainer",
+        since="4.0",
+        syncs_each_batch=False,
+        autocast=True,
+        loads_fp32=True,
+        keeps_outputs=True,
+        fp32_outputs=True,
+        methods=("sft",),
+        heads={"*": "cross-entropy"},
+        liger_heads={"sft": "liger"},
+        kbit_upcast=MappingProxyType({"*": "all"}),
+        prepares_checkpointing=True,
+        source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32",
+    ),
+    Trainer(
+        "transformers",
+        "Hugging Face Trainer",
+        since="5.0",
+        syncs_each_batch=False,
+        autocast=True,
+        optimizer_impl="fused",
+        keeps_outputs=True,
+        fp32_outputs=True,
+        methods=("sft",),
+        heads={"*": "cross-entropy"},
+        liger_heads={"sft": "liger"},
+        kbit_upcast=MappingProxyType({"*": "all"}),
+        prepares_checkpointing=True,
+        source="transformers 5.23 trainer.py: adamw_torch_fused, from_pretrained dtype='auto'",
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="0.7",
+        heads={"sft": "cross-entropy", "*": "log-softmax"},
+        metrics={"dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather",
+        **_TRL,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="0.16",
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
+        liger_heads={"sft": "liger"},
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
+        **_TRL,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="0.19",
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
+        liger_heads={"sft": "liger"},
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
+        metrics_everywhere=True,
+        holds_logits=("kto", "cpo", "simpo", "orpo"),
+        hidden_states=True,
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=NO_KL,
+        source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
+        **_TRL,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="0.29",
+        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"sft": "shifted", "dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
+        holds_logits=_ALL_BUT_SFT,
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=NO_KL,
+        source="trl 1.0 trainer/dpo_trainer.py, trainer/sft_trainer.py",
+        **_TRL_NEW,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="1.7",
+        heads={"sft": "chunked-nll", "*": "selective"} | _ONLINE_HEADS,
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"},
+        holds_logits=(*_ALL_BUT_SFT, *_GROUPED),
+        projects_completions=_GROUPED,
+        rescales=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=NO_KL,
+        source="trl 1.9 trainer/sft_trainer.py: chunked_nll is the default loss, trainer/dpo_trainer.py",
+        **_TRL_NEW,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="1.14",
+        heads={"sft": "chunked-nll", "*": "selective-kernel"} | _ONLINE_HEADS,
+        liger_heads=_LIGER_LOSSES,
+        fused_heads=_LIGER_LOSSES,
+        metrics={"dpo": "halves", "ipo": "halves", "kto": "picked-halves"},
+        entropy="kernel",
+        holds_logits=(*_ALL_BUT_SFT, *_GROUPED),
+        projects_completions=_GROUPED,
+        entropies=_GROUP_ENTROPY,
+        references=NO_KL,
+        tempers_in_place=True,
+        source="trl 1.14 kernels/logprob_entropy.py, trainer/dpo_trainer.py, trainer/kto_trainer.py",
+        **_TRL_NEW,
+    ),
+    Trainer(
+        "trl",
+        "TRL",
+        since="1.15",
+        heads=_FUSED | {"*": "selective-kernel"} | _ONLINE_HEADS,
+        entropy="kernel",
+        holds_logits=_ALL_BUT_SFT,
+        entropies=_GROUP_ENTROPY,
+        references=NO_KL,
+        tempers_in_place=True,
+        source="trl 1.16 trainer/utils.py, kernels/chunked_logprob.py",
+        **_TRL_NEW,
+    ),
+)
