@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from memplan.engine.build import ledger, policy_mode
+from memplan.engine.build import ledger
 from memplan.engine.ledger import Row
+from memplan.engine.stages import policy_mode
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.traces import trace_layer
 from memplan.errors import InvalidJob

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.api import estimate
-from memplan.engine.build import ledger, stages
+from memplan.engine.build import ledger
 from memplan.engine.events import step_events
 from memplan.engine.passes import TracedPass
+from memplan.engine.stages import stages
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.engine.build import ledger, stages
+from memplan.engine.build import ledger
+from memplan.engine.stages import stages
 from memplan.errors import EXIT_USAGE, InvalidJob
 from memplan.report import Report
 from memplan.resolve import resolve

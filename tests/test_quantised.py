@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.api import estimate
-from memplan.engine.build import ledger, policy_mode
+from memplan.engine.build import ledger
+from memplan.engine.stages import policy_mode
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve

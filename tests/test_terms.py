@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from memplan.engine.build import ledger, policy_mode, policy_plan
+from memplan.engine.build import ledger
+from memplan.engine.stages import policy_mode, policy_plan
 from memplan.engine.traces import trace_layer, trace_tail
 from memplan.errors import UsageError
 from memplan.render.reference import DOCUMENTS, job_of, language_of, later_table, main, reference_table, refresh

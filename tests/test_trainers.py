@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from traced_jobs import SMALL
 
-from memplan.engine.build import ledger, stages
+from memplan.engine.build import ledger
+from memplan.engine.stages import stages
 from memplan.engine.traces import Alive
 from memplan.errors import InvalidJob
 from memplan.reporting import phase_of

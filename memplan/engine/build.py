@@ -2,53 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 from memplan.engine.choices import enter_choices
 from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
-from memplan.engine.critic import critic_pass, critic_weights
+from memplan.engine.critic import critic_weights
 from memplan.engine.deepspeed import enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
-from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
-from memplan.engine.modules import Mode
 from memplan.engine.output_rows import enter_outputs
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
-from memplan.engine.passes import PassPlan, TracedPass
-from memplan.engine.resident import enter_residents, reference_pass, teacher_pass
+from memplan.engine.passes import TracedPass
+from memplan.engine.resident import enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
-from memplan.engine.sharding import enter_sharding, gathers, gradient_mode, held, kept_gradients, second_mode
+from memplan.engine.sharding import enter_sharding, gathers, held, kept_gradients
+from memplan.engine.stages import instants_of, shares_casts, stages
 from memplan.engine.states import enter_states
 from memplan.engine.step_rows import enter_gradients, enter_step
-from memplan.engine.tensors import model_weights
-from memplan.engine.units_of_model import units
+from memplan.engine.tensors import Weight, model_weights
+from memplan.engine.units_of_model import Units, units
 from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
 from memplan.spec.recipe import Recipe
 
 STEP = "step.optimizer"
 
 
+class Parts:
+    """What several kinds of rows are made from, each made when it is first asked for."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    @cached_property
+    def weights(self) -> list[Weight]:
+        """The policy's tensors."""
+        adapter = self.recipe.adapter
+        return model_weights(self.recipe.model, adapter is None, adapter)
+
+    @cached_property
+    def critic_weights(self) -> list[Weight]:
+        """The critic's tensors; none without one."""
+        return critic_weights(self.recipe)
+
+    @cached_property
+    def units(self) -> Units:
+        """What is gathered and reduced together."""
+        return units(self.weights, self.recipe.model)
+
+    @cached_property
+    def passes(self) -> tuple[tuple[TracedPass, str], ...]:
+        """The passes of one micro-step (see ``stages``)."""
+        return tuple(stages(self.recipe))
+
+    @cached_property
+    def schedule(self) -> tuple[str, ...]:
+        """The instants of the step."""
+        return (*(each for traced, point in self.passes for each in instants_of(self.recipe, traced, point)), STEP)
+
+
 def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     """Every row of one rank of the job, over the instants of one step in steady state; totals alone without
     ``detailed``.
     """
-    adapter = recipe.adapter
-    weights = model_weights(recipe.model, adapter is None, adapter)
-    passes = stages(recipe)
-    schedule = [instant for traced, point in passes for instant in _instants(recipe, traced, point)]
-    book = Ledger([*schedule, STEP], detailed)
-    holds, critic = held(recipe), critic_weights(recipe)
-    apart = recipe.critic is not None and recipe.critic.apart
-    enter_states(book, recipe, weights, holds)
-    if critic:
-        enter_states(book, recipe, critic, holds, "critic")
-    enter_gradients(book, recipe, weights if apart else [*weights, *critic], book.after(CRITIC_STEP) if apart else "")
+    parts = Parts(recipe)
+    book = Ledger(parts.schedule, detailed)
+    for section in SECTIONS:
+        section(book, parts)
+    return book
+
+
+def _apart(recipe: Recipe) -> bool:
+    """Whether a critic has an engine and a step of its own."""
+    return recipe.critic is not None and recipe.critic.apart
+
+
+def _stepped(parts: Parts) -> list[Weight]:
+    """What the last step of the schedule steps."""
+    return parts.weights if _apart(parts.recipe) else [*parts.weights, *parts.critic_weights]
+
+
+def _enter_states(book: Ledger, parts: Parts) -> None:
+    recipe, holds = parts.recipe, held(parts.recipe)
+    enter_states(book, recipe, parts.weights, holds)
+    if parts.critic_weights:
+        enter_states(book, recipe, parts.critic_weights, holds, "critic")
+
+
+def _enter_gradients(book: Ledger, parts: Parts) -> None:
+    recipe, apart = parts.recipe, _apart(parts.recipe)
+    enter_gradients(book, recipe, _stepped(parts), book.after(CRITIC_STEP) if apart else "")
     if apart:
-        enter_gradients(book, recipe, critic, dies=CRITIC_STEP)
-    for traced, point in passes:
+        enter_gradients(book, recipe, parts.critic_weights, dies=CRITIC_STEP)
+
+
+def _enter_passes(book: Ledger, parts: Parts) -> None:
+    recipe = parts.recipe
+    for traced, point in parts.passes:
         if point == "forward":
             PassRows(traced, book).enter_forward()
             enter_shared(book, recipe, traced)
@@ -60,26 +115,49 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
             kept = kept_gradients(recipe, waits)
             waits = waits and (recipe.accumulation > 1 or shares_casts(recipe) or gathers(recipe))
             consumer = "chosen" if waits else ""
-            if apart and traced.plan.name == CRITIC:
+            if _apart(recipe) and traced.plan.name == CRITIC:
                 kept = kept._replace(until=CRITIC_STEP)
             PassRows(traced, book, consumer).enter_backward(kept)
             enter_outputs(book, traced)
             enter_embedding(book, traced, kept, consumer)
             enter_tower_backward(book, traced, kept)
         _enter_beside(book, recipe, traced, point)
-    enter_sharding(book, recipe, weights, units(weights, recipe.model), passes)
-    enter_step(book, recipe, weights if apart else [*weights, *critic], STEP)
-    if recipe.critic is not None and apart:
-        enter_step(book, recipe, critic, CRITIC_STEP)
+
+
+def _enter_sharding(book: Ledger, parts: Parts) -> None:
+    enter_sharding(book, parts.recipe, parts.weights, parts.units, list(parts.passes))
+
+
+def _enter_steps(book: Ledger, parts: Parts) -> None:
+    recipe = parts.recipe
+    enter_step(book, recipe, _stepped(parts), STEP)
+    if recipe.critic is not None and _apart(recipe):
+        enter_step(book, recipe, parts.critic_weights, CRITIC_STEP)
         if recipe.zero_stage >= 0:
-            enter_zero(book, recipe, units(critic, recipe.critic.spec), CRITIC)
-    enter_rollout(book, recipe)
-    enter_residents(book, recipe)
-    enter_batch(book, recipe)
-    enter_buffers(book, recipe)
-    enter_overhead(book, recipe)
-    enter_mixer_kernels(book, recipe)
-    return book
+            enter_zero(book, recipe, units(parts.critic_weights, recipe.critic.spec), CRITIC)
+
+
+def _enter_others(book: Ledger, parts: Parts) -> None:
+    enter_rollout(book, parts.recipe)
+    enter_residents(book, parts.recipe)
+
+
+def _enter_surroundings(book: Ledger, parts: Parts) -> None:
+    for enter in (enter_batch, enter_buffers, enter_overhead, enter_mixer_kernels):
+        enter(book, parts.recipe)
+
+
+SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (
+    _enter_states,
+    _enter_gradients,
+    _enter_passes,
+    _enter_sharding,
+    _enter_steps,
+    _enter_others,
+    _enter_surroundings,
+)
+"""Every kind of row, in the order of the ledger. What one of them reads of the recipe decides its rows, and nothing
+else does: ``quick`` remembers a section's sums by what it read."""
 
 
 def _enter_beside(book: Ledger, recipe: Recipe, traced: TracedPass, point: str) -> None:
@@ -89,149 +167,3 @@ def _enter_beside(book: Ledger, recipe: Recipe, traced: TracedPass, point: str) 
     elif traced.plan.name == "policy" and point == "forward":
         enter_teacher(book, recipe, traced)
         enter_step_outputs(book, recipe, traced)
-
-
-def policy_mode(recipe: Recipe) -> Mode:
-    """How the policy's modules run."""
-    return Mode(
-        weight_itemsize=recipe.compute_itemsize,
-        trained=recipe.adapter is None,
-        autocast=recipe.autocast,
-        attention=recipe.attention,
-        padded=recipe.padded,
-        adapter=recipe.adapter,
-        half_to_float=recipe.half_to_float,
-        quantised=recipe.quantised,
-        norm_itemsize=recipe.norm_itemsize,
-        stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
-        policy=recipe.recompute.policy,
-        recomputed=recipe.recompute.modules,
-        offload=recipe.offload,
-        kernels=recipe.kernels,
-        in_place=recipe.gpu is not None,
-        mixer_kernels=recipe.mixer_kernels,
-    )
-
-
-def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
-    """A pass of the policy over ``rows`` sequences."""
-    checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
-    style = style or checkpoint
-    head = policy_head(recipe, rows, graph=style != "no-grad")
-    adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
-    needs_grad = recipe.checkpointing or (trained if adapter is None else "embed_tokens" in adapter.saved)
-    return PassPlan(
-        name=name,
-        spec=recipe.model,
-        mode=policy_mode(recipe),
-        rows=rows,
-        length=recipe.completion_length if recipe.model.encoder else recipe.sequence_length,
-        memory=recipe.sequence_length if recipe.model.encoder else 0,
-        style=style,
-        head=head,
-        gradients=gradients,
-        neighbours=gathers(recipe),
-        embedding_trained=needs_grad,
-        images=recipe.images if recipe.model.tower else None,
-        every=recipe.recompute.every,
-    )
-
-
-def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """The passes of one micro-step in order, each with the half that happens then: forward or backward, or the loss
-    where another model's forward comes before it."""
-    if recipe.teacher:
-        return _distillation(recipe)
-    if recipe.method.optional_reference:
-        return _after_rollout(recipe)
-    first = gradient_mode(recipe)
-    half, schedule = recipe.batch_size, recipe.pair_pass
-    scoring = (
-        [(reference_pass(recipe, rows=half if schedule != "concatenated" else recipe.rows), "forward")]
-        if reference_pass(recipe, 0)
-        else []
-    )
-    if not recipe.method.pairs or schedule == "concatenated":
-        policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=first))
-        kl = (
-            [(TracedPass(policy_plan(recipe, "kl", recipe.rows, "no-grad")), "forward")]
-            if recipe.method.kl_rows
-            else []
-        )
-        forwards = (
-            [*scoring, (policy, "forward")] if recipe.trainer.reference_first else [(policy, "forward"), *scoring]
-        )
-        if recipe.trainer.kl_after_policy:
-            forwards[1:1] = kl
-            kl = []
-        return [*kl, *forwards, (policy, "backward")]  # type: ignore[list-item]
-    if schedule == "two-forward":
-        chosen, rejected = _two_forwards(recipe, first)
-        return [*scoring, (chosen, "forward"), (rejected, "forward"), (rejected, "backward"), (chosen, "backward")]  # type: ignore[list-item]
-    names = ["rejected"] if schedule == "split" else ["chosen", "rejected"]
-    scored = [(TracedPass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
-    chosen = TracedPass(policy_plan(recipe, "chosen", half, gradients=first))
-    rejected = TracedPass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
-    halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
-    return [*scoring, *scored, *halves]  # type: ignore[list-item]
-
-
-def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """Student and teacher; the loss is made when both have spoken."""
-    assert recipe.teacher is not None
-    student = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
-    teacher = teacher_pass(recipe, recipe.teacher)
-    if student.plan.head.waits:
-        return [(student, "forward"), (teacher, "forward"), (student, "loss"), (student, "backward")]
-    return [(teacher, "forward"), (student, "forward"), (student, "backward")]
-
-
-def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
-    policy are trained on them."""
-    mode, before = gradient_mode(recipe), []
-    if recipe.trainer.scores_rollouts:
-        plan = policy_plan(recipe, "old", recipe.rows, "no-grad")
-        before.append((TracedPass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
-    reference = reference_pass(recipe, recipe.rows)
-    before += [(reference, "forward")] if reference else []
-    policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
-    update = [(policy, "forward"), (policy, "backward")]
-    if recipe.critic is None:
-        return [*before, *update]
-    critic = critic_pass(recipe.critic, policy.plan)
-    if recipe.critic.together:
-        return [*before, (critic, "forward"), *update, (critic, "backward")]
-    return [*before, (critic, "forward"), (critic, "backward"), *update]
-
-
-def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPass]:
-    """Chosen and rejected of one backward: rejected runs back first, and its gradients wait for those of chosen.
-
-    Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own.
-    """
-    plans = policy_plan(recipe, "chosen", recipe.batch_size), policy_plan(recipe, "rejected", recipe.batch_size)
-    if not shares_casts(recipe):
-        return TracedPass(plans[0]._replace(gradients="sum")), TracedPass(plans[1])
-    chosen, rejected = (
-        plan._replace(mode=plan.mode._replace(shared_casts=order))
-        for plan, order in zip(plans, ("first", "second"), strict=True)
-    )
-    return TracedPass(chosen._replace(gradients=gradients)), TracedPass(rejected)
-
-
-def shares_casts(recipe: Recipe) -> bool:
-    """Whether two forwards use the same autocast copies of trained fp32 weights."""
-    return recipe.autocast > 0 and recipe.compute_itemsize != recipe.autocast and recipe.adapter is None
-
-
-def _instants(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
-    if point == "loss":
-        return [f"{traced.plan.name}.loss"]
-    if point == "forward":
-        forward = traced.forward_instants()
-        forward = forward[:-1] if traced.plan.head.waits else forward
-        return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + forward
-    apart = recipe.critic is not None and recipe.critic.apart and traced.plan.name == CRITIC
-    reduce = [f"{traced.plan.name}.reduce"] if recipe.ranks > 1 or recipe.zero_stage >= 2 else []
-    return traced.backward_instants() + reduce + ([CRITIC_STEP] if apart else [])

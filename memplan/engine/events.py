@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.blocks import Block
-from memplan.engine.build import stages
 from memplan.engine.caching import CachingAllocator
 from memplan.engine.graph import Tensor
 from memplan.engine.model_rows import mask_bytes
@@ -18,6 +17,7 @@ from memplan.engine.optimizer_states import Stepped, state_bytes, stepped
 from memplan.engine.optimizer_steps import PROGRAMS
 from memplan.engine.overhead import workspace_bytes
 from memplan.engine.recording import PassRun, RecordingTape
+from memplan.engine.stages import stages
 from memplan.engine.tags import Dim
 from memplan.engine.tensors import Weight, layer_weights, model_weights
 from memplan.spec.model import ModelSpec

@@ -1,0 +1,160 @@
+"""The passes of one micro-step: which models run over which rows, in which order, forward and backward."""
+
+from __future__ import annotations
+
+from memplan.engine.critic import NAME as CRITIC
+from memplan.engine.critic import STEP as CRITIC_STEP
+from memplan.engine.critic import critic_pass
+from memplan.engine.losses import policy_head, rollout_head
+from memplan.engine.modules import Mode
+from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.resident import reference_pass, teacher_pass
+from memplan.engine.sharding import gathers, gradient_mode, second_mode
+from memplan.spec.recipe import Recipe
+
+
+def policy_mode(recipe: Recipe) -> Mode:
+    """How the policy's modules run."""
+    return Mode(
+        weight_itemsize=recipe.compute_itemsize,
+        trained=recipe.adapter is None,
+        autocast=recipe.autocast,
+        attention=recipe.attention,
+        padded=recipe.padded,
+        adapter=recipe.adapter,
+        half_to_float=recipe.half_to_float,
+        quantised=recipe.quantised,
+        norm_itemsize=recipe.norm_itemsize,
+        stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
+        policy=recipe.recompute.policy,
+        recomputed=recipe.recompute.modules,
+        offload=recipe.offload,
+        kernels=recipe.kernels,
+        in_place=recipe.gpu is not None,
+        mixer_kernels=recipe.mixer_kernels,
+    )
+
+
+def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
+    """A pass of the policy over ``rows`` sequences."""
+    checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
+    style = style or checkpoint
+    head = policy_head(recipe, rows, graph=style != "no-grad")
+    adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
+    needs_grad = recipe.checkpointing or (trained if adapter is None else "embed_tokens" in adapter.saved)
+    return PassPlan(
+        name=name,
+        spec=recipe.model,
+        mode=policy_mode(recipe),
+        rows=rows,
+        length=recipe.completion_length if recipe.model.encoder else recipe.sequence_length,
+        memory=recipe.sequence_length if recipe.model.encoder else 0,
+        style=style,
+        head=head,
+        gradients=gradients,
+        neighbours=gathers(recipe),
+        embedding_trained=needs_grad,
+        images=recipe.images if recipe.model.tower else None,
+        every=recipe.recompute.every,
+    )
+
+
+def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """The passes of one micro-step in order, each with the half that happens then: forward or backward, or the loss
+    where another model's forward comes before it."""
+    if recipe.teacher:
+        return _distillation(recipe)
+    if recipe.method.optional_reference:
+        return _after_rollout(recipe)
+    first = gradient_mode(recipe)
+    half, schedule = recipe.batch_size, recipe.pair_pass
+    scoring = (
+        [(reference_pass(recipe, rows=half if schedule != "concatenated" else recipe.rows), "forward")]
+        if reference_pass(recipe, 0)
+        else []
+    )
+    if not recipe.method.pairs or schedule == "concatenated":
+        policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=first))
+        kl = (
+            [(TracedPass(policy_plan(recipe, "kl", recipe.rows, "no-grad")), "forward")]
+            if recipe.method.kl_rows
+            else []
+        )
+        forwards = (
+            [*scoring, (policy, "forward")] if recipe.trainer.reference_first else [(policy, "forward"), *scoring]
+        )
+        if recipe.trainer.kl_after_policy:
+            forwards[1:1] = kl
+            kl = []
+        return [*kl, *forwards, (policy, "backward")]  # type: ignore[list-item]
+    if schedule == "two-forward":
+        chosen, rejected = _two_forwards(recipe, first)
+        return [*scoring, (chosen, "forward"), (rejected, "forward"), (rejected, "backward"), (chosen, "backward")]  # type: ignore[list-item]
+    names = ["rejected"] if schedule == "split" else ["chosen", "rejected"]
+    scored = [(TracedPass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
+    chosen = TracedPass(policy_plan(recipe, "chosen", half, gradients=first))
+    rejected = TracedPass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
+    halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
+    return [*scoring, *scored, *halves]  # type: ignore[list-item]
+
+
+def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """Student and teacher; the loss is made when both have spoken."""
+    assert recipe.teacher is not None
+    student = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
+    teacher = teacher_pass(recipe, recipe.teacher)
+    if student.plan.head.waits:
+        return [(student, "forward"), (teacher, "forward"), (student, "loss"), (student, "backward")]
+    return [(teacher, "forward"), (student, "forward"), (student, "backward")]
+
+
+def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
+    policy are trained on them."""
+    mode, before = gradient_mode(recipe), []
+    if recipe.trainer.scores_rollouts:
+        plan = policy_plan(recipe, "old", recipe.rows, "no-grad")
+        before.append((TracedPass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
+    reference = reference_pass(recipe, recipe.rows)
+    before += [(reference, "forward")] if reference else []
+    policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
+    update = [(policy, "forward"), (policy, "backward")]
+    if recipe.critic is None:
+        return [*before, *update]
+    critic = critic_pass(recipe.critic, policy.plan)
+    if recipe.critic.together:
+        return [*before, (critic, "forward"), *update, (critic, "backward")]
+    return [*before, (critic, "forward"), (critic, "backward"), *update]
+
+
+def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPass]:
+    """Chosen and rejected of one backward: rejected runs back first, and its gradients wait for those of chosen.
+
+    Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own.
+    """
+    plans = policy_plan(recipe, "chosen", recipe.batch_size), policy_plan(recipe, "rejected", recipe.batch_size)
+    if not shares_casts(recipe):
+        return TracedPass(plans[0]._replace(gradients="sum")), TracedPass(plans[1])
+    chosen, rejected = (
+        plan._replace(mode=plan.mode._replace(shared_casts=order))
+        for plan, order in zip(plans, ("first", "second"), strict=True)
+    )
+    return TracedPass(chosen._replace(gradients=gradients)), TracedPass(rejected)
+
+
+def shares_casts(recipe: Recipe) -> bool:
+    """Whether two forwards use the same autocast copies of trained fp32 weights."""
+    return recipe.autocast > 0 and recipe.compute_itemsize != recipe.autocast and recipe.adapter is None
+
+
+def instants_of(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
+    """The instants of one half of a pass."""
+    if point == "loss":
+        return [f"{traced.plan.name}.loss"]
+    if point == "forward":
+        forward = traced.forward_instants()
+        forward = forward[:-1] if traced.plan.head.waits else forward
+        return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + forward
+    apart = recipe.critic is not None and recipe.critic.apart and traced.plan.name == CRITIC
+    reduce = [f"{traced.plan.name}.reduce"] if recipe.ranks > 1 or recipe.zero_stage >= 2 else []
+    return traced.backward_instants() + reduce + ([CRITIC_STEP] if apart else [])
