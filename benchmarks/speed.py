@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import memplan
-from memplan.remedies import totals_of
-from memplan.reporting import build_report
+from memplan.reporting import build_report, totals_of
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from memplan.engine.build import ledger
 from memplan.engine.overhead import workspace_bytes
 from memplan.errors import MemplanError
 from memplan.report import Card, Remedy, Report, Step
-from memplan.reporting import Totals, judge, measure
+from memplan.reporting import Totals, judge, totals_of
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput, build_job
@@ -118,11 +117,6 @@ def changed(given: JobInput, changes: dict[str, Any]) -> Recipe:
             values[key] = value
         sources[key] = "option"
     return resolve(JobInput(build_job(values), sources, given.ignored, given.spec))
-
-
-def totals_of(recipe: Recipe) -> Totals:
-    """The meters alone."""
-    return measure(ledger(recipe, detailed=False), recipe)
 
 
 class _Priced(NamedTuple):

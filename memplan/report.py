@@ -110,11 +110,13 @@ class Rank:
     name: str
     count: int
     allocated_bytes: int
+    peak_instant: str
+    device_bytes: Bytes
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Host:
-    """What a node needs in its own memory."""
+    """What a node needs in its own memory for what the job puts there."""
 
     bytes_per_node: int
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, overload
 from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
 from memplan.engine.ledger import Ledger, Row
+from memplan.engine.ranks import RankClass, rank_classes
 from memplan.engine.tensors import count, model_weights
 from memplan.report import (
     SCHEMA_VERSION,
@@ -75,17 +76,49 @@ def phase_of(instant: str) -> str:
     return "backward" if point.endswith("backward") or point == "reduce" else "forward"
 
 
+class Priced(NamedTuple):
+    """A class of ranks, its ledger and its meters."""
+
+    of: RankClass
+    book: Ledger
+    meters: Totals
+
+    @property
+    def peak_instant(self) -> str:
+        """The first instant with the largest expected figure."""
+        return self.book.schedule[self.meters.totals.index(self.meters.allocated.expected)]
+
+
+def price(recipe: Recipe, detailed: bool = True) -> list[Priced]:
+    """Every class of ranks, the fullest card first (by the expected device figure)."""
+    priced = []
+    for of in rank_classes(recipe):
+        book = ledger(of.recipe, detailed)
+        priced.append(Priced(of, book, measure(book, of.recipe)))
+    return sorted(priced, key=lambda each: -each.meters.device.expected)
+
+
+def totals_of(recipe: Recipe) -> Totals:
+    """The meters alone, of the class of ranks that needs the most."""
+    return price(recipe, detailed=False)[0].meters
+
+
+def host_bytes(priced: list[Priced], recipe: Recipe) -> int:
+    """Of one node: a node's GPUs hold the same stage, as ranks are laid out with the pipeline outermost."""
+    of_rank = max(max(each.book.totals(place="host"), default=0) for each in priced)
+    return of_rank * min(recipe.parallel.world, recipe.gpus_per_node)
+
+
 def build_report(recipe: Recipe) -> Report:
     """The report of one recipe, without remedies and cards, which a search adds."""
-    book = ledger(recipe)
-    meters = measure(book, recipe)
-    peak = book.schedule[meters.totals.index(meters.allocated.expected)]
+    priced = price(recipe)
+    fullest = priced[0]
+    book, meters, peak = fullest.book, fullest.meters, fullest.peak_instant
     phases: dict[str, int] = {}
     for instant, size in zip(book.schedule, meters.totals, strict=True):
         phases[phase_of(instant)] = max(phases.get(phase_of(instant), 0), size)
-    rank = "the only GPU" if recipe.ranks == 1 else f"each of {recipe.ranks} GPUs"
     per_gpu = PerGpu(
-        rank=rank,
+        rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
         allocated_range=Range(meters.allocated.low, meters.allocated.high),
         peak_instant=peak,
@@ -96,20 +129,28 @@ def build_report(recipe: Recipe) -> Report:
         by_category=book.by_category(peak),
         ledger=LedgerRows(book),
     )
-    verdict = judge(meters.device, recipe.gpu, recipe.margin) if recipe.gpu else None
-    host = sum(row.bytes for row in book.rows if row.place == "host") * min(recipe.ranks, recipe.gpus_per_node)
     return Report(
         schema_version=SCHEMA_VERSION,
         job=recipe.job,
         sources=recipe.sources,
         model=_model(recipe),
         per_gpu=per_gpu,
-        ranks=(Rank(rank, recipe.ranks, meters.allocated.expected),),
-        host=Host(host),
-        verdict=verdict,
+        ranks=tuple(_rank(each) for each in priced),
+        host=Host(host_bytes(priced, recipe)),
+        verdict=judge(meters.device, recipe.gpu, recipe.margin) if recipe.gpu else None,
         assumptions=recipe.assumptions,
         warnings=recipe.warnings,
         recipe=recipe,
+    )
+
+
+def _rank(priced: Priced) -> Rank:
+    return Rank(
+        priced.of.name,
+        priced.of.gpus,
+        priced.meters.allocated.expected,
+        priced.peak_instant,
+        Bytes(*priced.meters.device),
     )
 
 

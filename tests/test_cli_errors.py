@@ -31,7 +31,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("estimate SMALL --batch-size two", 2, "'two'", "memplan schema job"),
     ("estimate SMALL --batch-size=", 2, "batch_size", "memplan schema job"),
     ("estimate SMALL --margin 2", 2, "margin", "memplan schema job"),
-    ("estimate SMALL --tensor-parallel 2", 2, "tensor_parallel: 2 is not modelled yet", "tensor_parallel: 1"),
+    ("estimate SMALL --zero-stage 3 --num-gpus 4 --tensor-parallel 2", 2, "tensor_parallel: 2 with", "tensor_parallel"),
     ("estimate SMALL --compile --attention eager", 2, "compile: not modelled with attention: eager",
      "leave compile or attention out"),
     ("estimate SMALL --recompute every:none", 2, "gradient_checkpointing: 'every:none' names no number of layers",

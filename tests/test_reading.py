@@ -195,16 +195,9 @@ def test_an_unknown_choice_is_refused_with_what_to_type(key: str) -> None:
     assert CHOICES[key][-1] in error.hint
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"])
-def test_parallelism_beyond_data_is_refused_by_name(key: str) -> None:
-    assert getattr(read_job({key: 1}).job, key) == 1
-    error = refusal({key: 2})
-    assert (error.message, error.hint) == (f"{key}: 2 is not modelled yet", f"use {key}: 1")
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("ddp", {"x": 1}), ("fsdp", "full_shard"), ("cluster", "x")],
+    [("cluster", "x")],
 )
 def test_a_key_that_is_not_modelled_yet_is_refused_unless_it_is_empty(key: str, value: object) -> None:
     error = refusal({key: value})

@@ -51,6 +51,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "reference",
     ),
     "GPUs": ("num_gpus", "gpus_per_node", "sharding", "zero_stage", "gpu", "margin"),
+    "Parallelism": (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "sequence_parallel",
+        "virtual_pipeline",
+    ),
     "Sharding in detail": ("reshard_after_forward", "sync_each_batch", "gradient_as_bucket_view"),
 }
 """Sections of the help; LoRA has its own, and a key that is named nowhere is under the last."""
@@ -65,7 +74,18 @@ FLAGS = {
     ),
 }
 """Flags that are no yes-or-no key of a job."""
-MAPPINGS = ("lora", "deepspeed", "allocator", "images", "extra_models", "optimizer_args", "megatron", "rollout")
+MAPPINGS = (
+    "lora",
+    "deepspeed",
+    "allocator",
+    "images",
+    "extra_models",
+    "optimizer_args",
+    "megatron",
+    "fsdp",
+    "ddp",
+    "rollout",
+)
 """Keys that hold keys of their own: by --set, LoRA's also by --lora-*."""
 
 

@@ -67,6 +67,7 @@ SHARDING = {
     "zero2": "ZeRO-2: optimizer states and gradients divided",
     "zero3": "ZeRO-3: optimizer states, gradients and parameters divided",
     "fsdp2": "FSDP2: optimizer states, gradients and parameters divided",
+    "distributed-optimizer": "Megatron's distributed optimizer: main weights and moments divided",
 }
 
 METERS = {

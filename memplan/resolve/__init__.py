@@ -16,6 +16,7 @@ from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
+from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.quantised import quantised_base
 from memplan.resolve.recompute import offloads_activations, recompute
 from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
@@ -57,7 +58,7 @@ def resolve(given: JobInput) -> Recipe:
     known.
     """
     notes = Notes(dict(given.sources))
-    job = with_rollout_lengths(given.job, notes)
+    job = with_framework(with_rollout_lengths(given.job, notes), notes)
     spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
@@ -76,6 +77,7 @@ def resolve(given: JobInput) -> Recipe:
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:
         spec = without_images(spec, split.is_deepspeed)
+    degrees = parallel(job, trainer, split, spec, notes)
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
@@ -85,7 +87,7 @@ def resolve(given: JobInput) -> Recipe:
     spec = frozen_model(job, trainer, spec, notes)
     _check_positions(job, spec, notes)
     attention = _attention(job, spec, notes)
-    accumulation = _accumulation(job, split.ranks, notes)
+    accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
     gpu = _gpu(job, notes)
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
     wide = stored.precision.dtype == "fp32" and not job.padded
@@ -150,7 +152,8 @@ def resolve(given: JobInput) -> Recipe:
         residents=(*resident.models, *rewards),
         adapter=adapted,
         sharding=split.name,
-        ranks=split.ranks,
+        ranks=degrees.shards,
+        parallel=degrees,
         gpus_per_node=job.gpus_per_node,
         reshard_after_forward=job.reshard_after_forward is not False,
         sync_each_batch=sync,
@@ -216,11 +219,11 @@ def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
 def _accumulation(job: Job, ranks: int, notes: Notes) -> int:
     if job.global_batch_size is None:
         return notes.plain("gradient_accumulation_steps", job.gradient_accumulation_steps)
-    step = job.batch_size * job.num_gpus
+    step = job.batch_size * ranks
     steps, rest = divmod(job.global_batch_size, step)
     if rest or not steps:
         raise InvalidJob(
-            f"global_batch_size: {job.global_batch_size} is no multiple of batch_size × num_gpus = {step}",
+            f"global_batch_size: {job.global_batch_size} is no multiple of batch_size × data-parallel ranks = {step}",
             f"use {max(steps, 1) * step}",
         )
     if notes.is_given("gradient_accumulation_steps") and job.gradient_accumulation_steps != steps:
@@ -252,8 +255,9 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     """The job as the report shows it, every auto resolved: a job that gives the same report again."""
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
-    if not job.megatron.model_fields_set:
-        values.pop("megatron", None)
+    for key in ("megatron", "fsdp", "ddp"):
+        if not getattr(job, key).model_fields_set:
+            values.pop(key, None)
     half = stored.precision.dtype
     head = program.shown
     if head == "score":

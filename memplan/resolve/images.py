@@ -102,7 +102,8 @@ def split(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The resolution that keeps most of the image, in tiles, and the whole image; padding is taken off again, and each
-    row of tokens gets one more (processing_llava_next.py).
+    row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than of so many tiles are shrunk to
+    them (processing_llava_onevision.py).
     """
     best, kept, wasted = rule.grids[0], 0, float("inf")
     for tall, wide in rule.grids:
@@ -117,7 +118,12 @@ def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
         rows -= (rows - int(round(height * columns / width, 7))) // 2 * 2
     else:
         columns -= (columns - int(round(width * rows / height, 7))) // 2 * 2
-    return tiles_of(rule, down * across + 1, rows * columns + rows + rule.tokens)
+    unpadded = rows * columns
+    ratio = sqrt(unpadded / (rule.max_tiles * grid**2)) if rule.max_tiles > 1 else 1
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    tokens = rows * columns + rows + rule.tokens
+    return tiles_of(rule, down * across + 1, tokens)._replace(lines=rows, unpadded=unpadded)
 
 
 CUTS: dict[str, Cut] = {
@@ -162,7 +168,9 @@ def by_tokens(rule: ImageRule, tokens: int) -> ImageBatch:
 
 
 def one_image(rule: ImageRule, images: Images) -> ImageBatch:
-    """What one image becomes."""
+    """What one image becomes. LLaVA-OneVision cuts only an image that is alone into tiles."""
+    if rule.kind == "anyres" and rule.max_tiles > 1 and images.per_example > 1:
+        return tiles_of(rule, 1, rule.tokens + 1)._replace(lines=1)
     if images.patches is not None:
         return by_patches(rule, images.patches)
     if images.tokens is not None:

@@ -66,6 +66,11 @@ def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
         notes.fill("sharding", name, "trainer" if trainer.sharding else "default", why)
     if trainer.megatron and name not in ("none", "ddp", "distributed-optimizer"):
         raise InvalidJob(f"sharding: {trainer.title} runs on Megatron, which has no {name}", "use sharding none or ddp")
+    if name == "distributed-optimizer" and not trainer.megatron:
+        raise InvalidJob(
+            f"sharding: distributed-optimizer is Megatron's, and {trainer.title} does not run on it",
+            "use trainer megatron, or zero_stage 1",
+        )
     if name == "none" and job.num_gpus > 1:
         notes.remark(f"sharding none on {job.num_gpus} GPUs: each GPU is a job of its own")
     return Split(name, 1 if name == "none" else job.num_gpus)

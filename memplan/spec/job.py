@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.beside import ExtraModel, Rollout
+from memplan.spec.fsdp import Ddp, Fsdp
+from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
-from memplan.spec.recompute import EVERY, Megatron, Offloaded, every_nth
+from memplan.spec.recompute import EVERY, Offloaded, every_nth
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
 
 
@@ -73,12 +75,6 @@ def _names(value: object) -> object:
     return () if value in (None, False) else _targets(value)
 
 
-def _one(value: int, info: ValidationInfo) -> int:
-    if value != 1:
-        raise InvalidJob(f"{info.field_name}: {value} is not modelled yet", f"use {info.field_name}: 1")
-    return value
-
-
 def _absent(value: object, info: ValidationInfo) -> None:
     if value not in (None, [], {}, (), False):
         raise InvalidJob(f"{info.field_name}: not modelled yet", f"leave {info.field_name} out")
@@ -87,7 +83,6 @@ def _absent(value: object, info: ValidationInfo) -> None:
 Choice = Annotated[str, BeforeValidator(_choice)]
 Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
-OnlyOne = Annotated[int, AfterValidator(_one)]
 Absent = Annotated[None, BeforeValidator(_absent)]
 
 ALL_LINEAR = "all-linear"
@@ -235,13 +230,20 @@ class Job(Frozen):
     """How model states are split over the GPUs."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     """DeepSpeed's ZeRO stage: short for sharding zero0 to zero3."""
-    tensor_parallel: OnlyOne = 1
-    pipeline_parallel: OnlyOne = 1
-    context_parallel: OnlyOne = 1
-    expert_parallel: OnlyOne = 1
-    expert_tensor_parallel: OnlyOne = 1
-    virtual_pipeline: OnlyOne = 1
-    sequence_parallel: Annotated[bool | None, BeforeValidator(_absent)] = None
+    tensor_parallel: Positive = 1
+    """GPUs that share each matrix product."""
+    pipeline_parallel: Positive = 1
+    """Stages that the layers are divided into."""
+    context_parallel: Positive = 1
+    """GPUs that share each sequence."""
+    expert_parallel: Positive = 1
+    """GPUs that the experts are divided over."""
+    expert_tensor_parallel: Positive = 1
+    """GPUs that share each expert; tensor_parallel when not given."""
+    virtual_pipeline: Positive = 1
+    """Chunks of layers on each pipeline stage (the interleaved schedule)."""
+    sequence_parallel: bool | None = None
+    """Norms and dropouts between tensor-parallel products run on a part of the sequence."""
     reshard_after_forward: bool | None = None
     """FSDP2: free a layer's gathered weights after its forward."""
     sync_each_batch: bool | None = None
@@ -250,10 +252,10 @@ class Job(Frozen):
     """DDP: gradients are views of the communication buckets, not a second copy."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """DeepSpeed's own settings: reduce_bucket_size, stage3_prefetch_bucket_size, overlap_comm, …"""
-    fsdp: Absent = None
-    """FSDP's other settings."""
-    ddp: Absent = None
-    """DDP's other settings."""
+    fsdp: Fsdp = Fsdp()
+    """FSDP's other settings, under their own names."""
+    ddp: Ddp = Ddp()
+    """DDP's other settings, under their own names."""
     megatron: Megatron = Megatron()
     """Megatron's other settings: recompute_modules."""
     allocator: Allocator = Allocator()

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
 from memplan.spec.recompute import Recompute
 from memplan.tables.kernels import NO_KERNELS, Kernels
 from memplan.tables.methods import Method
@@ -138,6 +139,10 @@ class ImageBatch(NamedTuple):
     """Positions of one image in the language model's sequence."""
     pixels: int
     """Numbers of one image in the batch."""
+    lines: int = 0
+    """Rows of tokens, each with one more at its end (LLaVA-NeXT)."""
+    unpadded: int = 0
+    """Tokens of these rows without their ends, before they are shrunk (LLaVA-OneVision)."""
 
 
 class Recipe(NamedTuple):
@@ -207,6 +212,8 @@ class Recipe(NamedTuple):
     """Fused kernels in place of the layers' own operations."""
     mixer_kernels: bool = False
     """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
+    parallel: Parallel = Parallel()
+    """How the GPUs are divided, and which pipeline stage this rank is of."""
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 

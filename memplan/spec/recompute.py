@@ -7,15 +7,10 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator
 
 from memplan.errors import InvalidJob, did_you_mean
-from memplan.spec.base import Frozen
 
 EVERY = "every:"
 """``every:N`` checkpoints every n-th layer."""
 OFFLOADABLE = ("activations", "optimizer", "parameters", "reference")
-RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
-"""Megatron's (megatron-core 0.16 transformer/transformer_config.py)."""
-LATER_MODULES = ("shared_experts", "layernorm", "moe_act", "mla_up_proj")
-"""Not modelled yet; of all but the first, outputs are freed and made again (CheckpointWithoutOutput)."""
 
 
 def every_nth(value: str) -> int:
@@ -30,7 +25,7 @@ def every_nth(value: str) -> int:
     return int(digits)
 
 
-def _listed(key: str, value: object, known: tuple[str, ...]) -> tuple[str, ...]:
+def listed(key: str, value: object, known: tuple[str, ...]) -> tuple[str, ...]:
     """'a,b' and [a, b] are lists; nothing is none of them. Raises InvalidJob for an unknown name."""
     if value in (None, False, "none", "", {}):
         return ()
@@ -45,28 +40,10 @@ def _listed(key: str, value: object, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _offloaded(value: object) -> tuple[str, ...]:
-    return _listed("offload", value, OFFLOADABLE)
-
-
-def _modules(value: object) -> tuple[str, ...]:
-    names = _listed("megatron.recompute_modules", value, RECOMPUTE_MODULES)
-    for name in names:
-        if name in LATER_MODULES:
-            raise InvalidJob(
-                f"megatron.recompute_modules: {name} is not modelled yet",
-                "modelled: " + ", ".join(name for name in RECOMPUTE_MODULES if name not in LATER_MODULES),
-            )
-    return names
+    return listed("offload", value, OFFLOADABLE)
 
 
 Offloaded = Annotated[tuple[str, ...], BeforeValidator(_offloaded)]
-
-
-class Megatron(Frozen):
-    """Megatron's own settings."""
-
-    recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ("core_attn",)
-    """Modules that selective checkpointing makes again: core_attn, mlp, moe."""
 
 
 class Recompute(NamedTuple):

@@ -24,14 +24,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
     "reference": ("auto", "none", "resident", "adapter", "precomputed", "offloaded"),
     "quantization": ("none", *QUANTIZATIONS),
-    "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2"),
+    "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "distributed-optimizer"),
     "entropy": ("none", "metric", "loss"),
 }
 
 LATER: dict[str, tuple[str, ...]] = {
     "trainer": LATER_TRAINERS,
     "kernels": ("unsloth", "te"),
-    "sharding": ("fsdp", "distributed-optimizer"),
+    "sharding": ("fsdp",),
 }
 """Values of the contract that are refused by name until they are modelled."""
 

@@ -1,0 +1,35 @@
+"""Classes of ranks: GPUs of one job that hold the same, each class described by a recipe of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.spec.recipe import Recipe
+
+
+class RankClass(NamedTuple):
+    """Some GPUs of the job that hold the same."""
+
+    name: str
+    gpus: int
+    recipe: Recipe
+
+
+def rank_classes(recipe: Recipe) -> tuple[RankClass, ...]:
+    """One class for each pipeline stage; one alone where there is no pipeline.
+
+    Within a class shards are padded to the largest, so that the class stands for its fullest rank.
+    """
+    degrees = recipe.parallel
+    if degrees.pipeline == 1:
+        name = "the only GPU" if degrees.world == 1 else f"each of {degrees.world} GPUs"
+        return (RankClass(name, degrees.world, recipe),)
+    gpus = degrees.world // degrees.pipeline
+    return tuple(
+        RankClass(
+            f"each GPU of pipeline stage {stage + 1} of {degrees.pipeline}",
+            gpus,
+            recipe._replace(parallel=degrees._replace(stage=stage)),
+        )
+        for stage in range(degrees.pipeline)
+    )

@@ -1,0 +1,127 @@
+"""Degrees of parallelism, checked: what multiplies, what divides, and which framework has which."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.tables.trainer import Trainer
+
+DEGREES = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "virtual_pipeline",
+)
+MEGATRON = "trainer: megatron, with sharding distributed-optimizer"
+
+
+def with_framework(job: Job, notes: Notes) -> Job:
+    """The job with Megatron as its trainer where degrees ask for it and nothing else is named."""
+    given = [key for key in DEGREES if getattr(job, key) > 1]
+    wanted = job.sharding == "distributed-optimizer" or (given and job.sharding is None and job.zero_stage is None)
+    if not wanted or notes.is_given("trainer"):
+        return job
+    why = f"{given[0]} {getattr(job, given[0])}" if given else "sharding distributed-optimizer"
+    notes.fill("trainer", "megatron", "default", f"{why} and no trainer named: Megatron-LM")
+    return job.model_copy(update={"trainer": "megatron"})
+
+
+def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> Parallel:
+    """The degrees. Raises InvalidJob for those that do not multiply, that the model's sizes do not divide by, or that
+    the framework does not have."""
+    for key in DEGREES:
+        notes.plain(key, getattr(job, key))
+    _check_framework(job, trainer, split)
+    world = job.num_gpus if split.name != "none" or trainer.megatron else 1
+    degrees = Parallel(
+        world=world,
+        tensor=job.tensor_parallel,
+        pipeline=job.pipeline_parallel,
+        context=job.context_parallel,
+        expert=job.expert_parallel,
+        expert_tensor=_expert_tensor(job),
+        virtual=job.virtual_pipeline,
+        sequence=bool(job.sequence_parallel),
+    )
+    _check_multiplies(degrees)
+    _check_divides(degrees, spec)
+    return degrees
+
+
+def _expert_tensor(job: Job) -> int:
+    """Megatron's default: experts are split as the rest is, unless expert parallelism is on and it is said."""
+    if "expert_tensor_parallel" in job.model_fields_set:
+        return job.expert_tensor_parallel
+    return job.tensor_parallel
+
+
+def _check_framework(job: Job, trainer: Trainer, split: Split) -> None:
+    """Which framework has which degree."""
+    given = [key for key in DEGREES if getattr(job, key) > 1]
+    if not given or trainer.megatron:
+        return
+    raise InvalidJob(
+        f"{given[0]}: {getattr(job, given[0])} with {trainer.title} and sharding {split.name} is not modelled",
+        f"use {MEGATRON}, or leave {given[0]} out",
+    )
+
+
+def _check_multiplies(degrees: Parallel) -> None:
+    model, world = degrees.model, degrees.world
+    if world % model:
+        raise InvalidJob(
+            f"num_gpus: {world} is no multiple of tensor × pipeline × context parallel = {model}",
+            f"use num_gpus {max(1, round(world / model)) * model}",
+        )
+    experts = degrees.pipeline * degrees.expert * degrees.expert_tensor
+    if degrees.expert > 1 and world % experts:
+        raise InvalidJob(
+            f"num_gpus: {world} is no multiple of pipeline × expert × expert-tensor parallel = {experts}",
+            f"use num_gpus {max(1, round(world / experts)) * experts}",
+        )
+
+
+def _check_divides(degrees: Parallel, spec: ModelSpec) -> None:
+    """Heads, layers and experts."""
+    if degrees.tensor > 1 and spec.num_heads % degrees.tensor:
+        raise InvalidJob(
+            f"tensor_parallel: {degrees.tensor} does not divide the {spec.num_heads} attention heads of {spec.name}",
+            f"use {_divisor(spec.num_heads, degrees.tensor)}",
+        )
+    if degrees.sequence and degrees.tensor == 1:
+        raise InvalidJob("sequence_parallel: true needs tensor_parallel", "set tensor_parallel 2 or more")
+    if degrees.pipeline > spec.num_layers:
+        raise InvalidJob(
+            f"pipeline_parallel: {degrees.pipeline} is more than the {spec.num_layers} layers of {spec.name}",
+            f"use {spec.num_layers} or less",
+        )
+    if degrees.virtual > 1 and degrees.pipeline == 1:
+        raise InvalidJob("virtual_pipeline: needs pipeline_parallel", "set pipeline_parallel 2 or more")
+    if degrees.expert == 1:
+        return
+    experts = {
+        layer.feed_forward.experts.count
+        for layer in spec.layers()
+        if layer.feed_forward is not None and layer.feed_forward.experts
+    }
+    if not experts:
+        raise InvalidJob(
+            f"expert_parallel: {degrees.expert}, but {spec.name} has no experts", "leave expert_parallel out"
+        )
+    for count in experts:
+        if count % degrees.expert:
+            raise InvalidJob(
+                f"expert_parallel: {degrees.expert} does not divide the {count} experts of {spec.name}",
+                f"use {_divisor(count, degrees.expert)}",
+            )
+
+
+def _divisor(whole: int, wanted: int) -> int:
+    """The largest divisor that is no larger than what was asked for."""
+    return next(candidate for candidate in range(min(wanted, whole), 0, -1) if whole % candidate == 0)
