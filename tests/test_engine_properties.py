@@ -8,6 +8,18 @@ from itertools import pairwise, product
 from typing import Any
 
 import pytest
+from any_jobs import (
+    ANY_JOB,
+    ANY_JOB_OF_ONE_GPU,
+    MODELS,
+    MORE,
+    ONE_GPU,
+    SHARED,
+    Keys,
+    book_of,
+    choice,
+    possible,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,24 +35,10 @@ from memplan.tables.optimizers import find_optimizer
 from memplan.tables.precisions import PRECISIONS
 from memplan.tables.trainers import TRAINERS
 
-TINY = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1024}
-MODELS: dict[str, dict[str, Any]] = {
-    "tied": {**TINY, "tie_word_embeddings": True},
-    "untied": {**TINY, "tie_word_embeddings": False},
-    "gemma3": {**TINY, "model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 2},
-    "mixtral": {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-}
 STATES = ("parameters", "adapters", "master_weights", "gradients", "optimizer_states")
 PADDING = 1 << 14
 """Bytes by which the shards of a tiny model may exceed an exact division: every tensor is padded."""
 ERAS = [(name, era.since) for name, eras in TRAINERS.items() for era in eras]
-
-Keys = dict[str, Any]
-
-
-def book_of(**keys: Any) -> Ledger:
-    return ledger(resolve(read_job({"model": MODELS["untied"], "batch_size": 2, "sequence_length": 64, **keys})))
 
 
 def states(book: Ledger) -> int:
@@ -53,60 +51,6 @@ def saved_activations(book: Ledger) -> int:
     """What is kept for backward when the first trained forward ends."""
     instant = next(name for name in book.schedule if name.endswith(".loss"))
     return book.by_category(instant).get("activations", 0)
-
-
-def choice(key: str) -> st.SearchStrategy[str]:
-    return st.sampled_from(CHOICES[key])
-
-
-LORA = st.fixed_dictionaries(
-    {"r": st.sampled_from([8, 16]), "dtype": st.sampled_from(["fp32", "bf16"]), "dropout": st.sampled_from([0.0, 0.1])},
-    optional={"targets": st.just(["q_proj", "v_proj"])},
-)
-ONE_GPU: dict[str, st.SearchStrategy[Any]] = {
-    "model": st.sampled_from(list(MODELS.values())),
-    "method": choice("method"),
-    "batch_size": st.integers(1, 3),
-    "sequence_length": st.sampled_from([32, 64, 100]),
-    "gradient_checkpointing": choice("gradient_checkpointing"),
-    "gradient_accumulation_steps": st.sampled_from([1, 2]),
-}
-MORE: dict[str, st.SearchStrategy[Any]] = {
-    "trainer": choice("trainer"),
-    "precision": choice("precision"),
-    "optimizer": choice("optimizer"),
-    "optimizer_impl": choice("optimizer_impl"),
-    "attention": choice("attention"),
-    "padded": st.booleans(),
-    "loss_head": choice("loss_head"),
-    "logits_dtype": choice("logits_dtype"),
-    "pair_pass": choice("pair_pass"),
-    "reference": choice("reference"),
-    "lora": LORA,
-    "gradient_checkpointing_reentrant": st.booleans(),
-    "completion_length": st.sampled_from([8, 32]),
-    "sft_term": st.booleans(),
-    "gpu": st.sampled_from(["h100-80gb", "24GB"]),
-}
-SHARED: dict[str, st.SearchStrategy[Any]] = {
-    "sharding": choice("sharding"),
-    "num_gpus": st.sampled_from([1, 2, 4, 7]),
-    "reshard_after_forward": st.booleans(),
-    "reduce_dtype": choice("reduce_dtype"),
-    "grad_dtype": choice("grad_dtype"),
-    "gradient_as_bucket_view": st.booleans(),
-}
-ANY_JOB = st.fixed_dictionaries(ONE_GPU, optional=MORE | SHARED)
-ANY_JOB_OF_ONE_GPU = st.fixed_dictionaries(ONE_GPU, optional=MORE)
-
-
-def possible(keys: Keys) -> Ledger:
-    """The job's ledger; another job is drawn when this one is refused."""
-    try:
-        return book_of(**keys)
-    except InvalidJob:
-        assume(False)
-        raise
 
 
 EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic", *(

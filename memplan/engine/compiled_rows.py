@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import TracedPass, traced_pass
 from memplan.tables.kernels import NO_KERNELS
 
 
@@ -15,7 +15,7 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
     if plan.mode.kernels == NO_KERNELS or plan.style == "no-grad":
         return
     program = plan.head.program.replace("compiled-", "")
-    eager = TracedPass(
+    eager = traced_pass(
         plan._replace(mode=plan.mode._replace(kernels=NO_KERNELS), head=plan.head._replace(program=program))
     )
     more = eager.saved_before[-1] - traced.saved_before[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.heads import Head
-from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.recipe import Critic, Recipe
 
@@ -33,4 +33,4 @@ def critic_pass(critic: Critic, policy: PassPlan) -> TracedPass:
         head=Head("score"),
         embedding_trained=trained or policy.style in ("checkpoint", "reentrant"),
     )
-    return TracedPass(plan)
+    return traced_pass(plan)

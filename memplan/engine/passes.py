@@ -7,6 +7,7 @@ other kind.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.front import NO_FRONT, trace_front
@@ -44,11 +45,18 @@ class PassPlan(NamedTuple):
     """Tokens of each row that an encoder reads, where ``length`` are the decoder's; 0 without one."""
     every: int = 1
     """Of so many layers the last is checkpointed; the others are plain."""
+    nested: str = ""
+    """How gradients arrive in reentrant layers, where not as ``gradients`` says: their backward is one of its own, which
+    leaves ``.grad`` at once."""
 
     def style_of(self, i: int) -> str:
         """The style of one layer, counted from 0."""
         whole = self.every == 1 or self.style not in ("checkpoint", "reentrant")
         return self.style if whole or (i + 1) % self.every == 0 else "plain"
+
+    def gradients_of(self, style: str) -> str:
+        """How gradients arrive in layers of one style."""
+        return self.nested if self.nested and style == "reentrant" else self.gradients
 
     def casts_apart(self, i: int) -> bool:
         """The autocast copies of a layer's weights are held by autocast alone, not by nodes too."""
@@ -176,6 +184,12 @@ class TracedPass:
         yield f"{name}.{'first-layer' if i == 0 else f'layer-{i}'}-backward", worst
 
 
+@lru_cache(maxsize=512)
+def traced_pass(plan: PassPlan) -> TracedPass:
+    """The pass of a plan: the same object for the same plan."""
+    return TracedPass(plan)
+
+
 def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]:
     """A trace for each layer, and whether a gradient comes down to the last one's output; equal layers share one.
 
@@ -188,18 +202,21 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
         left = run.count
         while left and not needs:
             style = plan.style_of(len(traces))
-            traces.append(trace_layer(run.layer, mode, plan.rows, plan.length, style, plan.gradients, False))
+            arrive = plan.gradients_of(style)
+            traces.append(trace_layer(run.layer, mode, plan.rows, plan.length, style, arrive, False))
             needs, left = bool(traces[-1].backward), left - 1
         if left:
             traces += _alike(plan, run.layer, mode, len(traces), left)
     if shared_inputs(run.layer, mode) and needs:
         style = plan.style_of(len(traces) - 1)
-        traces[-1] = trace_layer(run.layer, mode, plan.rows, plan.length, style, plan.gradients, last=True)
+        arrive = plan.gradients_of(style)
+        traces[-1] = trace_layer(run.layer, mode, plan.rows, plan.length, style, arrive, last=True)
     return traces, needs
 
 
 def _alike(plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int) -> list[LayerTrace]:
     """Traces of equal layers: one, or one for each of the two styles where not every layer is checkpointed."""
     styles = [plan.style_of(i) for i in range(first, first + count)] if plan.every > 1 else [plan.style] * count
-    traces = {style: trace_layer(layer, mode, plan.rows, plan.length, style, plan.gradients) for style in set(styles)}
+    shape = layer, mode, plan.rows, plan.length
+    traces = {style: trace_layer(*shape, style, plan.gradients_of(style)) for style in set(styles)}
     return [traces[style] for style in styles]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.modules import Mode
-from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.states import enter_quantised, shard_elements
 from memplan.engine.tensors import model_weights
 from memplan.spec.recipe import Recipe, Resident
@@ -42,7 +42,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)
-    return TracedPass(plan._replace(images=recipe.images if recipe.model.tower else None))
+    return traced_pass(plan._replace(images=recipe.images if recipe.model.tower else None))
 
 
 def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
@@ -57,7 +57,7 @@ def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
         stream_itemsize=4 if teacher.spec.residual_fp32 or (recipe.autocast and teacher.spec.widens_stream) else 0,
     )
     head = teacher_head(recipe)
-    return TracedPass(PassPlan("teacher", teacher.spec, mode, recipe.rows, recipe.sequence_length, "no-grad", head))
+    return traced_pass(PassPlan("teacher", teacher.spec, mode, recipe.rows, recipe.sequence_length, "no-grad", head))
 
 
 def enter_residents(book: Ledger, recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
-from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.resident import reference_pass, teacher_pass
 from memplan.engine.sharding import gathers, gradient_mode, second_mode
 from memplan.spec.recipe import Recipe
@@ -74,9 +74,9 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         else []
     )
     if not recipe.method.pairs or schedule == "concatenated":
-        policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=first))
+        policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=first))
         kl = (
-            [(TracedPass(policy_plan(recipe, "kl", recipe.rows, "no-grad")), "forward")]
+            [(traced_pass(policy_plan(recipe, "kl", recipe.rows, "no-grad")), "forward")]
             if recipe.method.kl_rows
             else []
         )
@@ -91,9 +91,9 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         chosen, rejected = _two_forwards(recipe, first)
         return [*scoring, (chosen, "forward"), (rejected, "forward"), (rejected, "backward"), (chosen, "backward")]  # type: ignore[list-item]
     names = ["rejected"] if schedule == "split" else ["chosen", "rejected"]
-    scored = [(TracedPass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
-    chosen = TracedPass(policy_plan(recipe, "chosen", half, gradients=first))
-    rejected = TracedPass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
+    scored = [(traced_pass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
+    chosen = traced_pass(policy_plan(recipe, "chosen", half, gradients=first))
+    rejected = traced_pass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
     halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
     return [*scoring, *scored, *halves]  # type: ignore[list-item]
 
@@ -101,7 +101,7 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """Student and teacher; the loss is made when both have spoken."""
     assert recipe.teacher is not None
-    student = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
+    student = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
     teacher = teacher_pass(recipe, recipe.teacher)
     if student.plan.head.waits:
         return [(student, "forward"), (teacher, "forward"), (student, "loss"), (student, "backward")]
@@ -114,10 +114,10 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     mode, before = gradient_mode(recipe), []
     if recipe.trainer.scores_rollouts:
         plan = policy_plan(recipe, "old", recipe.rows, "no-grad")
-        before.append((TracedPass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
+        before.append((traced_pass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
     reference = reference_pass(recipe, recipe.rows)
     before += [(reference, "forward")] if reference else []
-    policy = TracedPass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
+    policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
     update = [(policy, "forward"), (policy, "backward")]
     if recipe.critic is None:
         return [*before, *update]
@@ -130,16 +130,19 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPass]:
     """Chosen and rejected of one backward: rejected runs back first, and its gradients wait for those of chosen.
 
-    Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own.
+    Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own. Those of
+    reentrant layers do not wait: the backward in their checkpoint's leaves them in ``.grad``.
     """
     plans = policy_plan(recipe, "chosen", recipe.batch_size), policy_plan(recipe, "rejected", recipe.batch_size)
+    if recipe.reentrant and not gathers(recipe):
+        plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=gradients)
     if not shares_casts(recipe):
-        return TracedPass(plans[0]._replace(gradients="sum")), TracedPass(plans[1])
+        return traced_pass(plans[0]._replace(gradients="sum")), traced_pass(plans[1])
     chosen, rejected = (
         plan._replace(mode=plan.mode._replace(shared_casts=order))
         for plan, order in zip(plans, ("first", "second"), strict=True)
     )
-    return TracedPass(chosen._replace(gradients=gradients)), TracedPass(rejected)
+    return traced_pass(chosen._replace(gradients=gradients)), traced_pass(rejected)
 
 
 def shares_casts(recipe: Recipe) -> bool:

@@ -1,0 +1,195 @@
+"""The sums of a ledger without its rows: what a search asks for.
+
+The sections of the ledger (``build.SECTIONS``) run as they are, over a book that only adds up (``Adding``), and each
+section's sums are remembered by what the section read (``remembered``). Of jobs that differ in their batch alone, the
+weights and optimizer states are added up once; a job whose every section was met before costs a walk through a few
+small trees. The figures are the ledger's own, to the byte (tests/test_quick.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from memplan.engine.build import SECTIONS, Parts
+from memplan.engine.ledger import Ledger
+from memplan.engine.remembered import MOST, Reading, Remembered, Values
+from memplan.spec.recipe import Recipe
+
+Kind = tuple[str, str]
+"""Meter and place."""
+BOUNDS = {"low_bytes": 0, "bytes": 1, "high_bytes": 2}
+
+
+class Sums(NamedTuple):
+    """The rows of one section on one meter and place."""
+
+    whole: tuple[int, int, int]
+    """Low, expected and high bytes of what is there over the whole step."""
+    lasting: int
+    """Expected bytes that are there from the first instant to the last, however this is said."""
+    alive: tuple[tuple[int, ...] | None, ...]
+    """Low, expected and high bytes of the others at each instant; None where there are no others."""
+
+
+class _Open:
+    """Sums that are still added to."""
+
+    def __init__(self) -> None:
+        self.whole, self.lasting = [0, 0, 0], 0
+        self.changes: tuple[list[int], ...] = ()
+
+    def closed(self) -> Sums:
+        low, expected, high = self.whole
+        return Sums((low, expected, high), self.lasting, tuple(tuple(accumulate(each))[:-1] for each in self.changes))
+
+
+class Adding(Ledger):
+    """A ledger that keeps sums, and no rows. The schedule is asked for when a row first names an instant."""
+
+    def __init__(self, parts: Any) -> None:
+        self._parts, self.detailed = parts, False
+        self.kinds: dict[Kind, _Open] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "schedule":
+            self.schedule = self._parts.schedule
+            return self.schedule
+        if name == "index":
+            self.index = {each: position for position, each in enumerate(self.schedule)}
+            return self.index
+        raise AttributeError(f"a book of sums has no {name}")
+
+    def add(
+        self,
+        name: str,
+        category: str,
+        size: int,
+        born: str = "",
+        dies: str = "",
+        *,
+        place: str = "gpu",
+        meter: str = "allocated",
+        template: str = "",
+        numbers: tuple[object, ...] = (),
+        why: str = "",
+        source: str = "",
+        low: int = -1,
+        high: int = -1,
+    ) -> None:
+        """Add to the sums of the row's meter and place."""
+        if not size and high <= 0:
+            return
+        figures = size if low < 0 else low, size, size if high < 0 else high
+        whole, first, last, end = not born and not dies, 0, 0, 0
+        if not whole:
+            end = len(self.schedule) - 1
+            first = self.index[born] if born else 0
+            last = self.index[dies] if dies else end
+            if first > last:
+                return
+        sums = self.kinds.get((meter, place))
+        if sums is None:
+            sums = self.kinds[meter, place] = _Open()
+        if whole or (first == 0 and last == end):
+            sums.lasting += size
+        if whole:
+            for i in range(3):
+                sums.whole[i] += figures[i]
+            return
+        if not sums.changes:
+            sums.changes = tuple([0] * (end + 2) for _ in range(3))
+        for changes, figure in zip(sums.changes, figures, strict=True):
+            changes[first] += figure
+            changes[last + 1] -= figure
+
+    def closed(self) -> dict[Kind, Sums]:
+        """The sums of what was added."""
+        return {kind: sums.closed() for kind, sums in self.kinds.items()}
+
+
+class Totalled:
+    """Several sections together: read as a ledger is (``schedule``, ``totals``, ``lasting``), without its rows."""
+
+    def __init__(self, sections: list[dict[Kind, Sums]], schedule: tuple[str, ...]) -> None:
+        self.sections, self.schedule = sections, schedule
+
+    def totals(self, meter: str = "allocated", place: str = "gpu", bound: str = "bytes") -> list[int]:
+        """Bytes alive at each instant, of one meter and place. ``bound``: bytes, low_bytes or high_bytes."""
+        whole, at, alive = 0, BOUNDS[bound], []
+        for section in self.sections:
+            sums = section.get((meter, place))
+            if sums is not None:
+                whole += sums.whole[at]
+                if sums.alive:
+                    alive.append(sums.alive[at])
+        if not alive:
+            return [whole] * len(self.schedule)
+        return [whole + sum(each) for each in zip(*alive, strict=True)]
+
+    def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
+        """Bytes that are there at every instant, from one step to the next."""
+        return sum(section[meter, place].lasting for section in self.sections if (meter, place) in section)
+
+
+class _View:
+    """The watched recipe and parts, as the functions of ``build`` take them."""
+
+    def __init__(self, recipe: Any, parts: Any) -> None:
+        self.recipe, self._parts = recipe, parts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parts, name)
+
+
+def _of_section(section: Callable[[Ledger, Parts], None]) -> Remembered[dict[Kind, Sums]]:
+    """The sums of one section."""
+
+    def run(recipe: Any, parts: Any) -> dict[Kind, Sums]:
+        view: Any = _View(recipe, parts)
+        book = Adding(parts)
+        section(book, view)
+        return book.closed()
+
+    return Remembered(run)
+
+
+def _of_part(part: Callable[[Any], Any]) -> Remembered[Any]:
+    return Remembered(lambda recipe, parts: part(_View(recipe, parts)))
+
+
+class _Parts:
+    """``Parts`` whose every attribute is remembered too."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.reading = Reading(VALUES, recipe, self, NAMES)
+
+    def __getattr__(self, name: str) -> Any:
+        value = PARTS[name](self.reading)
+        setattr(self, name, value)
+        return value
+
+
+VALUES = Values()
+PARTS = {name: _of_part(part.func) for name, part in vars(Parts).items() if isinstance(part, cached_property)}
+NAMES = frozenset(PARTS)
+ROWS = tuple(_of_section(section) for section in SECTIONS)
+assert not NAMES & set(dir(Recipe)), "a part that is named as a field of the recipe"
+
+
+def totalled(recipe: Recipe) -> Totalled:
+    """The totals of the recipe's ledger."""
+    if len(VALUES) > MOST:
+        forget()
+    parts = _Parts(recipe)
+    reading = parts.reading
+    return Totalled([rows(reading) for rows in ROWS], parts.schedule)
+
+
+def forget() -> None:
+    """Start again with nothing remembered."""
+    VALUES.forget()
+    for remembered in (*PARTS.values(), *ROWS):
+        remembered.forget()

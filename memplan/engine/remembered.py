@@ -1,0 +1,134 @@
+"""Pure functions remembered by what they read: a search asks for the same few things a hundred thousand times.
+
+A function of a recipe and its parts is run once over ``Watched`` objects, which note each attribute that it reads. Its
+result is kept under the values of these attributes alone, in a tree: a node is an attribute, its branches are values,
+its leaves results. So nobody keeps a list of what a row depends on, and none can be forgotten: a job that agrees in
+everything that was read has the same result, whatever else it changes.
+
+Numbers and strings are compared as they are; other values become numbers, equal ones the same (``Values``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+PLAIN = frozenset({int, str, bool, float, type(None)})
+MOST = 50_000
+"""Results that one function remembers, and values that have a number, before all are forgotten."""
+
+
+class Values:
+    """Numbers for values: equal values of one type have the same. Those that cannot be hashed are the same only as
+    the same object. All that have a number are kept, so that an ``id`` stays theirs.
+    """
+
+    def __init__(self) -> None:
+        self._of_id: dict[int, tuple[tuple[int], Any]] = {}
+        self._of_value: dict[Any, tuple[int]] = {}
+
+    def key(self, value: Any) -> Any:
+        """What stands for the value in a tree: itself, or a number in a tuple, which no plain value equals."""
+        if type(value) in PLAIN:
+            return value
+        known = self._of_id.get(id(value))
+        return known[0] if known is not None else self._new(value)
+
+    def _new(self, value: Any) -> tuple[int]:
+        number = (len(self._of_id),)
+        try:
+            comparable = tuple(sorted(value.items())) if isinstance(value, dict) else value
+            number = self._of_value.setdefault((type(value), comparable), number)
+        except TypeError:
+            pass
+        self._of_id[id(value)] = number, value
+        return number
+
+    def __len__(self) -> int:
+        return len(self._of_id)
+
+    def forget(self) -> None:
+        """Start again; every tree of such numbers must, too."""
+        self._of_id.clear()
+        self._of_value.clear()
+
+
+class Reading(dict[str, Any]):
+    """One question: the key of every attribute, found when it is first asked for.
+
+    Attributes of the parts are its own; all others are the recipe's.
+    """
+
+    def __init__(self, values: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
+        super().__init__()
+        self.values_, self.recipe, self.parts, self.names = values, recipe, parts, names
+
+    def __missing__(self, name: str) -> Any:
+        source = self.parts if name in self.names else self.recipe
+        key = self[name] = self.values_.key(getattr(source, name))
+        return key
+
+
+class Watched:
+    """Stands for a recipe, or for its parts, and notes what is read of it, in order."""
+
+    __slots__ = ("_noted", "_source")
+
+    def __init__(self, source: Any, noted: dict[str, None]) -> None:
+        self._source, self._noted = source, noted
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._source, name)
+        self._noted[name] = None
+        return value
+
+
+class _Node(dict[Any, Any]):
+    """Branches by the values of one attribute."""
+
+    __slots__ = ("attribute",)
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self.attribute = attribute
+
+
+class Remembered(Generic[_T]):
+    """A function of (recipe, parts) whose results are kept by what it read. It must be pure, and give something."""
+
+    def __init__(self, function: Callable[[Any, Any], _T]) -> None:
+        self.function = function
+        self._root: Any = None
+        self._leaves = 0
+
+    def forget(self) -> None:
+        """Start again."""
+        self._root, self._leaves = None, 0
+
+    def __call__(self, reading: Reading) -> _T:
+        """The result for this recipe and its parts."""
+        node = self._root
+        while type(node) is _Node:
+            node = node.get(reading[node.attribute])
+        if node is None:
+            node = self._compute(reading)
+        result: _T = node
+        return result
+
+    def _compute(self, reading: Reading) -> _T:
+        noted: dict[str, None] = {}
+        result = self.function(Watched(reading.recipe, noted), Watched(reading.parts, noted))
+        if self._leaves >= MOST:
+            self.forget()
+        self._leaves += 1
+        names = list(noted)
+        if self._root is None:
+            self._root = _Node(names[0])
+        node = self._root
+        for attribute, following in pairwise(names):
+            assert node.attribute == attribute, f"{attribute} read where {node.attribute} was: not a pure function"
+            node = node.setdefault(reading[attribute], _Node(following))
+        node[reading[names[-1]]] = result
+        return result

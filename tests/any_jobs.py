@@ -1,0 +1,82 @@
+"""Jobs drawn from the tables themselves, on tiny models: what the proofs of every ledger run over."""
+
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from memplan.engine.build import ledger
+from memplan.engine.ledger import Ledger
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.tables.choices import CHOICES
+
+TINY = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1024}
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {**TINY, "tie_word_embeddings": True},
+    "untied": {**TINY, "tie_word_embeddings": False},
+    "gemma3": {**TINY, "model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 2},
+    "mixtral": {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+Keys = dict[str, Any]
+
+
+def book_of(**keys: Any) -> Ledger:
+    return ledger(resolve(read_job({"model": MODELS["untied"], "batch_size": 2, "sequence_length": 64, **keys})))
+
+
+def choice(key: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(CHOICES[key])
+
+
+LORA = st.fixed_dictionaries(
+    {"r": st.sampled_from([8, 16]), "dtype": st.sampled_from(["fp32", "bf16"]), "dropout": st.sampled_from([0.0, 0.1])},
+    optional={"targets": st.just(["q_proj", "v_proj"])},
+)
+ONE_GPU: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(list(MODELS.values())),
+    "method": choice("method"),
+    "batch_size": st.integers(1, 3),
+    "sequence_length": st.sampled_from([32, 64, 100]),
+    "gradient_checkpointing": choice("gradient_checkpointing"),
+    "gradient_accumulation_steps": st.sampled_from([1, 2]),
+}
+MORE: dict[str, st.SearchStrategy[Any]] = {
+    "trainer": choice("trainer"),
+    "precision": choice("precision"),
+    "optimizer": choice("optimizer"),
+    "optimizer_impl": choice("optimizer_impl"),
+    "attention": choice("attention"),
+    "padded": st.booleans(),
+    "loss_head": choice("loss_head"),
+    "logits_dtype": choice("logits_dtype"),
+    "pair_pass": choice("pair_pass"),
+    "reference": choice("reference"),
+    "lora": LORA,
+    "gradient_checkpointing_reentrant": st.booleans(),
+    "completion_length": st.sampled_from([8, 32]),
+    "sft_term": st.booleans(),
+    "gpu": st.sampled_from(["h100-80gb", "24GB"]),
+}
+SHARED: dict[str, st.SearchStrategy[Any]] = {
+    "sharding": choice("sharding").filter(lambda name: name != "distributed-optimizer"),
+    "num_gpus": st.sampled_from([1, 2, 4, 7]),
+    "reshard_after_forward": st.booleans(),
+    "reduce_dtype": choice("reduce_dtype"),
+    "grad_dtype": choice("grad_dtype"),
+    "gradient_as_bucket_view": st.booleans(),
+}
+ANY_JOB = st.fixed_dictionaries(ONE_GPU, optional=MORE | SHARED)
+ANY_JOB_OF_ONE_GPU = st.fixed_dictionaries(ONE_GPU, optional=MORE)
+
+
+def possible(keys: Keys) -> Ledger:
+    """The job's ledger; another job is drawn when this one is refused."""
+    try:
+        return book_of(**keys)
+    except InvalidJob:
+        assume(False)
+        raise

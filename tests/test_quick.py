@@ -1,0 +1,120 @@
+"""Proves that the sums a search asks for are the ledger's, whatever was asked before, and that nothing read is lost."""
+
+from typing import Any
+
+import pytest
+from any_jobs import ANY_JOB, MODELS, Keys, possible
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.engine import quick
+from memplan.engine.build import SECTIONS, Parts, ledger
+from memplan.engine.quick import totalled
+from memplan.engine.remembered import Reading, Remembered, Values
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+KINDS = [("allocated", "gpu"), ("device", "gpu"), ("allocated", "host"), ("managed", "host")]
+BOUNDS = ("low_bytes", "bytes", "high_bytes")
+
+
+def recipe_of(**keys: Any) -> Recipe:
+    return resolve(read_job({"model": MODELS["untied"], "batch_size": 2, "sequence_length": 64, **keys}))
+
+
+def agrees(recipe: Recipe) -> None:
+    book, quickly = ledger(recipe), totalled(recipe)
+    assert quickly.schedule == book.schedule
+    for meter, place in KINDS:
+        for bound in BOUNDS:
+            assert quickly.totals(meter, place, bound) == book.totals(meter, place, bound), (meter, place, bound)
+        assert quickly.lasting(meter, place) == book.lasting(meter, place)
+
+
+@given(keys=ANY_JOB, more=st.fixed_dictionaries({}, optional={"batch_size": st.integers(1, 3), "gpu": st.just("h200")}))
+@settings(max_examples=150, derandomize=True, deadline=None)
+def test_sums_are_the_ledgers_to_the_byte(keys: Keys, more: Keys) -> None:
+    possible(keys)
+    agrees(recipe_of(**keys))
+    agrees(recipe_of(**{**keys, **more}))
+
+
+CHANGES: dict[str, Any] = {
+    "batch_size": 3,
+    "accumulation": 5,
+    "sequence_length": 96,
+    "completion_length": 32,
+    "padded": True,
+    "checkpointing": True,
+    "optimizer_impl": "fused",
+    "ranks": 3,
+    "sync_each_batch": True,
+    "gradient_as_bucket_view": True,
+    "keeps_outputs": True,
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+@pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "zero2", "zero3", "fsdp2"])
+def test_each_field_that_matters_is_seen(sharding: str, field: str) -> None:
+    before = recipe_of(method="dpo", sharding=sharding, num_gpus=1 if sharding == "none" else 2)
+    agrees(before)
+    agrees(before._replace(**{field: CHANGES[field]}))
+    agrees(before)
+
+
+def test_only_what_was_read_is_asked_again() -> None:
+    ran = []
+
+    def rows_times(recipe: Any, parts: Any) -> int:
+        ran.append(recipe.batch_size)
+        return int(recipe.batch_size * (recipe.ranks if recipe.padded else 1))
+
+    remembered, values = Remembered(rows_times), Values()
+    first = recipe_of(sharding="ddp", num_gpus=2, padded=False)
+
+    def ask(recipe: Recipe) -> int:
+        return remembered(Reading(values, recipe, None, frozenset()))
+
+    assert ask(first) == ask(first._replace(ranks=4)) == ask(first._replace(sequence_length=7)) == 2
+    assert len(ran) == 1
+    padded = first._replace(padded=True)
+    assert (ask(padded), ask(padded._replace(ranks=4)), ask(first._replace(batch_size=5))) == (4, 8, 5)
+    assert len(ran) == 4
+
+
+def test_equal_values_are_one_and_others_are_not() -> None:
+    values = Values()
+    one, same, other = (recipe_of(lora={"r": rank}).adapter for rank in (8, 8, 16))
+    assert one is not same
+    assert values.key(one) == values.key(same) != values.key(other)
+    assert values.key({"a": 1, "b": 2}) == values.key({"b": 2, "a": 1}) != values.key({"a": 1})
+    assert values.key([1]) != values.key([1])
+    assert values.key((0,)) != values.key(0)
+
+
+def test_what_is_remembered_is_bounded_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "MOST", 0)
+    recipe = recipe_of(method="dpo")
+    agrees(recipe)
+    agrees(recipe)
+    quick.forget()
+    agrees(recipe)
+
+
+def test_a_search_runs_a_section_again_only_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick.forget()
+    recipe = recipe_of(method="dpo", num_gpus=2, sharding="zero2")
+    totalled(recipe)
+    monkeypatch.setattr(quick.ROWS[0], "function", lambda *both: 1 // 0)
+    for batch in (3, 4, 5):
+        totalled(recipe._replace(batch_size=batch, sequence_length=64 * batch))
+    with pytest.raises(ZeroDivisionError):
+        totalled(recipe._replace(ranks=4))
+    quick.forget()
+
+
+def test_every_part_and_every_section_is_remembered() -> None:
+    assert len(SECTIONS) == len(quick.ROWS)
+    assert quick.PARTS.keys() == {name for name in vars(Parts) if not name.startswith("_")}
