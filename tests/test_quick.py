@@ -11,6 +11,8 @@ from memplan.engine import quick
 from memplan.engine.build import SECTIONS, Parts, ledger
 from memplan.engine.quick import totalled
 from memplan.engine.remembered import Reading, Remembered, Values
+from memplan.report import plain
+from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
@@ -26,6 +28,7 @@ def recipe_of(**keys: Any) -> Recipe:
 def agrees(recipe: Recipe) -> None:
     book, quickly = ledger(recipe), totalled(recipe)
     assert quickly.schedule == book.schedule
+    assert quickly.meters("host") == book.meters("host")
     for meter, place in KINDS:
         for bound in BOUNDS:
             assert quickly.totals(meter, place, bound) == book.totals(meter, place, bound), (meter, place, bound)
@@ -118,3 +121,18 @@ def test_a_search_runs_a_section_again_only_for_what_it_reads(monkeypatch: pytes
 def test_every_part_and_every_section_is_remembered() -> None:
     assert len(SECTIONS) == len(quick.ROWS)
     assert quick.PARTS.keys() == {name for name in vars(Parts) if not name.startswith("_")}
+
+
+@given(keys=ANY_JOB, gpu=st.sampled_from([None, "24GB", "h200"]))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_the_peak_is_the_reports(keys: Keys, gpu: str | None) -> None:
+    possible(keys)
+    recipe = recipe_of(**(keys | ({"gpu": gpu} if gpu else {})))
+    found, report = peak(recipe), build_report(recipe)
+    said = report.per_gpu
+    assert (found.allocated.expected, found.rank, found.phases) == (said.allocated_bytes, said.rank, said.phases)
+    assert (found.allocated.low, found.allocated.high) == (said.allocated_range.low, said.allocated_range.high)
+    for band, shown in ((found.reserved, said.reserved_bytes), (found.device, said.device_bytes)):
+        assert band == (shown.low, shown.expected, shown.high)
+    assert plain(found.host) == plain(report.host)
+    assert plain(found.verdict) == plain(report.verdict)

@@ -119,6 +119,10 @@ class Ledger:
             totals.append(total)
         return totals
 
+    def meters(self, place: str) -> set[str]:
+        """What sees bytes at a place."""
+        return {row.meter for row in self.rows if row.place == place}
+
     def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
         """Bytes that are there at every instant, from one step to the next."""
         last = len(self.schedule) - 1

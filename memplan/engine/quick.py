@@ -129,6 +129,10 @@ class Totalled:
             return [whole] * len(self.schedule)
         return [whole + sum(each) for each in zip(*alive, strict=True)]
 
+    def meters(self, place: str) -> set[str]:
+        """What sees bytes at a place."""
+        return {meter for section in self.sections for meter, at in section if at == place}
+
     def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
         """Bytes that are there at every instant, from one step to the next."""
         return sum(section[meter, place].lasting for section in self.sections if (meter, place) in section)
