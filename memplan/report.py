@@ -119,6 +119,9 @@ class Host:
     """What a node needs in its own memory for what the job puts there."""
 
     bytes_per_node: int
+    memory_bytes: int | None = None
+    """What a node of the named cluster has."""
+    fits: bool | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

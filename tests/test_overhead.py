@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.engine.build import ledger
+from memplan.engine.communicators import collective_bytes, exchange_bytes, neighbour_bytes
 from memplan.engine.ledger import Row
 from memplan.engine.overhead import context_bytes, workspace_bytes
 from memplan.gpus import find_gpu, load_gpus
@@ -53,8 +54,31 @@ def test_amd_cards_have_a_second_workspace_that_may_not_be_taken() -> None:
 
 
 def test_communicators_are_for_several_ranks() -> None:
-    assert "communication buffers" in rows(num_gpus=8, sharding="ddp")
-    assert "communication buffers" not in rows()
+    assert "communication buffers, data parallel" in rows(num_gpus=8, sharding="ddp")
+    assert not [name for name in rows() if name.startswith("communication")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "measured"), [("a100-80gb", 2, 544e6), ("a100-80gb", 4, 688e6), ("h100-80gb", 8, 1.6e9)]
+)
+def test_published_communicators_are_in_the_band(gpu: str, ranks: int, measured: float) -> None:
+    """nccl#964 and nccl#864."""
+    low, expected, high = collective_bytes(find_gpu(gpu), ranks)
+    assert low < measured < high
+    assert low < expected < high
+
+
+def test_an_all_to_all_takes_the_most() -> None:
+    """nccl#1685: 3.28 GB over eight H100."""
+    card = find_gpu("h100-80gb")
+    low, expected, high = exchange_bytes(card, 8, 8)
+    assert low < 3.28e9 < high
+    assert expected > collective_bytes(card, 8)[1] > neighbour_bytes(card, 8)[1]
+
+
+def test_ascend_takes_two_buffers_for_each_communicator() -> None:
+    row = rows(gpu="ascend-910b-64gb", num_gpus=8, sharding="ddp")["communication buffers, data parallel"]
+    assert (row.low_bytes, row.bytes, row.high_bytes) == (400_000_000,) * 3
 
 
 @pytest.mark.parametrize("job", [{}, {"gpu": "h100-80gb"}, {"gpu": "mi300x-192gb", "num_gpus": 8, "sharding": "ddp"}])

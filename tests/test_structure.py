@@ -28,6 +28,7 @@ LAYERS = (
     "presets",  # where presets are
     "local_gpu",  # the card of this machine
     "gpus",
+    "clusters",
     "strategies",
     "arch",  # config.json -> ModelSpec
     "hub",  # the only network code

@@ -27,6 +27,7 @@ def parameters() -> list[inspect.Parameter]:
     return [
         *options.parameters(),
         option("explain", bool, "--explain"),
+        option("ranks", bool, "--ranks"),
         option("rule_of_thumb", bool, "--rule-of-thumb"),
         option("fail_over", bool, "--fail-over"),
         option("verify", bool, "--verify"),
@@ -43,7 +44,8 @@ def estimate(values: Mapping[str, Any]) -> int:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    to.write(_result(report, bool(values.get("rule_of_thumb")), bool(values.get("explain"))))
+    shown = [name for name in ("rule_of_thumb", "ranks", "explain") if values.get(name)]
+    to.write(_result(report, shown))
     for text in report.warnings:
         warn(text)
     too_large = report.verdict is not None and report.verdict.fits == "no"
@@ -74,7 +76,9 @@ def _exact(given: "JobInput") -> "JobInput":
     return given._replace(spec=found.spec)
 
 
-def _result(report: "Report", thumb: bool, explained: bool) -> Result:
+def _result(report: "Report", shown: list[str]) -> Result:
+    thumb = "rule_of_thumb" in shown
+
     def data() -> dict[str, Any]:
         from memplan.render.thumb_view import thumb_data
 
@@ -83,11 +87,13 @@ def _result(report: "Report", thumb: bool, explained: bool) -> Result:
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import estimate_blocks
         from memplan.render.ledger_view import ledger_blocks
+        from memplan.render.ranks_view import ranks_blocks
         from memplan.render.thumb_view import thumb_blocks
 
         if thumb:
             return thumb_blocks(report)
-        return [*estimate_blocks(report, width), *(ledger_blocks(report) if explained else [])]
+        ranks = ranks_blocks(report) if "ranks" in shown else []
+        return [*estimate_blocks(report, width), *ranks, *(ledger_blocks(report) if "explain" in shown else [])]
 
     def rows() -> list[dict[str, Any]]:
         from memplan.render.thumb_view import thumb_data

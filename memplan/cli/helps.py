@@ -15,6 +15,7 @@ EXTRA = {
     "what": "Which of them.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies, in the form of memplan's own.",
+    "ranks": "List every class of GPUs (pipeline stages) with what it needs.",
     "explain": "Print every row of the ledger with its formula, lifetime, reason and source.",
     "rule_of_thumb": "The closed formulas that people work out by hand, beside the engine's figures.",
     "fail_over": "Exit with 1 when the job does not fit the card.",

@@ -50,7 +50,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pair_pass",
         "reference",
     ),
-    "GPUs": ("num_gpus", "gpus_per_node", "sharding", "zero_stage", "gpu", "margin"),
+    "GPUs": ("num_gpus", "gpus_per_node", "cluster", "sharding", "zero_stage", "gpu", "margin"),
     "Parallelism": (
         "tensor_parallel",
         "pipeline_parallel",
@@ -66,6 +66,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 FLAGS = {
     "use_lora": ("--lora/--no-lora", "LoRA with its defaults; --no-lora trains all weights, whatever a job file says."),
+    "reshard_after_forward": (
+        "--reshard-after-forward/--no-reshard-after-forward",
+        "FSDP2: free a layer's gathered weights after its forward; a number goes by --set.",
+    ),
     "load_in_4bit": ("--load-in-4bit", "Short for --quantization nf4."),
     "load_in_8bit": ("--load-in-8bit", "Short for --quantization int8."),
     "gradient_checkpointing": (

@@ -1,10 +1,12 @@
-"""What is on the card beside the job's tensors: library workspaces, the CUDA context, communication buffers.
+"""What is on the card beside the job's tensors: library workspaces, the CUDA context, and the buffers of
+communicators.
 
 Bands, not constants: each row carries a low and a high figure with its source.
 """
 
 from __future__ import annotations
 
+from memplan.engine.communicators import enter_communicators
 from memplan.engine.ledger import Ledger
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
@@ -20,12 +22,6 @@ CONTEXT_BYTES = (430 * MiB, 750 * MiB, 1450 * MiB)
 """CUDA context and lazily loaded kernels: low, expected, high. Published: 418 to 470 MiB for a context alone
 (pytorch#86509, unsloth-zoo#1053, out-of-memory messages), 0.71 to 1.42 GiB with kernels (stas00/ml-engineering
 debug/pytorch.md)."""
-COMMUNICATOR_BYTES = (200 * MiB, 1024 * MiB, 1700 * MiB)
-"""NCCL buffers of one communicator over NVLink: 544 to 688 MB (nccl#964), about 1.6 GB (nccl#864); with NVLS 256 MiB
-more.
-"""
-
-
 HIPBLASLT_BYTES = 76 * MiB
 """hipBLASLt's own workspace (HIPBLASLT_WORKSPACE_SIZE), which only products that it runs take."""
 SCALER_TENSORS = 3
@@ -94,16 +90,4 @@ def enter_overhead(book: Ledger, recipe: Recipe) -> None:
         why="the driver's context grows as kernels load",
         source="pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md" if nvidia else "a guess",
     )
-    if recipe.ranks > 1:
-        low, expected, high = COMMUNICATOR_BYTES
-        book.add(
-            "communication buffers",
-            "communication",
-            expected,
-            meter="device",
-            low=low,
-            high=high,
-            template="per communicator",
-            why="NCCL's channels and protocol buffers are outside torch's allocator",
-            source="nccl#964, nccl#864, nccl 2.27 src/init.cc",
-        )
+    enter_communicators(book, recipe)

@@ -17,6 +17,13 @@ def gpus() -> Rows:
     return [gpu.model_dump(mode="json") for gpu in cards]
 
 
+def clusters() -> Rows:
+    """Nodes: cards, links, the host's memory."""
+    from memplan.clusters import as_rows
+
+    return as_rows()
+
+
 def models() -> Rows:
     """Model presets, by family and size."""
     from memplan.presets import every_model
@@ -115,6 +122,7 @@ def precisions() -> Rows:
 
 LISTS: dict[str, Callable[[], Rows]] = {
     "gpus": gpus,
+    "clusters": clusters,
     "models": models,
     "jobs": jobs,
     "methods": methods,
@@ -125,6 +133,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
 
 SHOWN = {
     "gpus": ("name", "title", "memory_bytes", "usable_bytes", "bf16_tflops", "memory_bandwidth_gbps"),
+    "clusters": ("name", "gpus_per_node", "gpu", "host_memory_bytes", "between_gbps", "title"),
     "models": ("name", "parameters", "family", "hub_id"),
     "jobs": ("name", "model", "method", "num_gpus", "gpu"),
     "methods": ("name", "title", "sequences_per_example", "reference"),
@@ -140,6 +149,9 @@ WORDS = {
     "bf16_tflops": "TFLOPS",
     "memory_bandwidth_gbps": "GB/s",
     "hub_id": "Hub id",
+    "gpus_per_node": "GPUs",
+    "host_memory_bytes": "host\nmemory",
+    "between_gbps": "GB/s\nbetween",
     "num_gpus": "GPUs",
     "sequences_per_example": "sequences\nper example",
     "states_like_the_weights": "states like\nthe weights",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
-from memplan.report import Remedy, Report, Verdict
+from memplan.report import Host, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
 ROOMY = 100
@@ -17,12 +17,26 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
     verdict = report.verdict
     if verdict is None:
         return
+    if report.host.fits is False:
+        yield from _short_host(report.host)
+        return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")
     if report.remedies:
         changes = "Cheapest changes:" if verdict.fits == "no" else "To keep the margin, cheapest changes:"
         yield Prose(changes)
         yield _remedies(report.remedies, width)
+
+
+def _short_host(host: Host) -> Iterator[Block]:
+    """The node's own memory is what is short."""
+    there = host.memory_bytes or 0
+    yield Heading(
+        f"Does not fit the nodes: their memory is short by {format_bytes(host.bytes_per_node - there)}", "bad"
+    )
+    yield Prose(
+        f"{format_bytes(host.bytes_per_node)} on each node for what is offloaded; it has {format_bytes(there)}.", "dim"
+    )
 
 
 def verdict_line(verdict: Verdict) -> str:

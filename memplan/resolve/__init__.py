@@ -7,8 +7,10 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
+from memplan.resolve.clusters import with_cluster
 from memplan.resolve.encoders import check_task
 from memplan.resolve.freezing import frozen_model
+from memplan.resolve.fsdp import fsdp_settings, resharding
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels
@@ -58,7 +60,8 @@ def resolve(given: JobInput) -> Recipe:
     known.
     """
     notes = Notes(dict(given.sources))
-    job = with_framework(with_rollout_lengths(given.job, notes), notes)
+    job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
+    job = with_framework(job, notes)
     spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
@@ -154,8 +157,11 @@ def resolve(given: JobInput) -> Recipe:
         sharding=split.name,
         ranks=degrees.shards,
         parallel=degrees,
+        fsdp=fsdp_settings(job, trainer, split),
+        ddp=job.ddp,
+        cluster=nodes,
         gpus_per_node=job.gpus_per_node,
-        reshard_after_forward=job.reshard_after_forward is not False,
+        reshard_after_forward=resharding(job, split, degrees),
         sync_each_batch=sync,
         gradient_as_bucket_view=job.gradient_as_bucket_view,
         deepspeed=split.deepspeed(job, trainer, spec),

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.beside import ExtraModel, Rollout
+from memplan.spec.cluster import Cluster
 from memplan.spec.fsdp import Ddp, Fsdp
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
@@ -55,6 +56,19 @@ def _number(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _resharding(value: object) -> object:
+    """true, false, or a number of ranks."""
+    text = str(value).strip().lower()
+    if value is None or text in ("true", "false"):
+        return None if value is None else text == "true"
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise InvalidJob(
+            f"reshard_after_forward: {text[:40]!r} is neither true, false nor a number of ranks",
+            "write true, false, or a number that divides the ranks, such as 8",
+        )
+    return int(text)
+
+
 def _version(value: object, info: ValidationInfo) -> object:
     """A version is text: 1.10 as a number would be 1.1."""
     text = str(value)
@@ -75,15 +89,9 @@ def _names(value: object) -> object:
     return () if value in (None, False) else _targets(value)
 
 
-def _absent(value: object, info: ValidationInfo) -> None:
-    if value not in (None, [], {}, (), False):
-        raise InvalidJob(f"{info.field_name}: not modelled yet", f"leave {info.field_name} out")
-
-
 Choice = Annotated[str, BeforeValidator(_choice)]
 Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
-Absent = Annotated[None, BeforeValidator(_absent)]
 
 ALL_LINEAR = "all-linear"
 
@@ -244,8 +252,8 @@ class Job(Frozen):
     """Chunks of layers on each pipeline stage (the interleaved schedule)."""
     sequence_parallel: bool | None = None
     """Norms and dropouts between tensor-parallel products run on a part of the sequence."""
-    reshard_after_forward: bool | None = None
-    """FSDP2: free a layer's gathered weights after its forward."""
+    reshard_after_forward: Annotated[bool | int | None, BeforeValidator(_resharding)] = None
+    """FSDP2: free a layer's gathered weights after its forward; a number: share them among so many ranks."""
     sync_each_batch: bool | None = None
     """Reduce gradients at every micro-step."""
     gradient_as_bucket_view: bool = False
@@ -270,8 +278,8 @@ class Job(Frozen):
     """Images of an example: pixels in the batch, a pass of the vision tower, tokens of the sequence."""
     eval_batch_size: Positive | None = None
     """Examples per GPU in evaluation."""
-    cluster: Absent = None
-    """A cluster's description."""
+    cluster: str | Cluster | None = None
+    """Nodes that the job runs on: a preset such as dgx-h100, or {nodes, gpus_per_node, gpu, links, host_memory}."""
     gpu: str | None = None
     """Card: a preset such as h100-80gb, a size such as 80GB or 79.1GiB, or local."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05

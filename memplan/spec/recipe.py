@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from memplan.spec.cluster import Cluster
+from memplan.spec.fsdp import Ddp, FsdpSettings
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
@@ -187,7 +189,8 @@ class Recipe(NamedTuple):
     ranks: int
     """GPUs that share the model states."""
     gpus_per_node: int
-    reshard_after_forward: bool
+    reshard_after_forward: bool | int
+    """A number above one: shared among so many ranks until backward."""
     sync_each_batch: bool
     gradient_as_bucket_view: bool
     deepspeed: dict[str, int]
@@ -212,8 +215,11 @@ class Recipe(NamedTuple):
     """Fused kernels in place of the layers' own operations."""
     mixer_kernels: bool = False
     """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
+    cluster: Cluster = Cluster()
     parallel: Parallel = Parallel()
     """How the GPUs are divided, and which pipeline stage this rank is of."""
+    fsdp: FsdpSettings = FsdpSettings()
+    ddp: Ddp = Ddp()
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 

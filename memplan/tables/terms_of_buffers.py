@@ -92,17 +92,22 @@ ROWS = (
         key="communication",
         title="communication buffers",
         what=(
-            "NCCL's channels and protocol buffers, which lie outside torch's allocator. A band, seen by the device "
-            "meter alone, as soon as several GPUs take part."
+            "Channels and protocol buffers of NCCL, RCCL or HCCL, outside torch's allocator: one communicator for each "
+            "group of ranks that exchanges something. A band, seen by the device meter alone."
         ),
-        formula="200, 1024, 1700 MiB (low, expected, high) per communicator",
+        formula="per communicator: channels × peers × 12 MiB (NCCL); 1 GiB, 0.65 GiB for others (RCCL); 400 MB (HCCL)",
         lifetime=WHOLE_STEP,
         shards=NOTHING,
-        source="nccl#964; nccl#864; nccl 2.27 src/init.cc",
+        source="nccl 2.27 src/init.cc, src/graph/connect.cc; nccl#964, nccl#864, nccl#1685; LUMI-AI-Guide#111",
         section="overhead",
         categories=("communication",),
         see=("context", "buffers", "meters"),
         aliases=("nccl", "hccl", "rccl", "communicator"),
-        zh=Chinese("通信缓冲", WHOLE_STEP_ZH, NOTHING_ZH, "每个通信域 200、1024、1700 MiB（低、期望、高）"),
+        zh=Chinese(
+            "通信缓冲",
+            WHOLE_STEP_ZH,
+            NOTHING_ZH,
+            "每个通信域：通道 × 对端 × 12 MiB（NCCL）；首个 1 GiB、其余 0.65 GiB（RCCL）；400 MB（HCCL）",
+        ),
     ),
 )

@@ -1,0 +1,35 @@
+"""A job's cluster: what it says of card, GPUs and nodes where the job itself says nothing."""
+
+from __future__ import annotations
+
+from memplan.clusters import find_cluster
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.cluster import Cluster
+from memplan.spec.job import Job
+
+
+def with_cluster(job: Job, notes: Notes) -> tuple[Job, Cluster]:
+    """The job with what its cluster says, and the cluster. Raises InvalidJob where the two contradict each other."""
+    if job.cluster is None:
+        return job, Cluster(gpu=job.gpu, gpus_per_node=job.gpus_per_node)
+    cluster = find_cluster(job.cluster)
+    if notes.is_given("gpus_per_node") and job.gpus_per_node != cluster.gpus_per_node:
+        raise InvalidJob(
+            f"gpus_per_node: {job.gpus_per_node} contradicts cluster {cluster.name}, whose nodes have "
+            f"{cluster.gpus_per_node}",
+            "leave one of them out",
+        )
+    values: dict[str, object] = {"gpus_per_node": cluster.gpus_per_node}
+    notes.fill("gpus_per_node", cluster.gpus_per_node, "default", f"of cluster {cluster.name}")
+    if job.gpu is None and cluster.gpu is not None:
+        values["gpu"] = notes.fill("gpu", cluster.gpu, "default", f"of cluster {cluster.name}")
+    at_hand = (cluster.nodes or 1) * cluster.gpus_per_node
+    if not notes.is_given("num_gpus"):
+        nodes = f"{cluster.nodes or 1} node{'s' if (cluster.nodes or 1) > 1 else ''} of cluster {cluster.name}"
+        values["num_gpus"] = notes.fill("num_gpus", at_hand, "default", nodes)
+    elif cluster.nodes is not None and job.num_gpus > at_hand:
+        raise InvalidJob(
+            f"num_gpus: {job.num_gpus} is more than the {at_hand} of cluster {cluster.name}", f"use {at_hand} or less"
+        )
+    return job.model_copy(update=values), cluster
