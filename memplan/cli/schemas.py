@@ -1,7 +1,7 @@
 """JSON Schemas: of a job from its fields, of a report and a comparison from their dataclasses, with docstrings."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -76,8 +76,9 @@ def job_schema() -> Schema:
     from memplan.tables.choices import ALIASES, TRAINING_ONLY
 
     schema = TypeAdapter(job.Job).json_schema()
+    inner = {owner.__name__: owner for owner in _models(job.Job)}
     for name, part in schema.get("$defs", {}).items():
-        _describe(part, attribute_docstrings(getattr(job, name)))
+        _describe(part, attribute_docstrings(inner[name]))
     properties = schema["properties"]
     _describe(schema, attribute_docstrings(job.Job))
     for key, part in properties.items():
@@ -89,6 +90,16 @@ def job_schema() -> Schema:
     for key in sorted(TRAINING_ONLY):
         properties[key] = {"description": "Accepted, and without effect on memory."}
     return {"$schema": DIALECT, **schema, "title": "memplan job"}
+
+
+def _models(hint: Any) -> Iterator[type]:
+    """The models that are named in a type, or in the fields of one, however deep."""
+    for argument in get_args(hint):
+        yield from _models(argument)
+    for field in getattr(hint, "model_fields", {}).values():
+        yield from _models(field.annotation)
+    if hasattr(hint, "model_fields"):
+        yield hint
 
 
 SHORTHANDS = ("use_lora", "load_in_4bit", "load_in_8bit")

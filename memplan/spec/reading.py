@@ -1,6 +1,7 @@
 """From a mapping that a person wrote to a Job: aliases, unknown keys, keys that only training uses, ranges."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
@@ -21,6 +22,12 @@ class JobInput(NamedTuple):
     """Keys that only training uses."""
     spec: ModelSpec | None = None
     """The model, where it is described already, in place of what ``job.model`` names."""
+    assumptions: tuple[str, ...] = ()
+    """What a framework's file leaves out, and what is taken instead."""
+    warnings: tuple[str, ...] = ()
+    """What a framework's file says and memplan does not count."""
+    origins: Mapping[str, str] = MappingProxyType({})
+    """By key: file, line and key, or the framework's default, where a framework's file was read."""
 
 
 def canonical_key(key: str) -> str:
@@ -110,9 +117,12 @@ def build_job(values: Mapping[str, Any], where: str = "") -> Job:
 
 
 def _as_invalid_job(error: Any, where: str) -> InvalidJob:
-    """The first of Pydantic's complaints, in one line."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("str", "dict", "int", "float")))
+    """The first of Pydantic's complaints, in one line: of those about one value, the one that went furthest into it."""
+    complaints = error.errors(include_url=False)
+    about = [each for each in complaints if each["loc"][0] == complaints[0]["loc"][0]]
+    first = max(about, key=lambda each: len(each["loc"]))
+    kinds = ("str", "dict", "int", "float", "Cluster")
+    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(kinds))
     value = str(first.get("input"))[:80]
     if first["type"] == "extra_forbidden":
         outer = Job.model_fields.get(str(first["loc"][0]))
@@ -140,22 +150,22 @@ def read_job(options: Mapping[str, Any], file: Mapping[str, Any] | None = None, 
     """Options over file: a Job, where each key came from, and what was set aside."""
     from_file, ignored = normalise(file or {}, where)
     from_options, more = normalise(options)
-    values = _merge(from_file, from_options)
+    values = merged(from_file, from_options)
     sources = dict.fromkeys(from_file, "file") | dict.fromkeys(from_options, "option")
     return JobInput(build_job(values, where), sources, (*ignored, *more))
 
 
-def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """High over low; mappings are merged key by key; sharding and zero_stage, two names of one thing, replace each
     other.
     """
-    merged = dict(low)
+    values = dict(low)
     if "sharding" in high or "zero_stage" in high:
-        merged.pop("sharding", None)
-        merged.pop("zero_stage", None)
+        values.pop("sharding", None)
+        values.pop("zero_stage", None)
     if "global_batch_size" in high and "gradient_accumulation_steps" not in high:
-        merged.pop("gradient_accumulation_steps", None)
+        values.pop("gradient_accumulation_steps", None)
     for key, value in high.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "model"
-        merged[key] = {**merged[key], **value} if both else value
-    return merged
+        both = isinstance(value, dict) and isinstance(values.get(key), dict) and key != "model"
+        values[key] = {**values[key], **value} if both else value
+    return values
