@@ -197,18 +197,6 @@ def test_an_unknown_choice_is_refused_with_what_to_type(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("cluster", "x")],
-)
-def test_a_key_that_is_not_modelled_yet_is_refused_unless_it_is_empty(key: str, value: object) -> None:
-    error = refusal({key: value})
-    assert (error.message, error.hint) == (f"{key}: not modelled yet", f"leave {key} out")
-    nothing: tuple[object, ...] = (None, False, [])
-    for empty in nothing:
-        assert getattr(read_job({key: empty}).job, key) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
     [
         ("batch_size", 0),
         ("batch_size", -1),
