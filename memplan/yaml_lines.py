@@ -72,14 +72,15 @@ class Fields:
             yield row
 
 
-def read_yaml(path: Path, what: str) -> Any:
-    """The root node of a YAML file; ``what`` says in messages what it should hold.
+def read_yaml(path: Path, what: str, text: str | None = None) -> Any:
+    """The root node of a YAML file; ``what`` says in messages what it should hold. ``text``: the file's, where it is
+    read already.
 
     Raises InvalidJob when it cannot be read, is no YAML, or holds more than plain data.
     """
     import yaml
 
-    text = _text(path, what)
+    text = _text(path, what) if text is None else text
     try:
         _refuse_what_is_not_plain(path, yaml.parse(text, Loader=yaml.SafeLoader))
         node = yaml.compose(text, Loader=yaml.SafeLoader)

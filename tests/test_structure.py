@@ -45,6 +45,7 @@ LAYERS = (
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls
+    "frameworks",  # training frameworks' files <-> Job
     "render",
     "torch",  # pair schedules for training scripts
     "callback",  # estimates inside a Trainer

@@ -59,7 +59,7 @@ def resolve(given: JobInput) -> Recipe:
     """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
     known.
     """
-    notes = Notes(dict(given.sources))
+    notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings))
     job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
     job = with_framework(job, notes)
     spec = policy_model(given, job, notes)

@@ -1,0 +1,227 @@
+"""A file that a user already has, opened with care: its values and the line of each, whatever its form.
+
+YAML, JSON, TOML and shell scripts become the same thing: settings (keys, values, lines) and commands. Only plain data
+is read, of a size that a person writes; nothing is executed, and nothing beside the file is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.shell import Command, commands_of
+from memplan.yaml_lines import MAX_BYTES, MAX_DEPTH, fields_of, read_yaml
+
+FORMS = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".toml": "toml",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".slurm": "shell",
+    ".sbatch": "shell",
+    ".txt": "shell",
+}
+"""What the end of a file's name says of its form."""
+_TEMPLATE = re.compile(r"\$\{|\$[A-Za-z_0-9@]|\{\{|\{%|%\(\w+\)s")
+"""Environment variables, OmegaConf's references, Jinja's."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One mapping of a file, or the options of one command."""
+
+    path: str
+    values: Mapping[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each key, nested ones as ``outer.inner``."""
+    prefix: str = ""
+    """What stands before these keys in ``lines``."""
+
+    def where(self, key: str = "") -> str:
+        """``train.yaml, line 3``; the nearest line that is known for the key."""
+        name = f"{self.prefix}{key}"
+        while name and name not in self.lines:
+            name = name.rpartition(".")[0]
+        return f"{self.path}, line {self.lines[name]}" if name else self.path
+
+    def error(self, key: str, problem: str, hint: str = "") -> InvalidJob:
+        """An error about a key's value (to be raised), with file and line."""
+        return InvalidJob(f"{self.where(key)}: {self.prefix}{key}: {problem}", hint)
+
+    def section(self, key: str) -> Settings:
+        """A nested mapping; empty where the key is absent or null. Raises InvalidJob for what is no mapping."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"{str(value)[:60]!r} is no set of keys", f"write key: value lines under {key}")
+        return Settings(self.path, value, self.lines, f"{self.prefix}{key}.")
+
+
+@dataclass(frozen=True)
+class Document:
+    """An opened file."""
+
+    path: str
+    form: str
+    """yaml, json, toml or shell."""
+    settings: Settings
+    """What the file holds as a mapping; empty for a script."""
+    commands: tuple[Command, ...] = ()
+    text: str = ""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names at the top of the file."""
+        return frozenset(self.settings.values)
+
+
+def open_document(path: str) -> Document:
+    """Read one file. Raises InvalidJob, with file and line, for what is no plain data."""
+    file = Path(path)
+    form = FORMS.get(file.suffix.lower(), "")
+    text = _text(file)
+    return document_of(text, path, form or _guess(text))
+
+
+def document_of(text: str, path: str, form: str) -> Document:
+    """A document from its text. ``path`` stands in messages."""
+    if form == "shell":
+        return Document(path, form, Settings(path, {}), tuple(commands_of(text, path)), text)
+    values, lines = _OPENERS[form](text, path)
+    return Document(path, form, Settings(path, values, lines), (), text)
+
+
+def is_template(value: object) -> bool:
+    """Whether a value stands for something that is not in the file: a variable, a template."""
+    return isinstance(value, str) and _TEMPLATE.search(value) is not None
+
+
+def _guess(text: str) -> str:
+    """The form of a file without an ending that says it."""
+    start = text.lstrip()
+    if start.startswith("#!"):
+        return "shell"
+    if start.startswith("{"):
+        return "json"
+    if re.search(r"^\s*\[[\w.]+\]\s*$", text, re.MULTILINE):
+        return "toml"
+    return "yaml" if re.search(r"^[\w-]+\s*:(\s|$)", text, re.MULTILINE) else "shell"
+
+
+def _text(path: Path) -> str:
+    """The file's text, if it is a readable file of a size that a person writes."""
+    hint = "name a training config: YAML, JSON, TOML or a script"
+    try:
+        if not path.is_file():
+            raise InvalidJob(f"{path} {'is no file' if path.exists() else 'does not exist'}", hint)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InvalidJob(f"{path}: cannot be read: {error}", hint) from None
+    if len(data) > MAX_BYTES:
+        raise InvalidJob(
+            f"{path}: larger than {MAX_BYTES // 1024} KiB", "a training config is smaller; is it this one?"
+        )
+    if b"\0" in data:
+        raise InvalidJob(f"{path}: a binary file, not text", hint)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidJob(f"{path}: not UTF-8 text", hint) from None
+
+
+def _yaml(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:
+    node = read_yaml(Path(path), "a training config", text)
+    values = fields_of(node, Path(path), "the file").values
+    return values, dict(_yaml_lines(node))
+
+
+def _yaml_lines(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """The line of every key, nested ones with dots; ``fields_of`` has checked depth and kinds."""
+    for key, value in getattr(node, "value", ()) if node.id == "mapping" else ():
+        name = f"{prefix}{key.value}"
+        yield name, key.start_mark.line + 1
+        if value.id == "mapping":
+            yield from _yaml_lines(value, f"{name}.")
+
+
+def _json(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:
+    lines = dict(_json_lines(text, path))
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for number, (key, _) in enumerate(pairs):
+            if any(key == other for other, _ in pairs[:number]):
+                line = max((line for name, line in lines.items() if name.rpartition(".")[2] == key), default=1)
+                raise InvalidJob(f"{path}, line {line}: key {key[:60]!r} is there twice", "leave one of them")
+        return dict(pairs)
+
+    try:
+        values = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise InvalidJob(f"{path}, line {error.lineno}: not JSON: {error.msg}", "see json.org") from None
+    except (ValueError, RecursionError):
+        raise InvalidJob(f"{path}: not JSON that can be read", "see json.org") from None
+    if not isinstance(values, dict):
+        raise InvalidJob(f"{path}, line 1: the file is not a set of keys", 'write {"key": value}')
+    return values, lines
+
+
+_JSON_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}\[\]:,\n]')
+
+
+def _json_lines(text: str, path: str) -> Iterator[tuple[str, int]]:
+    """The line of every key of nested objects; refuses depth before anything is built."""
+    line, names, last = 1, [""], ""
+    for match in _JSON_TOKEN.finditer(text):
+        token = match.group()
+        if token == "\n":
+            line += 1
+        elif token in "{[":
+            names.append("")
+            if len(names) > MAX_DEPTH:
+                raise InvalidJob(f"{path}, line {line}: nested deeper than {MAX_DEPTH} levels", "flatten the file")
+        elif token in "}]":
+            names = names[:-1] or [""]
+        elif token == ":":
+            names[-1] = last
+            yield ".".join(name for name in names if name), line
+        elif token != ",":
+            last = token[1:-1]
+
+
+def _toml(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:
+    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        place = f", line {line.group(1)}" if line else ""
+        raise InvalidJob(f"{path}{place}: not TOML: {str(error).partition(' (at')[0].lower()}", "see toml.io") from None
+    except RecursionError:
+        raise InvalidJob(f"{path}: nested too deeply", "flatten the file") from None
+    return values, dict(_toml_lines(text))
+
+
+def _toml_lines(text: str) -> Iterator[tuple[str, int]]:
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        head = re.match(r"\s*\[+\s*([\w.\"' -]+?)\s*\]+", line)
+        key = re.match(r"\s*([\w.\"'-]+)\s*=", line)
+        if head:
+            section = head.group(1).replace('"', "") + "."
+            yield section[:-1], number
+        elif key:
+            yield section + key.group(1).replace('"', ""), number
+
+
+_OPENERS = {"yaml": _yaml, "json": _json, "toml": _toml}

@@ -1,0 +1,64 @@
+"""memplan's own job files, as one framework among the others: told by keys that nobody else has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import FILE, Draft, Framework, Origin
+from memplan.frameworks.documents import Document
+from memplan.spec.job import Job
+from memplan.spec.reading import canonical_key, normalise
+
+SHARED = {
+    "gradient_checkpointing",
+    "gradient_accumulation_steps",
+    "optimizer",
+    "deepspeed",
+    "fsdp",
+    "ddp",
+    "precision",
+    "dtype",
+    "eval_batch_size",
+    "temperature",
+    "revision",
+    "megatron",
+    "compile",
+    "images",
+    "cluster",
+    "gpu",
+    "margin",
+}
+"""Keys of a job that other frameworks' files have too."""
+
+
+def marks(document: Document) -> tuple[str, ...]:
+    """Keys of a memplan job that are words, numbers or LoRA's mapping; others use some of the names for sections."""
+    if document.form != "yaml":
+        return ()
+    values = document.settings.values
+    own = [key for key in values if isinstance(key, str) and key in Job.model_fields and key not in SHARED]
+    return tuple(key for key in own if key in ("lora", "rollout") or not isinstance(values[key], Mapping))
+
+
+def is_job(document: Document) -> bool:
+    """Whether every key is one that a memplan job may have, and one at least is its own."""
+    if not marks(document):
+        return False
+    known = {canonical_key(str(key)) for key in document.settings.values}
+    try:
+        normalise(dict.fromkeys(known, 0))
+    except InvalidJob:
+        return False
+    return True
+
+
+def read(document: Document, draft: Draft) -> None:
+    """The job's keys as they stand."""
+    values, ignored = normalise(document.settings.values, f"{document.path}: ")
+    for key, value in values.items():
+        draft.put(key, value, Origin(FILE, f"{document.settings.where(key)}: {key}"))
+    draft.remarks += [f"{key} has no effect on memory" for key in ignored]
+
+
+FRAMEWORK = Framework("memplan", "memplan", "", recognise=marks, read=read)

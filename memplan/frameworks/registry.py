@@ -1,0 +1,49 @@
+"""The frameworks: every file of this folder that has a row. And which of them a document belongs to."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+
+import memplan.frameworks
+from memplan.errors import InvalidJob, did_you_mean
+from memplan.frameworks.base import Framework
+from memplan.frameworks.documents import Document
+
+
+@cache
+def frameworks() -> dict[str, Framework]:
+    """By name: the row of each file of this folder that has one."""
+    names = sorted(module.name for module in pkgutil.iter_modules(memplan.frameworks.__path__))
+    rows = [getattr(import_module(f"memplan.frameworks.{name}"), "FRAMEWORK", None) for name in names]
+    return {row.name: row for row in rows if row is not None}
+
+
+def find_framework(name: str) -> Framework:
+    """The framework of this name. Raises InvalidJob, naming the nearest."""
+    known = frameworks()
+    key = name.strip().lower().replace("_", "-")
+    if key not in known:
+        raise InvalidJob(f"no framework named {name[:60]!r}", did_you_mean(key, known))
+    return known[key]
+
+
+def recognise(document: Document) -> Framework | None:
+    """Whose document this is, by its content; None for nobody's.
+
+    Raises InvalidJob where it has keys of two frameworks, of which neither has the other's.
+    """
+    marks = {name: tuple(row.recognise(document)) for name, row in frameworks().items()}
+    found = {name for name, words in marks.items() if words}
+    rows = frameworks()
+    extended = {other for name in found for other in rows[name].extends}
+    candidates = sorted(found - extended)
+    if len(candidates) > 1:
+        (one, two), where = candidates[:2], document.settings.where
+        raise InvalidJob(
+            f"{where(marks[two][0])}: {marks[two][0]} is {rows[two].title}'s, and {marks[one][0]} "
+            f"({where(marks[one][0])}) is {rows[one].title}'s",
+            "a file belongs to one framework: split it, or name it with --framework",
+        )
+    return rows[candidates[0]] if candidates else None
