@@ -1,46 +1,97 @@
-"""Time of estimates inside one process: CPU milliseconds, median over jobs that differ, so that no cache answers.
+"""Time of estimates inside one process: CPU milliseconds on one core.
 
-``full`` is ``memplan.estimate`` with a card named; ``totals`` is what a search asks for: the meters and no more.
+The first lines are medians over jobs that differ, so that no cache answers. A search is told apart: many ways to run
+one model, priced by ``memplan.reporting.peak`` (the meters, phases and verdict of a report, to the byte),
+resolved once for each combination of everything but the batch, and varied by ``Recipe.with_batch``.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import memplan
-from memplan.reporting import build_report, totals_of
+from memplan.engine import quick
+from memplan.errors import InvalidJob
+from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
 
 JOB: dict[str, Any] = {"model": "llama-3.1-8b", "method": "simpo", "num_gpus": 8, "zero_stage": 3, "gpu": "h100-80gb"}
+SEARCHED: dict[str, Any] = {"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "h100-80gb"}
+AXES: dict[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "zero1", "zero2", "zero3", "fsdp2"),
+    "num_gpus": (8, 16, 32, 64),
+    "gradient_checkpointing": ("none", "full"),
+    "optimizer": ("adamw", "adamw-8bit", "adafactor", "lion"),
+    "optimizer_impl": ("auto", "foreach", "fused"),
+    "lora": (None, {"r": 16}, {"r": 64}),
+    "pair_pass": ("concatenated", "split"),
+}
+BATCHES = (1, 2, 4, 8, 16)
+ACCUMULATIONS = (1, 2, 4, 8)
+
+
+def timed(run: Callable[[Any], object], given: Any) -> float:
+    """CPU milliseconds of one call."""
+    start = time.process_time()
+    run(given)
+    return (time.process_time() - start) * 1000
 
 
 def milliseconds(run: Callable[[int], object], count: int) -> float:
     """Median CPU milliseconds of ``run(i)`` for i from 0 to ``count``."""
-    times = []
-    for i in range(count):
-        start = time.process_time()
-        run(i)
-        times.append((time.process_time() - start) * 1000)
-    return statistics.median(times)
+    return statistics.median(timed(run, i) for i in range(count))
+
+
+def combinations() -> Iterator[Recipe]:
+    """Every combination of the axes that frameworks do not refuse."""
+    for values in product(*AXES.values()):
+        keys = {key: value for key, value in zip(AXES, values, strict=True) if value is not None}
+        try:
+            yield resolve(read_job(SEARCHED | keys))
+        except InvalidJob:
+            continue
+
+
+def search() -> None:
+    """Price every combination with every batch, once cold, and once more with everything remembered."""
+    start = time.process_time()
+    recipes = list(combinations())
+    resolved = (time.process_time() - start) * 1000
+    plans = [recipe.with_batch(batch, steps) for recipe in recipes for batch, steps in product(BATCHES, ACCUMULATIONS)]
+    print(f"{'resolve a combination':50} {resolved / len(recipes):8.3f} ms  {len(recipes):,} allowed")
+    for title in ("a plan of a search, nothing known before", "a plan of the same search again"):
+        times = sorted(timed(peak, plan) for plan in plans)
+        total = sum(times)
+        print(
+            f"{title:50} {total / len(plans):8.3f} ms  {len(plans):,} plans, {len(plans) / total * 1000:,.0f} a second"
+        )
+        print(f"{'  the median plan':50} {times[len(times) // 2]:8.3f} ms")
 
 
 def main() -> None:
     """Print one line a kind of call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", type=int, default=200, help="calls of each kind")
-    count = parser.parse_args().n
+    parser.add_argument("--no-search", action="store_true", help="leave the search out")
+    arguments = parser.parse_args()
+    count = arguments.n
     recipes = [resolve(read_job({**JOB, "sequence_length": 4000 + i})) for i in range(count)]
     memplan.estimate(JOB)
     for title, run in (
         ("memplan.estimate", lambda i: memplan.estimate({**JOB, "sequence_length": 1000 + i})),
         ("report alone", lambda i: build_report(resolve(read_job({**JOB, "sequence_length": 2000 + i})))),
-        ("totals of a resolved job", lambda i: totals_of(recipes[i])),
-        ("totals of a job whose layers were traced before", lambda i: totals_of(recipes[0])),
+        ("peak of a resolved job, its layers not met before", lambda i: peak(recipes[i])),
+        ("peak of a resolved job met before", lambda i: peak(recipes[0])),
     ):
         print(f"{title:50} {milliseconds(run, count):8.3f} ms")
+    quick.forget()
+    if not arguments.no_search:
+        search()
 
 
 if __name__ == "__main__":

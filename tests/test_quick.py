@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 from any_jobs import ANY_JOB, MODELS, Keys, possible
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memplan.engine import quick
 from memplan.engine.build import SECTIONS, Parts, ledger
 from memplan.engine.quick import totalled
 from memplan.engine.remembered import Reading, Remembered, Values
+from memplan.errors import InvalidJob
 from memplan.report import plain
 from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
@@ -18,6 +19,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
 KINDS = [("allocated", "gpu"), ("device", "gpu"), ("allocated", "host"), ("managed", "host")]
+NUMBERS = [name for name in Recipe._fields if name not in ("job", "sources", "assumptions", "warnings")]
 BOUNDS = ("low_bytes", "bytes", "high_bytes")
 
 
@@ -136,3 +138,24 @@ def test_the_peak_is_the_reports(keys: Keys, gpu: str | None) -> None:
         assert band == (shown.low, shown.expected, shown.high)
     assert plain(found.host) == plain(report.host)
     assert plain(found.verdict) == plain(report.verdict)
+
+
+@given(keys=ANY_JOB, batch=st.integers(1, 4), steps=st.integers(1, 3))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_another_batch_needs_no_other_resolution(keys: Keys, batch: int, steps: int) -> None:
+    possible(keys)
+    before = recipe_of(**keys)
+    assume(before.group == 1)
+    try:
+        resolved = recipe_of(**keys | {"batch_size": batch, "gradient_accumulation_steps": steps})
+    except InvalidJob:
+        return
+    varied = before.with_batch(batch, steps)
+    assert {key for key in varied.job if varied.job[key] != resolved.job[key]} == set()
+    assert [name for name in NUMBERS if getattr(varied, name) != getattr(resolved, name)] == []
+    assert plain(peak(varied)) == plain(peak(resolved))
+
+
+def test_groups_of_completions_are_resolved_again() -> None:
+    with pytest.raises(ValueError, match="resolve the job again"):
+        recipe_of(method="grpo", rollout={"group_size": 4}).with_batch(2, 2)

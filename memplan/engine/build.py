@@ -61,6 +61,11 @@ class Parts:
         return tuple(stages(self.recipe))
 
     @cached_property
+    def last_backward(self) -> str:
+        """The pass whose backward is the last."""
+        return next(traced.plan.name for traced, point in self.passes[::-1] if point == "backward")
+
+    @cached_property
     def schedule(self) -> tuple[str, ...]:
         """The instants of the step."""
         return (*(each for traced, point in self.passes for each in instants_of(self.recipe, traced, point)), STEP)
@@ -113,7 +118,7 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
         elif point == "backward":
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
             kept = kept_gradients(recipe, waits)
-            waits = waits and (recipe.accumulation > 1 or shares_casts(recipe) or gathers(recipe))
+            waits = waits and (recipe.accumulates or shares_casts(recipe) or gathers(recipe))
             consumer = "chosen" if waits else ""
             if _apart(recipe) and traced.plan.name == CRITIC:
                 kept = kept._replace(until=CRITIC_STEP)
@@ -125,7 +130,10 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
 
 
 def _enter_sharding(book: Ledger, parts: Parts) -> None:
-    enter_sharding(book, parts.recipe, parts.weights, parts.units, list(parts.passes))
+    if parts.recipe.zero_stage >= 0:
+        enter_zero(book, parts.recipe, parts.units, parts.last_backward)
+    else:
+        enter_sharding(book, parts.recipe, parts.weights, list(parts.passes))
 
 
 def _enter_steps(book: Ledger, parts: Parts) -> None:

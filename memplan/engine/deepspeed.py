@@ -31,7 +31,7 @@ def enter_zero(book: Ledger, recipe: Recipe, unit: Units, name: str) -> None:
             why="gradients are copied into a bucket and reduced together",
             source=f"{DEEPSPEED}: setup_buckets, stage3.py",
         )
-    if recipe.ranks > 1:
+    if recipe.several:
         book.add(
             "flattened bucket",
             "buffers",
@@ -55,7 +55,7 @@ def enter_zero(book: Ledger, recipe: Recipe, unit: Units, name: str) -> None:
         why="a flat buffer, allocated once",
         source=f"{DEEPSPEED}/stage3.py: grad_partitions_flat_buffer",
     )
-    if recipe.ranks == 1:
+    if not recipe.several:
         return
     prefetch = recipe.deepspeed["prefetch_bucket_size"]
     live = min(unit.layer + prefetch, unit.total)

@@ -60,7 +60,7 @@ def is_covered(recipe: Recipe) -> bool:
     """One GPU without DeepSpeed, one trained model, optimizer states of whole elements; accumulation not with two
     forwards."""
     return (
-        recipe.ranks == 1
+        not recipe.several
         and recipe.zero_stage < 0
         and not recipe.precision.master
         and recipe.optimizer.rule in PLAYED

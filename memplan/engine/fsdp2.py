@@ -41,7 +41,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                 _enter_first_gather(book, own, traced, opened)
             _enter_forward(book, recipe, own, traced)
             continue
-        reduces = not late or (name == trained[-1] and recipe.accumulation == 1)
+        reduces = not late or (name == trained[-1] and not recipe.accumulates)
         reduces = reduces and not (recipe.pair_pass == "two-forward" and name != trained[-1])
         _enter_backward(book, recipe, own, traced, reduces)
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
@@ -52,7 +52,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
     backwards = [traced for traced, point in passes if point == "backward"]
     if late:
         _enter_whole_gradients(book, recipe, policy, backwards)
-    elif recipe.accumulation == 1:
+    elif not recipe.accumulates:
         _enter_shards(book, policy, backwards[-1 if recipe.pair_pass == "two-forward" else 0])
 
 
@@ -173,7 +173,7 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
     half, a layer after another as its backward goes, until the rejected half's reduces them.
     """
     total = sum(unit.shard for unit in own.layers) + own.root.shard
-    if recipe.accumulation > 1:
+    if recipe.accumulates:
         step = book.schedule[-1]
         _gradients(book, "shards of the gradients", total, step, "", "left by the last micro-step's reductions")
         return

@@ -53,7 +53,7 @@ def padded(weight: Weight, ranks: int) -> int:
 def waits_for_reduction(recipe: Recipe) -> bool:
     """Whether some backward of the step reduces nothing: micro-steps before the last, halves before the last."""
     halves = recipe.method.pairs and recipe.pair_pass in ("split", "gradcache")
-    return not recipe.sync_each_batch and (recipe.accumulation > 1 or halves)
+    return not recipe.sync_each_batch and (recipe.accumulates or halves)
 
 
 def adds_in_place(recipe: Recipe) -> bool:

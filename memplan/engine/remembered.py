@@ -56,18 +56,16 @@ class Values:
 
 
 class Reading(dict[str, Any]):
-    """One question: the key of every attribute, found when it is first asked for.
-
-    Attributes of the parts are its own; all others are the recipe's.
+    """One question: the key of every attribute, of the parts or else of the recipe; those that are no plain values are
+    looked up when they are first asked for.
     """
 
-    def __init__(self, values: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
-        super().__init__()
-        self.values_, self.recipe, self.parts, self.names = values, recipe, parts, names
+    def __init__(self, known: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
+        super().__init__((name, value) for name, value in zip(recipe._fields, recipe) if type(value) in PLAIN)
+        self.known, self.recipe, self.parts, self.names = known, recipe, parts, names
 
     def __missing__(self, name: str) -> Any:
-        source = self.parts if name in self.names else self.recipe
-        key = self[name] = self.values_.key(getattr(source, name))
+        key = self[name] = self.known.key(getattr(self.parts if name in self.names else self.recipe, name))
         return key
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.deepspeed import enter_zero
 from memplan.engine.fsdp2 import Stage, enter_fsdp2
 from memplan.engine.fsdp2_units import adds_in_place, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.tensors import Weight, count
-from memplan.engine.units_of_model import Units
 from memplan.spec.recipe import Recipe
 
 DDP = "torch 2.13 nn/parallel/distributed.py: gradient_as_bucket_view"
@@ -51,7 +49,7 @@ def held(recipe: Recipe) -> Held:
         gradient_shards=ranks if everything or stage == 2 else 1,
         optimizer_shards=ranks if everything or stage >= 1 else 1,
         parameter_itemsize=recipe.precision.weights,
-        gathers=everything and ranks > 1,
+        gathers=everything and recipe.several,
     )
 
 
@@ -64,7 +62,7 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
 
 def gathers(recipe: Recipe) -> bool:
     """Whether FSDP2 gathers and reduces units of the model."""
-    return recipe.sharding == "fsdp2" and recipe.ranks > 1
+    return recipe.sharding == "fsdp2" and recipe.several
 
 
 def keeps_whole(recipe: Recipe) -> bool:
@@ -77,12 +75,12 @@ def gradient_mode(recipe: Recipe) -> str:
 
     Fused: the weight is updated when the next gradient comes.
     """
-    half, single = recipe.optimizer.fused_backward
+    half, single = recipe.fused_backward
     if half:
         return f"fused-{half}-{single}"
     if gathers(recipe):
-        return "add" if recipe.accumulation > 1 and adds_in_place(recipe) else "keep"
-    there = recipe.accumulation > 1 or main_gradients(recipe) or in_buckets(recipe)
+        return "add" if recipe.accumulates and adds_in_place(recipe) else "keep"
+    there = recipe.accumulates or main_gradients(recipe) or in_buckets(recipe)
     return "add" if there and keeps_whole(recipe) else "keep"
 
 
@@ -99,13 +97,13 @@ def second_mode(recipe: Recipe) -> str:
 def in_buckets(recipe: Recipe) -> bool:
     """Whether each gradient is copied into DDP's bucket as it comes, and freed (reducer.cpp: bucket views)."""
     halves = recipe.method.pairs and recipe.pair_pass in ("split", "gradcache")
-    views = recipe.sharding == "ddp" and recipe.ranks > 1 and recipe.gradient_as_bucket_view
+    views = recipe.sharding == "ddp" and recipe.several and recipe.gradient_as_bucket_view
     return views and (recipe.sync_each_batch or not halves)
 
 
 def gone_in_step(recipe: Recipe) -> bool:
     """Whether whole gradients end with the last backward: partitions, shards or bucket views are left of them."""
-    if recipe.sharding in ("ddp", "fsdp2") and recipe.ranks > 1:
+    if recipe.sharding in ("ddp", "fsdp2") and recipe.several:
         return recipe.gradient_as_bucket_view if recipe.sharding == "ddp" else waits_for_reduction(recipe)
     return recipe.zero_stage == 1 and bool(recipe.precision.master)
 
@@ -124,7 +122,7 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     """
     stage, whole, shard = recipe.zero_stage, recipe.compute_itemsize, recipe.gradient_itemsize
     fsdp2 = gathers(recipe)
-    if recipe.optimizer.fused_backward[0]:
+    if recipe.fused_backward[0]:
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
     if stage < 2 and (waits or not fsdp2):
         return KeptGradients(
@@ -135,19 +133,17 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
             shard_itemsize=1,
             into_step=not gone_in_step(recipe),
         )
-    there = stage == 3 or recipe.accumulation > 1 or fsdp2
+    there = stage == 3 or recipe.accumulates or fsdp2
     return KeptGradients(
         layers=False, root=fsdp2, shards=0 if there else recipe.ranks, whole_itemsize=whole, shard_itemsize=shard
     )
 
 
-def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], unit: Units, passes: list[Stage]) -> None:
-    """Buffers of the chosen strategy over the passes of a micro-step; the last backward reduces gradients."""
-    if recipe.zero_stage >= 0:
-        enter_zero(book, recipe, unit, next(traced.plan.name for traced, point in passes[::-1] if point == "backward"))
-    elif recipe.ranks > 1 and recipe.sharding == "ddp":
+def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
+    """Buffers of DDP and FSDP2 over the passes of a micro-step (ZeRO's: ``deepspeed``)."""
+    if recipe.several and recipe.sharding == "ddp":
         _enter_ddp(book, recipe, weights)
-    elif recipe.ranks > 1 and recipe.sharding == "fsdp2":
+    elif recipe.several and recipe.sharding == "fsdp2":
         enter_fsdp2(book, recipe, weights, passes)
 
 

@@ -16,9 +16,9 @@ def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: s
 
     FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
     """
-    if (recipe.accumulation == 1 and not main_gradients(recipe)) or recipe.zero_stage == 3:
+    if (not recipe.accumulates and not main_gradients(recipe)) or recipe.zero_stage == 3:
         return
-    if recipe.ranks > 1 and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
+    if recipe.several and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
         return  # they are in the buckets
     trained = [weight for weight in weights if weight.trained]
     shards, whole = held(recipe).gradient_shards, False
@@ -64,7 +64,7 @@ def enter_step(book: Ledger, recipe: Recipe, weights: list[Weight], step: str) -
                 why="gradients of other ranks' partitions are freed before the step",
                 source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: free_grad_in_param_list",
             )
-    elif optimizer.fused_backward[0]:
+    elif recipe.fused_backward[0]:
         elements, itemsize = last_update(recipe, trained)
     else:
         elements, itemsize = _largest_step(recipe, trained, holds)

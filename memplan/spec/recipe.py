@@ -223,6 +223,31 @@ class Recipe(NamedTuple):
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 
+    def with_batch(self, batch_size: int, accumulation: int) -> "Recipe":
+        """The same job in micro-steps of another size, without resolving it again: nothing else of a recipe depends on
+        them, but where a group of completions is an example.
+        """
+        if self.group > 1:
+            raise ValueError(f"{self.method.name}: a group of completions is an example; resolve the job again")
+        job = self.job | {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        return self._replace(batch_size=batch_size, accumulation=accumulation, job=job)
+
+    @property
+    def several(self) -> bool:
+        """Whether GPUs share the model states. Rows that need no more than that are the same for any number of them,
+        and a search adds them up once."""
+        return self.ranks > 1
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an optimizer step has several micro-steps."""
+        return self.accumulation > 1
+
+    @property
+    def fused_backward(self) -> tuple[int, int]:
+        """Bytes per element of the gradients that the optimizer takes in backward itself (LOMO); 0 elsewhere."""
+        return self.optimizer.fused_backward
+
     @property
     def zero_stage(self) -> int:
         """DeepSpeed's stage, or -1 elsewhere."""
