@@ -39,6 +39,7 @@ LAYERS = (
     "engine",  # Recipe -> Ledger
     "report",  # what a report is
     "reporting",  # Ledger -> Report
+    "cost",  # Recipe -> seconds of a step
     "remedies",
     "compare",
     "measurement",  # the form of a measured run

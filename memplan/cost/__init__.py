@@ -1,0 +1,13 @@
+"""How long a step takes, by arithmetic: FLOP, bytes through memory, bytes over links. It ranks; it promises nothing.
+
+``speed(recipe)`` gives low, expected and high figures, ``seconds(recipe, device)`` the expected one for searches.
+Rates are in ``rates``, what a model does in ``work``, passes in ``passes``, communication in ``links`` and ``traffic``,
+the optimizer in ``optimizer``, and all of it is put together in ``step``. Held against published throughputs in
+docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+from memplan.cost.face import Speed, card, examples_per_step, seconds, speed
+
+__all__ = ["Speed", "card", "examples_per_step", "seconds", "speed"]

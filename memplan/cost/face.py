@@ -1,0 +1,75 @@
+"""From a recipe to its speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
+from memplan.cost.step import PARTS, step
+from memplan.gpus import load_gpus
+from memplan.spec.gpu import Gpu
+from memplan.spec.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a job runs, by arithmetic: good for ranking, not a promise."""
+
+    step_seconds: float
+    """Of one optimizer step."""
+    tokens_per_second: float
+    """Of all GPUs; the tokens that enter the model, both halves of a pair."""
+    examples_per_second: float
+    """Of all GPUs; a pair is one example."""
+    tokens_range: tuple[float, float]
+    """tokens_per_second at the low and the high rates."""
+    parts: dict[str, float]
+    """Seconds of a step by what they go to."""
+    limited_by: str
+    """The largest of these."""
+
+
+def card(gpu: Gpu) -> Device:
+    """The card's rates. Raises ValueError where nothing like it is known."""
+    if gpu.vendor != "custom" and gpu.bf16_tflops and gpu.memory_bandwidth_gbps:
+        return _of_known(gpu.name, gpu)
+    return device(gpu, tuple(load_gpus().values()))
+
+
+_CARDS: dict[str, tuple[Gpu, Device]] = {}
+
+
+def _of_known(name: str, gpu: Gpu) -> Device:
+    known = _CARDS.get(name)
+    if known is None or known[0] is not gpu:
+        known = _CARDS[name] = gpu, device(gpu)
+    return known[1]
+
+
+def examples_per_step(recipe: Recipe) -> int:
+    """Over all GPUs; where nothing is divided and nothing is reduced, of one."""
+    return recipe.batch_size * recipe.accumulation * recipe.parallel.data
+
+
+def seconds(recipe: Recipe, on: Device) -> float:
+    """Expected seconds of one optimizer step."""
+    return step(recipe, on, EXPECTED).seconds
+
+
+def speed(recipe: Recipe) -> Speed:
+    """The speed of a recipe whose card is named."""
+    assert recipe.gpu is not None, "a speed is that of a card"
+    on = card(recipe.gpu)
+    found = step(recipe, on, EXPECTED)
+    examples = examples_per_step(recipe)
+    tokens = recipe.rows // recipe.batch_size * examples * recipe.sequence_length
+    band = tuple(tokens / step(recipe, on, rates).seconds for rates in (LOW, HIGH))
+    parts = {name: getattr(found, name) for name in PARTS}
+    return Speed(
+        found.seconds,
+        tokens / found.seconds,
+        examples / found.seconds,
+        (band[0], band[1]),
+        parts,
+        max(parts, key=lambda name: parts[name]),
+    )

@@ -1,0 +1,81 @@
+"""Seconds of the optimizer's step: bytes of gradients, weights and states, through the card's memory or the host's."""
+
+from __future__ import annotations
+
+from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates
+from memplan.cost.traffic import Sizes
+from memplan.engine.tensors import count, model_weights
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Adapter, Recipe
+
+PASSES = {"fused": 1.0, "foreach": 2.5, "loop": 3.0}
+"""Times that a step goes through its tensors' bytes: once in one kernel; about ten kernels over lists of tensors, which
+read and write two or three of them each (torch 2.13 optim/adamw.py: _multi_tensor_adamw); the same tensor by tensor."""
+LOOP_KERNELS = 12
+"""Kernels for each tensor of a step that goes tensor by tensor."""
+TENSORS_PER_LAYER = 9
+FP32 = 4
+_KNOWN: dict[int, tuple[ModelSpec, dict[Adapter | None, int]]] = {}
+
+
+def trained_elements(recipe: Recipe) -> int:
+    """Elements of the policy that train."""
+    spec = recipe.model
+    known = _KNOWN.get(id(spec))
+    if known is None or known[0] is not spec:
+        known = _KNOWN[id(spec)] = spec, {}
+    found = known[1].get(recipe.adapter)
+    if found is None:
+        weights = model_weights(spec, recipe.adapter is None, recipe.adapter)
+        found = known[1][recipe.adapter] = count([weight for weight in weights if weight.trained])
+    return found
+
+
+def stepped_elements(recipe: Recipe, sizes: Sizes) -> float:
+    """Elements that one rank steps: its share where optimizer states are sharded."""
+    whole = recipe.sharding in ("none", "ddp", "zero0")
+    return sizes.trained / (1 if whole else max(recipe.ranks, 1))
+
+
+def bytes_per_element(recipe: Recipe) -> float:
+    """Bytes that a step reads and writes of each element: gradient read (and once more for its norm), weights and
+    states read and written."""
+    optimizer, precision = recipe.optimizer, recipe.precision
+    state = optimizer.bytes_per_element or (optimizer.per_element or 1) * (optimizer.state_itemsize or precision.states)
+    stepped = precision.master or precision.weights
+    copied = precision.weights if precision.master else 0
+    return 2 * recipe.gradient_itemsize + 2 * stepped + 2 * state + copied
+
+
+def is_offloaded(recipe: Recipe, what: str) -> bool:
+    """Whether the job keeps it on the host."""
+    if what == "optimizer" and recipe.fsdp.cpu_offload:
+        return True
+    return what in (recipe.job.get("offload") or ())
+
+
+def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
+    """On the card; nothing where the states are on the host."""
+    if is_offloaded(recipe, "optimizer"):
+        return 0.0
+    moved = stepped_elements(recipe, sizes) * bytes_per_element(recipe) * PASSES.get(recipe.optimizer_impl, 1.0)
+    seconds = moved / (device.memory * rates.memory)
+    if recipe.optimizer_impl == "loop":
+        seconds = max(seconds, LOOP_KERNELS * TENSORS_PER_LAYER * recipe.model.num_layers * rates.launch)
+    return seconds
+
+
+def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
+    """A step on the host, with gradients that come and weights that go; weights fetched for each pass; activations that
+    go and come back, half of it behind computation."""
+    seconds = 0.0
+    if is_offloaded(recipe, "optimizer"):
+        elements = stepped_elements(recipe, sizes)
+        seconds += elements * (recipe.gradient_itemsize + recipe.compute_itemsize) / HOST_BANDWIDTH
+        seconds += elements * bytes_per_element(recipe) / HOST_STEP
+    if is_offloaded(recipe, "parameters") or recipe.fsdp.cpu_offload:
+        share = sizes.weights / max(recipe.ranks, 1)
+        seconds += 2 * recipe.accumulation * share * recipe.compute_itemsize / HOST_BANDWIDTH
+    if is_offloaded(recipe, "activations"):
+        seconds += recipe.accumulation * 2 * saved / HOST_BANDWIDTH / 2
+    return seconds

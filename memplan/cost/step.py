@@ -1,0 +1,172 @@
+"""Seconds of one optimizer step, and what they go to. Arithmetic that ranks ways to run a job; it promises nothing.
+
+The step is ``accumulation`` micro-steps, each a forward and a backward of the slowest pipeline stage with what no
+computation hides of communication, then the optimizer. A pipeline of p stages in v chunks adds (p - 1) / v micro-steps
+(1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473, section 2.2). Ignored: data loading, logging,
+evaluation, stragglers, uneven experts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.cost.links import Links, links
+from memplan.cost.optimizer import host_seconds, optimizer_seconds, trained_elements
+from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
+from memplan.cost.traffic import Sizes, context_parallel, data_parallel, expert_parallel, pipeline, tensor_parallel
+from memplan.cost.work import ModelWork, model_work
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Recipe
+
+SCORING = {"split": 0.5, "gradcache": 1.0}
+"""Forwards without a graph beside the trained one, by pair schedule: of the half that waits, or of both."""
+
+
+class Step(NamedTuple):
+    """Seconds of one optimizer step; the parts add up to ``seconds``."""
+
+    seconds: float
+    products: float
+    """Matrix products of the layers, forward and backward."""
+    attention: float
+    moves: float
+    """Pointwise chains, and where the host issues kernels more slowly than the card runs them, waiting for it."""
+    head: float
+    recomputation: float
+    other_passes: float
+    """Reference, reward models, critic, teacher, forwards that score."""
+    communication: float
+    """What no computation hides."""
+    bubble: float
+    optimizer: float
+    host: float
+    """What waits for the host's memory and processor."""
+
+
+PARTS = Step._fields[1:]
+
+
+def step(recipe: Recipe, device: Device, rates: Rates) -> Step:
+    """One optimizer step of the recipe."""
+    work = model_work(recipe.model)
+    over = links(device, rates, recipe.cluster)
+    trained = _remembered(work, shape_of(recipe, work), device, rates)
+    head = head_pass(recipe, work, device, rates)
+    degrees, micro = recipe.parallel, recipe.accumulation
+    share = 1 / degrees.pipeline
+    others = _other_passes(recipe, work, trained, head, device, rates) * share
+    forward, backward = (
+        trained.forward * share + head.forward,
+        (trained.backward + trained.again) * share + head.backward,
+    )
+    activations = _activations(recipe, work, trained, over) * share
+    sizes = _sizes(recipe, work)
+    data = data_parallel(recipe, sizes, over)
+    hidden = rates.overlap if data.hides else 0.0
+    exposed = max(0.0, data.forward - hidden * forward) + max(0.0, data.backward - hidden * backward)
+    once = max(0.0, data.last - hidden * backward) + data.after
+    sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
+    each = forward + backward + others + activations + exposed + sent
+    bubble = each * (degrees.pipeline - 1) / degrees.virtual
+    ending = optimizer_seconds(recipe, sizes, device, rates)
+    waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, trained))
+    seconds = micro * each + bubble + once + ending + waiting
+    products = micro * share * trained.products * (2 + _trained_share(recipe, work))
+    attention = micro * share * trained.attention * 3.5
+    heads = micro * (head.forward + head.backward)
+    again = micro * share * trained.again
+    moves = micro * (forward + backward) - products - attention - heads - again
+    return Step(
+        seconds,
+        products,
+        attention,
+        moves,
+        heads,
+        again,
+        micro * others,
+        micro * (activations + exposed + sent) + once,
+        bubble,
+        ending,
+        waiting,
+    )
+
+
+def _trained_share(recipe: Recipe, work: ModelWork) -> float:
+    return 0.0 if recipe.adapter else work.trained_share
+
+
+_PASSES: dict[tuple[int, Shape, Device, Rates], tuple[ModelWork, Pass]] = {}
+MOST = 20_000
+
+
+def _remembered(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pass:
+    """``layers_pass``, once for equal shapes."""
+    key = id(work), shape, device, rates
+    known = _PASSES.get(key)
+    if known is not None and known[0] is work:
+        return known[1]
+    if len(_PASSES) >= MOST:
+        _PASSES.clear()
+    made = layers_pass(work, shape, device, rates)
+    _PASSES[key] = work, made
+    return made
+
+
+def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links) -> float:
+    """Exposed seconds of communication that activations cause in one micro-step: tensor and expert parallelism wait in
+    forward, backward and where forward is made again; a ring of keys and values runs beside attention."""
+    times = 2 + (trained.again / trained.forward if trained.forward else 0)
+    waits = (tensor_parallel(recipe, work, over) + expert_parallel(recipe, work, over)) * times
+    ring = context_parallel(recipe, work, over) * (times + 1)
+    return waits + max(0.0, ring - trained.attention * (times + 1))
+
+
+def _other_passes(recipe: Recipe, work: ModelWork, trained: Pass, head: Head, device: Device, rates: Rates) -> float:
+    """Seconds of one micro-step's passes beside the trained one.
+
+    A reference that is precomputed costs the same forward once for each example, charged here as in one epoch.
+    """
+    own = trained.forward + head.forward * recipe.parallel.pipeline
+    total = 0.0
+    if recipe.method.pairs:
+        total += SCORING.get(recipe.pair_pass, 0.0) * own
+    if recipe.method.kl_rows:
+        total += own
+    if recipe.trainer.scores_rollouts and recipe.method.online:
+        total += own
+    if recipe.reference in ("adapter", "precomputed"):
+        total += own
+    for model in recipe.residents:
+        total += _scored(recipe, model.spec, device, rates)
+        if model.role == "reference" and recipe.reference == "offloaded":
+            total += model.spec.params.total * model.itemsize / max(recipe.ranks, 1) / HOST_BANDWIDTH
+    if recipe.critic is not None:
+        total += 4 * _scored(recipe, recipe.critic.spec, device, rates)
+    return total
+
+
+def _scored(recipe: Recipe, spec: ModelSpec, device: Device, rates: Rates) -> float:
+    """A forward without a graph of another model over the same rows."""
+    work = model_work(spec)
+    shape = shape_of(recipe, work)._replace(adapter=0.0, adapted=0, checkpointed="", every=1, quantised=0.0)
+    layers = _remembered(work, shape, device, rates)
+    return layers.forward + head_pass(recipe, work, device, rates).forward * recipe.parallel.pipeline
+
+
+def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
+    """Elements of weights, and of trained ones, that one rank of a (tensor, pipeline, expert) part has."""
+    degrees = recipe.parallel
+    experts = sum(count * each.expert_stored for count, each in work.layers)
+    dense = work.elements - experts
+    split = degrees.expert * (degrees.expert_tensor if degrees.expert > 1 else degrees.tensor)
+    weights = (dense / degrees.tensor + experts / max(split, 1)) / degrees.pipeline
+    return Sizes(weights, trained_elements(recipe) * weights / work.elements if work.elements else 0.0)
+
+
+def _saved_bytes(recipe: Recipe, work: ModelWork, trained: Pass) -> float:
+    """Bytes that layers save for backward in one micro-step on one GPU: their inputs where they are checkpointed."""
+    degrees = recipe.parallel
+    tokens = recipe.rows * recipe.sequence_length / degrees.context
+    kept = sum(count * (each.width if trained.again else 1.5 * each.flow) for count, each in work.layers)
+    return tokens * kept * recipe.compute_itemsize / degrees.pipeline / degrees.tensor

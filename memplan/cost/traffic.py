@@ -1,0 +1,124 @@
+"""Seconds of communication in a step: gradients and weights of data parallelism, activations of the other degrees.
+
+Volumes are those of the collectives as the frameworks call them; what is hidden behind computation is taken off where
+it is (``step``). Sources: DeepSpeed 0.19 runtime/zero (stage 1 and 2 reduce gradients and gather weights, stage 3
+gathers twice and reduces in each micro-step), torch 2.13 distributed/fsdp, Megatron-LM tensor_parallel/mappings.py
+(two all-reduces in a layer's forward, two in its backward, each split in two by sequence parallelism: the same volume).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.cost.links import Group, Links, exchange, gather, group, reduce, send
+from memplan.cost.work import ModelWork
+from memplan.spec.recipe import Recipe
+
+HALF = 2
+
+
+class Sizes(NamedTuple):
+    """Elements on one rank of a (tensor, pipeline, expert) part, before data parallelism splits them."""
+
+    weights: float
+    trained: float
+
+
+class Data(NamedTuple):
+    """Data parallelism's seconds."""
+
+    forward: float
+    """Of gathering weights in each micro-step's forward."""
+    backward: float
+    """The same in each backward, and of gradients that every micro-step reduces."""
+    last: float
+    """Of gradients that only the last backward of a step reduces."""
+    after: float
+    """After the step's backward, with nothing to hide behind."""
+    hides: bool
+    """Communication runs beside the computation."""
+
+
+def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
+    """Gradients and weights, by the way that states are sharded."""
+    degrees, name = recipe.parallel, recipe.sharding
+    ranks = recipe.ranks
+    if name == "none" or degrees.world == 1:
+        return Data(0, 0, 0, 0, hides=True)
+    inner = degrees.tensor * degrees.context if degrees.context > 1 and degrees.data == 1 else degrees.tensor
+    of = group(max(ranks, 1), inner, recipe.gpus_per_node)
+    gradients = sizes.trained * recipe.reduce_itemsize
+    weights = sizes.weights * recipe.compute_itemsize
+    if name in ("ddp", "zero0"):
+        each = reduce(gradients, group(degrees.data * degrees.context, inner, recipe.gpus_per_node), over)
+        every = recipe.sync_each_batch and name == "ddp"
+        return Data(0, each if every else 0, 0 if every else each, 0, hides=name == "ddp")
+    if name in ("zero1", "zero2"):
+        trained = sizes.trained * recipe.compute_itemsize
+        each, after = gather(gradients, of, over), gather(trained, of, over)
+        overlaps = bool(recipe.deepspeed.get("overlap_comm", 0))
+        return Data(0, each if name == "zero2" else 0, 0 if name == "zero2" else each, after, hides=overlaps)
+    if name == "distributed-optimizer":
+        return Data(0, 0, gather(gradients, of, over), gather(sizes.trained * HALF, of, over), hides=True)
+    return _sharded_weights(recipe, of, weights, gradients, over)
+
+
+def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links) -> Data:
+    """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed."""
+    once, copies = gather(weights, of, over), recipe.parallel.replicas
+    across = reduce(gradients / max(recipe.ranks, 1), group(copies, recipe.ranks, recipe.gpus_per_node), over)
+    stays = recipe.sharding != "zero3" and not recipe.reshard_after_forward
+    each = gather(gradients, of, over) + across
+    every = recipe.sync_each_batch or recipe.sharding == "zero3"
+    again = 0.0 if stays else once
+    return Data(once, again + (each if every else 0), 0 if every else each, 0, hides=True)
+
+
+def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
+    """One forward's all-reduces over all layers of one micro-batch: after the mixer and after the feed-forward."""
+    degrees = recipe.parallel
+    if degrees.tensor == 1:
+        return 0.0
+    of = group(degrees.tensor, 1, recipe.gpus_per_node)
+    tokens = recipe.rows * recipe.sequence_length / degrees.context
+    return sum(
+        2 * count * reduce(tokens * each.width * recipe.compute_itemsize, of, over) for count, each in work.layers
+    )
+
+
+def context_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
+    """One forward's keys and values around the ring, over all layers of one micro-batch."""
+    degrees = recipe.parallel
+    if degrees.context == 1:
+        return 0.0
+    of = group(degrees.context, degrees.tensor, recipe.gpus_per_node)
+    tokens = recipe.rows * recipe.sequence_length
+    return sum(
+        count * gather(tokens * each.keys / degrees.tensor * recipe.compute_itemsize, of, over)
+        for count, each in work.layers
+    )
+
+
+def expert_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
+    """One forward's dispatch and combine over all layers of one micro-batch."""
+    degrees = recipe.parallel
+    if degrees.expert == 1:
+        return 0.0
+    of = group(degrees.expert, max(1, degrees.expert_tensor), recipe.gpus_per_node)
+    tokens = recipe.rows * recipe.sequence_length / degrees.context / (degrees.tensor if degrees.sequence else 1)
+    return sum(
+        2 * count * exchange(tokens * each.routed * each.width * recipe.compute_itemsize, of, over)
+        for count, each in work.layers
+        if each.routed
+    )
+
+
+def pipeline(recipe: Recipe, work: ModelWork, over: Links) -> float:
+    """Sending one micro-batch's activations on, and their gradients back, at every boundary that a stage has."""
+    degrees = recipe.parallel
+    if degrees.pipeline == 1:
+        return 0.0
+    width = max(each.width for _, each in work.layers)
+    tokens = recipe.rows * recipe.sequence_length / degrees.context / (degrees.tensor if degrees.sequence else 1)
+    far = degrees.world > recipe.gpus_per_node
+    return 2 * degrees.virtual * send(tokens * width * recipe.compute_itemsize, far, over)

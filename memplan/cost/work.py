@@ -1,0 +1,217 @@
+"""What a forward does, from the model's parts: FLOP of matrix products and of attention, bytes that pointwise chains
+move, kernels that are launched. One ``Work`` is of one token of one layer; a multiply and an add are two FLOP.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.spec.compressed import CompressedAttention
+from memplan.spec.encoders import DisentangledAttention
+from memplan.spec.latent import LatentAttention
+from memplan.spec.layer import AnyMixer, Layer
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention
+from memplan.spec.state_space import BothMixers, GatedDelta, Lightning, StateSpace, StateSpaceDual
+
+
+class Work(NamedTuple):
+    """Of one layer."""
+
+    weights: float
+    """Elements of matrices that a token passes through; 2 FLOP each in forward."""
+    stored: float
+    """Elements of matrices that stand there, experts included, whoever visits them."""
+    expert: float
+    """Those of ``weights`` that are experts'."""
+    expert_stored: float
+    per_pair: float
+    """FLOP of attention for each pair of positions that attend to each other."""
+    window: int
+    """Positions that one attends to at most; 0 for all of them."""
+    causal: bool
+    recurrent: float
+    """FLOP per token of a state space, a delta rule or linear attention beside its linears."""
+    between: tuple[float, float]
+    """Bytes per token that norms and sums between the products move in half precision: single operations, and fused."""
+    within: tuple[float, float]
+    """The same of rotations, activations and routing, which tensor parallelism divides."""
+    flow: float
+    """Elements per token that go into and come out of matrix products."""
+    kernels: int
+    """Operations that the host issues for a forward in eager mode."""
+    width: int
+    """Elements per token between layers."""
+    keys: int
+    """Elements per token of keys and values."""
+    heads: int
+    routed: int
+    """Experts that each token is sent to; 0 without."""
+
+
+RMS, LAYER_NORM, NORM_FUSED = 36.0, 4.0, 4.0
+"""Bytes that a norm moves for each element in half precision: RMS norms are single operations in fp32 (transformers
+5.23 LlamaRMSNorm: to fp32 2 + 4, square 4 + 4, mean 4, product 4 + 4, cast 4 + 2, weight 2 + 2); nn.LayerNorm is one
+kernel."""
+SUM, SUM_FUSED = 6.0, 4.0
+"""Of a residual sum: two read, one written; one of them is there already in a fused kernel."""
+TURN, TURN_FUSED = 18.0, 4.0
+"""Of queries and keys that turn: two products with tables, a half turned round, a sum."""
+ACTIVATION, ACTIVATION_FUSED = 5.0, 3.0
+"""Of each element between the feed-forward's products: of gate and up, an activation 2 + 2 on one half, then a product
+2 + 2 + 2."""
+ROUTE = 12.0
+"""Of each element of a routed token: gathered, weighted, summed."""
+LAYER_KERNELS = 24
+"""Of norms, sums, reshapes and rotations of a plain layer, beside one for each linear (counted on transformers 5.23's
+Llama in a trace)."""
+EXPERT_KERNELS = 20
+"""Of routing: top-k, sort, gather, scatter."""
+
+
+def work(layer: Layer, bidirectional: bool) -> Work:
+    """The work of one layer on one token."""
+    mixer, experts = layer.mixer, layer.experts
+    dense = sum(linear.inputs * linear.outputs for linear in layer.linears)
+    flow = sum(linear.inputs + linear.outputs for linear in layer.linears)
+    inner = _inner(layer)
+    visited = stored = 0.0
+    if experts:
+        stored = sum(bare.parameters for bare in experts.stacked)
+        visited = stored / experts.count * experts.active
+        inner += experts.active * experts.intermediate * (2 if experts.gated else 1)
+        flow += experts.active * (2 * layer.width + 3 * experts.intermediate)
+    norms = [*layer.norms, *(norm for part in layer.parts for norm in part.norms)]
+    normed = sum(
+        norm.width * (RMS if norm.kind.startswith("rms") or "wide" in norm.kind else LAYER_NORM) for norm in norms
+    )
+    routed = experts.active * layer.width * ROUTE if experts else 0.0
+    pairs, window, keys, heads, turned = _attention(mixer)
+    if layer.cross is not None:
+        pairs += 4 * layer.cross.num_heads * layer.cross.head_dim
+    return Work(
+        weights=dense + visited,
+        stored=dense + stored,
+        expert=visited,
+        expert_stored=stored,
+        per_pair=pairs,
+        window=window,
+        causal=not bidirectional,
+        recurrent=_recurrent(mixer),
+        between=(
+            normed + 2 * layer.width * SUM,
+            sum(norm.width for norm in norms) * NORM_FUSED + 2 * layer.width * SUM_FUSED,
+        ),
+        within=(
+            inner * ACTIVATION + turned * TURN + routed,
+            inner * ACTIVATION_FUSED + turned * TURN_FUSED + routed,
+        ),
+        flow=flow,
+        kernels=LAYER_KERNELS + len(layer.linears) + (EXPERT_KERNELS if experts else 0),
+        width=layer.width,
+        keys=keys,
+        heads=heads,
+        routed=experts.active if experts else 0,
+    )
+
+
+def _inner(layer: Layer) -> float:
+    """Elements per token between the products of the dense feed-forward and of shared experts."""
+    forward = layer.feed_forward
+    if forward is None:
+        return 0
+    outputs = [linear.outputs for linear in (*forward.linears[:-1], *forward.shared) if linear.outputs != layer.width]
+    return float(sum(outputs))
+
+
+def _attention(mixer: AnyMixer | None) -> tuple[float, int, int, int, float]:
+    """(FLOP per pair of positions, window, key and value elements per token, heads, elements that turn)."""
+    if isinstance(mixer, BothMixers):
+        return _attention(mixer.attention)
+    if isinstance(mixer, LatentAttention):
+        width = mixer.nope + mixer.rope + mixer.value
+        window = mixer.topk if mixer.indexed else mixer.window or 0
+        return (
+            2.0 * mixer.num_heads * width,
+            window,
+            mixer.num_heads * width,
+            mixer.num_heads,
+            mixer.num_heads * mixer.rope,
+        )
+    if isinstance(mixer, CompressedAttention):
+        return 4.0 * mixer.num_heads * mixer.head_dim, mixer.window or 0, 2 * mixer.head_dim, mixer.num_heads, 0
+    if isinstance(mixer, DisentangledAttention):
+        scores = 1 + mixer.to_position + mixer.from_position
+        width = mixer.num_heads * mixer.head_dim
+        return 2.0 * width * (1 + scores), 0, 2 * width, mixer.num_heads, 0
+    if isinstance(mixer, Attention):
+        queries, keys = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+        turned = queries + keys if mixer.rotary != "none" else 0
+        return 4.0 * queries, mixer.window or 0, 2 * keys, mixer.num_heads, turned
+    return 0.0, 0, 0, mixer.num_heads if mixer else 0, 0
+
+
+def _recurrent(mixer: AnyMixer | None) -> float:
+    """FLOP per token: states are updated and read, or a chunk attends within itself and to the state before it."""
+    if isinstance(mixer, BothMixers):
+        return _recurrent(mixer.state_space)
+    if isinstance(mixer, StateSpace):
+        return 8.0 * mixer.inner * mixer.state
+    if isinstance(mixer, StateSpaceDual):
+        return 2.0 * mixer.inner * (mixer.chunk + 2 * mixer.state)
+    if isinstance(mixer, GatedDelta):
+        return 4.0 * mixer.values * (mixer.chunk + mixer.key_dim)
+    if isinstance(mixer, Lightning):
+        return 4.0 * mixer.heads * mixer.head_dim * (mixer.block / 2 + mixer.head_dim)
+    return 0.0
+
+
+class ModelWork(NamedTuple):
+    """Of a whole model."""
+
+    layers: tuple[tuple[int, Work], ...]
+    """(how many, of each)."""
+    head: float
+    """Elements of the head's matrix."""
+    vocabulary: int
+    outside: float
+    """Elements of other matrices outside the layers that tokens pass through."""
+    trained_share: float
+    """Share of the layers' matrices that get a gradient of their own."""
+    elements: float
+    """All parameters."""
+
+
+_KNOWN: dict[int, tuple[ModelSpec, ModelWork]] = {}
+MOST = 64
+"""Models that are remembered."""
+
+
+def model_work(spec: ModelSpec) -> ModelWork:
+    """The work of a model, remembered while the same object asks."""
+    known = _KNOWN.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_KNOWN) >= MOST:
+        _KNOWN.clear()
+    made = _model_work(spec)
+    _KNOWN[id(spec)] = spec, made
+    return made
+
+
+def _model_work(spec: ModelSpec) -> ModelWork:
+    layers = tuple((run.count, work(run.layer, spec.bidirectional)) for run in spec.runs)
+    frozen = whole = 0
+    for run in spec.runs:
+        for linear in run.layer.linears:
+            whole += run.count * linear.inputs * linear.outputs
+            held = linear.name in run.layer.frozen
+            frozen += run.count * linear.inputs * linear.outputs if held else 0
+    return ModelWork(
+        layers=layers,
+        head=spec.head.inputs * spec.head.outputs,
+        vocabulary=spec.head.outputs,
+        outside=sum(linear.inputs * linear.outputs for linear in spec.outer_linears),
+        trained_share=1 - frozen / whole if whole else 1.0,
+        elements=spec.params.total,
+    )

@@ -1,0 +1,172 @@
+"""Proves the arithmetic of step times: FLOP and volumes against closed formulas, and what makes a step longer."""
+
+from typing import Any
+
+import pytest
+
+from memplan.cost import card, seconds, speed
+from memplan.cost.links import Group, Links, exchange, gather, group, reduce
+from memplan.cost.passes import layers_pass, shape_of
+from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
+from memplan.cost.step import PARTS, step
+from memplan.cost.work import model_work
+from memplan.gpus import find_gpu, gpu_names, load_gpus
+from memplan.models import load_model
+from memplan.presets import model_names
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+IDEAL = Device(1.0, 1.0, 1.0, 1e30, 1e30, 1e30, direct=True)
+"""One FLOP a second, and everything else for nothing."""
+PERFECT = EXPECTED._replace(shapes=1.0, attention=1.0, memory=1.0, launch=0.0)
+
+
+def recipe(**keys: Any) -> Recipe:
+    job = {"model": "llama-3.1-8b", "method": "sft", "gpu": "h100-80gb", "batch_size": 2, "sequence_length": 4096}
+    return resolve(read_job({**job, **keys}))
+
+
+def of_layers(found: Recipe) -> Any:
+    work = model_work(found.model)
+    return layers_pass(work, shape_of(found, work), IDEAL, PERFECT)
+
+
+def test_products_are_two_flop_for_each_matrix_element_and_token() -> None:
+    found, spec = recipe(), load_model("llama-3.1-8b")
+    norms = 2 * spec.hidden_size * spec.num_layers
+    layers = sum(run.count * run.layer.parameters for run in spec.runs) - norms
+    assert of_layers(found).products == pytest.approx(2 * 2 * 4096 * layers)
+
+
+def test_a_causal_kernel_sees_half_of_the_pairs() -> None:
+    found = recipe()
+    pairs = 2 * 4096 * 4096 / 2
+    assert of_layers(found).attention == pytest.approx(pairs * 4 * 4096 * 32)
+    assert of_layers(recipe(attention="eager")).attention == pytest.approx(2 * pairs * 4 * 4096 * 32)
+
+
+def test_experts_count_where_a_token_goes() -> None:
+    spec = load_model("mixtral-8x7b")
+    work = model_work(spec)
+    layer = work.layers[0][1]
+    assert layer.expert * 4 == layer.expert_stored
+    assert sum(count * each.weights for count, each in work.layers) < spec.params.active
+
+
+@pytest.mark.parametrize(
+    ("how", "forwards"),
+    [("none", 0.0), ("full", 1.0), ("every:2", 0.5), ("selective", 0.5)],
+)
+def test_checkpointing_repeats_its_share_of_the_forward(how: str, forwards: float) -> None:
+    found = of_layers(recipe(gradient_checkpointing=how, attention="sdpa"))
+    whole = found.products if how == "selective" else found.forward
+    assert found.again == pytest.approx(forwards * whole, rel=1e-6)
+
+
+def test_a_backward_is_twice_the_products_and_once_under_lora() -> None:
+    full, lora = of_layers(recipe(attention="eager")), of_layers(recipe(attention="eager", lora={"r": 1}))
+    assert full.backward == pytest.approx(2 * full.products + 2 * full.attention)
+    assert lora.backward == pytest.approx(lora.products + 2 * lora.attention, rel=0.01)
+
+
+LINKS = Links(100.0, 10.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "near", "expected"),
+    [
+        (8, 8, 700 * 7 / 8 / 100),
+        (16, 8, 700 * 7 / 8 / 100),
+        (16, 4, 700 * 3 / 4 / 4 / 10),
+        (4, 1, 700 * 3 / 4 / 10),
+        (1, 1, 0.0),
+    ],
+)
+def test_a_gather_takes_the_slower_of_both_links(size: int, near: int, expected: float) -> None:
+    assert gather(700, Group(size, near), LINKS) == pytest.approx(max(expected, 0.0))
+    assert reduce(700, Group(size, near), LINKS) == pytest.approx(2 * expected)
+
+
+def test_an_exchange_sends_all_but_its_own_share() -> None:
+    assert exchange(800, Group(8, 8), LINKS) == pytest.approx(700 / 100)
+    assert exchange(800, Group(16, 8), LINKS) == pytest.approx(400 / 10)
+
+
+@pytest.mark.parametrize(("size", "stride", "near"), [(8, 1, 8), (4, 2, 4), (8, 2, 4), (4, 8, 1), (64, 1, 8)])
+def test_groups_lie_in_nodes_by_their_stride(size: int, stride: int, near: int) -> None:
+    assert group(size, stride, 8).near == near
+
+
+def test_a_pipeline_adds_its_bubble() -> None:
+    plain = recipe(gradient_accumulation_steps=8)
+    found = {}
+    for virtual in (1, 2):
+        degrees = plain.parallel._replace(world=4, pipeline=4, virtual=virtual)
+        found[virtual] = step(plain._replace(parallel=degrees), IDEAL, PERFECT)
+    assert found[1].bubble == pytest.approx(2 * found[2].bubble)
+    assert found[1].bubble == pytest.approx((found[1].seconds - found[1].bubble) * 3 / 8, rel=1e-6)
+
+
+SLOWER: dict[str, dict[str, Any]] = {
+    "checkpointing": {"gradient_checkpointing": "full"},
+    "eager": {"attention": "eager"},
+    "foreach": {"optimizer_impl": "foreach"},
+    "zero3": {"num_gpus": 8, "sharding": "zero3", "gpus_per_node": 1},
+    "longer": {"sequence_length": 8192},
+    "dpo": {"method": "dpo"},
+}
+
+
+@pytest.mark.parametrize("change", SLOWER)
+def test_what_makes_a_step_longer(change: str) -> None:
+    on = card(find_gpu("h100-80gb"))
+    assert seconds(recipe(**SLOWER[change]), on) > seconds(recipe(optimizer_impl="fused"), on)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"sharding": "zero2", "num_gpus": 16, "gradient_accumulation_steps": 4},
+        {"method": "dpo", "lora": {"r": 8}, "quantization": "nf4", "gradient_checkpointing": "full"},
+        {"method": "kto", "sharding": "fsdp2", "num_gpus": 8},
+        {"method": "grpo", "model": "qwen3-0.6b"},
+        {"method": "ppo", "model": "qwen3-0.6b"},
+    ],
+)
+def test_parts_add_up_and_the_band_holds_the_middle(keys: dict[str, Any]) -> None:
+    found = speed(recipe(**keys))
+    assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
+    assert all(found.parts[name] >= -1e-9 for name in PARTS)
+    low, high = found.tokens_range
+    assert low < found.tokens_per_second < high
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_has_a_speed(name: str) -> None:
+    spec = load_model(name)
+    work = model_work(spec)
+    matrices = sum(count * each.stored for count, each in work.layers) + work.head + work.outside
+    outside = spec.params.by_category.get("vision", 0) + spec.params.by_category.get("projector", 0)
+    assert matrices < (spec.params.total + work.head) * 1.001
+    assert matrices > 0.5 * (spec.params.total - outside - spec.params.by_category["embed"])
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_card_has_rates(name: str) -> None:
+    gpu, catalogue = find_gpu(name), tuple(load_gpus().values())
+    found = device(gpu, catalogue)
+    assert found.products > found.wide_products > 0
+    assert bool(found.assumed) == (gpu.bf16_tflops is None and gpu.fp16_tflops is None)
+
+
+def test_a_card_known_by_its_size_is_ranked_as_its_nearest() -> None:
+    found = device(find_gpu("80GB"), tuple(load_gpus().values()))
+    assert "80gb" in found.assumed
+
+
+def test_rates_are_ordered() -> None:
+    for low, expected, high, name in zip(LOW, EXPECTED, HIGH, LOW._fields, strict=True):
+        ordered = (high, expected, low) if name in ("launch", "latency") else (low, expected, high)
+        assert list(ordered) == sorted(ordered), name
