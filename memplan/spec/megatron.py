@@ -2,33 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.recompute import listed
 
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Megatron's (megatron-core 0.16 transformer/transformer_config.py)."""
-LATER_MODULES = ("shared_experts", "layernorm", "moe_act", "mla_up_proj")
-"""Not modelled yet; of all but the first, outputs are freed and made again (CheckpointWithoutOutput)."""
+COMMUNICATIONS = ("p2p", "a2a", "all_gather")
+DISPATCHERS = ("alltoall", "allgather", "flex")
+DTYPES = ("fp32", "bf16", "fp16", "fp8")
+NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "tp_comm_overlap", "attention_softmax_in_fp32")
+"""Settings that change speed, not memory, where the rest is as modelled."""
+LATER = ("fp8", "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm", "use_megatron_fsdp", "nccl_ub")
 
 
 def _modules(value: object) -> tuple[str, ...]:
-    names = listed("megatron.recompute_modules", value, RECOMPUTE_MODULES)
-    for name in names:
-        if name in LATER_MODULES:
-            raise InvalidJob(
-                f"megatron.recompute_modules: {name} is not modelled yet",
-                "modelled: " + ", ".join(name for name in RECOMPUTE_MODULES if name not in LATER_MODULES),
-            )
-    return names
+    return listed("megatron.recompute_modules", value, RECOMPUTE_MODULES)
+
+
+def _named(value: object, info: ValidationInfo) -> str:
+    known = {
+        "cp_comm_type": COMMUNICATIONS,
+        "moe_token_dispatcher_type": DISPATCHERS,
+        "recompute_method": ("uniform", "block"),
+        "cross_entropy_fusion_impl": ("native", "te"),
+    }.get(str(info.field_name), DTYPES)
+    text = str(value).strip().lower()
+    if text not in known:
+        raise InvalidJob(f"megatron.{info.field_name}: unknown value {text[:60]!r}", did_you_mean(text, known))
+    return text
+
+
+Name = Annotated[str, BeforeValidator(_named)]
+Count = Annotated[int, Field(ge=0, le=10**6)]
 
 
 class Megatron(Frozen):
     """Megatron's own settings."""
 
     recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ("core_attn",)
-    """Modules that selective checkpointing makes again: core_attn, mlp, moe."""
+    """Modules that selective checkpointing makes again."""
+    recompute_method: Name = "uniform"
+    """Of full checkpointing: uniform chunks of layers, or the first layers of each stage (block)."""
+    recompute_num_layers: Count = 1
+    """Layers of a chunk (uniform), or layers of each stage that are made again (block)."""
+    distribute_saved_activations: bool = False
+    """Checkpoints are split over the tensor-parallel ranks (without sequence parallelism)."""
+    make_vocab_size_divisible_by: Annotated[int, Field(ge=1, le=2**20)] = 128
+    """The vocabulary is padded to a multiple of this, times tensor_parallel."""
+    num_layers_in_first_pipeline_stage: Count = 0
+    num_layers_in_last_pipeline_stage: Count = 0
+    account_for_embedding_in_pipeline_split: bool = False
+    """The embedding counts as a layer of the first stage."""
+    account_for_loss_in_pipeline_split: bool = False
+    """The head and the loss count as a layer of the last stage."""
+    cp_comm_type: Name = "p2p"
+    """How context-parallel ranks exchange: keys and values around a ring, heads for sequence, or gathered."""
+    cross_entropy_loss_fusion: bool = True
+    """Of pretraining and SFT: the loss in a fused kernel; Megatron-LM's flag is off by default, Megatron-Bridge's on."""
+    cross_entropy_fusion_impl: Name = "te"
+    """native: an fp32 copy of the logits; te: Transformer Engine's kernel, which works in the logits themselves."""
+    use_precision_aware_optimizer: bool = False
+    main_grads_dtype: Name = "fp32"
+    main_params_dtype: Name = "fp32"
+    exp_avg_dtype: Name = "fp32"
+    exp_avg_sq_dtype: Name = "fp32"
+    store_param_remainders: bool = True
+    """Of fp32 main weights beside bf16 ones, the lower 16 bits are kept (precision-aware optimizer alone)."""
+    optimizer_cpu_offload: bool = False
+    optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the optimizer's states on the host, with optimizer_cpu_offload."""
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    ddp_bucket_size: Count = 0
+    """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
+    pad_buckets_for_high_nccl_busbw: bool = False
+    reduce_scatter_with_fp32_accumulation: bool = False
+    gradient_accumulation_fusion: bool = True
+    """Weight gradients are added to their fp32 buffer inside the product."""
+    bias_swiglu_fusion: bool = True
+    moe_token_dispatcher_type: Name = "alltoall"
+    moe_expert_capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Tokens of each expert are cut at this many times the mean; null drops none."""
+    moe_pad_expert_input_to_capacity: bool = False
+    moe_expert_imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """memplan's own: tokens that the fullest rank's experts receive, as a multiple of the mean, where none are cut."""
+    moe_permute_fusion: bool = True
+    moe_grouped_gemm: bool = True
+    mtp_num_layers: Count = 0
+    """Layers of multi-token prediction, on the last stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Drop what has no effect; refuse what is not modelled, and what Megatron does not know."""
+        if not isinstance(given, dict):
+            return given
+        kept = {str(key).lstrip("-").replace("-", "_"): value for key, value in given.items()}
+        for name in LATER:
+            if kept.get(name):
+                raise InvalidJob(f"megatron.{name}: not modelled yet", f"leave megatron.{name} out")
+        for old, new in (("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
+                         ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")):
+            if old in kept:
+                kept[new] = kept.pop(old)
+        return {key: value for key, value in kept.items() if key not in (*NO_EFFECT, *LATER)}
+
+
+Checkpointing = Literal["none", "selective", "uniform", "block"]

@@ -8,7 +8,7 @@ from memplan.tables.trainer import Trainer, version_key
 TRAINERS: dict[str, tuple[Trainer, ...]] = {}
 for _row in (*trainers_of_hugging_face.ROWS, *trainers_of_others.ROWS):
     TRAINERS[_row.name] = (*TRAINERS.get(_row.name, ()), _row)
-LATER_TRAINERS = ("megatron",)
+LATER_TRAINERS: tuple[str, ...] = ()
 """Trainers of the contract that are not modelled yet: refused by name."""
 
 

@@ -1,0 +1,178 @@
+"""Rows of what layers save and hold for a moment, of all micro-batches that wait in the stage.
+
+The fullest forward is that of the stage's last layer, the fullest backward begins there too. Three shares of what is
+saved: other micro-batches in flight (the whole pass), this one's other layers (until the last layer is done), and the
+last layer's own, step by step. Under full recomputation of some of the layers (block), the last of these has its own
+instants after those of the layers that keep everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.megatron.layers import RECOMPUTE, layer_steps, recomputed_steps
+from memplan.engine.megatron.shape import Shape
+from memplan.engine.megatron.stages import Chunk
+from memplan.engine.megatron.steps import Held, Step, Steps, fullest_forward, kept_bytes
+
+PASS = "policy"
+FORWARD, END = f"{PASS}.layer-forward", f"{PASS}.forward"
+AGAIN = "recomputed-"
+WHY_KEPT = "saved for backward"
+WHY_MOMENT = "alive at the step's fullest moment"
+
+
+class Unit(NamedTuple):
+    """What goes back at once: the last layer, or the chunk of layers that is made again together."""
+
+    steps: Steps
+    layers: int
+    chunk: Chunk
+    prefix: str
+
+
+def steps_of(s: Shape, chunk: Chunk) -> Steps:
+    """The steps of the chunk's layers."""
+    return recomputed_steps(s, chunk.layer) if chunk.recomputed else layer_steps(s, chunk.layer)
+
+
+def units(s: Shape, chunks: tuple[Chunk, ...]) -> list[Unit]:
+    """In the order of backward: the last layer; where layers before it are made again and it is not, these too."""
+    found: list[Unit] = []
+    for chunk in reversed(chunks):
+        if not found or (chunk.recomputed and not found[0].chunk.recomputed and len(found) == 1):
+            layers = chunk_length(s, chunk)
+            found.append(Unit(steps_of(s, chunk), layers, chunk, AGAIN if found else ""))
+    return found
+
+
+def chunk_length(s: Shape, chunk: Chunk) -> int:
+    """Layers that are made again at once: uniform recomputation keeps the input of the first of so many."""
+    if not chunk.recomputed or s.settings.recompute_method == "block":
+        return 1
+    return max(1, min(s.settings.recompute_num_layers, chunk.count))
+
+
+def layer_instants(s: Shape, chunks: tuple[Chunk, ...]) -> list[str]:
+    """Instants of the layers' backward."""
+    return [f"{PASS}.{unit.prefix}{step.name}-backward" for unit in units(s, chunks) for step in reversed(unit.steps)]
+
+
+def enter_activations(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
+    """Every row of the stage's layers."""
+    going = units(s, chunks)
+    if not going:
+        return
+    _enter_waiting(book, s, chunks)
+    for chunk in chunks:
+        unit = going[-1] if chunk.recomputed else going[0]
+        until = f"{PASS}.{unit.prefix}{unit.steps[0].name}-backward"
+        _enter_others(book, s, chunk, unit.layers if chunk is unit.chunk else 0, until)
+    for position, unit in enumerate(going):
+        _enter_last(book, unit, first=position == 0)
+
+
+def _checkpoints(s: Shape, chunk: Chunk, layers: int) -> float:
+    """Of so many layers, those that keep something: one in each chunk that is made again at once."""
+    return -(-layers // chunk_length(s, chunk))
+
+
+def _rows(s: Shape, chunk: Chunk) -> Iterator[tuple[Step, Held]]:
+    for step in steps_of(s, chunk):
+        for held in step.kept:
+            if not held.again:
+                yield step, held
+
+
+def _enter_waiting(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
+    """Micro-batches in flight beside the one that goes back."""
+    for chunk in chunks:
+        others = chunk.in_flight - 1
+        if others < 1:
+            continue
+        size = kept_bytes(steps_of(s, chunk))
+        layers = _checkpoints(s, chunk, chunk.count)
+        book.add(
+            "layers of other micro-batches in flight",
+            "activations",
+            int(size * layers * others),
+            FORWARD,
+            book.schedule[-2],
+            template="bytes of a layer × layers × micro-batches",
+            numbers=(size, layers, others),
+            why="they went forward and wait for their gradients from the stages behind",
+            source="megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
+        )
+
+
+def _enter_others(book: Ledger, s: Shape, chunk: Chunk, but: int, until: str) -> None:
+    """This micro-batch's other layers, tensor by tensor; those recomputed, checkpoints alone."""
+    layers = _checkpoints(s, chunk, chunk.count - but)
+    if layers < 1:
+        return
+    category = "checkpoints" if chunk.recomputed else "activations"
+    for step, held in _rows(s, chunk):
+        book.add(
+            held.name,
+            category,
+            int(held.bytes * layers),
+            FORWARD,
+            until,
+            template=f"layers·{held.template}",
+            numbers=(layers, *held.factors),
+            why=WHY_KEPT,
+            source=RECOMPUTE if chunk.recomputed else step.source,
+        )
+
+
+def _enter_last(book: Ledger, unit: Unit, first: bool) -> None:
+    """The last layer: forward up to its fullest step, then backward step by step."""
+    steps, chunk = unit.steps, unit.chunk
+    fullest = fullest_forward(steps)
+    for position, step in enumerate(steps):
+        own = f"{PASS}.{unit.prefix}{step.name}-backward"
+        for held in step.kept:
+            born = FORWARD if position <= fullest or not first else END
+            _enter_kept(book, unit, step, held, born, own)
+            if held.again and first and not chunk.recomputed and position == fullest:
+                _moment(book, step, held, FORWARD)
+        for held in step.backward:
+            _moment(book, step, held, own)
+    if first:
+        for held in steps[fullest].forward:
+            _moment(book, steps[fullest], held, FORWARD)
+
+
+def _enter_kept(book: Ledger, unit: Unit, step: Step, held: Held, born: str, own: str) -> None:
+    """One tensor of the last layer; of a chunk that is made again at once, of all its layers."""
+    again = f"{PASS}.{unit.prefix}{held.again}-backward" if held.again else ""
+    layers = unit.layers if held.again or not unit.chunk.recomputed else 1
+    many = unit.layers > 1 and bool(held.again)
+    category = "recomputation" if again else "checkpoints" if unit.chunk.recomputed else "activations"
+    book.add(
+        held.name + (", made again" if again else " (last layer)"),
+        category,
+        held.bytes * layers,
+        again or born,
+        own,
+        template=f"layers·{held.template}" if many else held.template,
+        numbers=(layers, *held.factors) if many else held.factors,
+        why="made again for backward" if again else WHY_KEPT,
+        source=RECOMPUTE if again else step.source,
+    )
+
+
+def _moment(book: Ledger, step: Step, held: Held, instant: str) -> None:
+    book.add(
+        held.name,
+        "activations",
+        held.bytes,
+        instant,
+        instant,
+        template=held.template,
+        numbers=held.factors,
+        why=WHY_MOMENT,
+        source=step.source,
+    )

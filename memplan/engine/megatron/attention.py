@@ -1,0 +1,93 @@
+"""Self-attention's steps: products, rotary embedding, the attention kernel, and what context parallelism exchanges.
+
+megatron-core 0.14 transformer/attention.py; TransformerEngine 2.11 pytorch/attention: FusedAttnFunc saves q, k, v, the
+output and the softmax statistics; get_qkv_layout makes q, k and v contiguous, so that the fused product they are cut of
+is freed.
+"""
+
+from __future__ import annotations
+
+from memplan.engine.megatron import te
+from memplan.engine.megatron.shape import Shape
+from memplan.engine.megatron.steps import Held, Step, Steps, made_again
+from memplan.spec.parts import Attention
+
+CORE = "TransformerEngine 2.11 pytorch/attention/dot_product_attention/backends.py: FusedAttnFunc"
+EXCHANGES = "TransformerEngine 2.11 pytorch/attention/dot_product_attention/context_parallel.py"
+Q, K, V, OUT, LSE = "queries", "keys", "values", "attention's output", "softmax statistics"
+
+
+def self_attention(s: Shape, mixer: Attention) -> Steps:
+    """Multi-head or grouped-query attention."""
+    head, heads = mixer.head_dim, mixer.num_heads // s.tensor
+    groups = max(1, mixer.num_kv_heads // s.tensor)
+    q, kv = heads * head, groups * head
+    fused = te.layernorm_linear(s, "qkv", "the q, k, v product", q + 2 * kv)
+    core = kernel(s, q, kv, kv, q, heads, rotated=mixer.rotary != "none")
+    steps = [fused]
+    if mixer.norms:
+        steps.append(_head_norms(s, q, kv, heads + groups))
+    out = te.row_linear(s, "projection", "the output product", q, keeps_input=False)
+    return _recomputed(s, (*steps, core, out), q + 2 * kv)
+
+
+def _head_norms(s: Shape, q: int, kv: int, heads: int) -> Step:
+    """Norms of q and k by head: their inputs, made contiguous, and statistics are kept."""
+    return Step(
+        "head-norms",
+        kept=(
+            te.of_tokens(s, "q and k before their norms", q + kv, "(q + kv)"),
+            Held("statistics of q's and k's norms", "T·heads·4", (s.tokens, heads, te.FP32)),
+        ),
+        backward=(te.stream(s, te.STREAM_GRADIENT), te.of_tokens(s, "gradients of q, k, v", 2 * (q + 2 * kv))),
+        source=te.NORM,
+    )
+
+
+def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool = True) -> Step:
+    """The attention kernel over widths of q, k, v and output on this rank.
+
+    Context parallelism by all-to-all keeps the output twice: by heads for the kernel, by sequence for the product that
+    follows. Around a ring (p2p), buffers for two rounds of keys and values and the outputs of rounds come and go.
+    """
+    kind = s.settings.cp_comm_type if s.context > 1 else ""
+    qkv = (te.of_tokens(s, Q, q, "q"), te.of_tokens(s, K, k, "k"), te.of_tokens(s, V, v, "v"))
+    kept = [*qkv, te.of_tokens(s, OUT, out, "out"), Held(LSE, "T·heads·4", (s.tokens, heads, te.FP32))]
+    forward: list[Held] = [te.of_tokens(s, "the fused q, k, v product", q + k + v, "(q + k + v)")]
+    gradients = [
+        te.stream(s, te.STREAM_GRADIENT),
+        te.of_tokens(s, "gradient of attention's output", out, "out"),
+        te.of_tokens(s, "gradients of q, k, v", q + k + v, "(q + k + v)"),
+    ]
+    if twice(s):
+        kept.append(te.of_tokens(s, "attention's output by sequence", out, "out"))
+        forward.append(te.of_tokens(s, "q, k, v by sequence", q + k + v, "(q + k + v)"))
+        gradients.append(te.of_tokens(s, "gradient of attention's output by heads", out, "out"))
+    elif kind == "p2p":
+        forward.append(te.of_tokens(s, "keys and values of two rounds", 2 * (k + v), "2·(k + v)"))
+        forward.append(te.of_tokens(s, "outputs of the rounds", out * (s.context + 1) // 2, "out·(cp + 1)/2"))
+        gradients.append(te.of_tokens(s, "keys, values and their gradients of two rounds", 4 * (k + v), "4·(k + v)"))
+        gradients.append(te.of_tokens(s, "gradient of q of a round", q, "q"))
+    elif kind == "all_gather":
+        whole = te.of_tokens(s, "gathered keys and values", s.context * (k + v), "cp·(k + v)")
+        forward.append(whole)
+        gradients += [whole, whole._replace(name="gradients of gathered keys and values")]
+    joined = te.of_tokens(s, "joined gradients of q, k, v", q + k + v, "(q + k + v)")
+    if joined.bytes > gradients[1].bytes and rotated and not kind:
+        gradients[1] = joined
+    return Step("attention", tuple(kept), tuple(forward), tuple(gradients), CORE if not kind else EXCHANGES)
+
+
+def _recomputed(s: Shape, steps: Steps, fused: int) -> Steps:
+    """``core_attn``: q, k and v stay, and with v, which is a view, all of the fused product; statistics (and, where
+    nobody else reads it, the output by heads) are made again."""
+    if "core_attn" not in s.recomputed:
+        return steps
+    steps = made_again(steps, (LSE, *((OUT,) if twice(s) else ())), "attention")
+    whole = te.of_tokens(s, V + ": a view of the fused product", fused, "(q + 2·kv)")
+    return tuple(step._replace(kept=tuple(whole if each.name == V else each for each in step.kept)) for step in steps)
+
+
+def twice(s: Shape) -> bool:
+    """Whether attention's output is kept by heads and by sequence."""
+    return s.context > 1 and s.settings.cp_comm_type == "a2a"

@@ -1,0 +1,99 @@
+"""Around the layers: embedding, final norm, output product and loss.
+
+megatron-core 0.14 models/gpt/gpt_model.py, tensor_parallel/layers.py, tensor_parallel/cross_entropy.py;
+TransformerEngine 2.11 pytorch/triton/cross_entropy.py, which works in the logits themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memplan.engine.megatron import te
+from memplan.engine.megatron.shape import Shape
+from memplan.engine.megatron.steps import Held
+from memplan.engine.stages import policy_mode
+from memplan.engine.losses import policy_head
+from memplan.engine.traces import trace_tail
+from memplan.spec.recipe import Recipe
+
+OUTPUT = "megatron-core 0.14 tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication"
+TE_LOSS = "TransformerEngine 2.11 pytorch/triton/cross_entropy.py"
+LOSS = "megatron-core 0.14 tensor_parallel/cross_entropy.py: VocabParallelCrossEntropy"
+IN_MODEL = "megatron-cross-entropy"
+"""The program of pretraining and SFT: the loss inside the model."""
+
+
+class Tail(NamedTuple):
+    """What the head holds at its instants, beside what is kept for the final norm."""
+
+    at: tuple[tuple[str, tuple[Held, ...]], ...]
+    source: str
+
+
+def norm_kept(s: Shape) -> tuple[Held, ...]:
+    """Final norm's input and statistics, and its output, which the output product reads."""
+    return (
+        te.stream(s, "input of the final norm"),
+        te.statistics(s, "statistics of the final norm"),
+        te.stream(s, "normalised input of the output product"),
+    )
+
+
+def tail(recipe: Recipe, s: Shape, vocabulary: int) -> Tail:
+    """The instants of the loss. ``vocabulary``: padded, of this rank."""
+    settings = recipe.megatron
+    back = list(_product_backward(s))
+    if recipe.loss_head == "score":
+        return Tail((("loss", ()), ("head-backward", tuple(back))), OUTPUT)
+    logits = Held("logits", "T·V·e", (s.tokens, vocabulary, s.itemsize))
+    if recipe.loss_head == IN_MODEL and settings.cross_entropy_loss_fusion and settings.cross_entropy_fusion_impl == "te":
+        itself = logits._replace(name="logits, which become their own gradient")
+        return Tail((("loss", (itself,)), ("head-backward", (itself, *back))), TE_LOSS)
+    if recipe.loss_head == IN_MODEL:
+        wide = Held("softmax, in the fp32 copy of the logits", "T·V·4", (s.tokens, vocabulary, te.FP32))
+        narrow = logits._replace(name="gradient of the logits")
+        points = (("loss", (logits, wide)), ("loss-backward", (wide, narrow)), ("head-backward", (narrow, *back)))
+        return Tail(points, LOSS)
+    return Tail(tuple(_of_trainer(recipe, s, vocabulary, back)), recipe.trainer.source)
+
+
+def _product_backward(s: Shape) -> Iterator[Held]:
+    """The gradient of the product's input, and its scattered part."""
+    yield Held("gradient of the output product's input", "T·h·e", (s.tokens, s.hidden, s.itemsize))
+    if s.gathers:
+        yield te.stream(s, "its scattered part")
+
+
+def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> Iterator[tuple[str, tuple[Held, ...]]]:
+    """A trainer's own code over its part of the vocabulary: its program on the tape, the logits' part of it."""
+    spec = recipe.model.model_copy(
+        update={"vocab_size": vocabulary, "head": recipe.model.head.model_copy(update={"outputs": vocabulary})}
+    )
+    length = max(2, s.tokens // recipe.rows)
+    part = recipe._replace(sequence_length=length, completion_length=min(recipe.completion_length, length))
+    traced = trace_tail(spec, policy_mode(recipe), recipe.rows, length, policy_head(part, recipe.rows))
+    points = (
+        ("loss", traced.forward.get("loss")),
+        ("loss-backward", traced.backward.get("loss")),
+        ("head-backward", traced.backward.get("head")),
+    )
+    for point, alive in points:
+        tags = alive.tags if alive is not None else {}
+        held = tuple(Held(tag.label, "bytes", (size,)) for tag, size in tags.items() if tag.category == "logits" and size)
+        yield point, (*held, *(back if point == "head-backward" else ()))
+
+
+def gathered_buffer(s: Shape) -> Held:
+    """Megatron's global buffer for the gathered input of the output product: made once, kept for good."""
+    return Held("gathered input of the output product", "T·h·e", (s.tokens, s.hidden, s.itemsize))
+
+
+def embedding_backward(s: Shape, vocabulary: int) -> tuple[Held, ...]:
+    """The gradient of the table, dense, before it is added to the buffer; the gradient of the embedding's output."""
+    gathered = (Held("gradient gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize)),)
+    return (
+        te.stream(s, te.STREAM_GRADIENT),
+        *(gathered if s.gathers else ()),
+        Held("gradient of the embedding's table", "V·h·e", (vocabulary, s.hidden, s.itemsize)),
+    )

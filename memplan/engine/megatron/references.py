@@ -1,0 +1,39 @@
+"""Frozen models that stand beside the policy on every rank, divided as it is."""
+
+from __future__ import annotations
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.megatron.stages import chunks_of
+from memplan.engine.megatron.weights import rank_shares
+from memplan.spec.recipe import Recipe
+
+
+def enter_references(book: Ledger, recipe: Recipe) -> None:
+    """Weights of reference, reward and teacher models: this rank's part, without gradients or states; of a reference
+    that is swapped in, the host's copy."""
+    degrees, settings = recipe.parallel, recipe.megatron
+    for model in recipe.residents:
+        chunks = chunks_of(model.spec, degrees, settings, 1, False)
+        elements = sum(share.elements for share in rank_shares(model.spec, degrees, settings, chunks))
+        book.add(
+            f"{model.role} model {model.spec.name}",
+            model.role if model.role == "reference" else "extra_models",
+            elements * model.itemsize,
+            template="elements of this rank × bytes",
+            numbers=(elements, model.itemsize),
+            why="a second model on every rank, divided as the policy is",
+            source="MindSpeed-LLM tasks/posttrain/dpo/dpo_trainer.py",
+        )
+    if recipe.reference == "offloaded":
+        chunks = chunks_of(recipe.model, degrees, settings, 1, False)
+        elements = sum(share.elements for share in rank_shares(recipe.model, degrees, settings, chunks))
+        book.add(
+            "reference on the host",
+            "reference",
+            elements * recipe.precision.weights,
+            place="host",
+            template="elements of this rank × bytes",
+            numbers=(elements, recipe.precision.weights),
+            why="its weights are swapped into the policy's model for its forward",
+            source=recipe.trainer.source,
+        )

@@ -1,0 +1,87 @@
+"""Pipeline stages: which layers each has, and how many micro-batches wait in it at the fullest moment.
+
+megatron-core 0.14 transformer/transformer_block.py: get_num_layers_to_build; pipeline_parallel/schedules.py:
+get_pp_rank_microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from memplan.spec.layer import Layer
+from memplan.spec.megatron import Megatron
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+
+
+class Chunk(NamedTuple):
+    """A run of equal layers of one virtual stage."""
+
+    layer: Layer
+    count: int
+    in_flight: int
+    """Micro-batches whose activations it holds when its rank holds the most."""
+    recomputed: bool = False
+
+
+def layers_of_chunk(layers: int, degrees: Parallel, settings: Megatron, stage: int, virtual: int) -> int:
+    """Layers of a chunk: equal shares, or as the first and the last stage were given theirs."""
+    stages, first, last = degrees.pipeline, settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
+    if first or last:
+        given = (first > 0) + (last > 0)
+        rest = (layers - first - last) // (stages - given) if stages > given else 0
+        of_stage = first if first and stage == 0 else last if last and stage == stages - 1 else rest
+    else:
+        extra = settings.account_for_embedding_in_pipeline_split + settings.account_for_loss_in_pipeline_split
+        of_stage = (layers + extra) // stages
+    count = of_stage // degrees.virtual
+    count -= settings.account_for_embedding_in_pipeline_split and stage == 0 and virtual == 0
+    count -= settings.account_for_loss_in_pipeline_split and stage == stages - 1 and virtual == degrees.virtual - 1
+    return count
+
+
+def in_flight(degrees: Parallel, micro_batches: int, virtual: int) -> int:
+    """Micro-batches of one chunk that went forward and not back, when the first goes back.
+
+    1F1B: min(m, stages − stage). Interleaved: (stages − stage − 1)·2 + (chunks − 1)·stages forwards of chunks come
+    before the first backward, and one more.
+    """
+    stages, chunks, stage = degrees.pipeline, degrees.virtual, degrees.stage
+    if stages == 1:
+        return 1
+    if chunks == 1:
+        return min(micro_batches, stages - stage)
+    total = micro_batches * chunks
+    forwards = min(total, (stages - stage - 1) * 2 + (chunks - 1) * stages + 1)
+    whole, rest = divmod(forwards, stages * chunks)
+    return whole * stages + min(stages, max(0, rest - virtual * stages))
+
+
+@lru_cache(maxsize=256)
+def chunks_of(spec: ModelSpec, degrees: Parallel, settings: Megatron, micro_batches: int, full: bool) -> tuple[Chunk, ...]:
+    """The layers of a stage, in order, those that full recomputation makes again apart.
+
+    Chunk c of stage s comes after chunks 0 to c of the stages before, and chunks 0 to c − 1 of those behind.
+    """
+    return tuple(_chunks(spec, degrees, settings, micro_batches, full))
+
+
+def _chunks(spec: ModelSpec, degrees: Parallel, settings: Megatron, micro_batches: int, full: bool) -> Iterator[Chunk]:
+    layers, total = tuple(spec.layers()), spec.num_layers
+    uniform = settings.recompute_method == "uniform"
+    for virtual in range(degrees.virtual):
+        before = sum(
+            layers_of_chunk(total, degrees, settings, stage, chunk)
+            for chunk in range(virtual + 1)
+            for stage in range(degrees.pipeline)
+            if chunk < virtual or stage < degrees.stage
+        )
+        count = layers_of_chunk(total, degrees, settings, degrees.stage, virtual)
+        again = count if uniform else min(count, settings.recompute_num_layers)
+        waiting = in_flight(degrees, micro_batches, virtual)
+        mine = [(layer, full and n < again) for n, layer in enumerate(layers[before : before + count])]
+        for (layer, made), run in groupby(mine, key=lambda pair: pair):
+            yield Chunk(layer, len(list(run)), waiting, made)

@@ -1,0 +1,166 @@
+"""Parameters, gradients and optimizer states of one rank (megatron-core 0.14 distributed/param_and_grad_buffer.py,
+optimizer/distrib_optimizer.py, optimizer/optimizer.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+from typing import NamedTuple
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.megatron.weights import Share
+from memplan.spec.megatron import Megatron
+from memplan.spec.recipe import Recipe
+from memplan.units import DTYPE_BYTES, ceil_div
+
+BUFFER = "megatron-core 0.14 distributed/param_and_grad_buffer.py: _ParamAndGradBuffer"
+DISTRIBUTED = "megatron-core 0.14 optimizer/distrib_optimizer.py"
+WHOLE = "megatron-core 0.14 optimizer/optimizer.py: Float16OptimizerWithFloat16Params"
+REMAINDER = 2
+"""Bytes of the lower half of an fp32 main weight beside its bf16 one."""
+
+
+class Buffer(NamedTuple):
+    """Parameters that are reduced over the same ranks."""
+
+    label: str
+    elements: int
+    """As the buffer holds them, paddings included."""
+    shards: int
+    """Ranks that its optimizer states are divided over; 1 without the distributed optimizer."""
+
+    @property
+    def shard(self) -> int:
+        """Elements whose states this rank holds."""
+        return ceil_div(self.elements, self.shards)
+
+
+def buffers(recipe: Recipe, shares: Sequence[Share]) -> list[Buffer]:
+    """The dense parameters' buffer, and the experts', which is reduced over other ranks."""
+    degrees, found = recipe.parallel, []
+    divided = recipe.sharding == "distributed-optimizer"
+    for label, expert, ranks in (("", False, degrees.shards), (" of experts", True, degrees.expert_shards)):
+        mine = [share for share in shares if share.expert is expert]
+        if not mine:
+            continue
+        elements = padded_elements(mine, ranks, recipe.megatron) if divided else sum(share.elements for share in mine)
+        found.append(Buffer(label, elements, ranks if divided else 1))
+    return found
+
+
+def padded_elements(shares: Sequence[Share], ranks: int, settings: Megatron) -> int:
+    """Elements of a buffer of the distributed optimizer: each parameter begins at a multiple of 64, each bucket ends
+    at a multiple of lcm(ranks, 128). One bucket, or buckets of max(40 M, 1 M × ranks) where communication overlaps;
+    how parameters fall into them is taken as even.
+    """
+    step = lcm(ranks, 128, 2**16) if settings.pad_buckets_for_high_nccl_busbw else lcm(ranks, 128)
+    elements = sum(share.padded for share in shares)
+    count = 1
+    if settings.overlap_grad_reduce:
+        count = max(1, elements // (settings.ddp_bucket_size or max(40_000_000, 1_000_000 * ranks)))
+    return ceil_div(ceil_div(elements, count), step) * step * count
+
+
+def enter_states(book: Ledger, recipe: Recipe, shares: Sequence[Share], last_instant: str) -> None:
+    """Rows of weights, gradients, main weights and moments; host rows of what is offloaded."""
+    for buffer in buffers(recipe, shares):
+        _enter_weights(book, recipe, buffer)
+        _enter_optimizer(book, recipe, buffer, last_instant)
+
+
+def _enter_weights(book: Ledger, recipe: Recipe, buffer: Buffer) -> None:
+    e, g = recipe.precision.weights, gradient_itemsize(recipe)
+    source = BUFFER
+    book.add(
+        f"weights{buffer.label}",
+        "parameters",
+        buffer.elements * e,
+        template="elements × bytes",
+        numbers=(buffer.elements, e),
+        why="this rank's part of the model; the distributed optimizer gathers them in place",
+        source=source,
+    )
+    book.add(
+        f"gradient buffer{buffer.label}",
+        "gradients",
+        buffer.elements * g,
+        template="elements × bytes",
+        numbers=(buffer.elements, g),
+        why="one contiguous buffer, there from the start, reduced in place",
+        source=source,
+    )
+
+
+def gradient_itemsize(recipe: Recipe) -> int:
+    """Of the gradient buffer: fp32 unless the job, or ``main_grads_dtype``, says otherwise."""
+    settings = recipe.megatron
+    if settings.use_precision_aware_optimizer and settings.main_grads_dtype != "fp32":
+        return DTYPE_BYTES[settings.main_grads_dtype]
+    return recipe.gradient_itemsize
+
+
+def _state_itemsizes(recipe: Recipe) -> tuple[float, tuple[tuple[str, float], ...]]:
+    """Bytes per element of the main weight (0: none beside the weights), and of each moment by name."""
+    settings, optimizer = recipe.megatron, recipe.optimizer
+    main: float = recipe.precision.master
+    names = ("first moment", "second moment") if optimizer.per_element == 2 else ("momentum",)
+    moments = tuple((name, float(recipe.precision.states)) for name in names[: optimizer.per_element])
+    if settings.use_precision_aware_optimizer:
+        main = REMAINDER if settings.store_param_remainders and main else DTYPE_BYTES[settings.main_params_dtype]
+        sizes = (DTYPE_BYTES[settings.exp_avg_dtype], DTYPE_BYTES[settings.exp_avg_sq_dtype])
+        moments = tuple((name, float(size)) for (name, _), size in zip(moments, sizes, strict=False))
+    return main, moments
+
+
+def _enter_optimizer(book: Ledger, recipe: Recipe, buffer: Buffer, last_instant: str) -> None:
+    settings, main_and_moments = recipe.megatron, _state_itemsizes(recipe)
+    main, moments = main_and_moments
+    away = settings.optimizer_offload_fraction if settings.optimizer_cpu_offload else 0.0
+    here = 1 - away
+    ranks = f" / {buffer.shards} ranks" if buffer.shards > 1 else ""
+    source = DISTRIBUTED if recipe.sharding == "distributed-optimizer" else WHOLE
+    rows = [("main weights", "master_weights", main), *((name, "optimizer_states", size) for name, size in moments)]
+    for name, category, itemsize in rows:
+        for place, part in (("gpu", here), ("host", away)):
+            numbers: tuple[object, ...] = (buffer.shard, itemsize)
+            book.add(
+                f"{name}{buffer.label}",
+                category,
+                int(buffer.shard * itemsize * part),
+                place=place,
+                template=f"elements{ranks} × bytes" + (" × share" if away else ""),
+                numbers=(*numbers, round(part, 4)) if away else numbers,
+                why="fp32 of what this rank steps on" if itemsize == 4 else "of what this rank steps on",
+                source=source,
+            )
+    if away:
+        book.add(
+            f"gradients on the host{buffer.label}",
+            "gradients",
+            int(buffer.shard * 4 * away),
+            place="host",
+            template="elements × 4 × share",
+            numbers=(buffer.shard, 4, round(away, 4)),
+            why="pinned copies that the host's optimizer reads",
+            source="megatron-core 0.14 optimizer/cpu_offloading/hybrid_optimizer.py",
+        )
+    if gradient_itemsize(recipe) < 4 and not settings.use_precision_aware_optimizer:
+        book.add(
+            f"gradients in fp32{buffer.label}",
+            "optimizer_temporaries",
+            buffer.shard * 4,
+            last_instant,
+            last_instant,
+            template=f"elements{ranks} × 4",
+            numbers=(buffer.shard, 4),
+            why="the step copies the gradients of its shard to fp32",
+            source=source,
+        )
+
+
+def dummy_gradients(recipe: Recipe, shares: Sequence[Share]) -> int:
+    """Elements of the empty gradients that TransformerEngine hands to autograd, one for each shape of a weight whose
+    true gradient went into the buffer; kept in a dictionary for good."""
+    if not recipe.megatron.gradient_accumulation_fusion:
+        return 0
+    return sum(rows * columns for rows, columns in {(share.rows, share.columns) for share in shares if share.product and share.name != "word embedding"})

@@ -1,0 +1,182 @@
+"""The parameters of one rank: what tensor, expert and pipeline parallelism leave of each.
+
+Column- and row-parallel products are divided over the tensor-parallel ranks, the vocabulary (padded) too; norms, the
+router, the down-projections of latent attention and biases of row-parallel products are on each of them whole. Experts
+are divided over the expert-parallel ranks, each over its expert-tensor-parallel ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from memplan.engine.megatron.stages import Chunk
+from memplan.spec.latent import LatentAttention
+from memplan.spec.layer import Layer
+from memplan.spec.megatron import Megatron
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.spec.parts import Attention, Experts, Linear, Norm
+from memplan.units import ceil_div
+
+DUPLICATED = ("q_a_proj", "kv_a_proj")
+"""Latent attention's down-projections (megatron-core 0.14 multi_latent_attention.py: parallel_mode 'duplicated')."""
+BETWEEN = 64
+"""Each parameter begins at a multiple of so many elements of the buffer, with the distributed optimizer."""
+
+
+class Share(NamedTuple):
+    """``copies`` tensors of rows × columns elements that this rank holds."""
+
+    name: str
+    rows: int
+    columns: int
+    copies: int
+    expert: bool = False
+    product: bool = True
+    """Its gradient is made by a matrix product (else by a norm, or a bias)."""
+    replicated: bool = False
+    """On every tensor-parallel rank whole."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of all copies."""
+        return self.rows * self.columns * self.copies
+
+    @property
+    def padded(self) -> int:
+        """The same, each copy rounded up to the buffer's steps."""
+        return ceil_div(self.rows * self.columns, BETWEEN) * BETWEEN * self.copies
+
+
+def padded_vocabulary(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> int:
+    """The vocabulary, rounded up to a multiple of make_vocab_size_divisible_by × tensor parallel."""
+    multiple = settings.make_vocab_size_divisible_by * degrees.tensor
+    return ceil_div(spec.vocab_size, multiple) * multiple
+
+
+def rank_shares(spec: ModelSpec, degrees: Parallel, settings: Megatron, chunks: Iterable[Chunk]) -> list[Share]:
+    """Everything that the rank's stage holds, in order."""
+    shares: list[Share] = []
+    vocabulary, width = padded_vocabulary(spec, degrees, settings) // degrees.tensor, spec.embedding_width or spec.hidden_size
+    if degrees.first:
+        shares.append(Share("word embedding", vocabulary, width, 1))
+        shares += _outside(spec)
+    for chunk in chunks:
+        shares += layer_shares(chunk.layer, degrees, chunk.count)
+    if degrees.last:
+        shares += _mtp(spec, degrees, settings)
+        if spec.final_norm is not None:
+            shares += _norm(spec.final_norm, 1)
+        shares += _head(spec, degrees, vocabulary)
+    return shares
+
+
+def _head(spec: ModelSpec, degrees: Parallel, vocabulary: int) -> Iterator[Share]:
+    """The output product; of a tied one, a copy of the embedding stands on the last stage."""
+    if spec.head.outputs != spec.vocab_size:
+        yield Share(spec.head.name, spec.head.outputs, spec.head.inputs, 1, replicated=True)
+    elif not spec.head_is_tied:
+        yield Share("output product", vocabulary, spec.head.inputs, 1)
+    elif not degrees.first:
+        yield Share("word embedding, copy for the output", vocabulary, spec.head.inputs, 1)
+
+
+def _outside(spec: ModelSpec) -> Iterator[Share]:
+    """Tables of positions and what else stands before the layers."""
+    for part in spec.extra:
+        for bare in part.tensors:
+            yield Share(bare.name, bare.parameters, 1, 1, replicated=True)
+        for linear in part.linears:
+            yield Share(linear.name, linear.parameters, 1, 1, replicated=True)
+        for norm in part.norms:
+            yield from _norm(norm, 1)
+
+
+def _mtp(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> Iterator[Share]:
+    """Of multi-token prediction: two norms, a product of [2·h, h], a layer like the last, a norm
+    (megatron-core 0.14 transformer/multi_token_prediction.py)."""
+    count, hidden = settings.mtp_num_layers, spec.hidden_size
+    if not count:
+        return
+    norm = spec.final_norm
+    for _ in range(3 if norm is not None else 0):
+        yield from _norm(norm, count)  # type: ignore[arg-type]
+    yield Share("eh_proj", hidden // degrees.tensor, 2 * hidden, count)
+    yield from layer_shares(spec.runs[-1].layer, degrees, count)
+
+
+def layer_shares(layer: Layer, degrees: Parallel, count: int) -> Iterator[Share]:
+    """Everything of ``count`` equal layers."""
+    mixer, part = layer.mixer, layer.feed_forward
+    tensor = degrees.tensor
+    if isinstance(mixer, Attention):
+        yield from _self_attention(mixer, tensor, count)
+    elif isinstance(mixer, LatentAttention):
+        yield from _products(mixer.linears, tensor, count)
+    if part is not None:
+        yield from _feed_forward(part.linears, tensor, count, "")
+        yield from _feed_forward(part.shared, tensor, count, "shared ")
+        if part.experts is not None:
+            yield from _experts(part.experts, degrees, count)
+    parts = [part for part in (mixer, part) if part is not None]
+    for norm in (*layer.norms, *(norm for each in parts for norm in each.norms)):
+        yield from _norm(norm, count)
+
+
+def _norm(norm: Norm, count: int) -> Iterator[Share]:
+    if norm.parameters:
+        yield Share(norm.name, norm.parameters, 1, count, product=False, replicated=True)
+
+
+def _self_attention(mixer: Attention, tensor: int, count: int) -> Iterator[Share]:
+    """One fused product of q, k, v. Key/value heads that the ranks cannot share out are there for each rank."""
+    *inputs, output = mixer.linears
+    heads = mixer.num_heads // tensor + 2 * max(1, mixer.num_kv_heads // tensor)
+    yield Share("linear_qkv", heads * mixer.head_dim, inputs[0].inputs, count)
+    if any(linear.bias for linear in inputs):
+        yield Share("linear_qkv.bias", heads * mixer.head_dim, 1, count, product=False)
+    yield Share("linear_proj", output.outputs, output.inputs // tensor, count)
+    if output.bias:
+        yield Share("linear_proj.bias", output.outputs, 1, count, product=False, replicated=True)
+
+
+def _products(linears: Iterable[Linear], tensor: int, count: int) -> Iterator[Share]:
+    """Of latent attention: down-projections whole, up-projections by column, the output by row."""
+    for linear in linears:
+        whole = linear.name.startswith(DUPLICATED)
+        row = linear.name == "o_proj"
+        rows = linear.outputs if whole or row else linear.outputs // tensor
+        yield Share(linear.name, rows, linear.inputs // (tensor if row else 1), count, replicated=whole)
+
+
+def _feed_forward(linears: Iterable[Linear], tensor: int, count: int, label: str) -> Iterator[Share]:
+    """Gate and up as one column-parallel product, down as a row-parallel one; a shared expert's gate whole."""
+    given = tuple(linears)
+    gates = [linear for linear in given if linear.outputs == 1]
+    rest = [linear for linear in given if linear.outputs != 1]
+    if not rest:
+        return
+    *first, down = rest
+    rows = sum(linear.outputs for linear in first) // tensor
+    yield Share(f"{label}linear_fc1", rows, first[0].inputs, count)
+    yield Share(f"{label}linear_fc2", down.outputs, down.inputs // tensor, count)
+    if first[0].bias:
+        yield Share(f"{label}linear_fc1.bias", rows, 1, count, product=False)
+    if down.bias:
+        yield Share(f"{label}linear_fc2.bias", down.outputs, 1, count, product=False, replicated=True)
+    for gate in gates:
+        yield Share(f"{label}gate", 1, gate.inputs, count, product=False, replicated=True)
+
+
+def _experts(experts: Experts, degrees: Parallel, count: int) -> Iterator[Share]:
+    """The router whole; of the experts, those of this rank, each by column and by row."""
+    router = experts.router
+    yield Share("router", router.outputs, router.inputs, count, product=False, replicated=True)
+    local = experts.count // degrees.expert
+    for number, bare in enumerate(experts.stacked):
+        *_, rows, columns = bare.shape if len(bare.shape) == 3 else (*bare.shape, 1)
+        first = number < len(experts.stacked) / 2
+        rows = rows // degrees.expert_tensor if first else rows
+        columns = columns // degrees.expert_tensor if not first and columns > 1 else columns
+        yield Share(bare.name, rows, columns, count * local, expert=True, product=columns > 1)

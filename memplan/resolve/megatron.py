@@ -1,0 +1,196 @@
+"""Megatron's jobs, checked: what runs in its layers, and what its arguments and configuration refuse.
+
+Sources: megatron-core 0.14 to 0.16 transformer/transformer_config.py, training/arguments.py,
+pipeline_parallel/schedules.py.
+"""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.latent import LatentAttention
+from memplan.spec.megatron import Megatron
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.spec.parts import Attention
+from memplan.tables.trainer import Trainer
+
+SETTINGS_OF_OTHERS = "add trainer: megatron, or leave megatron out"
+
+
+def not_in_megatron(job: Job, spec: ModelSpec) -> str:
+    """Why the job does not run in Megatron's layers as they are modelled here; nothing where it does."""
+    if job.lora is not None:
+        return "LoRA"
+    if job.quantization != "none":
+        return f"a base in {job.quantization}"
+    if spec.encoder is not None or spec.task != "causal":
+        return "an encoder"
+    if spec.tower is not None:
+        return "a vision tower"
+    for run in spec.runs:
+        mixer = run.layer.mixer
+        if not isinstance(mixer, (Attention, LatentAttention)):
+            return f"{mixer.kind} layers" if mixer is not None else "layers without a mixer"
+        if isinstance(mixer, LatentAttention) and mixer.indexed:
+            return "an indexer of tokens"
+    if job.pair_pass != "concatenated":
+        return f"pair_pass {job.pair_pass}"
+    if job.method in ("ppo", "distill") or job.freeze:
+        return "a critic, a teacher or frozen weights"
+    return ""
+
+
+def runs_in_megatron(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: Notes) -> bool:
+    """Whether Megatron's layers run the model; else, on one GPU for each copy, layers as Hugging Face writes them stand
+    in for them. Raises InvalidJob where neither will do."""
+    if not trainer.megatron:
+        if job.megatron.model_fields_set:
+            raise InvalidJob(f"megatron: settings, and {trainer.title} does not run on Megatron", SETTINGS_OF_OTHERS)
+        return False
+    why = not_in_megatron(job, spec)
+    if not why:
+        _say(job, trainer, spec, degrees, notes)
+        return True
+    if trainer.name == "megatron" or degrees.model > 1 or degrees.expert > 1:
+        raise InvalidJob(f"trainer: {trainer.title} with {why} is not modelled", "use another trainer, or leave it out")
+    notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
+    return False
+
+
+def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: Notes) -> None:
+    """Settings that decide memory and that nobody named."""
+    settings, routed = job.megatron, any(run.layer.experts for run in spec.runs)
+    notes.assume(
+        f"{trainer.title}: layers of Transformer Engine 2.11 in megatron-core 0.14 to 0.16, fused attention, dropout 0"
+    )
+    if job.method == "sft" and trainer.name == "megatron" and "cross_entropy_loss_fusion" not in settings.model_fields_set:
+        notes.assume(
+            "megatron.cross_entropy_loss_fusion: Transformer Engine's kernel, as in Megatron-Bridge's recipes; "
+            "Megatron-LM needs --cross-entropy-loss-fusion --cross-entropy-fusion-impl te for it, and takes 4 bytes "
+            "per logit more without"
+        )
+    if routed and settings.moe_expert_capacity_factor is None and "moe_expert_imbalance" not in settings.model_fields_set:
+        notes.assume(
+            "megatron.moe_expert_imbalance: 1, so each rank's experts receive the mean; no token is dropped, and the "
+            "fullest rank may receive more"
+        )
+
+
+def sequence_parallel(job: Job, trainer: Trainer, notes: Notes) -> bool:
+    """On with tensor parallelism unless the job says no; off without, as Megatron itself switches it off."""
+    if job.sequence_parallel and job.tensor_parallel == 1 and trainer.megatron:
+        notes.remark("sequence_parallel: without effect, as Megatron switches it off without tensor parallelism")
+        return False
+    if job.sequence_parallel is not None or not trainer.megatron or job.tensor_parallel == 1:
+        return bool(job.sequence_parallel)
+    notes.fill("sequence_parallel", True, "default", "tensor parallelism without it is rare, and refused with experts")
+    return True
+
+
+def check_megatron(job: Job, spec: ModelSpec, degrees: Parallel, micro_batches: int) -> None:
+    """Raise InvalidJob for what Megatron asserts or raises ValueError for."""
+    settings = job.megatron
+    _check_tensor(job, spec, degrees)
+    _check_layers(spec, degrees, settings)
+    if degrees.virtual > 1 and micro_batches % degrees.pipeline:
+        raise InvalidJob(
+            f"gradient_accumulation_steps: {micro_batches} micro-batches are no multiple of pipeline_parallel "
+            f"{degrees.pipeline}, which the interleaved schedule needs",
+            f"use gradient_accumulation_steps {max(1, round(micro_batches / degrees.pipeline)) * degrees.pipeline}",
+        )
+    if settings.moe_pad_expert_input_to_capacity and settings.moe_expert_capacity_factor is None:
+        raise InvalidJob(
+            "megatron.moe_pad_expert_input_to_capacity: needs a capacity", "set megatron.moe_expert_capacity_factor"
+        )
+    if settings.overlap_param_gather and not settings.overlap_grad_reduce:
+        raise InvalidJob("megatron.overlap_param_gather: needs overlap_grad_reduce", "set overlap_grad_reduce: true")
+    if settings.optimizer_cpu_offload and not settings.use_precision_aware_optimizer:
+        raise InvalidJob(
+            "megatron.optimizer_cpu_offload: needs use_precision_aware_optimizer",
+            "set megatron.use_precision_aware_optimizer: true",
+        )
+    if settings.use_precision_aware_optimizer and job.sharding not in (None, "distributed-optimizer"):
+        raise InvalidJob(
+            "megatron.use_precision_aware_optimizer: needs the distributed optimizer", "use sharding: distributed-optimizer"
+        )
+
+
+def _check_tensor(job: Job, spec: ModelSpec, degrees: Parallel) -> None:
+    """Query groups, feed-forward widths, sequence lengths."""
+    tensor, context = degrees.tensor, degrees.context
+    for run in spec.runs:
+        mixer, part = run.layer.mixer, run.layer.feed_forward
+        groups = mixer.num_kv_heads if isinstance(mixer, Attention) else 0
+        if groups and groups % tensor and tensor % groups:
+            raise InvalidJob(
+                f"tensor_parallel: {tensor} is neither multiple nor divisor of the {groups} key/value heads",
+                f"use {groups}",
+            )
+        local = spec.num_heads // tensor
+        if context > 1 and job.megatron.cp_comm_type == "a2a" and local % context:
+            raise InvalidJob(
+                f"context_parallel: {context} does not divide the {local} heads of a tensor-parallel rank, which a2a needs",
+                "use cp_comm_type: p2p",
+            )
+        width = part.intermediate if part is not None and part.linears else 0
+        if width % tensor:
+            raise InvalidJob(f"tensor_parallel: {tensor} does not divide the feed-forward width {width}", "use fewer")
+        experts = part.experts if part is not None else None
+        if experts is not None and tensor > 1 and not degrees.sequence:
+            raise InvalidJob("sequence_parallel: false, and experts with tensor_parallel need it", "leave it out")
+        if experts is not None and experts.intermediate % degrees.expert_tensor:
+            raise InvalidJob(
+                f"expert_tensor_parallel: {degrees.expert_tensor} does not divide the experts' width {experts.intermediate}",
+                "use expert_tensor_parallel 1",
+            )
+    parts = 2 * context if context > 1 else 1
+    if job.sequence_length % parts:
+        raise InvalidJob(
+            f"sequence_length: {job.sequence_length} is no multiple of 2 × context_parallel = {parts}",
+            f"use {job.sequence_length // parts * parts or parts}",
+        )
+    if degrees.sequence and job.sequence_length // context % tensor:
+        raise InvalidJob(
+            f"sequence_length: {job.sequence_length} is no multiple of context × tensor parallel = {context * tensor}",
+            f"use {job.sequence_length // (context * tensor) * context * tensor or context * tensor}",
+        )
+
+
+def _check_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> None:
+    """Layers over stages and chunks."""
+    stages, layers = degrees.pipeline, spec.num_layers
+    first, last = settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
+    accounts = settings.account_for_embedding_in_pipeline_split + settings.account_for_loss_in_pipeline_split
+    if (first or last) and accounts:
+        raise InvalidJob(
+            "megatron: num_layers_in_first/last_pipeline_stage with account_for_embedding/loss_in_pipeline_split",
+            "use one or the other",
+        )
+    if first or last:
+        others = stages - (first > 0) - (last > 0)
+        left = layers - first - last
+        if left < 0 or (others and left % others) or (not others and left):
+            raise InvalidJob(
+                f"megatron.num_layers_in_first_pipeline_stage: {left} layers are left for {others} stages",
+                "they must divide evenly",
+            )
+        counts = {first or left // max(others, 1), last or left // max(others, 1), left // others if others else first}
+    else:
+        if (layers + accounts) % stages:
+            raise InvalidJob(
+                f"pipeline_parallel: {stages} does not divide {layers + accounts} layers of {spec.name}",
+                f"use {_divisor(layers + accounts, stages)}, or num_layers_in_first_pipeline_stage in megatron",
+            )
+        counts = {(layers + accounts) // stages}
+    for count in counts:
+        if count % degrees.virtual:
+            raise InvalidJob(
+                f"virtual_pipeline: {degrees.virtual} does not divide the {count} layers of a stage",
+                f"use {_divisor(count, degrees.virtual)}",
+            )
+
+
+def _divisor(whole: int, wanted: int) -> int:
+    return next(candidate for candidate in range(min(wanted, whole), 0, -1) if whole % candidate == 0)
