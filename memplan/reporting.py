@@ -81,7 +81,7 @@ def phase_of(instant: str) -> str:
     name, point = instant.split(".", 1)
     if name == "step" or point == "optimizer":
         return "step"
-    return "backward" if point.endswith("backward") or point == "reduce" else "forward"
+    return "backward" if point.endswith(("backward", "reduce")) else "forward"
 
 
 class Priced(NamedTuple):

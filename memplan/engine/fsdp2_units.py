@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, model_weights
-from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Recipe
+from memplan.spec.recipe import Adapter, Recipe
 from memplan.units import ceil_div
 
 
@@ -29,6 +28,11 @@ class Unit(NamedTuple):
     """Gradients that stay: the rank's part, in the weights' dtype."""
     last: int
     """The gradient of its last tensor: a loop's variable keeps it through the reduction (``foreach_reduce``)."""
+    held: int
+    """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy in another dtype."""
+
+
+NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
 
 
 class Frame(NamedTuple):
@@ -36,12 +40,39 @@ class Frame(NamedTuple):
 
     layers: list[Unit]
     root: Unit
-    reshards: bool
+    resharding: bool | int
+    """True; False: kept from forward to backward; a number: shared among so many ranks meanwhile."""
+    first: Unit = NOTHING
+    """The input embedding, where it is a unit of its own."""
+    tail: Unit = NOTHING
+    """Final norm and head, where they are one; with a tied embedding, which then opens the unit."""
+    opens: bool = False
+    """The tail is gathered at the embedding, and reduced at the end: its inputs are token ids."""
 
     @property
-    def all_layers(self) -> int:
-        """Gathered bytes of all layers."""
-        return sum(unit.gathered for unit in self.layers)
+    def reshards(self) -> bool:
+        """Whether a layer's whole weights are freed after its forward."""
+        return self.resharding is not False
+
+    def kept(self, unit: Unit) -> int:
+        """Bytes that stay of a layer from its forward to its backward."""
+        return 0 if self.resharding is True else unit.gathered // max(1, int(self.resharding))
+
+    @property
+    def ends(self) -> tuple[Unit, Unit, Unit]:
+        """The units outside the layers."""
+        return self.root, self.first, self.tail
+
+    @property
+    def named_ends(self) -> tuple[tuple[str, Unit, str], ...]:
+        """The same with a name, and the point of backward that reduces them."""
+        tail = "reduce" if self.opens else "tail-reduce"
+        return ("root", self.root, "reduce"), ("embedding", self.first, "reduce"), ("tail", self.tail, tail)
+
+    @property
+    def tail_in(self) -> int:
+        """Output of the tail's all-gather, which is made at the final norm."""
+        return 0 if self.opens else self.tail.gathered
 
 
 def padded(weight: Weight, ranks: int) -> int:
@@ -65,10 +96,10 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
-    gathered = gradients = reduced = scattered = shard = last = 0
+    gathered = gradients = reduced = scattered = shard = last = held = 0
     for weight in weights:
         elements, used = padded(weight, recipe.ranks) * weight.copies, recipe.compute_itemsize
-        if weight.adapter and recipe.adapter and not recipe.precision.mixed:
+        if weight.adapter and recipe.adapter and not casts(recipe):
             used = weight.itemsize or recipe.adapter.itemsize
         gathered += elements * used
         if weight.trained:
@@ -78,19 +109,74 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             gradients += last
             reduced += elements * summed
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))
+            held += elements // recipe.ranks * (summed if stored != summed and recipe.fsdp.replicas > 1 else 0)
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held)
+
+
+def casts(recipe: Recipe) -> bool:
+    """Whether units are gathered in the compute dtype, adapters of another too (MixedPrecisionPolicy.param_dtype)."""
+    return recipe.precision.mixed or recipe.fsdp.casts
+
+
+def used_adapter(recipe: Recipe) -> Adapter | None:
+    """Adapters as modules see them: gathered in the compute dtype."""
+    adapter = recipe.adapter
+    if adapter is None or recipe.ranks == 1 or not recipe.sharding.startswith("fsdp") or not casts(recipe):
+        return adapter
+    return adapter._replace(itemsize=recipe.compute_itemsize, magnitude_itemsize=recipe.compute_itemsize)
+
+
+def layer_units(recipe: Recipe) -> list[Unit]:
+    """A unit for each decoder layer."""
+    adapter, layers = recipe.adapter, []
+    for run in recipe.model.runs:
+        of_layer = list(layer_weights(run.layer, 1, adapter is None, adapter))
+        layers += [unit_of(of_layer, recipe)] * run.count
+    return layers
+
+
+def gathered_layers(recipe: Recipe) -> tuple[int, ...]:
+    """Gathered bytes of each layer; none where nothing is gathered."""
+    return tuple(unit.gathered for unit in layer_units(recipe)) if gathers(recipe) else ()
+
+
+def gathers(recipe: Recipe) -> bool:
+    """Whether FSDP2 gathers and reduces units of the model."""
+    return recipe.sharding == "fsdp2" and recipe.several
+
+
+def has_tail(recipe: Recipe) -> bool:
+    """Whether head and final norm are a unit that is reduced when it has run back."""
+    return gathers(recipe) and recipe.fsdp.own_ends and not recipe.model.head_is_tied
 
 
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units."""
-    adapter = recipe.adapter
-    layers = []
-    for run in recipe.model.runs:
-        of_layer = list(layer_weights(run.layer, 1, adapter is None, adapter))
-        layers += [unit_of(of_layer, recipe)] * run.count
-    root = unit_of([weight for weight in weights if weight.unit != "layer"], recipe)
-    return Frame(layers, root, recipe.reshard_after_forward)
+    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer"]
+    layers, resharding = layer_units(recipe), recipe.reshard_after_forward
+    if not recipe.fsdp.own_ends:
+        return Frame(layers, unit_of(outside, recipe), resharding)
+    ends = _tail_names(recipe)
+    if spec.head_is_tied:
+        tail = [weight for weight in outside if weight.name in ends or weight.name == "embed_tokens"]
+        root = [weight for weight in outside if weight not in tail]
+        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True)
+    first = [weight for weight in outside if weight.name == "embed_tokens"]
+    tail = [weight for weight in outside if weight.name in ends]
+    root = [weight for weight in outside if weight not in first and weight not in tail]
+    own = (unit_of(each, recipe) for each in (root, first, tail))
+    return Frame(layers, next(own), resharding, next(own), next(own))
+
+
+def _tail_names(recipe: Recipe) -> set[str]:
+    """Final norm and head. PEFT hides the norm from accelerate; a score head is no output embedding."""
+    spec, names = recipe.model, set()
+    if spec.final_norm and recipe.adapter is None:
+        names |= {spec.final_norm.name, spec.final_norm.name + ".bias"}
+    if not recipe.method.score_head:
+        names |= {spec.head.name, spec.head.name + ".bias"}
+    return names
 
 
 def frozen_frame(recipe: Recipe, traced: TracedPass) -> Frame:
@@ -98,11 +184,8 @@ def frozen_frame(recipe: Recipe, traced: TracedPass) -> Frame:
     itemsize, spec, ranks = traced.plan.mode.weight_itemsize, traced.plan.spec, recipe.ranks
 
     def unit(weights: list[Weight]) -> Unit:
-        return Unit(sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize, 0, 0, 0, 0, 0)
+        return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
     layers = [unit(list(layer_weights(run.layer, 1, False, None))) for run in spec.runs for _ in range(run.count)]
-    return Frame(layers, unit(_root_weights(spec)), recipe.reshard_after_forward)
-
-
-def _root_weights(spec: ModelSpec) -> list[Weight]:
-    return [weight for weight in model_weights(spec, False) if weight.unit != "layer"]
+    root = [weight for weight in model_weights(spec, False) if weight.unit != "layer"]
+    return Frame(layers, unit(root), recipe.reshard_after_forward)

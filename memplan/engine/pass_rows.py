@@ -28,6 +28,8 @@ class KeptGradients(NamedTuple):
     """Ranks that share; 0 where a buffer that is there all along takes them."""
     whole_itemsize: int
     shard_itemsize: int
+    tail: str = ""
+    """The point at which those of head and final norm are reduced, where they are a unit of their own."""
     into_step: bool = True
     """Whole gradients are still there in the optimizer's step."""
     until: str = ""
@@ -56,7 +58,10 @@ class PassRows:
 
     def _consumed(self, instant: str, dies: str) -> str:
         """Where a gradient that waits dies; ``dies`` when it waits for nobody."""
-        return f"{self.consumer}.{instant.split('.', 1)[1]}" if self.consumer else dies
+        if not self.consumer:
+            return dies
+        there = f"{self.consumer}.{instant.split('.', 1)[1]}"
+        return self.book.before(there) if self.traced.plan.mode.shared_casts else there
 
     def enter_forward(self) -> None:
         """Transients of the forward instants, and the saved bytes of every segment until its own backward."""
@@ -125,7 +130,7 @@ class PassRows:
 
     def enter_backward(self, kept: KeptGradients) -> None:
         """Backward: tail, segments of layers, gradients as far as they are kept."""
-        name, keep = self.traced.plan.name, self.traced.plan.gradients == "keep"
+        name = self.traced.plan.name
         for point in ("loss", "head", "final-norm"):
             instant = f"{name}.{point}-backward"
             alive = self.traced.tail.backward.get(point)
@@ -133,15 +138,14 @@ class PassRows:
                 self._enter(f"{point} backward", alive, instant, instant)
         chosen = self.traced.backward_layers
         first_of = {i: next(self.traced.layer_instants(i))[0] for i in chosen}
-        last_of = {i: list(self.traced.layer_instants(i))[-1][0] for i in chosen}
+        last_of = {i: self.traced.end_of(i) for i in chosen}
         for lower, upper, dies in self._segments(first_of, last_of):
             self._enter_saved(lower, upper, dies)
         for i in chosen:
             for instant, alive in self.traced.layer_instants(i):
                 self._enter(f"layer {i}", alive, instant, instant)
         self._enter_lingering(last_of)
-        if keep:
-            self._enter_gradients(first_of, last_of, kept)
+        self._enter_gradients(first_of, last_of, kept)
 
     def _segments(self, first_of: dict[int, str], last_of: dict[int, str]) -> Iterator[tuple[int, int, str]]:
         """(lowest layer, highest layer, last instant at which they are whole)."""
@@ -188,35 +192,50 @@ class PassRows:
 
     def _enter_gradients(self, first_of: dict[int, str], last_of: dict[int, str], kept: KeptGradients) -> None:
         """Weight gradients, born as backward passes the layers from last to first."""
-        name, chosen, layers = self.traced.plan.name, self.traced.backward_layers, self.traced.layers
-        self._enter_tail_gradients(first_of[chosen[0]], kept)
+        name, chosen = self.traced.plan.name, self.traced.backward_layers
+        if self.traced.plan.gradients == "keep":
+            self._enter_tail_gradients(self.book.after(f"{name}.final-norm-backward"), kept)
         why = "each weight's gradient is kept from its layer's backward to the optimizer's step"
         dies = kept.last(self.book, name) if kept.layers else kept.until
 
-        def enter(label: str, whole: int, born: str, last: str) -> None:
-            size = whole if kept.layers else kept.shard(whole)
+        def enter(label: str, layers: range, born: str, last: str) -> None:
             label = f"{'' if kept.layers else 'shards of '}gradients of {label}"
-            self._gradient(label, size, born, self._consumed(last, dies), why)
+            first = last.replace("attention", "last-layer") if len(layers) == 1 else last
+            waits = self._consumed(first, dies)
+            for until, whole in (waits, self._left(layers, False)), (dies, self._left(layers, True)):
+                self._gradient(label, whole if kept.layers else kept.shard(whole), born, until, why)
 
         for position, i in enumerate(chosen):
-            enter(f"layer {i}", layers[i].gradients, self.book.after(last_of[i]), last_of[i])
+            *_, (inside, _) = self.traced.layer_instants(i)
+            enter(f"layer {i}", range(i, i + 1), self.book.after(last_of[i]), inside)
             below = chosen[position + 1] if position + 1 < len(chosen) else -1
             born = first_of[below] if below >= 0 else f"{name}.embedding-backward"
-            enter(
-                f"layers {below + 1}-{i - 1}", sum(trace.gradients for trace in layers[below + 1 : i]), born, last_of[i]
-            )
+            enter(f"layers {below + 1}-{i - 1}", range(below + 1, i), born, last_of[i])
+
+    def _left(self, layers: range, nested: bool) -> int:
+        """New gradients that layers leave: those whose backward is nested, which wait for nobody, or the others."""
+        plan, size = self.traced.plan, 0
+        for i in layers:
+            style = plan.style_of(i)
+            if (bool(plan.nested) and style == "reentrant") == nested and plan.gradients_of(style) == "keep":
+                size += self.traced.layers[i].gradients
+        return size
 
     def _enter_tail_gradients(self, born: str, kept: KeptGradients) -> None:
         """Gradients of head and final norm; a tied head's waits for the embedding's."""
         plan, tail = self.traced.plan, self.traced.tail
         name, tied, whole = plan.name, plan.spec.head_is_tied, kept.layers or kept.root
-        head = tail.head_gradient if tied else 0
+        waits_cast = plan.mode.shared_casts == "second"
+        head = (plan.spec.head.parameters * plan.mode.autocast if waits_cast else tail.head_gradient) if tied else 0
         rest, end = tail.gradients - head, f"{name}.embedding-backward"
         label = "gradient of the final norm" if tied else "gradients of head and final norm"
-        until = self._consumed(f"{name}.final-norm-backward", kept.last(self.book, name) if whole else kept.until)
+        whose = "loss" if plan.mode.shared_casts else "final-norm"
+        last = kept.last(self.book, name) if not kept.tail else f"{name}.{kept.tail}"
+        until = self._consumed(f"{name}.{whose}-backward", last if whole else kept.until)
         self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")
         waits = "held by the engine until the embedding's gradient arrives"
-        self._gradient("gradient of the tied head", head, born, self._consumed(end, end), waits)
+        until = self._consumed(f"{name}.loss-backward", end) if waits_cast else end
+        self._gradient("gradient of the tied head", head, born, until, waits)
         if kept.layers:
             return
         trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen

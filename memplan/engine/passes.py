@@ -34,8 +34,10 @@ class PassPlan(NamedTuple):
     """plain, checkpoint, reentrant, or no-grad."""
     head: Head
     gradients: str = "keep"
-    neighbours: bool = False
-    """The last layer but one and the first but one are instants of their own: FSDP2 holds most in them."""
+    gathered: tuple[int, ...] = ()
+    """Bytes of each layer's gathered weights under FSDP, which reduces each layer's gradients when it has run back."""
+    keeps_gathered: bool = False
+    """They stay from forward to backward."""
     embedding_trained: bool = True
     """The first layer's input needs a gradient: trained embeddings, or checkpointing, for which transformers asks it of
     the embedding's output (``enable_input_require_grads``)."""
@@ -114,6 +116,8 @@ class TracedPass:
         self.saved_before = saved
         beside = self._beside_layers()
         sizes = [saved[i] + layer.forward.size + beside[i] for i, layer in enumerate(self.layers)]
+        if plan.gathered:
+            sizes = [size + self.gathered_in(i) for i, size in enumerate(sizes)]
         self.forward_layer = sizes.index(max(sizes))
         self.backward_layers = [] if not grad else self._backward_layers()
 
@@ -121,6 +125,16 @@ class TracedPass:
     def input_gradient(self) -> int:
         """Bytes of the gradient of the embedding's output."""
         return self.layers[0].boundary if self.plan.spec.encoder else self.tail.input_gradient
+
+    def gathered_in(self, i: int) -> int:
+        """Gathered bytes in a layer's forward: its weights and the output of their all-gather; or, before anything of
+        it runs, the output of the one before too (``engine/fsdp2``).
+        """
+        sizes = self.plan.gathered
+        before = sizes[i - 1] if i else 0
+        earlier = sum(sizes[:i]) if self.plan.keeps_gathered else 0
+        inside = self.layers[i].forward.size - self.layers[i].boundary
+        return earlier + 2 * sizes[i] + max(0, before - inside)
 
     def _beside_layers(self) -> list[int]:
         """What the forward of its stack holds beside each layer, where that is not the same for all."""
@@ -141,8 +155,8 @@ class TracedPass:
         """Indices whose backward is an instant, from last to first: the last, the first, the worst of each kind."""
         count = len(self.layers)
         chosen = {count - 1, 0}
-        if self.plan.neighbours:
-            chosen |= {max(count - 2, 0), min(1, count - 1)}
+        if self.plan.gathered:
+            chosen |= self._neighbours()
         gradients = 0
         worst: dict[int, tuple[int, int]] = {}
         for i in reversed(range(count)):
@@ -154,6 +168,16 @@ class TracedPass:
             gradients += trace.gradients
         chosen |= {i for _, i in worst.values()}
         return sorted(chosen, reverse=True)
+
+    def _neighbours(self) -> set[int]:
+        """First and last of the layers that agree in their own kind and in that of both neighbours: buffers of FSDP
+        are of three layers at a time.
+        """
+        kinds = [0, *map(id, self.layers), 0]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for i in range(len(self.layers)):
+            found.setdefault(tuple(kinds[i : i + 3]), []).append(i)
+        return {i for alike in found.values() for i in (alike[0], alike[-1])}
 
     # -- the schedule -------------------------------------------------------------------------------------------------
 
@@ -169,9 +193,23 @@ class TracedPass:
         """From the loss back to the embedding."""
         name = self.plan.name
         tail = [f"{name}.{point}" for point in ("loss-backward", "head-backward", "final-norm-backward")]
-        layers = [instant for i in self.backward_layers for instant, _ in self.layer_instants(i)]
+        tail += [f"{name}.tail-reduce"] if self.plan.gathered else []
+        layers = [instant for i in self.backward_layers for instant in self._all_instants(i)]
         vision = [f"{name}.vision-backward"] if self.vision.forward else []
         return [*tail, *layers, *vision, f"{name}.embedding-backward"]
+
+    def _all_instants(self, i: int) -> list[str]:
+        """Instants of one layer's backward, the reduction of its gradients included."""
+        found = [instant for instant, _ in self.layer_instants(i)]
+        return found if found[-1] == self.end_of(i) else [*found, self.end_of(i)]
+
+    def end_of(self, i: int) -> str:
+        """The last instant at which layers below are whole: the reduction of its gradients where there is one."""
+        *_, (instant, _) = self.layer_instants(i)
+        if not self.plan.gathered:
+            return instant
+        last = i == len(self.layers) - 1 and i > 0
+        return f"{self.plan.name}.{'last-layer' if last else 'first-layer' if i == 0 else f'layer-{i}'}-reduce"
 
     def layer_instants(self, i: int) -> Iterator[tuple[str, Alive]]:
         """Instants of one layer's backward with what is alive in it: the last layer's attention apart."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.fsdp2 import Stage, enter_fsdp2
-from memplan.engine.fsdp2_units import adds_in_place, waits_for_reduction
+from memplan.engine.fsdp2_units import adds_in_place, gathers, has_tail, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.tensors import Weight, count
@@ -58,11 +58,6 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
     if weight.adapter and recipe.adapter:
         return weight.itemsize or recipe.adapter.itemsize
     return recipe.gradient_itemsize
-
-
-def gathers(recipe: Recipe) -> bool:
-    """Whether FSDP2 gathers and reduces units of the model."""
-    return recipe.sharding == "fsdp2" and recipe.several
 
 
 def keeps_whole(recipe: Recipe) -> bool:
@@ -135,7 +130,12 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
         )
     there = stage == 3 or recipe.accumulates or fsdp2
     return KeptGradients(
-        layers=False, root=fsdp2, shards=0 if there else recipe.ranks, whole_itemsize=whole, shard_itemsize=shard
+        layers=False,
+        root=fsdp2,
+        shards=0 if there else recipe.ranks,
+        whole_itemsize=whole,
+        shard_itemsize=shard,
+        tail="tail-reduce" if has_tail(recipe) else "",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
+from memplan.engine.fsdp2_units import gathered_layers, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
@@ -21,7 +22,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         autocast=recipe.autocast,
         attention=recipe.attention,
         padded=recipe.padded,
-        adapter=recipe.adapter,
+        adapter=used_adapter(recipe),
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
@@ -52,7 +53,8 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
         style=style,
         head=head,
         gradients=gradients,
-        neighbours=gathers(recipe),
+        gathered=gathered_layers(recipe),
+        keeps_gathered=recipe.reshard_after_forward is False,
         embedding_trained=needs_grad,
         images=recipe.images if recipe.model.tower else None,
         every=recipe.recompute.every,

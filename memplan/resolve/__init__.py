@@ -10,10 +10,11 @@ from memplan.models import load_model
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.encoders import check_task
 from memplan.resolve.freezing import frozen_model
-from memplan.resolve.fsdp import fsdp_settings, resharding
+from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels
+from memplan.resolve.megatron import check_megatron, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, references
 from memplan.resolve.notes import Notes
@@ -59,7 +60,8 @@ def resolve(given: JobInput) -> Recipe:
     """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
     known.
     """
-    notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings))
+    taken = frozenset(key for key, source in given.sources.items() if source == "trainer")
+    notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings), taken)
     job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
     job = with_framework(job, notes)
     spec = policy_model(given, job, notes)
@@ -91,6 +93,9 @@ def resolve(given: JobInput) -> Recipe:
     _check_positions(job, spec, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
+    in_megatron = runs_in_megatron(job, trainer, spec, degrees, notes)
+    if in_megatron:
+        check_megatron(job, spec, degrees, accumulation)
     gpu = _gpu(job, notes)
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
     wide = stored.precision.dtype == "fp32" and not job.padded
@@ -109,7 +114,9 @@ def resolve(given: JobInput) -> Recipe:
         )
     for key in given.ignored:
         notes.remark(f"{key} has no effect on memory")
+    settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
+    adapted = upcast(adapted, settings, notes) if adapted else None
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
     for key in ("beta",) if method.optional_reference and "beta" in given.ignored else ():
@@ -157,8 +164,10 @@ def resolve(given: JobInput) -> Recipe:
         sharding=split.name,
         ranks=degrees.shards,
         parallel=degrees,
-        fsdp=fsdp_settings(job, trainer, split),
+        fsdp=settings,
         ddp=job.ddp,
+        megatron=job.megatron,
+        in_megatron=in_megatron,
         cluster=nodes,
         gpus_per_node=job.gpus_per_node,
         reshard_after_forward=resharding(job, split, degrees),

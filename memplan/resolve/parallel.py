@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.resolve.fsdp import replicas
+from memplan.resolve.megatron import sequence_parallel
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.spec.job import Job
@@ -47,7 +49,8 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         expert=job.expert_parallel,
         expert_tensor=_expert_tensor(job),
         virtual=job.virtual_pipeline,
-        sequence=bool(job.sequence_parallel),
+        sequence=sequence_parallel(job, trainer, notes),
+        replicas=replicas(job, split),
     )
     _check_multiplies(degrees)
     _check_divides(degrees, spec)

@@ -24,6 +24,11 @@ class Split(NamedTuple):
         """DeepSpeed runs the step: its own casts, no autocast."""
         return self.name.startswith("zero")
 
+    @property
+    def is_fsdp(self) -> bool:
+        """FSDP of either version runs the step: units are gathered in their own dtype."""
+        return self.name in ("fsdp", "fsdp2")
+
     def deepspeed(self, job: Job, trainer: Trainer, spec: ModelSpec) -> dict[str, int]:
         """DeepSpeed's buffer sizes in elements: the user's, else the integration's ``auto`` values, else DeepSpeed's
         own.
@@ -98,19 +103,17 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
         )
     if row.master and not split.is_deepspeed and not trainer.megatron:
         raise InvalidJob(f"precision: {name} needs DeepSpeed", f"set zero_stage, or use {row.dtype} or {row.dtype}-amp")
-    inside = split.is_deepspeed or split.name == "fsdp2"
-    autocast = (
-        job.autocast
-        if job.autocast is not None
-        else not inside and (row.mixed or trainer.autocast) and row.dtype != "fp32"
-    )
+    inside = split.is_deepspeed or split.is_fsdp
+    mixed = row.mixed or (trainer.autocast and (lora or not split.is_fsdp))
+    casts = not inside or (split.is_fsdp and trainer.accelerate)  # accelerate's forward is under autocast in FSDP too
+    autocast = job.autocast if job.autocast is not None else casts and mixed and row.dtype != "fp32"
     if job.autocast is None:
-        notes.sources["autocast"] = "trainer" if trainer.autocast and not inside else "default"
+        notes.sources["autocast"] = "trainer" if trainer.autocast and casts else "default"
     if autocast and row.dtype == "fp32":
         raise InvalidJob("autocast: true contradicts precision fp32", "use bf16-amp: fp32 weights under autocast")
     if row.mixed and not autocast and not inside:
         raise InvalidJob(f"precision: {name} without autocast is fp32", "use precision fp32, or leave autocast out")
-    compute = DTYPE_BYTES[row.dtype] if split.name == "fsdp2" and row.mixed else row.weights
+    compute = DTYPE_BYTES[row.dtype] if split.is_fsdp and row.mixed else row.weights
     if trainer.megatron and row.master and job.grad_dtype in ("auto", "fp32"):
         return Stored(row, row.weights, 0, DTYPE_BYTES["fp32"], DTYPE_BYTES["fp32"])
     if job.grad_dtype != "auto" and not inside and DTYPE_BYTES[job.grad_dtype] != row.gradients:
@@ -119,8 +122,8 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
             "leave grad_dtype out, or use DeepSpeed or FSDP2",
         )
     gradients = row.gradients if job.grad_dtype == "auto" else DTYPE_BYTES[job.grad_dtype]
-    reduce = compute if split.name == "fsdp2" else gradients
-    reduce = DTYPE_BYTES[trainer.reduce_dtype] if trainer.reduce_dtype and split.name == "fsdp2" else reduce
+    reduce = compute if split.is_fsdp else gradients
+    reduce = DTYPE_BYTES[trainer.reduce_dtype] if trainer.reduce_dtype and split.is_fsdp else reduce
     reduce = reduce if job.reduce_dtype == "auto" else DTYPE_BYTES[job.reduce_dtype]
     return Stored(row, compute, DTYPE_BYTES[row.dtype] if autocast else 0, gradients, reduce)
 
@@ -138,7 +141,9 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
             "trainer",
             f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)",
         )
-    if split.name == "fsdp2":
+    if split.is_fsdp and lora and trainer.accelerate and not trainer.loads_fp32:
+        return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights; only trained ones are upcast"
+    if split.is_fsdp:
         return f"{dtype}-amp", "default", "FSDP mixed precision over fp32 shards"
     if trainer.loads_fp32 or (trainer.upcasts_trained and not lora):
         return f"{dtype}-amp", "trainer", f"{trainer.title} trains fp32 weights under autocast"

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from memplan.spec.cluster import Cluster
 from memplan.spec.fsdp import Ddp, FsdpSettings
 from memplan.spec.gpu import Gpu
+from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recompute import Recompute
@@ -220,6 +221,9 @@ class Recipe(NamedTuple):
     """How the GPUs are divided, and which pipeline stage this rank is of."""
     fsdp: FsdpSettings = FsdpSettings()
     ddp: Ddp = Ddp()
+    megatron: Megatron = Megatron()
+    in_megatron: bool = False
+    """Megatron's own layers run it."""
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
 

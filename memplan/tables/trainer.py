@@ -18,6 +18,8 @@ class Trainer(NamedTuple):
     """How it runs when the job names no sharding."""
     megatron: bool = False
     """Megatron's states: bf16 weights, an fp32 buffer of gradients that stays, fp32 main weights and moments."""
+    accelerate: bool = False
+    """accelerate prepares the model: DDP's and FSDP's settings are its own."""
     reduce_dtype: str = ""
     """Dtype of FSDP's reductions; empty for the compute dtype."""
     loads_fp32: bool = False

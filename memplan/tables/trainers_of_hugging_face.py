@@ -9,6 +9,7 @@ from typing import Any
 from memplan.tables.trainer import NO_KL, Trainer
 
 _TRL: dict[str, Any] = {
+    "accelerate": True,
     "first_versions": MappingProxyType({"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}),
     "ended_methods": MappingProxyType({"ppo": "1.13"}),
     "slices_logits": ("ppo", "online-dpo"),
@@ -60,6 +61,7 @@ ROWS = (
         "transformers",
         "Hugging Face Trainer",
         since="4.0",
+        accelerate=True,
         syncs_each_batch=False,
         autocast=True,
         loads_fp32=True,
@@ -76,6 +78,7 @@ ROWS = (
         "transformers",
         "Hugging Face Trainer",
         since="5.0",
+        accelerate=True,
         syncs_each_batch=False,
         autocast=True,
         optimizer_impl="fused",

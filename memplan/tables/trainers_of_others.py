@@ -31,6 +31,7 @@ ROWS = (
     Trainer(
         "llamafactory",
         "LLaMA-Factory",
+        accelerate=True,
         syncs_each_batch=False,
         autocast=True,
         upcasts_trained=True,
@@ -53,6 +54,7 @@ ROWS = (
     Trainer(
         "simpo-repo",
         "princeton-nlp/SimPO",
+        accelerate=True,
         syncs_each_batch=False,
         autocast=True,
         loads_fp32=True,
@@ -121,6 +123,16 @@ ROWS = (
         keeps_outputs=True,
         syncs_each_batch=False,
         source="litgpt 0.5 finetune/full.py, finetune/lora.py, utils.py: chunked_cross_entropy",
+    ),
+    Trainer(
+        "megatron",
+        "Megatron-LM",
+        methods=("sft",),
+        megatron=True,
+        sharding="distributed-optimizer",
+        optimizer_impl="fused",
+        heads={"*": "megatron-cross-entropy"},
+        source="megatron-core 0.14 to 0.16 and Megatron-LM's pretrain_gpt.py; Megatron-Bridge's recipes",
     ),
     Trainer(
         "mindspeed",

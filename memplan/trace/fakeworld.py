@@ -14,14 +14,25 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
+from torch.distributed.fsdp._fully_shard import (
+    _fsdp_collectives,
+    _fsdp_init,
+    _fsdp_param_group,
+    _fsdp_state,
+    _fully_shard,
+)
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memplan.trace.tracker import Tracker
 
 ASK = (device_mesh, _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state)
 """Modules that ask for a device's streams."""
+
+
+MESH = "_get_post_forward_mesh_info"
+"""Makes the mesh of weights that are resharded to a number of ranks."""
 
 
 class _Event:
@@ -48,6 +59,10 @@ class _Stream:
 
     wait_event = wait_stream
 
+    def is_capturing(self) -> bool:
+        """No graph is captured."""
+        return False
+
 
 class _Handle:
     """What FSDP2 asks ``torch.cuda`` for."""
@@ -69,6 +84,16 @@ class _Handle:
     device_count = is_initialized = lambda self: 1
 
 
+def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A mesh is numbers on the host, of which torch asks which are where."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return called
+
+
 @contextmanager
 def fake_world(ranks: int, device: str) -> Iterator[None]:
     """Be rank 0 of so many while the block runs."""
@@ -78,7 +103,11 @@ def fake_world(ranks: int, device: str) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with ExitStack() as stack:
+            for module in (_fsdp_init, _fully_shard):
+                if hasattr(module, MESH):
+                    stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
             if device == "cuda":
+                stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _Stream))
                 for module in ASK:
                     stack.enter_context(mock.patch.object(module, "_get_device_handle", return_value=_Handle()))
             yield

@@ -13,28 +13,69 @@ from memplan.trace import building
 
 
 def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int) -> Any:
-    """FSDP2: a unit for each decoder layer, and the root around them, in the job's dtypes."""
+    """FSDP2: a unit for each decoder layer, and the root around them, in the job's dtypes.
+
+    Where accelerate wraps (1.15 utils/fsdp_utils.py: fsdp2_prepare_model), input embedding and tail are units too.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = building.NAMED[recipe.precision.dtype]
-    cast = half if recipe.precision.mixed else None
+    cast = half if recipe.precision.mixed or recipe.fsdp.casts else None
     reduced = {2: half, 4: torch.float32}[recipe.reduce_itemsize]
     same = recipe.reduce_itemsize == recipe.compute_itemsize
     policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=None if same else reduced)
+    hybrid = recipe.fsdp.replicas > 1
+    shape = (recipe.fsdp.replicas, ranks // recipe.fsdp.replicas) if hybrid else (ranks,)
+    names = ("replicate", "shard") if hybrid else ("shard",)
     with _disable_current_modes():  # a mesh is numbers on the host, of which torch asks which are where
-        settings: dict[str, Any] = {"mesh": init_device_mesh(device, (ranks,)), "mp_policy": policy}
-    layers = set(getattr(model, "_no_split_modules", None) or ())
+        settings: dict[str, Any] = {
+            "mesh": init_device_mesh(device, shape, mesh_dim_names=names),
+            "mp_policy": policy,
+        }
+        layers = set(getattr(model, "_no_split_modules", None) or ())
+        resharding = recipe.reshard_after_forward
+    if recipe.fsdp.casts:
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                parameter.data = parameter.data.to(torch.float32)
     for module in list(model.modules()):
         if type(module).__name__ in layers:
-            fully_shard(module, reshard_after_forward=recipe.reshard_after_forward, **settings)
+            fully_shard(module, reshard_after_forward=resharding, **settings)
+    if recipe.fsdp.own_ends:
+        _wrap_ends(model, settings, resharding)
     # The root is not resharded after forward, as is torch's default.
     return fully_shard(model, **settings)
 
 
+def _wrap_ends(model: Any, settings: dict[str, Any], resharding: bool | int) -> None:
+    """accelerate's: the input embedding, unless it is tied; final norm and head together, which stay gathered."""
+    from torch.distributed.fsdp import fully_shard
+
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else model  # PEFT's is the whole model, which has no norm of its own
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()
+    norm = None
+    for _, module in base.named_children() if isinstance(base, torch.nn.Module) else ():
+        norm = module if "Norm" in type(module).__name__ else norm
+    tied = last is not None and first.weight is last.weight
+    if not tied:
+        fully_shard(first, reshard_after_forward=resharding, **settings)
+    tail = [module for module in ((norm, first, last) if tied else (norm, last)) if module is not None]
+    if tail:
+        fully_shard(tail, reshard_after_forward=False, **settings)
+
+
 def replicated(model: Any, recipe: Recipe, **settings: Any) -> Any:
     """DDP around a model."""
-    return DistributedDataParallel(model, gradient_as_bucket_view=recipe.gradient_as_bucket_view, **settings)
+    cap = {} if recipe.ddp.bucket_cap_mb is None else {"bucket_cap_mb": recipe.ddp.bucket_cap_mb}
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=recipe.gradient_as_bucket_view,
+        broadcast_buffers=recipe.ddp.broadcast_buffers,
+        **cap,
+        **settings,
+    )
 
 
 def set_sync(model: Any, recipe: Recipe, reduces: bool) -> None:

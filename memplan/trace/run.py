@@ -44,7 +44,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         if recipe.ranks > 1:
-            stack.enter_context(fake_world(recipe.ranks, device))
+            stack.enter_context(fake_world(recipe.parallel.world, device))
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
@@ -137,7 +137,7 @@ class _State:
         if recipe.ranks == 1:
             return model
         if recipe.sharding == "fsdp2":
-            return parallel.fully_sharded(model, recipe, device, recipe.ranks)
+            return parallel.fully_sharded(model, recipe, device, recipe.parallel.world)
         with self.tracker.naming("gradients" if recipe.gradient_as_bucket_view else "buffers"):
             return pretend_to_reduce(parallel.replicated(model, recipe, init_sync=False))
 

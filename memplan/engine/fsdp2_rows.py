@@ -1,0 +1,234 @@
+"""The rows of FSDP2's units over one pass: what is gathered in its forward, gathered and reduced in its backward."""
+
+from __future__ import annotations
+
+from memplan.engine.fsdp2_units import Frame, Unit, waits_for_reduction
+from memplan.engine.ledger import Ledger
+from memplan.engine.passes import TracedPass
+from memplan.spec.recipe import Recipe
+
+SOURCE = "torch 2.13 distributed/fsdp/_fully_shard"
+Stage = tuple[TracedPass, str]
+
+
+def gathered(book: Ledger, label: str, size: int, instant: str, why: str, dies: str = "") -> None:
+    """A row of whole weights, at one instant or from one to another."""
+    template = "padded elements × bytes"
+    book.add(
+        label, "gathered_parameters", size, instant, dies or instant, template=template, why=why, source=SOURCE
+    )
+
+
+def reduction(book: Ledger, label: str, size: int, instant: str, why: str = "kept until the next unit's") -> None:
+    """A row of a reduce-scatter."""
+    book.add(
+        label,
+        "buffers",
+        size,
+        instant,
+        instant,
+        template="padded elements × reduce bytes",
+        why=why,
+        source=f"{SOURCE}/_fsdp_param_group.py: post_backward",
+    )
+
+
+def enter_root(book: Ledger, own: Frame, label: str, born: str, dies: str) -> None:
+    """What is whole from the first forward to the end of backward: the root, and a tail with a tied embedding."""
+    for name, size in (label, own.root.gathered), ("tail (norm, tied head)", own.tail.gathered if own.opens else 0):
+        book.add(
+            f"gathered {name}",
+            "gathered_parameters",
+            size,
+            born,
+            dies,
+            template="padded elements × bytes",
+            why="FSDP2 does not reshard the root after forward; only the end of a backward does",
+            source=f"{SOURCE}/_fsdp_state.py: _lazy_init",
+        )
+
+
+def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
+    """The output of the last all-gather before the layers is there until the first layer's weights are copied out;
+    before that, the embedding's own copy-out.
+    """
+    before = own.tail if own.opens else own.first if own.first.gathered else own.root
+    first, embedded = own.layers[0].gathered, traced.layers[0].boundary
+    stays = 0 if own.resharding is True else own.kept(own.first)
+    into = before.gathered + 2 * first + stays + embedded
+    alone = own.root.gathered + (own.tail.gathered if own.opens else 2 * own.first.gathered)
+    label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
+    gathered(book, label, max(into, alone) - embedded, instant, why)
+    book.add(
+        "embedding output",
+        "activations",
+        embedded,
+        instant,
+        instant,
+        template="T × h × bytes",
+        why="the first layer is gathered when its input is there",
+        source=SOURCE,
+    )
+
+
+def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) -> None:
+    """Within the layer that is an instant; at norm and head; at the loss, where the model computes it itself."""
+    instants, at = traced.forward_instants()[-3:], traced.forward_layer
+    if traced.plan.style == "no-grad":
+        instants = [*traced.forward_instants()[-2:], ""]
+    within, end, loss = instants
+    used = own.layers[at].gathered
+    before = own.layers[at - 1].gathered if at else 0
+    inside = traced.layers[at].forward.size - traced.layers[at].boundary
+    copied = 2 * used + max(0, before - inside)
+    gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
+    forward_kept(book, own, traced, within, end, loss)
+    last, tail, opens = own.layers[-1].gathered, own.tail.gathered, own.opens
+    over = traced.tail.forward["loss"].size if "loss" in traced.tail.forward else 0
+    ends = max(traced.tail.forward[point].size for point in ("final-norm", "head") if point in traced.tail.forward)
+    why = "the last all-gather's output is held until the root's forward returns"
+    if tail and not opens:
+        gathered(book, "gathered tail", tail, end, "final norm and head", loss)
+        last = max(tail, last + tail - max(0, ends - traced.tail.input_gradient)) if loss else tail
+    held = max(0, last - max(0, over - ends)) if traced.plan.style == "no-grad" else last
+    gathered(book, "all-gather of the last unit", held, end, why)
+    if loss and loss_is_inside(recipe):
+        gathered(book, "all-gather of the last unit, loss", tail if tail and not opens else last, loss, why)
+
+
+def forward_kept(book: Ledger, own: Frame, traced: TracedPass, within: str, end: str, loss: str) -> None:
+    """What stays of layers that have run: whole, or a part of each."""
+    if own.resharding is True:
+        return
+    at, why = traced.forward_layer, f"reshard_after_forward={own.resharding}"
+    embedding = own.kept(own.first)
+    gathered(book, "layers gathered before", embedding + sum(own.kept(unit) for unit in own.layers[:at]), within, why)
+    every = embedding + sum(own.kept(unit) for unit in own.layers)
+    gathered(book, "layers gathered before, all of them", every, end, why, loss)
+
+
+def loss_is_inside(recipe: Recipe) -> bool:
+    """Whether the model's own forward computes the loss (labels=), so that the root has not returned yet."""
+    return recipe.method.name == "sft" and recipe.loss_head not in ("log-softmax", "selective", "score")
+
+
+def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool) -> None:
+    """The unit in use, the one gathered ahead, the input of the reduction before."""
+    name, last = traced.plan.name, own.layers[-1].gathered
+    tail = own.tail if not own.opens else None
+    stays = own.kept(own.first) + sum(own.kept(unit) for unit in own.layers)
+    for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
+        # The root gathers ahead once in a backward, before the first of two uses.
+        again = recipe.pair_pass == "two-forward" and name == "chosen"
+        begins = loss_is_inside(recipe) and not (tail and tail.gathered)
+        ahead = last if (point != "loss-backward" or begins) and not again and own.reshards else 0
+        gathered(book, f"gathered ahead, {point}", ahead + stays, f"{name}.{point}", "the last layer, gathered ahead")
+        if tail and point != "tail-reduce":
+            gathered(book, f"gathered tail, {point}", tail.gathered, f"{name}.{point}", "it stays from its forward on")
+    if tail and tail.gathered:
+        _enter_reduction(book, own, tail, own.layers[-1], f"{name}.tail-reduce", "the tail", reduces)
+    book.add(
+        "gradient of the residual stream, last layer",
+        "temporaries",
+        traced.input_gradient,
+        f"{name}.tail-reduce",
+        f"{name}.tail-reduce",
+        template="T × h × bytes",
+        source="torch.autograd",
+    )
+    above = [*own.layers[1:], tail or NO_UNIT]
+    for i in traced.backward_layers:
+        below = own.layers[i - 1] if i else own.first
+        for instant, _ in traced.layer_instants(i):
+            _enter_whole(book, own, i, below, instant)
+            if reduces:
+                reduction(book, f"reduce-scatter input before layer {i}", above[i].reduced, instant)
+        _enter_layer_end(book, recipe, own, traced, i, reduces)
+    size = own.first.gathered if own.first.gathered and own.resharding is True else own.kept(own.first)
+    gathered(book, "gathered embedding", max(size, own.first.gathered), f"{name}.embedding-backward", "a unit of its own")
+    if reduces:
+        reduction(book, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
+
+
+NO_UNIT = Unit(0, 0, 0, 0, 0, 0, 0)
+
+
+def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:
+    """The layer in use, the one below gathered ahead, and what stays of others."""
+    used = own.layers[i].gathered + (below.gathered if own.reshards else own.kept(own.first))
+    others = sum(unit.gathered if not own.reshards else own.kept(unit) for unit in own.layers[:i])
+    others += own.kept(own.first) if own.reshards else 0
+    gathered(book, f"gathered layer {i}, and the one before", used, instant, "the next is gathered ahead")
+    gathered(book, "layers below", others if own.resharding is not True else 0, instant, "reshard_after_forward")
+
+
+def _enter_layer_end(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, i: int, reduces: bool) -> None:
+    """After a layer's backward: the gradient that goes down, the reduction, the next layer's copy-out."""
+    instant = traced.end_of(i)
+    book.add(
+        f"gradient of the residual stream, below layer {i}",
+        "temporaries",
+        traced.layers[i].boundary,
+        instant,
+        instant,
+        template="T × h × bytes",
+        source="torch.autograd",
+    )
+    below = own.layers[i - 1] if i else own.first
+    kept = own.kept(own.first) + sum(own.kept(unit) for unit in own.layers[:i])
+    gathered(book, "layers below", kept, instant, "reshard_after_forward")
+    if own.reshards:
+        gathered(book, f"gathered ahead of layer {i}'s reduction", below.gathered, instant, "the next is gathered ahead")
+    _enter_reduction(book, own, own.layers[i], below, instant, f"layer {i}", reduces)
+    if waits_for_reduction(recipe) and recipe.accumulation > 1:
+        _enter_last_step(book, own, i, traced)
+
+
+def _enter_reduction(
+    book: Ledger, own: Frame, unit: Unit, below: Unit, instant: str, label: str, reduces: bool
+) -> None:
+    """Its input stands beside the whole gradients; then beside its output, or the next copy-out."""
+    out = below.gathered if own.reshards else 0
+    if not reduces:
+        book.add(
+            f"whole gradients of {label}",
+            "gradients",
+            max(unit.gradients, out),
+            instant,
+            instant,
+            template="elements × bytes",
+            why="cast and added to those that wait",
+            source=f"{SOURCE}/_fsdp_param.py: to_accumulated_grad_if_needed",
+        )
+        return
+    reduction(book, f"reduce-scatter input of {label}", unit.reduced, instant)
+    scattered = unit.scattered + unit.last
+    if max(unit.gradients, scattered) >= out + unit.shard:
+        why = "copied into the input, and freed; then its output comes"
+        reduction(book, f"whole gradients of {label}", max(unit.gradients, scattered), instant, why)
+        return
+    gathered(book, f"copy-out below {label}", out + unit.shard, instant, "its all-gather's output is there still")
+
+
+def _enter_last_step(book: Ledger, own: Frame, i: int, traced: TracedPass) -> None:
+    """The last micro-step reduces what has waited: an input comes, and what is reduced is gone."""
+    above = own.layers[i + 1 :]
+    gone = sum(unit.reduced - unit.shard for unit in above)
+    gone += own.tail.reduced - own.tail.shard if not own.opens else 0
+    unit = own.layers[i]
+    more = unit.reduced - gone - max(unit.gradients, own.layers[i - 1].gathered if i and own.reshards else 0)
+    reduction(book, f"reduce-scatter input of layer {i}, last micro-step", max(0, more), traced.end_of(i))
+
+
+def enter_root_reduction(book: Ledger, own: Frame, instant: str, late: bool) -> None:
+    """The root's gradients as the input of its reduction, and then its output in their place.
+
+    Gradients that have waited are added to first, and the new ones freed. Units are reduced one after another.
+    """
+    units = [own.root, own.tail] if own.opens else [own.root, own.first]
+    root = max(units, key=lambda unit: unit.reduced)
+    reduction(book, "reduce-scatter input of the root", root.reduced - (root.gradients if late else 0), instant)
+    waiting = root.reduced if late else root.gradients
+    last = root.last * waiting // max(root.gradients, 1)
+    beyond = max(0, root.scattered + last - waiting)
+    reduction(book, "reduce-scatter output of the root", beyond, instant)

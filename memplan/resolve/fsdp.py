@@ -1,0 +1,112 @@
+"""FSDP's settings, resolved: who wraps what, how states are divided, and what torch or accelerate refuse."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split
+from memplan.spec.fsdp import Fsdp, FsdpSettings
+from memplan.spec.job import Job
+from memplan.spec.parallel import Parallel
+from memplan.spec.recipe import Adapter
+from memplan.tables.trainer import Trainer
+from memplan.units import DTYPE_BYTES
+
+FP32 = DTYPE_BYTES["fp32"]
+ONE = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")
+"""Settings of FSDP1 alone."""
+HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+
+
+def replicas(job: Job, split: Split) -> int:
+    """Copies of the sharded states over the GPUs. Raises InvalidJob where they do not divide."""
+    given = job.fsdp
+    if not split.is_fsdp:
+        if given.model_fields_set:
+            raise InvalidJob("fsdp: settings without FSDP", "add sharding: fsdp or fsdp2, or leave fsdp out")
+        return 1
+    _check_version(given, split)
+    if given.sharding_strategy in HYBRID:
+        copies = given.replicate or max(1, job.num_gpus // job.gpus_per_node)
+    elif given.sharding_strategy == "NO_SHARD":
+        copies = job.num_gpus
+    else:
+        copies = given.replicate or 1
+        if copies > 1 and split.name == "fsdp":
+            raise InvalidJob(
+                f"fsdp.replicate: {copies} with sharding_strategy {given.sharding_strategy or 'FULL_SHARD'}",
+                "use sharding_strategy: HYBRID_SHARD",
+            )
+    if job.num_gpus % copies:
+        raise InvalidJob(
+            f"fsdp.replicate: {copies} does not divide num_gpus {job.num_gpus}",
+            f"use {next(n for n in range(min(copies, job.num_gpus), 0, -1) if job.num_gpus % n == 0)}",
+        )
+    if copies == job.num_gpus > 1 and given.sharding_strategy != "NO_SHARD":
+        raise InvalidJob(
+            f"fsdp.replicate: {copies} of {job.num_gpus} GPUs leaves nothing to share", "use sharding: ddp"
+        )
+    return copies
+
+
+def _check_version(given: Fsdp, split: Split) -> None:
+    for key in ONE if split.name == "fsdp2" else ("pin_memory",):
+        if key in given.model_fields_set and getattr(given, key) is not None:
+            other = "fsdp" if split.name == "fsdp2" else "fsdp2"
+            raise InvalidJob(f"fsdp.{key}: {split.name} has no such setting", f"leave it out, or use sharding: {other}")
+
+
+def resharding(job: Job, split: Split, degrees: Parallel) -> bool | int:
+    """Whether FSDP2 frees gathered layers after forward, or shares them among so many ranks. Raises InvalidJob for a
+    number that does not divide the shards (torch 2.13 _fsdp_init.py: _get_post_forward_mesh_info).
+    """
+    wanted = job.reshard_after_forward
+    if wanted is None or isinstance(wanted, bool):
+        return wanted is not False
+    if split.name != "fsdp2":
+        raise InvalidJob(f"reshard_after_forward: {wanted} needs FSDP2", "use sharding: fsdp2, or leave it out")
+    if degrees.shards % wanted:
+        fits = next(n for n in range(min(wanted, degrees.shards), 0, -1) if degrees.shards % n == 0)
+        raise InvalidJob(
+            f"reshard_after_forward: {wanted} does not divide the {degrees.shards} ranks that share the states",
+            f"use true, false, or {fits}",
+        )
+    return {1: False, degrees.shards: True}.get(wanted, wanted)
+
+
+def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> FsdpSettings:
+    """The settings, with the defaults of whoever wraps the model: accelerate, or torch. Raises InvalidJob."""
+    if not split.is_fsdp:
+        return FsdpSettings()
+    given, by_accelerate = job.fsdp, trainer.accelerate
+    wraps = given.auto_wrap_policy != "NO_WRAP"
+    if split.name == "fsdp2" and not wraps:
+        raise InvalidJob(
+            "fsdp.auto_wrap_policy: NO_WRAP under FSDP2 is not modelled: the root alone", "leave it out, or use sharding: fsdp"
+        )
+    prefetch = given.backward_prefetch or ("NO_PREFETCH" if by_accelerate else "BACKWARD_PRE")
+    offload = given.cpu_offload or "parameters" in job.offload
+    original = given.use_orig_params
+    return FsdpSettings(
+        replicas=replicas(job, split),
+        cpu_offload=offload,
+        pin_memory=given.pin_memory,
+        keeps_gathered=given.sharding_strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"),
+        whole=given.sharding_strategy == "NO_SHARD",
+        backward_prefetch=prefetch,
+        forward_prefetch=given.forward_prefetch,
+        limit_all_gathers=given.limit_all_gathers,
+        use_orig_params=(job.lora is not None or by_accelerate) if original is None else original,
+        keep_low_precision_grads=given.keep_low_precision_grads,
+        wraps_layers=wraps,
+        own_ends=by_accelerate and split.name == "fsdp2",
+        casts=by_accelerate and autocast,
+    )
+
+
+def upcast(adapter: Adapter, settings: FsdpSettings, notes: Notes) -> Adapter:
+    """Adapters as accelerate stores them under FSDP with mixed precision: every trained weight in fp32."""
+    if not settings.casts or adapter.itemsize == FP32:
+        return adapter
+    notes.assume("lora.dtype: fp32 (accelerate upcasts trained weights under FSDP's mixed precision)")
+    return adapter._replace(itemsize=FP32, magnitude_itemsize=FP32)
