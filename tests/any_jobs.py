@@ -62,7 +62,7 @@ MORE: dict[str, st.SearchStrategy[Any]] = {
     "gpu": st.sampled_from(["h100-80gb", "24GB"]),
 }
 SHARED: dict[str, st.SearchStrategy[Any]] = {
-    "sharding": choice("sharding").filter(lambda name: name != "distributed-optimizer"),
+    "sharding": choice("sharding"),
     "num_gpus": st.sampled_from([1, 2, 4, 7]),
     "reshard_after_forward": st.booleans(),
     "reduce_dtype": choice("reduce_dtype"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memplan.engine import quick
 from memplan.engine.build import SECTIONS, Parts, ledger
 from memplan.engine.quick import totalled
+from memplan.engine.ranks import rank_classes
 from memplan.engine.remembered import Reading, Remembered, Values
 from memplan.errors import InvalidJob
 from memplan.report import plain
@@ -112,7 +113,7 @@ def test_a_search_runs_a_section_again_only_for_what_it_reads(monkeypatch: pytes
     quick.forget()
     recipe = recipe_of(method="dpo", num_gpus=2, sharding="zero2")
     totalled(recipe)
-    monkeypatch.setattr(quick.ROWS[0], "function", lambda *both: 1 // 0)
+    monkeypatch.setattr(quick.ORDINARY.rows[0], "function", lambda *both: 1 // 0)
     for batch in (3, 4, 5):
         totalled(recipe._replace(batch_size=batch, sequence_length=64 * batch))
     with pytest.raises(ZeroDivisionError):
@@ -121,8 +122,8 @@ def test_a_search_runs_a_section_again_only_for_what_it_reads(monkeypatch: pytes
 
 
 def test_every_part_and_every_section_is_remembered() -> None:
-    assert len(SECTIONS) == len(quick.ROWS)
-    assert quick.PARTS.keys() == {name for name in vars(Parts) if not name.startswith("_")}
+    assert len(SECTIONS) == len(quick.ORDINARY.rows)
+    assert quick.ORDINARY.parts.keys() == {name for name in vars(Parts) if not name.startswith("_")}
 
 
 @given(keys=ANY_JOB, gpu=st.sampled_from([None, "24GB", "h200"]))
@@ -159,3 +160,11 @@ def test_another_batch_needs_no_other_resolution(keys: Keys, batch: int, steps: 
 def test_groups_of_completions_are_resolved_again() -> None:
     with pytest.raises(ValueError, match="resolve the job again"):
         recipe_of(method="grpo", rollout={"group_size": 4}).with_batch(2, 2)
+
+
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2, "num_gpus": 4}])
+def test_ranks_of_megatron_are_remembered_too(degrees: Keys) -> None:
+    recipe = recipe_of(**{"method": "sft", "trainer": "megatron", "num_gpus": 2, "gpu": "h200", **degrees})
+    for each in (recipe, recipe._replace(batch_size=4), recipe._replace(gpu=None), recipe):
+        for of in rank_classes(each):
+            agrees(of.recipe)

@@ -8,13 +8,15 @@ small trees. The figures are the ledger's own, to the byte (tests/test_quick.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memplan.engine.build import SECTIONS, Parts
 from memplan.engine.ledger import Ledger
+from memplan.engine.megatron.build import SECTIONS as MEGATRON_SECTIONS
+from memplan.engine.megatron.build import MegatronParts
 from memplan.engine.remembered import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
@@ -148,7 +150,7 @@ class _View:
         return getattr(self._parts, name)
 
 
-def _of_section(section: Callable[[Ledger, Parts], None]) -> Remembered[dict[Kind, Sums]]:
+def _of_section(section: Callable[[Ledger, Any], None]) -> Remembered[dict[Kind, Sums]]:
     """The sums of one section."""
 
     def run(recipe: Any, parts: Any) -> dict[Kind, Sums]:
@@ -165,35 +167,52 @@ def _of_part(part: Callable[[Any], Any]) -> Remembered[Any]:
 
 
 class _Parts:
-    """``Parts`` whose every attribute is remembered too."""
+    """Parts whose every attribute is remembered too."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.reading = Reading(VALUES, recipe, self, NAMES)
+    def __init__(self, kind: Remembering, recipe: Recipe) -> None:
+        self.kind, self.reading = kind, Reading(VALUES, recipe, self, kind.names)
 
     def __getattr__(self, name: str) -> Any:
-        value = PARTS[name](self.reading)
+        value = self.kind.parts[name](self.reading)
         setattr(self, name, value)
         return value
 
 
+class Remembering:
+    """A kind of ledger, its sections and the parts that they are made from remembered one by one."""
+
+    def __init__(self, parts: type, sections: Sequence[Callable[[Ledger, Any], None]]) -> None:
+        made = {name: part.func for name, part in vars(parts).items() if isinstance(part, cached_property)}
+        self.parts = {name: _of_part(part) for name, part in made.items()}
+        self.names, self.rows = frozenset(made), tuple(_of_section(section) for section in sections)
+        assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
+
+    def totalled(self, recipe: Recipe) -> Totalled:
+        """The sums of every section."""
+        parts = _Parts(self, recipe)
+        reading = parts.reading
+        return Totalled([rows(reading) for rows in self.rows], parts.schedule)
+
+    def forget(self) -> None:
+        """Start again with nothing remembered."""
+        for remembered in (*self.parts.values(), *self.rows):
+            remembered.forget()
+
+
 VALUES = Values()
-PARTS = {name: _of_part(part.func) for name, part in vars(Parts).items() if isinstance(part, cached_property)}
-NAMES = frozenset(PARTS)
-ROWS = tuple(_of_section(section) for section in SECTIONS)
-assert not NAMES & set(dir(Recipe)), "a part that is named as a field of the recipe"
+ORDINARY = Remembering(Parts, SECTIONS)
+MEGATRON = Remembering(MegatronParts, MEGATRON_SECTIONS)
 
 
 def totalled(recipe: Recipe) -> Totalled:
     """The totals of the recipe's ledger."""
     if len(VALUES) > MOST:
         forget()
-    parts = _Parts(recipe)
-    reading = parts.reading
-    return Totalled([rows(reading) for rows in ROWS], parts.schedule)
+    return (MEGATRON if recipe.in_megatron else ORDINARY).totalled(recipe)
 
 
 def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()
-    for remembered in (*PARTS.values(), *ROWS):
-        remembered.forget()
+    ORDINARY.forget()
+    MEGATRON.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from memplan.engine.ledger import Ledger
@@ -21,7 +22,7 @@ STEP = "step.optimizer"
 PASS = "policy"
 
 
-class Rank:
+class MegatronParts:
     """What the rows of one rank are made from, each made when it is first asked for."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -65,44 +66,63 @@ class Rank:
 
 def megatron_ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     """Every row of one rank, over the instants of one step in steady state."""
-    rank = Rank(recipe)
-    book = Ledger(rank.schedule, detailed)
-    enter_states(book, recipe, rank.shares, STEP)
-    enter_activations(book, rank.shape, rank.chunks)
-    _enter_head(book, rank)
-    enter_buffers(book, recipe, rank.shape, rank.shares)
-    enter_references(book, recipe)
-    enter_rollout(book, recipe)
-    enter_surroundings(book, recipe)
+    parts = MegatronParts(recipe)
+    book = Ledger(parts.schedule, detailed)
+    for section in SECTIONS:
+        section(book, parts)
     return book
 
 
-def _enter_head(book: Ledger, rank: Rank) -> None:
+def _enter_states(book: Ledger, parts: MegatronParts) -> None:
+    enter_states(book, parts.recipe, parts.shares, STEP)
+
+
+def _enter_activations(book: Ledger, parts: MegatronParts) -> None:
+    enter_activations(book, parts.shape, parts.chunks)
+
+
+def _enter_head(book: Ledger, parts: MegatronParts) -> None:
     """Final norm and output product with the loss on the last stage, the embedding's gradient on the first."""
-    shape, recipe = rank.shape, rank.recipe
-    if rank.tail is not None:
-        last = f"{PASS}.{rank.tail.at[-1][0]}"
-        for held in head.norm_kept(shape):
-            _add(book, held, "activations", f"{PASS}.forward", last, "kept for the backward of norm and head", head.OUTPUT)
-        for point, all_held in rank.tail.at:
+    if parts.tail is not None:
+        last = f"{PASS}.{parts.tail.at[-1][0]}"
+        for held in head.norm_kept(parts.shape):
+            _add(book, held, "activations", (f"{PASS}.forward", last), "kept for backward", head.OUTPUT)
+        for point, all_held in parts.tail.at:
+            at = f"{PASS}.{point}"
             for held in all_held:
                 category = "logits" if "V" in held.template or held.template == "bytes" else "activations"
-                _add(book, held, category, f"{PASS}.{point}", f"{PASS}.{point}", "vocabulary-parallel head", rank.tail.source)
-    if recipe.parallel.first:
-        point = f"{PASS}.embedding-backward"
-        for held in head.embedding_backward(shape, rank.vocabulary):
-            _add(book, held, "gradients", point, point, "before it is added to the buffer", head.OUTPUT)
+                _add(book, held, category, (at, at), "vocabulary-parallel head", parts.tail.source)
+    if parts.recipe.parallel.first:
+        at = f"{PASS}.embedding-backward"
+        for held in head.embedding_backward(parts.shape, parts.vocabulary):
+            _add(book, held, "gradients", (at, at), "before it is added to the buffer", head.OUTPUT)
 
 
-def _add(book: Ledger, held: Held, category: str, born: str, dies: str, why: str, source: str) -> None:
+def _enter_buffers(book: Ledger, parts: MegatronParts) -> None:
+    enter_buffers(book, parts.recipe, parts.shape, parts.shares)
+
+
+def _enter_others(book: Ledger, parts: MegatronParts) -> None:
+    enter_references(book, parts.recipe)
+    enter_rollout(book, parts.recipe)
+
+
+def _enter_surroundings(book: Ledger, parts: MegatronParts) -> None:
+    enter_surroundings(book, parts.recipe)
+
+
+SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
+    _enter_states,
+    _enter_activations,
+    _enter_head,
+    _enter_buffers,
+    _enter_others,
+    _enter_surroundings,
+)
+"""Every kind of row, in the order of the ledger; ``quick`` remembers the sums of each by what it read."""
+
+
+def _add(book: Ledger, held: Held, category: str, life: tuple[str, str], why: str, source: str) -> None:
     book.add(
-        held.name,
-        category,
-        held.bytes,
-        born,
-        dies,
-        template=held.template,
-        numbers=held.factors,
-        why=why,
-        source=source,
+        held.name, category, held.bytes, *life, template=held.template, numbers=held.factors, why=why, source=source
     )
