@@ -13,6 +13,7 @@ from memplan.engine.critic import critic_weights
 from memplan.engine.deepspeed import enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
+from memplan.engine.megatron.build import megatron_ledger
 from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.output_rows import enter_outputs
@@ -75,6 +76,8 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     """Every row of one rank of the job, over the instants of one step in steady state; totals alone without
     ``detailed``.
     """
+    if recipe.in_megatron:
+        return megatron_ledger(recipe, detailed)
     parts = Parts(recipe)
     book = Ledger(parts.schedule, detailed)
     for section in SECTIONS:

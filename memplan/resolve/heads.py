@@ -150,8 +150,6 @@ def _assume(job: Job, trainer: Trainer, name: str, notes: Notes) -> None:
             "loss_head: Liger's preference loss as eager torch; torch.compile fuses some of it: published runs of the "
             "head alone lie between 31 % below and 12 % above"
         )
-    if trainer.megatron:
-        notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
     if job.kernels == "liger":
         notes.assume("kernels: Liger's loss is modelled; norms, rotary and activations are the model's own")
     if job.entropy != "none" and trainer.entropy == "softmax":

@@ -65,13 +65,21 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
     notes.assume(
         f"{trainer.title}: layers of Transformer Engine 2.11 in megatron-core 0.14 to 0.16, fused attention, dropout 0"
     )
-    if job.method == "sft" and trainer.name == "megatron" and "cross_entropy_loss_fusion" not in settings.model_fields_set:
+    if (
+        job.method == "sft"
+        and trainer.name == "megatron"
+        and "cross_entropy_loss_fusion" not in settings.model_fields_set
+    ):
         notes.assume(
             "megatron.cross_entropy_loss_fusion: Transformer Engine's kernel, as in Megatron-Bridge's recipes; "
             "Megatron-LM needs --cross-entropy-loss-fusion --cross-entropy-fusion-impl te for it, and takes 4 bytes "
             "per logit more without"
         )
-    if routed and settings.moe_expert_capacity_factor is None and "moe_expert_imbalance" not in settings.model_fields_set:
+    if (
+        routed
+        and settings.moe_expert_capacity_factor is None
+        and "moe_expert_imbalance" not in settings.model_fields_set
+    ):
         notes.assume(
             "megatron.moe_expert_imbalance: 1, so each rank's experts receive the mean; no token is dropped, and the "
             "fullest rank may receive more"
@@ -113,7 +121,8 @@ def check_megatron(job: Job, spec: ModelSpec, degrees: Parallel, micro_batches: 
         )
     if settings.use_precision_aware_optimizer and job.sharding not in (None, "distributed-optimizer"):
         raise InvalidJob(
-            "megatron.use_precision_aware_optimizer: needs the distributed optimizer", "use sharding: distributed-optimizer"
+            "megatron.use_precision_aware_optimizer: needs the distributed optimizer",
+            "use sharding: distributed-optimizer",
         )
 
 
@@ -131,7 +140,7 @@ def _check_tensor(job: Job, spec: ModelSpec, degrees: Parallel) -> None:
         local = spec.num_heads // tensor
         if context > 1 and job.megatron.cp_comm_type == "a2a" and local % context:
             raise InvalidJob(
-                f"context_parallel: {context} does not divide the {local} heads of a tensor-parallel rank, which a2a needs",
+                f"context_parallel: {context} does not divide the {local} heads of a tensor-parallel rank: a2a needs it",
                 "use cp_comm_type: p2p",
             )
         width = part.intermediate if part is not None and part.linears else 0
@@ -142,7 +151,8 @@ def _check_tensor(job: Job, spec: ModelSpec, degrees: Parallel) -> None:
             raise InvalidJob("sequence_parallel: false, and experts with tensor_parallel need it", "leave it out")
         if experts is not None and experts.intermediate % degrees.expert_tensor:
             raise InvalidJob(
-                f"expert_tensor_parallel: {degrees.expert_tensor} does not divide the experts' width {experts.intermediate}",
+                f"expert_tensor_parallel: {degrees.expert_tensor} does not divide the experts' width "
+                f"{experts.intermediate}",
                 "use expert_tensor_parallel 1",
             )
     parts = 2 * context if context > 1 else 1

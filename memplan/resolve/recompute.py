@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
+from memplan.spec.latent import LatentAttention
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recompute import EVERY, Recompute, every_nth
@@ -50,7 +51,7 @@ def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     experts = any(layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers())
     if "moe" in modules and not experts:
         raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for moe", "leave it out")
-    if any(not isinstance(layer.mixer, Attention) for layer in spec.layers()):
+    if any(not isinstance(layer.mixer, (Attention, LatentAttention)) for layer in spec.layers()):
         raise InvalidJob(
             f"gradient_checkpointing: selective is not modelled for the mixers of {spec.family}", "use full"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -63,7 +63,7 @@ class Megatron(Frozen):
     cp_comm_type: Name = "p2p"
     """How context-parallel ranks exchange: keys and values around a ring, heads for sequence, or gathered."""
     cross_entropy_loss_fusion: bool = True
-    """Of pretraining and SFT: the loss in a fused kernel; Megatron-LM's flag is off by default, Megatron-Bridge's on."""
+    """Of pretraining and SFT: the loss in a fused kernel. Off by default in Megatron-LM, on in Megatron-Bridge."""
     cross_entropy_fusion_impl: Name = "te"
     """native: an fp32 copy of the logits; te: Transformer Engine's kernel, which works in the logits themselves."""
     use_precision_aware_optimizer: bool = False
@@ -106,11 +106,10 @@ class Megatron(Frozen):
         for name in LATER:
             if kept.get(name):
                 raise InvalidJob(f"megatron.{name}: not modelled yet", f"leave megatron.{name} out")
-        for old, new in (("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
-                         ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")):
+        for old, new in (
+            ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
+            ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
+        ):
             if old in kept:
                 kept[new] = kept.pop(old)
         return {key: value for key, value in kept.items() if key not in (*NO_EFFECT, *LATER)}
-
-
-Checkpointing = Literal["none", "selective", "uniform", "block"]

@@ -52,7 +52,7 @@ def chunk_length(s: Shape, chunk: Chunk) -> int:
     """Layers that are made again at once: uniform recomputation keeps the input of the first of so many."""
     if not chunk.recomputed or s.settings.recompute_method == "block":
         return 1
-    return max(1, min(s.settings.recompute_num_layers, chunk.count))
+    return max(1, min(s.settings.recompute_num_layers, chunk.layers))
 
 
 def layer_instants(s: Shape, chunks: tuple[Chunk, ...]) -> list[str]:
@@ -93,7 +93,7 @@ def _enter_waiting(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
         if others < 1:
             continue
         size = kept_bytes(steps_of(s, chunk))
-        layers = _checkpoints(s, chunk, chunk.count)
+        layers = _checkpoints(s, chunk, chunk.layers)
         book.add(
             "layers of other micro-batches in flight",
             "activations",
@@ -109,7 +109,7 @@ def _enter_waiting(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
 
 def _enter_others(book: Ledger, s: Shape, chunk: Chunk, but: int, until: str) -> None:
     """This micro-batch's other layers, tensor by tensor; those recomputed, checkpoints alone."""
-    layers = _checkpoints(s, chunk, chunk.count - but)
+    layers = _checkpoints(s, chunk, chunk.layers - but)
     if layers < 1:
         return
     category = "checkpoints" if chunk.recomputed else "activations"

@@ -48,7 +48,8 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
     """The attention kernel over widths of q, k, v and output on this rank.
 
     Context parallelism by all-to-all keeps the output twice: by heads for the kernel, by sequence for the product that
-    follows. Around a ring (p2p), buffers for two rounds of keys and values and the outputs of rounds come and go.
+    follows. Around a ring (p2p), what came in each round and each round's output are held until the last one; the
+    last rank of the ring has the largest.
     """
     kind = s.settings.cp_comm_type if s.context > 1 else ""
     qkv = (te.of_tokens(s, Q, q, "q"), te.of_tokens(s, K, k, "k"), te.of_tokens(s, V, v, "v"))
@@ -64,8 +65,8 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
         forward.append(te.of_tokens(s, "q, k, v by sequence", q + k + v, "(q + k + v)"))
         gradients.append(te.of_tokens(s, "gradient of attention's output by heads", out, "out"))
     elif kind == "p2p":
-        forward.append(te.of_tokens(s, "keys and values of two rounds", 2 * (k + v), "2·(k + v)"))
-        forward.append(te.of_tokens(s, "outputs of the rounds", out * (s.context + 1) // 2, "out·(cp + 1)/2"))
+        forward.append(te.of_tokens(s, "keys and values of all rounds", s.context * (k + v), "cp·(k + v)"))
+        forward.append(te.of_tokens(s, "outputs of all rounds", s.context * out, "cp·out"))
         gradients.append(te.of_tokens(s, "keys, values and their gradients of two rounds", 4 * (k + v), "4·(k + v)"))
         gradients.append(te.of_tokens(s, "gradient of q of a round", q, "q"))
     elif kind == "all_gather":

@@ -17,6 +17,7 @@ BATCH_BYTES = 8 + 8 + 4 + 8
 """Tokens, labels, loss mask and positions of each token (megatron/training/utils.py: get_batch_on_this_tp_rank)."""
 TE_WORKSPACE = (32 * MiB + KiB, 4 * MiB)
 """Of TransformerEngine's own matrix products, from compute capability 9 on and below (cpp_extensions/gemm.py)."""
+SCHEDULE = "megatron-core 0.14 pipeline_parallel/schedules.py: forward_backward_pipelining_without_interleaving"
 STREAMS = 4
 """Streams of grouped products, each with a workspace."""
 
@@ -26,7 +27,28 @@ def enter_buffers(book: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Share
     degrees = recipe.parallel
     if degrees.last and s.gathers:
         held = head.gathered_buffer(s)
-        _whole(book, held.name, "buffers", held.bytes, held.template, held.factors, "Megatron's global memory buffer", head.OUTPUT)
+        _whole(
+            book,
+            held.name,
+            "buffers",
+            held.bytes,
+            held.template,
+            held.factors,
+            "Megatron's global memory buffer",
+            head.OUTPUT,
+        )
+    if degrees.pipeline > 1 and not degrees.first and recipe.accumulation > 1:
+        held = te.stream(s, "gradient that was sent to the stage before")
+        _whole(
+            book,
+            held.name,
+            "buffers",
+            held.bytes,
+            held.template,
+            held.factors,
+            "the schedule's variable, until the next backward",
+            SCHEDULE,
+        )
     elements = dummy_gradients(recipe, shares)
     _whole(
         book,
@@ -58,7 +80,14 @@ def enter_buffers(book: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Share
 
 
 def _whole(
-    book: Ledger, name: str, category: str, size: int, template: str, numbers: tuple[int | float, ...], why: str, source: str
+    book: Ledger,
+    name: str,
+    category: str,
+    size: int,
+    template: str,
+    numbers: tuple[int | float, ...],
+    why: str,
+    source: str,
 ) -> None:
     book.add(name, category, size, template=template, numbers=numbers, why=why, source=source)
 
@@ -82,5 +111,3 @@ def enter_surroundings(book: Ledger, recipe: Recipe) -> None:
         why="of its own matrix products, beside torch's" + (", and of each stream of grouped ones" if grouped else ""),
         source="TransformerEngine 2.11 pytorch/cpp_extensions/gemm.py",
     )
-
-

@@ -16,17 +16,25 @@ def dense(s: Shape, part: FeedForward) -> Steps:
     """Its norm is part of the first product."""
     width = part.intermediate // s.tensor
     first = te.layernorm_linear(s, "fc1", "the first product", width * (2 if part.gated else 1))
-    steps: Steps = (first, activation(s, s.tokens, width, part.gated), te.row_linear(s, "fc2", "the second product", width))
+    steps: Steps = (
+        first,
+        activation(s, s.tokens, width, part.gated),
+        te.row_linear(s, "fc2", "the second product", width),
+    )
     if "mlp" in s.recomputed:
         inner = [each.name for step in steps for each in step.kept]
         steps = made_again(steps, [name for name in inner if name != "input of the first product"], "fc2")
     return steps
 
 
-def activation(s: Shape, tokens: int, width: int, gated: bool, name: str = "activation", weighted: bool = False) -> Step:
+def activation(
+    s: Shape, tokens: int, width: int, gated: bool, name: str = "activation", weighted: bool = False
+) -> Step:
     """SwiGLU fused: only its input, gate and up side by side, is kept, and its gradient is one tensor of that size.
     Unfused: silu keeps gate, the product silu(gate) and up. Its output is kept by the product that follows."""
-    both = Held("gate and up" if gated else "the activation's input", "T·F·e", (tokens, width * (2 if gated else 1), s.itemsize))
+    both = Held(
+        "gate and up" if gated else "the activation's input", "T·F·e", (tokens, width * (2 if gated else 1), s.itemsize)
+    )
     kept = [both]
     if gated and not s.settings.bias_swiglu_fusion and not weighted:
         kept.append(Held("the activated gate", "T·F·e", (tokens, width, s.itemsize)))

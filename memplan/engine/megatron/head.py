@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memplan.engine.losses import policy_head
 from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held
 from memplan.engine.stages import policy_mode
-from memplan.engine.losses import policy_head
 from memplan.engine.traces import trace_tail
 from memplan.spec.recipe import Recipe
 
@@ -47,7 +47,11 @@ def tail(recipe: Recipe, s: Shape, vocabulary: int) -> Tail:
     if recipe.loss_head == "score":
         return Tail((("loss", ()), ("head-backward", tuple(back))), OUTPUT)
     logits = Held("logits", "T·V·e", (s.tokens, vocabulary, s.itemsize))
-    if recipe.loss_head == IN_MODEL and settings.cross_entropy_loss_fusion and settings.cross_entropy_fusion_impl == "te":
+    if (
+        recipe.loss_head == IN_MODEL
+        and settings.cross_entropy_loss_fusion
+        and settings.cross_entropy_fusion_impl == "te"
+    ):
         itself = logits._replace(name="logits, which become their own gradient")
         return Tail((("loss", (itself,)), ("head-backward", (itself, *back))), TE_LOSS)
     if recipe.loss_head == IN_MODEL:
@@ -70,9 +74,14 @@ def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> 
     spec = recipe.model.model_copy(
         update={"vocab_size": vocabulary, "head": recipe.model.head.model_copy(update={"outputs": vocabulary})}
     )
-    length = max(2, s.tokens // recipe.rows)
-    part = recipe._replace(sequence_length=length, completion_length=min(recipe.completion_length, length))
-    traced = trace_tail(spec, policy_mode(recipe), recipe.rows, length, policy_head(part, recipe.rows))
+    rows, length = recipe.rows, max(2, s.tokens // recipe.rows)
+    program = policy_head(recipe, rows)
+    program = program._replace(
+        scored_tokens=min(program.scored_tokens, rows * (length - 1)),
+        projected=min(program.projected, length),
+        sliced=min(program.sliced, length - 1),
+    )
+    traced = trace_tail(spec, policy_mode(recipe), rows, length, program)
     points = (
         ("loss", traced.forward.get("loss")),
         ("loss-backward", traced.backward.get("loss")),
@@ -80,7 +89,9 @@ def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> 
     )
     for point, alive in points:
         tags = alive.tags if alive is not None else {}
-        held = tuple(Held(tag.label, "bytes", (size,)) for tag, size in tags.items() if tag.category == "logits" and size)
+        held = tuple(
+            Held(tag.label, "bytes", (size,)) for tag, size in tags.items() if tag.category == "logits" and size
+        )
         yield point, (*held, *(back if point == "head-backward" else ()))
 
 

@@ -8,7 +8,7 @@ v anew, so that the product of k and v is freed.
 from __future__ import annotations
 
 from memplan.engine.megatron import te
-from memplan.engine.megatron.attention import K, LSE, OUT, Q, V, kernel, twice
+from memplan.engine.megatron.attention import LSE, OUT, K, Q, V, kernel, twice
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, made_again
 from memplan.spec.latent import LatentAttention

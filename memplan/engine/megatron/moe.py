@@ -44,7 +44,9 @@ def routed(s: Shape, experts: Experts) -> Routed:
         of_each = ceil_div_float(s.local * experts.active * capacity / experts.count)
         cut = of_each * experts.count
         sent = cut if s.settings.moe_pad_expert_input_to_capacity else min(sent, cut)
-    spread = 1.0 if capacity is not None and s.settings.moe_pad_expert_input_to_capacity else s.settings.moe_expert_imbalance
+    spread = (
+        1.0 if capacity is not None and s.settings.moe_pad_expert_input_to_capacity else s.settings.moe_expert_imbalance
+    )
     limit = sent * s.expert if capacity is None else of_each * experts.count
     received = min(int(sent * spread), limit) * s.expert_tensor
     return Routed(sent, received, max(1, experts.count // s.expert))
@@ -81,7 +83,11 @@ def _router(s: Shape, experts: Experts) -> Step:
     return Step(
         "router",
         kept=(te.stream(s, "normalised input of the router and the experts"), *scores),
-        backward=(te.stream(s, te.STREAM_GRADIENT), te.stream(s, "gradient of the router's input"), te.stream(s, "their sum")),
+        backward=(
+            te.stream(s, te.STREAM_GRADIENT),
+            te.stream(s, "gradient of the router's input"),
+            te.stream(s, "their sum"),
+        ),
         source=ROUTER,
     )
 
@@ -135,17 +141,33 @@ def _experts(s: Shape, experts: Experts, way: Routed) -> Steps:
         "experts-fc1",
         kept=(_received(s, EXPERT_INPUT, way), weight),
         forward=over,
-        backward=(gradient, both, _received(s, "gradient of the experts' input", way), *te.weight_gradient(s, width * wide, s.hidden)),
+        backward=(
+            gradient,
+            both,
+            _received(s, "gradient of the experts' input", way),
+            *te.weight_gradient(s, width * wide, s.hidden),
+        ),
         source=GROUPED,
     )
     act = activation(s, way.received, width, experts.gated, "experts-activation", weighted=True)
-    act = act._replace(forward=over, kept=tuple(each._replace(name="gate and up of the experts", template="R·2·f·e" if experts.gated else "R·f·e") for each in act.kept))
+    act = act._replace(
+        forward=over,
+        kept=tuple(
+            each._replace(name="gate and up of the experts", template="R·2·f·e" if experts.gated else "R·f·e")
+            for each in act.kept
+        ),
+    )
     act = act._replace(backward=(gradient, inner, both))
     second = Step(
         "experts-fc2",
         kept=(Held(ACTIVATED, "R·f·e", (way.received, width, e)),),
         forward=(*over, _received(s, "the experts' output", way)),
-        backward=(gradient, _received(s, "gradient of the experts' output", way), inner, *te.weight_gradient(s, s.hidden, width)),
+        backward=(
+            gradient,
+            _received(s, "gradient of the experts' output", way),
+            inner,
+            *te.weight_gradient(s, s.hidden, width),
+        ),
         source=GROUPED,
     )
     return first, act, second
@@ -161,7 +183,10 @@ def _combine(s: Shape, way: Routed) -> Step:
     first = _sent(s, "gradient of what was sent back", way)
     gradients = [first, _received(s, "gradient of the experts' output, unsorted", way)] if _crosses(s) else [first]
     if _sorts(s, way) and 2 * output.bytes > sum(each.bytes for each in gradients):
-        gradients = [output._replace(name="gradient of the experts' output, unsorted"), output._replace(name="gradient of the experts' output")]
+        gradients = [
+            output._replace(name="gradient of the experts' output, unsorted"),
+            output._replace(name="gradient of the experts' output"),
+        ]
     return Step(
         "combine",
         forward=(*_held_over_experts(s, way), *fullest, te.stream(s, "shared experts' or summed output")),
@@ -177,11 +202,14 @@ def _shared(s: Shape, part: FeedForward) -> Steps:
     width = down.inputs // s.tensor
     first = Step(
         "shared-fc1",
-        forward=(Held("input gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize)),) if s.gathers else (),
+        forward=(Held("input gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize)),)
+        if s.gathers
+        else (),
         backward=(
             te.stream(s, te.STREAM_GRADIENT),
             te.of_tokens(s, "gradient of gate and up", width * (2 if gated else 1)),
-            *(2 if s.gathers else 1) * (Held("gathered input, and its gradient", "T·h·e", (s.tokens, s.hidden, s.itemsize)),),
+            *(2 if s.gathers else 1)
+            * (Held("gathered input, and its gradient", "T·h·e", (s.tokens, s.hidden, s.itemsize)),),
         ),
         source=te.LINEAR,
     )

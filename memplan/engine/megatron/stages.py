@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     """A run of equal layers of one virtual stage."""
 
     layer: Layer
-    count: int
+    layers: int
     in_flight: int
     """Micro-batches whose activations it holds when its rank holds the most."""
     recomputed: bool = False
@@ -29,7 +29,11 @@ class Chunk(NamedTuple):
 
 def layers_of_chunk(layers: int, degrees: Parallel, settings: Megatron, stage: int, virtual: int) -> int:
     """Layers of a chunk: equal shares, or as the first and the last stage were given theirs."""
-    stages, first, last = degrees.pipeline, settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
+    stages, first, last = (
+        degrees.pipeline,
+        settings.num_layers_in_first_pipeline_stage,
+        settings.num_layers_in_last_pipeline_stage,
+    )
     if first or last:
         given = (first > 0) + (last > 0)
         rest = (layers - first - last) // (stages - given) if stages > given else 0
@@ -61,7 +65,9 @@ def in_flight(degrees: Parallel, micro_batches: int, virtual: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def chunks_of(spec: ModelSpec, degrees: Parallel, settings: Megatron, micro_batches: int, full: bool) -> tuple[Chunk, ...]:
+def chunks_of(
+    spec: ModelSpec, degrees: Parallel, settings: Megatron, micro_batches: int, full: bool
+) -> tuple[Chunk, ...]:
     """The layers of a stage, in order, those that full recomputation makes again apart.
 
     Chunk c of stage s comes after chunks 0 to c of the stages before, and chunks 0 to c − 1 of those behind.

@@ -163,4 +163,9 @@ def dummy_gradients(recipe: Recipe, shares: Sequence[Share]) -> int:
     true gradient went into the buffer; kept in a dictionary for good."""
     if not recipe.megatron.gradient_accumulation_fusion:
         return 0
-    return sum(rows * columns for rows, columns in {(share.rows, share.columns) for share in shares if share.product and share.name != "word embedding"})
+    return sum(
+        rows * columns
+        for rows, columns in {
+            (share.rows, share.columns) for share in shares if share.product and share.name != "word embedding"
+        }
+    )

@@ -58,7 +58,9 @@ def layernorm_linear(s: Shape, name: str, label: str, width: int) -> Step:
     """
     gathered = Held("input gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize))
     product = Held("gradient of the norm's output", "T·h·e", (s.tokens, s.hidden, s.itemsize))
-    tail = (gathered, product, stream(s, "its scattered part")) if s.gathers else (product, stream(s, "norm's gradient"))
+    tail = (
+        (gathered, product, stream(s, "its scattered part")) if s.gathers else (product, stream(s, "norm's gradient"))
+    )
     return Step(
         name,
         kept=(

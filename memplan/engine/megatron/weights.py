@@ -58,12 +58,15 @@ def padded_vocabulary(spec: ModelSpec, degrees: Parallel, settings: Megatron) ->
 def rank_shares(spec: ModelSpec, degrees: Parallel, settings: Megatron, chunks: Iterable[Chunk]) -> list[Share]:
     """Everything that the rank's stage holds, in order."""
     shares: list[Share] = []
-    vocabulary, width = padded_vocabulary(spec, degrees, settings) // degrees.tensor, spec.embedding_width or spec.hidden_size
+    vocabulary, width = (
+        padded_vocabulary(spec, degrees, settings) // degrees.tensor,
+        spec.embedding_width or spec.hidden_size,
+    )
     if degrees.first:
         shares.append(Share("word embedding", vocabulary, width, 1))
         shares += _outside(spec)
     for chunk in chunks:
-        shares += layer_shares(chunk.layer, degrees, chunk.count)
+        shares += layer_shares(chunk.layer, degrees, chunk.layers)
     if degrees.last:
         shares += _mtp(spec, degrees, settings)
         if spec.final_norm is not None:
