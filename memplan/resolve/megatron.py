@@ -140,7 +140,7 @@ def _check_tensor(job: Job, spec: ModelSpec, degrees: Parallel) -> None:
         local = spec.num_heads // tensor
         if context > 1 and job.megatron.cp_comm_type == "a2a" and local % context:
             raise InvalidJob(
-                f"context_parallel: {context} does not divide the {local} heads of a tensor-parallel rank: a2a needs it",
+                f"context_parallel: {context} does not divide the {local} heads of a tensor-parallel rank (a2a)",
                 "use cp_comm_type: p2p",
             )
         width = part.intermediate if part is not None and part.linears else 0

@@ -22,7 +22,7 @@ STEP = "step.optimizer"
 PASS = "policy"
 
 
-class Rank:
+class MegatronParts:
     """What the rows of one rank are made from, each made when it is first asked for."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -66,22 +66,22 @@ class Rank:
 
 def megatron_ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     """Every row of one rank, over the instants of one step in steady state."""
-    parts = Rank(recipe)
+    parts = MegatronParts(recipe)
     book = Ledger(parts.schedule, detailed)
     for section in SECTIONS:
         section(book, parts)
     return book
 
 
-def _enter_states(book: Ledger, parts: Rank) -> None:
+def _enter_states(book: Ledger, parts: MegatronParts) -> None:
     enter_states(book, parts.recipe, parts.shares, STEP)
 
 
-def _enter_activations(book: Ledger, parts: Rank) -> None:
+def _enter_activations(book: Ledger, parts: MegatronParts) -> None:
     enter_activations(book, parts.shape, parts.chunks)
 
 
-def _enter_head(book: Ledger, parts: Rank) -> None:
+def _enter_head(book: Ledger, parts: MegatronParts) -> None:
     """Final norm and output product with the loss on the last stage, the embedding's gradient on the first."""
     if parts.tail is not None:
         last = f"{PASS}.{parts.tail.at[-1][0]}"
@@ -98,20 +98,20 @@ def _enter_head(book: Ledger, parts: Rank) -> None:
             _add(book, held, "gradients", (at, at), "before it is added to the buffer", head.OUTPUT)
 
 
-def _enter_buffers(book: Ledger, parts: Rank) -> None:
+def _enter_buffers(book: Ledger, parts: MegatronParts) -> None:
     enter_buffers(book, parts.recipe, parts.shape, parts.shares)
 
 
-def _enter_others(book: Ledger, parts: Rank) -> None:
+def _enter_others(book: Ledger, parts: MegatronParts) -> None:
     enter_references(book, parts.recipe)
     enter_rollout(book, parts.recipe)
 
 
-def _enter_surroundings(book: Ledger, parts: Rank) -> None:
+def _enter_surroundings(book: Ledger, parts: MegatronParts) -> None:
     enter_surroundings(book, parts.recipe)
 
 
-SECTIONS: tuple[Callable[[Ledger, Rank], None], ...] = (
+SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
     _enter_states,
     _enter_activations,
     _enter_head,
