@@ -193,6 +193,11 @@ class Remembering:
         reading = parts.reading
         return Totalled([rows(reading) for rows in self.rows], parts.schedule)
 
+    def states(self, recipe: Recipe) -> int:
+        """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
+        sums = self.rows[0](_Parts(self, recipe).reading).get(("allocated", "gpu"))
+        return sums.lasting if sums else 0
+
     def forget(self) -> None:
         """Start again with nothing remembered."""
         for remembered in (*self.parts.values(), *self.rows):
@@ -209,6 +214,11 @@ def totalled(recipe: Recipe) -> Totalled:
     if len(VALUES) > MOST:
         forget()
     return (MEGATRON if recipe.in_megatron else ORDINARY).totalled(recipe)
+
+
+def states_alone(recipe: Recipe) -> int:
+    """Bytes of model states that are there at every instant: what no batch, loss or checkpointing makes smaller."""
+    return (MEGATRON if recipe.in_megatron else ORDINARY).states(recipe)
 
 
 def forget() -> None:
