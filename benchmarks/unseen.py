@@ -40,14 +40,18 @@ SOURCE = (
     "layers, autograd and optimizers of torch, on fake tensors of device cuda; the second of two training steps."
 )
 PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo")
+TRL_VERSIONS = ("0.9", "0.17", "0.24", "1.0", "1.9", "1.14", "1.16")
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "method": ("sft", "sft", "sft", "reward", "kto", *PAIRS),
-    "trainer": ("pytorch", "pytorch", "transformers", "trl", "trl", "llamafactory", "openrlhf", "simpo-repo"),
-    "precision": ("bf16", "bf16", "bf16", "bf16-amp", "bf16-amp", "fp32"),
-    "attention": ("sdpa", "sdpa", "sdpa", "eager"),
-    "gradient_checkpointing": ("none", "full", "full"),
+    "method": ("sft", "sft", "sft", "reward", "kto", *PAIRS, "grpo", "rloo", "ppo", "online-dpo", "distill"),
+    "trainer": (
+        *("pytorch", "pytorch", "pytorch", "transformers", "trl", "trl", "trl", "llamafactory", "llamafactory"),
+        *("openrlhf", "simpo-repo", "verl", "litgpt", "mindspeed", "nemo-aligner", "slime"),
+    ),
+    "precision": ("bf16", "bf16", "bf16", "bf16", "bf16-amp", "bf16-amp", "fp32", "fp16", "fp16-amp"),
+    "attention": ("sdpa", "sdpa", "sdpa", "eager", "flash"),
+    "gradient_checkpointing": ("none", "none", "full", "full", "full", "selective", "every:2"),
     "gradient_checkpointing_reentrant": (False, False, True),
-    "optimizer": ("adamw", "adamw", "adamw", "adamw", "sgd", "sgd-momentum", "adafactor"),
+    "optimizer": ("adamw", "adamw", "adamw", "adamw", "sgd", "sgd-momentum", "adafactor", "muon"),
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_accumulation_steps": (1, 1, 1, 2, 4),
     "padded": (False, False, False, True),
@@ -56,6 +60,27 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "lora": (None, None, {"r": 8}, {"r": 16, "dtype": "bf16"}, {"r": 64}),
     "pair_pass": ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache"),
 }
+RARELY: dict[str, tuple[Any, ...]] = {
+    "kernels": ("liger",),
+    "loss_head": ("chunked", "fused", "log-softmax", "selective"),
+    "logits_dtype": ("fp32", "bf16"),
+    "reference": ("resident", "adapter", "precomputed", "none"),
+    "sft_term": (True, False),
+    "temperature": (0.7,),
+    "entropy": ("metric", "loss"),
+    "recompute_loss": (True,),
+    "freeze": (["embed_tokens"], ["lm_head"], ["layers.0"], ["mlp"], ["embed_tokens", "layers.0"]),
+    "offload": (["activations"],),
+}
+"""Keys that one job in twelve has each."""
+ADAPTERS: tuple[dict[str, Any], ...] = (
+    *({}, {}, {}, {"dropout": 0.05}, {"dora": True}, {"bias": "all"}, {"bias": "lora_only"}, {"rslora": True}),
+    *({"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    *({"targets": ["q_proj", "v_proj"]}, {"targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+)
+IMAGES = ({"width": 336, "height": 336}, {"width": 640, "height": 480}, {"per_example": 2, "width": 224, "height": 224})
+SHARDED = ("openrlhf", "verl")
+"""Trainers that shard where nothing is said."""
 LARGEST_TOKENS = 16384
 LOOPS = ("mamba", "falcon_mamba", "jamba", "rwkv", "recurrent_gemma", "minimax")
 """Types whose torch code takes one position after another: short sequences, or a trace takes minutes."""
@@ -81,6 +106,10 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
             small[key] = value[:layers]
         elif key in INNER and isinstance(value, dict):
             small[key] = cut(value, layers)
+    if "attention_types" in config:  # GPT-Neo's: [[kinds, how often]]
+        (kinds, _), *_ = config["attention_types"]
+        small["num_layers"] = max(small["num_layers"] // len(kinds), 1) * len(kinds)
+        small["attention_types"] = [[kinds, small["num_layers"] // len(kinds)]]
     if not counts and not any(key in config for key in INNER):
         small["num_hidden_layers"] = layers
     return small
@@ -90,22 +119,37 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
     """A model's name, and a job with every choice left to chance."""
     name, config = rng.choice(catalogue[rng.choice(sorted(catalogue))])
     job: dict[str, Any] = {key: rng.choice(values) for key, values in CHOICES.items()}
+    job |= {key: rng.choice(values) for key, values in RARELY.items() if rng.random() < 1 / 12}
     job["model"] = cut(config, rng.choice((2, 3, 4, 6)))
     if config["model_type"] in LOOPS:
         job["sequence_length"] = 64
-    if job["method"] not in PAIRS or job["trainer"] != "pytorch":  # trainers run both halves in one forward
+    if job["lora"]:
+        job["lora"] = job["lora"] | rng.choice(ADAPTERS)
+    if job["method"] not in PAIRS:
         del job["pair_pass"]
-    if job["gradient_checkpointing"] == "none":
+    if job["gradient_checkpointing"] in ("none", "selective"):
         del job["gradient_checkpointing_reentrant"]
     if rng.random() < 0.3 and job["method"] != "reward":
         job["completion_length"] = job["sequence_length"] // 2
+    if job["trainer"] == "trl" and rng.random() < 0.5:
+        job["trainer_version"] = rng.choice(TRL_VERSIONS)
+    if job["method"] == "distill":
+        job["extra_models"] = [{"role": "teacher", "model": cut(config, 2)}]
+    if "vision_config" in config and rng.random() < 0.5:
+        job["images"] = rng.choice(IMAGES)
+    if job["trainer"] in SHARDED:
+        job["sharding"] = "none"
     return name, {key: value for key, value in job.items() if value is not None}
 
 
 def traceable(job: dict[str, Any]) -> str:
     """Why estimate or trace refuse the job; empty where neither does. So is a larger batch than needed."""
+    from transformers import CONFIG_MAPPING
+
     from memplan.trace.support import check
 
+    if job["model"]["model_type"] not in CONFIG_MAPPING:
+        return "the model's code comes with its weights"
     if job["batch_size"] * job["sequence_length"] > LARGEST_TOKENS:
         return "too many tokens"
     try:

@@ -93,6 +93,8 @@ class Param(Tensor):
         super().__init__(Dim(name, elements), itemsize, None)
         self.name = name
         self.node = Accumulate(tape, self) if trained and tape.grad_enabled else None
+        if self.node is not None:
+            tape.leaves.append(self)
         self.needs_grad = trained
         self.cached_cast: Tensor | None = None
 

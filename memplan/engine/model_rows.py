@@ -37,8 +37,10 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     size = spec.vocab_size * width * plan.mode.weight_itemsize
     keep = plan.gradients == "keep"
     until = kept.last(book, plan.name) if kept.layers or kept.root else instant
-    until = f"{consumer}.embedding-backward" if consumer else until
-    rows = _embedding_gradients(spec.head_is_tied and not saved, plan.gradients, book, traced, instant, until)
+    tied = spec.head_is_tied and not saved
+    if consumer:
+        until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
+    rows = _embedding_gradients(tied, plan.gradients, book, traced, instant, until)
     for label, born, dies in rows if not plan.mode.in_place else added_in_place(book, rows):
         book.add(
             label,
@@ -65,15 +67,21 @@ def _embedding_gradients(
     tied: bool, mode: str, book: Ledger, traced: TracedPass, instant: str, until: str
 ) -> list[tuple[str, str, str]]:
     """(label, born, dies) of the vocabulary-sized gradients at the end of backward."""
-    own = "gradient of the embedding"
+    own, shared = "gradient of the embedding", traced.plan.mode.shared_casts
     last = instant if mode != "keep" else until
+    if shared == "second" and tied:  # the head's waits for its cast: both come together at the other graph's head
+        return [(own, instant, until.replace("embedding", "final-norm"))]
     if not tied:
         rows = [(own, instant, last)]
-        return rows if mode != "sum" else [*rows, ("sum of the embedding's gradients", instant, instant)]
+        met = mode in ("sum", "meet") or shared == "first"
+        return [*rows, ("sum of the embedding's gradients", instant, instant)] if met else rows
     rows = [(own, instant, instant), ("sum of embedding and head gradients", instant, last)]
-    if mode != "keep":
+    if mode not in ("keep", "sum"):  # in "sum" the engine's buffer has taken it already
         first = next(traced.layer_instants(traced.backward_layers[0]))[0]
         rows.append(("gradient of the tied head", first, instant))
+    if shared == "first":
+        there = instant.replace("embedding", "final-norm")
+        rows.append(("sum of head's and the other graph's embedding gradients", there, there))
     return rows
 
 
@@ -150,7 +158,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     enter_probabilities(book, recipe, traced, inside)
     leaves = plan.style in ("checkpoint", "reentrant") and not plan.mode.trained
     leaf = leaves and plan.every > 1 and not first.keeps_input
-    embedded = 0 if first.keeps_input or leaf or traced.vision.forward else first.boundary
+    embedded = 0 if first.keeps_input or leaf else first.boundary
     if plan.spec.front:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
     enter_front(book, traced)

@@ -37,18 +37,12 @@ def _autocast_weight(tape: Tape, weight: Param) -> Tensor:
         return weight
     if weight.cached_cast is not None:
         return weight.cached_cast
-    dim, before, low = weight.dim, weight.itemsize, tape.autocast
+    dim, low = weight.dim, tape.autocast
     if tape.shared_casts == "second" and weight.needs_grad:
         return Param(tape, weight.name, dim.elements, low, trained=True)
-    both = tape.shared_casts == "first"
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        total = t.gradient((dim, low), "sum of both graphs' weight gradients") if both and not t.in_place else None
-        result = t.gradient((dim, before), "weight gradients")
-        del total
-        return (result,)
-
-    node = tape.node((weight,), (), backward)
+    if tape.shared_casts == "first" and weight.needs_grad:
+        tape.awaited[weight] = low
+    node = tape.node((weight,), (), lambda t, g: (t.met(weight, low, g),))
     copy = tape.new(dim, tape.autocast, "autocast copies of weights", node, category="autocast_weights")
     if weight.needs_grad:
         weight.cached_cast = copy
@@ -282,6 +276,12 @@ def average_pool(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
     before, itemsize = x.dim, x.itemsize
     node = tape.node((x,), (x,), lambda t, g: (t.gradient((before, itemsize)),))
     return tape.new(dim, itemsize, label, node)
+
+
+def resized(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
+    """``interpolate``: keeps nothing but sizes."""
+    before, itemsize = x.dim, x.itemsize
+    return tape.new(dim, itemsize, label, tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),)))
 
 
 def split(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:

@@ -58,10 +58,8 @@ class PassRows:
 
     def _consumed(self, instant: str, dies: str) -> str:
         """Where a gradient that waits dies; ``dies`` when it waits for nobody."""
-        if not self.consumer:
-            return dies
         there = f"{self.consumer}.{instant.split('.', 1)[1]}"
-        return self.book.before(there) if self.traced.plan.mode.shared_casts else there
+        return self.book.before(there) if self.consumer else dies
 
     def enter_forward(self) -> None:
         """Transients of the forward instants, and the saved bytes of every segment until its own backward."""
@@ -130,9 +128,8 @@ class PassRows:
 
     def enter_backward(self, kept: KeptGradients) -> None:
         """Backward: tail, segments of layers, gradients as far as they are kept."""
-        name = self.traced.plan.name
         for point in ("loss", "head", "final-norm"):
-            instant = f"{name}.{point}-backward"
+            instant = f"{self.traced.plan.name}.{point}-backward"
             alive = self.traced.tail.backward.get(point)
             if alive:
                 self._enter(f"{point} backward", alive, instant, instant)
@@ -200,10 +197,9 @@ class PassRows:
 
         def enter(label: str, layers: range, born: str, last: str) -> None:
             label = f"{'' if kept.layers else 'shards of '}gradients of {label}"
-            first = last.replace("attention", "last-layer") if len(layers) == 1 else last
-            waits = self._consumed(first, dies)
-            for until, whole in (waits, self._left(layers, False)), (dies, self._left(layers, True)):
-                self._gradient(label, whole if kept.layers else kept.shard(whole), born, until, why)
+            waits = self._consumed(last.replace("attention", "last-layer") if len(layers) == 1 else last, dies)
+            for until, size in (waits, self._left(layers, False)), (dies, self._left(layers, True)):
+                self._gradient(label, size if kept.layers else kept.shard(size), born, until, why)
 
         for position, i in enumerate(chosen):
             *_, (inside, _) = self.traced.layer_instants(i)
@@ -215,9 +211,8 @@ class PassRows:
     def _left(self, layers: range, nested: bool) -> int:
         """New gradients that layers leave: those whose backward is nested, which wait for nobody, or the others."""
         plan, size = self.traced.plan, 0
-        for i in layers:
-            style = plan.style_of(i)
-            if (bool(plan.nested) and style == "reentrant") == nested and plan.gradients_of(style) == "keep":
+        for i, style in [(i, plan.style_of(i)) for i in layers]:
+            if (plan.nested != "" and style == "reentrant") == nested and plan.gradients_of(style) == "keep":
                 size += self.traced.layers[i].gradients
         return size
 
@@ -229,13 +224,11 @@ class PassRows:
         head = (plan.spec.head.parameters * plan.mode.autocast if waits_cast else tail.head_gradient) if tied else 0
         rest, end = tail.gradients - head, f"{name}.embedding-backward"
         label = "gradient of the final norm" if tied else "gradients of head and final norm"
-        whose = "loss" if plan.mode.shared_casts else "final-norm"
         last = kept.last(self.book, name) if not kept.tail else f"{name}.{kept.tail}"
-        until = self._consumed(f"{name}.{whose}-backward", last if whole else kept.until)
+        until = self._consumed(f"{name}.loss-backward", last if whole else kept.until)
         self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")
-        waits = "held by the engine until the embedding's gradient arrives"
         until = self._consumed(f"{name}.loss-backward", end) if waits_cast else end
-        self._gradient("gradient of the tied head", head, born, until, waits)
+        self._gradient("gradient of the tied head", head, born, until, "held until the embedding's gradient arrives")
         if kept.layers:
             return
         trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen

@@ -48,8 +48,8 @@ class PassPlan(NamedTuple):
     every: int = 1
     """Of so many layers the last is checkpointed; the others are plain."""
     nested: str = ""
-    """How gradients arrive in reentrant layers, where not as ``gradients`` says: their backward is one of its own, which
-    leaves ``.grad`` at once."""
+    """How gradients arrive in reentrant layers, where not as ``gradients`` says: their backward is one of its own,
+    which leaves ``.grad`` at once."""
 
     def style_of(self, i: int) -> str:
         """The style of one layer, counted from 0."""

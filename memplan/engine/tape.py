@@ -67,6 +67,9 @@ class Tape:
         self.running: Node | None = None
         self.cached: list[Param] = []
         self.context: list[Storage] = []
+        self.leaves: list[Param] = []
+        self.awaited: dict[Param, int] = {}
+        self.waiting: dict[Param, Tensor] = {}
 
     # -- recording ------------------------------------------------------------------------------------------------
 
@@ -160,6 +163,27 @@ class Tape:
         if self.running is not None and self.running.packed:
             self.running.saved = ()
 
+    def await_others(self) -> None:
+        """The gradients that another graph of the same backward left, which ran back before, wait for this one's: those
+        of casts that both share, or of all weights."""
+        if self.gradient_mode == "meet":
+            self.awaited = {weight: weight.itemsize for weight in self.leaves}
+        for weight, itemsize in self.awaited.items():
+            self.waiting[weight] = self.gradient((weight.dim, itemsize), "weight gradients of the other graph")
+
+    def met(self, weight: Param, itemsize: int, grads: list[Tensor | None]) -> Tensor:
+        """A weight's gradient out of that of its cast, or out of the sum with the one that waits, when neither is
+        left."""
+        other, total = self.waiting.pop(weight, None), None
+        if other is not None:
+            size, label = (weight.dim, itemsize), "sum of both graphs' weight gradients"
+            total = other if self.in_place else self.gradient(size, label)
+            grads.clear()
+            del other
+        result = self.gradient((weight.dim, weight.itemsize), "weight gradients")
+        del total
+        return result
+
     # -- playing backward -----------------------------------------------------------------------------------------
 
     def backward(
@@ -233,15 +257,19 @@ class Tape:
     def _accumulate(self, param: Param, grad: Tensor | None) -> None:
         """Keep: the new gradient becomes ``.grad`` itself. Add: it is added in place to the one there, and freed.
 
-        Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third.
+        Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third. Meet: the
+        same, and both are freed, since the sum is added to the ``.grad`` of micro-steps before.
         Fused (LOMO): it updates its weight when the next one comes; so many bytes per element are alive then.
         """
         if grad is None:
             return
         if self.gradient_mode == "keep":
             self.gradients.append(grad)
-        elif self.gradient_mode == "sum" and not self.in_place:
-            self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
+        elif self.gradient_mode in ("sum", "meet"):
+            waits = self.waiting.pop(param, None)
+            if not self.in_place:
+                self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
+            del waits
         elif self.gradient_mode.startswith("fused"):
             sizes, self.gradients = [(held.dim, held.itemsize) for held in self.gradients], [grad]
             for dim, itemsize in sizes:

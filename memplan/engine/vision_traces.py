@@ -12,7 +12,8 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass
-from memplan.engine.projection import PROJECTIONS, Joint, scatter
+from memplan.engine.projection import Joint, scatter
+from memplan.engine.projections import PROJECTIONS
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
@@ -22,6 +23,8 @@ from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
 FP32 = 4
+CAPTURED = ("llava", "anyres")
+"""Projections whose model asks the tower for hidden states of its blocks."""
 
 
 class TowerPlan(NamedTuple):
@@ -88,6 +91,7 @@ class Piece(NamedTuple):
     reached: bool
     """Its output needs a gradient."""
     locals: int = 0
+    """At the front: held until the tower's forward returns. At the end: until the model's does."""
     outputs: int = 0
 
 
@@ -96,7 +100,8 @@ def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
     tower, images = plan.tower, plan.images
     count = plan.rows * images.per_example
     patches = images.rows * images.columns
-    tokens = Pass(tape, plan.projector_mode, 1, count * images.tokens)
+    projected = images.squares * tower.rule.tokens if tower.rule.kind == "anyres" else images.tokens
+    tokens = Pass(tape, plan.projector_mode, 1, count * projected)
     if tower.runs[0].block.attention.packed:
         return Pass(tape, plan.vision_mode, count, patches), tokens, count
     squares = count * images.squares
@@ -124,7 +129,7 @@ def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, in
     """(the most within the backward, gradients of weights it leaves)."""
     if node is None:
         return 0, 0
-    tape.gradient_mode = plan.gradients
+    tape.gradient_mode = "sum" if plan.gradients == "meet" else plan.gradients
     tape.peaks.clear()
     tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1))
     return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
@@ -136,6 +141,8 @@ def front(plan: TowerPlan) -> Piece:
     p, _, _ = passes(plan, tape)
     images = plan.images
     pixels = Tensor(Dim("pixels", plan.rows * images.per_example * images.pixels), FP32, None)
+    if plan.tower.projection == "anyres":  # tiles are gathered from the batch
+        pixels = tape.new(pixels.dim, FP32, "pixels")
     with tape.at("embedding"):
         x = embed_patches(
             p, plan.tower, pixels, p.tokens // p.rows - plan.tower.rule.extra_patches, plan.input_needs_grad
@@ -144,16 +151,18 @@ def front(plan: TowerPlan) -> Piece:
     node, like = x.node, (x.dim, x.itemsize)
     del x
     leave_autocast(tape)
+    everything = tape.live
+    del pixels
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
-    return Piece(most, saved, back, gradients, cast, node is not None)
+    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
 
 
 def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     """From the last block's output to the language model's input, which is not counted either."""
     tape = start(plan)
     states, tokens, images = passes(plan, tape)
-    joint = Joint(states, tokens, plan.tower, images)
+    joint = Joint(states, tokens, plan.tower, images, plan.images)
     itemsize = plan.mode.residual_itemsize
 
     def given(dim: Dim, needs: bool, label: str, itemsize: int = itemsize) -> Tensor:
@@ -214,7 +223,7 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     keep = plan.gradients == "keep"
     plain = plan.style == "plain"
     embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
-    saved, most = first.saved + first.casts * (not plain), first.forward
+    saved, most = first.saved + first.casts * (not plain), first.forward - first.locals
     beyond = 0
     before: list[int] = []
     for i, layer in enumerate(layers):
@@ -224,10 +233,10 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
             saved += layer.saved.size + layer.casts * (not plain)
         else:
             beyond += layer.saved.size + layer.boundary
-    captured = sum(layer.boundary for layer in layers) if plan.tower.projection == "llava" and not plain else 0
+    captured = sum(layer.boundary for layer in layers) if plan.tower.projection in CAPTURED and not plain else 0
     if plan.style != "no-grad":
         captured = 0
-    most = max(most + embedded, saved + beyond + captured + last.forward)
+    most = max(most + embedded, saved + beyond + captured + last.forward) + first.locals
     worst, gradients = saved + last.backward, last.gradients
     for i in reversed(range(plan.tower.used_blocks)):
         if layers[i].backward:

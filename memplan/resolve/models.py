@@ -63,7 +63,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     known -= {experts.router.name for experts in stacked}
     notes.sources["lora"] = notes.sources.get("lora", "default")
     _check_saved(job.lora, spec, notes)
-    rewrites = STACKS[spec.family in MIXTRAL_NAMES] if stacked and spec.family in EXPERT_FAMILIES else {}
+    rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
     everything = job.lora.targets == ALL_LINEAR
     given = known | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set(job.lora.targets)
     if not given:
@@ -71,7 +71,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     if stacked and everything:
         how = "adapts" if rewrites else "leaves alone"
         notes.assume(f"lora: all-linear {how} the stacked experts and the router of {spec.family} (peft 0.21)")
-    experts = _stacks(given, rewrites)
+    experts = _stacks(given, rewrites) if stacked else frozenset()
     lost = sorted(given & set(rewrites) & known)
     if lost:
         notes.remark(f"lora: {', '.join(lost)} of dense layers and shared experts are not adapted (peft 0.21)")

@@ -53,6 +53,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced", "use " + ", ".join(SHARDINGS))
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
+    if recipe.job.get("quantization", "none") != "none":
+        raise InvalidJob("quantization: a quantised base cannot be traced: its kernels need a GPU", "quantization none")
     if recipe.kernels.compiled:
         raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.loss_head not in HEADS:
