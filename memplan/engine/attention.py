@@ -10,6 +10,7 @@ from memplan.engine.rotary import rotary, scaled_queries
 from memplan.engine.scored import checkpointed
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
+from memplan.engine.unsloth import adapted_products, fuses
 from memplan.spec.parts import Attention
 
 
@@ -19,7 +20,11 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     """
     tape, heads, kv_heads, head_dim = p.tape, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
-    if mixer.fused_qkv:
+    if not mixer.fused_qkv and fuses(p, mixer.linears[:3]):
+        fused = None
+        labels = "queries, keys, values"
+        q, k, v = adapted_products(p, x, mixer.linears[:3], (q_dim, kv_dim, kv_dim), labels, over=True)
+    elif mixer.fused_qkv:
         fused = project(p, x, mixer.linears[0], "(q+2kv)", "queries, keys, values")
         q, k, v = unfused(p, mixer, fused, q_dim, kv_dim)
     else:
@@ -45,6 +50,9 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         del q, k, v, fused
     else:
         out, weights = core(p, mixer, q, k, v, q_dim)
+    if fuses(p, mixer.linears[-1:]):
+        (projected,) = adapted_products(p, out, mixer.linears[-1:], (x.dim,), "attention projection", over=False)
+        return projected, weights
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 

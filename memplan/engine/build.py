@@ -28,6 +28,7 @@ from memplan.engine.states import enter_states
 from memplan.engine.step_rows import enter_gradients, enter_step
 from memplan.engine.tensors import Weight, model_weights
 from memplan.engine.units_of_model import Units, units
+from memplan.engine.unsloth_rows import enter_checkpoint_buffers, enter_unpacking
 from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
 from memplan.spec.recipe import Recipe
 
@@ -117,6 +118,7 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
             enter_shared(book, recipe, traced)
             enter_choices(book, traced)
             enter_compiled(book, traced)
+            enter_checkpoint_buffers(book, recipe, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
         elif point == "backward":
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
@@ -156,6 +158,7 @@ def _enter_others(book: Ledger, parts: Parts) -> None:
 def _enter_surroundings(book: Ledger, parts: Parts) -> None:
     for enter in (enter_batch, enter_buffers, enter_overhead, enter_mixer_kernels):
         enter(book, parts.recipe)
+    enter_unpacking(book, parts.recipe, parts.weights)
 
 
 SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (

@@ -6,6 +6,13 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass, traced_pass
 from memplan.tables.kernels import NO_KERNELS
 
+WHY_COMPILED = "graph breaks and the partitioner's choices decide which intermediates outlive their kernel"
+PARTITIONER = "torch 2.13 _functorch/partitioners.py: min_cut_rematerialization_partition"
+WHY_PATCHED = "trainers patch all of these kernels, some of them, or none for a class of their own"
+PATCHES = "liger-kernel 0.8.5 transformers/monkey_patch.py: switches of each patch; fms-acceleration patches fewer"
+WHY_UNSLOTH = "it patches what it knows of a version of transformers and PEFT, and was not measured"
+UNSLOTH = "unsloth 2026.8 models/llama.py: patch_peft_model"
+
 
 def enter_compiled(book: Ledger, traced: TracedPass) -> None:
     """At most the layers and the loss run as they would without kernels or the compiler, where a class is not patched,
@@ -28,12 +35,8 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
         f"{plan.name}.layer-forward",
         f"{plan.name}.embedding-backward",
         template="0 to what eager layers save more",
-        why="graph breaks and the partitioner's choices decide which intermediates outlive their kernel"
-        if plan.mode.kernels.compiled
-        else "trainers patch all of these kernels, some of them, or none for a class of their own",
-        source="torch 2.13 _functorch/partitioners.py: min_cut_rematerialization_partition"
-        if plan.mode.kernels.compiled
-        else "liger-kernel 0.8.5 transformers/monkey_patch.py: switches of each patch; fms-acceleration patches fewer",
+        why=WHY_COMPILED if plan.mode.kernels.compiled else WHY_UNSLOTH if plan.mode.kernels.adapters else WHY_PATCHED,
+        source=PARTITIONER if plan.mode.kernels.compiled else UNSLOTH if plan.mode.kernels.adapters else PATCHES,
         high=max(more, 0) + max(transients, loss, 0),
     )
 

@@ -9,6 +9,7 @@ from memplan.engine.fused_modules import fused_product
 from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.scored import checkpointed
+from memplan.engine.unsloth import adapted_feed_forward, fuses
 from memplan.spec.parts import FeedForward
 
 
@@ -33,6 +34,8 @@ def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         return project(p, inner, spec.linears[-1], "h", "feed-forward output")
     if spec.scaled:
         return scaled(p, spec, x)
+    if len(spec.linears) == 3 and not spec.dropout and fuses(p, spec.linears):
+        return adapted_feed_forward(p, spec, x)
     if p.mode.kernels.product and not spec.dropout:
         return _fused(p, spec, x)
     if len(spec.linears) == 2:

@@ -15,6 +15,7 @@ from memplan.engine.modules import Pass
 from memplan.engine.scored import Program, Scored, checkpointed, sizes
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
+from memplan.engine.unsloth_heads import chunks, compiled_chunks
 from memplan.units import ceil_div
 
 TILE_ROWS, TILE_COLUMNS = 4096, 32768
@@ -215,4 +216,6 @@ PROGRAMS: dict[str, Program] = {
     "chunked-log-probs": verl_chunks,
     "chunked-nll": trl_nll_chunks,
     "chunked-lm-head": litgpt_chunks,
+    "unsloth-chunks": chunks,
+    "compiled-unsloth-chunks": compiled_chunks,
 }

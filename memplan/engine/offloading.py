@@ -112,5 +112,11 @@ class StreamedOffload(Offload):
         self.tracked.clear()
 
 
-OFFLOADS: dict[str, type[Offload]] = {"torch": Offload, "trl": StreamedOffload}
+class Checkpoints(Offload):
+    """Unsloth's: the inputs of checkpointed layers alone; norm, head and loss stay as they are."""
+
+    skips = frozenset(["final-norm", "head", "loss", "outputs"])
+
+
+OFFLOADS: dict[str, type[Offload]] = {"torch": Offload, "trl": StreamedOffload, "unsloth": Checkpoints}
 """A way of packing for each value of ``Mode.offload``."""

@@ -13,7 +13,7 @@ from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
-from memplan.resolve.kernels import kernels
+from memplan.resolve.kernels import kernels, sends_checkpoints
 from memplan.resolve.megatron import check_megatron, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, references
@@ -103,9 +103,11 @@ def resolve(given: JobInput) -> Recipe:
     how = notes.default("gradient_checkpointing", given_how, "full" if checkpoints else "", job.trainer) or "none"
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
-    fused = kernels(job, spec, again, notes)
+    fused = kernels(job, trainer, spec, again, stored, notes)
     of_mixers = mixer_kernels(job, spec, notes)
     away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)
+    if not away and sends_checkpoints(job, fused, checkpointing, notes):
+        away = "unsloth"
     chosen = optimizer(job, trainer, split, spec, notes)
     sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
     if job.sync_each_batch is None and accumulation > 1 and split.name == "fsdp2" and not sync:

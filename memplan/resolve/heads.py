@@ -161,6 +161,8 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     own = by_method(trainer.adapter_heads, method.name, own) if lora else own
     if job.compile and own == "cross-entropy":
         own = "compiled-cross-entropy"
+    if job.kernels == "unsloth":
+        own = "compiled-unsloth-chunks"
     if job.kernels == "liger":
         own = by_method(trainer.liger_heads, method.name, own)
         if not own:

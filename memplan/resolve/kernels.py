@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Stored
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recompute import Recompute
-from memplan.tables.kernels import COMPILED, FOAK, LIGER, NO_KERNELS, Kernels
+from memplan.tables.kernels import COMPILED, FOAK, LIGER, NO_KERNELS, UNSLOTH, Kernels
+from memplan.tables.methods import METHODS
+from memplan.tables.trainer import Trainer
+
+UNSLOTH_BASES = ("none", "nf4", "nf4-double")
+UNSLOTH_SENDS_FROM = 512
+"""unsloth 2026.8 models/_utils.py: apply_unsloth_gradient_checkpointing."""
 
 
-def kernels(job: Job, spec: ModelSpec, again: Recompute, notes: Notes) -> Kernels:
+def kernels(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
     """What runs fused in each layer. Raises InvalidJob for what cannot be together."""
     if job.compile:
         return _compiled(job, spec, again, notes)
+    if job.kernels == "te":
+        _check_te(trainer)
+    if job.kernels == "unsloth":
+        return _unsloth(job, spec, again, stored, notes)
     if job.kernels == "foak":
         return _foak(job, spec, notes)
     if job.kernels != "liger":
@@ -44,6 +55,55 @@ def _foak(job: Job, spec: ModelSpec, notes: Notes) -> Kernels:
         "kernels: foak's RMSNorm and rotary embedding in every layer, both in place; the loss is what loss_head says"
     )
     return FOAK[spec.family]
+
+
+def _check_te(trainer: Trainer) -> None:
+    """Megatron's layers are made of TransformerEngine's modules; elsewhere it serves fp8 alone."""
+    if not trainer.megatron:
+        raise InvalidJob(
+            f"kernels: te with {trainer.title}: accelerate puts TransformerEngine's modules in for fp8 alone, which is "
+            "not modelled yet",
+            "use a trainer that runs on Megatron, or leave kernels out",
+        )
+
+
+def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
+    """Its adapters, norms and rotary embedding, by its own code, for what FastLanguageModel loads on one GPU."""
+    supervised = METHODS[job.method].name == "sft"
+    refused = (
+        (spec.family not in UNSLOTH or not _plain_layers(spec), spec.family, "modelled: " + ", ".join(UNSLOTH)),
+        (job.lora is None, "full training, which runs transformers' own modules", "add lora, or leave kernels out"),
+        (not supervised, f"method {job.method}", "use method sft, or leave kernels out"),
+        (job.num_gpus > 1, "several GPUs", "use num_gpus: 1, or leave kernels out"),
+        (job.quantization not in UNSLOTH_BASES, job.quantization, "use nf4 or nf4-double, or leave kernels out"),
+        (
+            stored.compute_itemsize > 2,
+            "weights in fp32: it loads half precision",
+            "use precision: bf16, and kbit_upcast: false over a quantised base",
+        ),
+        (bool(again.policy or again.modules) or again.every > 1, "selective checkpointing", "use full or none"),
+    )
+    for cannot, what, hint in refused:
+        if cannot:
+            raise InvalidJob(f"kernels: unsloth is not modelled for {what}", hint)
+    notes.assume(
+        "kernels: Unsloth's adapters, RMSNorm, rotary embedding, and loss in chunks of at most 4 GiB of fp32 logits "
+        "(half of what is free, where that is less), read from its code and not measured; "
+        "the high figure is that of the same layers without it"
+    )
+    return UNSLOTH[spec.family]
+
+
+def sends_checkpoints(job: Job, fused: Kernels, checkpointing: bool, notes: Notes) -> bool:
+    """Whether the inputs of checkpointed layers wait on the host: Unsloth's default (use_gradient_checkpointing:
+    "unsloth") from 512 tokens on."""
+    sent = bool(fused.adapters) and checkpointing and job.sequence_length >= UNSLOTH_SENDS_FROM
+    if sent:
+        notes.assume(
+            'gradient_checkpointing: use_gradient_checkpointing="unsloth", its default: layer inputs wait on the host, '
+            "the last layer's excepted"
+        )
+    return sent
 
 
 def _plain_layers(spec: ModelSpec) -> bool:

@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_checkpointing": ("none", "full", "selective"),
-    "kernels": ("none", "liger", "foak"),
+    "kernels": ("none", "liger", "foak", "unsloth", "te"),
     "mixer_kernels": ("auto", "torch", "cuda"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
@@ -30,7 +30,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 LATER: dict[str, tuple[str, ...]] = {
     "trainer": LATER_TRAINERS,
-    "kernels": ("unsloth", "te"),
     "sharding": ("fsdp",),
 }
 """Values of the contract that are refused by name until they are modelled."""

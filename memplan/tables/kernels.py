@@ -47,6 +47,12 @@ FOAK: Mapping[str, Kernels] = MappingProxyType(
 """fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; the feed-forward is
 fused over a quantised base alone."""
 
+UNSLOTH: Mapping[str, Kernels] = MappingProxyType(
+    dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Kernels(norm="in-place", rotary="fresh", adapters="fused"))
+)
+"""By model type (unsloth 2026.8 models/). Queries and keys are cloned before they are turned, as heads are not
+contiguous; norms are not trained."""
+
 COMPILED = Kernels(norm="fresh", product="fresh", rotary="fresh", compiled=True)
 """torch.compile: pointwise operations are recomputed from what a product or a reduction leaves, or kept once where a
 product of backward reads them."""

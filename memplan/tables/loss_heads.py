@@ -73,6 +73,14 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "256 tokens at a time, checkpointed, with the head cast to fp32 for each chunk",
         "trl 1.9 trainer/sft_trainer.py: _chunked_cross_entropy_loss",
     ),
+    "compiled-unsloth-chunks": (
+        "chunks of at most 4 GiB of fp32 logits; gradients are made in forward, compiled, and kept",
+        "unsloth-zoo 2026.8 fused_losses/cross_entropy_loss.py",
+    ),
+    "unsloth-chunks": (
+        "chunks of at most 4 GiB of fp32 logits; gradients are made in forward and kept",
+        "unsloth-zoo 2026.8 fused_losses/cross_entropy_loss.py",
+    ),
     "chunked-lm-head": (
         "head and loss 128 tokens at a time, but every chunk's logits and log-softmax stay",
         "litgpt 0.5 finetune/lora.py: lm_head_chunk_size",

@@ -28,6 +28,8 @@ SHOWN_HEADS = {
     "chunked-lm-head": "chunked",
     "chunked-nll": "chunked",
     "chunked-log-probs": "chunked",
+    "unsloth-chunks": "chunked",
+    "compiled-unsloth-chunks": "chunked",
     "liger": "fused",
     "liger-preference": "fused",
 }
