@@ -26,13 +26,11 @@ def parameters() -> list[inspect.Parameter]:
 def compare(values: Mapping[str, Any]) -> int:
     """Price every strategy and write the ranking."""
     from memplan.api import compare as compare_job
-    from memplan.jobs import read_target
     from memplan.render.compare_view import compare_blocks, compare_rows
 
     to = output.read_output(values)
-    model, keys = options.collect(values)
     with spinner("reading the model's config"):
-        comparison = compare_job(read_target(model, keys), values.get("strategies"))
+        comparison = compare_job(options.read_given(values), values.get("strategies"))
     to.write(
         Result(comparison.to_dict, lambda width: compare_blocks(comparison, width), lambda: compare_rows(comparison))
     )

@@ -55,11 +55,9 @@ def estimate(values: Mapping[str, Any]) -> int:
 def report_of(values: Mapping[str, Any]) -> "Report":
     """The report of the job that the options describe."""
     from memplan.api import estimate as estimate_job
-    from memplan.jobs import read_target
 
-    model, keys = options.collect(values)
     with spinner("reading the model's config"):
-        given = read_target(model, keys)
+        given = options.read_given(values)
         return estimate_job(_exact(given) if values.get("exact") else given)
 
 

@@ -29,8 +29,12 @@ EXTRA = {
     "exact": "Build transformers' class without weights: count it, and describe a type that memplan does not know "
     "from its modules (memplan[trace]; seconds).",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
-    "target": "A model preset, a Hub id, a folder or config.json; or a job preset or YAML job file.",
+    "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
+    "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
+BESIDE = {"set_": "Any key", "with_": "Files", "framework": "Files"}
+"""Sections of options that are no key of a job."""
 
 
 def attribute_docstrings(owner: type) -> dict[str, str]:
@@ -98,11 +102,11 @@ def sections(params: Any) -> list[tuple[str, list[tuple[str, str]]]]:
         option = documented.get(param.name)
         if option is not None and option.hidden:
             continue
-        title = option.section if option else "Any key" if param.name == "set_" else "Arguments"
-        title = title if param.param_type_name == "argument" or option or param.name == "set_" else "Output"
+        title = option.section if option else BESIDE.get(param.name, "Arguments")
+        title = title if param.param_type_name == "argument" or option or param.name in BESIDE else "Output"
         text = option.help if option else output.HELP.get(param.name) or EXTRA[param.name]
         found.setdefault(title, []).append((_written(param), text))
-    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Output"]
+    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Files", "Output"]
     return [(title, found[title]) for title in order if title in found]
 
 

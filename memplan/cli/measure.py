@@ -48,17 +48,15 @@ def measure(values: Mapping[str, Any]) -> int:
 
 
 def _measure(values: Mapping[str, Any]) -> int:
-    from memplan.jobs import read_target
     from memplan.trace.measure import measure as run
 
     to = output.read_output(values)
     if to.path is not None and to.form == "table":
         to = to._replace(form="json")
     snapshot = _snapshot(values)
-    model, keys = options.collect(values)
     with Progress("measuring") as progress:
         found = run(
-            read_target(model, keys),
+            options.read_given(values),
             steps=3 if values.get("steps") is None else int(values["steps"]),
             weights=values.get("weights"),
             snapshot=snapshot,

@@ -5,14 +5,18 @@ Values stay text; ``memplan.spec`` checks them, for a file and for the command l
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.cli.parameters import argument, option
 from memplan.errors import InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import ALL_LINEAR, Job, Lora
 from memplan.spec.reading import canonical_key
 from memplan.tables.choices import ALIASES, CHOICES
+
+if TYPE_CHECKING:
+    from memplan.spec.reading import JobInput
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "total_params"),
@@ -156,7 +160,24 @@ def parameters() -> list[inspect.Parameter]:
         option(row.parameter, str if row.metavar else bool, *row.written, metavar=row.metavar or None)
         for row in job_options()
     ]
-    return [argument("target", "MODEL"), *made, option("set_", list[str], "--set", metavar="KEY=VALUE")]
+    files = [
+        option("with_", list[str], "--with", metavar="FILE"),
+        option("framework", str, "--framework", metavar="NAME"),
+    ]
+    return [argument("target", "MODEL"), *made, option("set_", list[str], "--set", metavar="KEY=VALUE"), *files]
+
+
+def read_given(values: Mapping[str, Any]) -> "JobInput":
+    """The job that MODEL, the files beside it and the options describe: a framework's file is read as its own."""
+    model, keys = collect(values)
+    beside, framework = values.get("with_") or (), values.get("framework") or ""
+    if beside or framework or (model is not None and (" " in model or os.path.isfile(model))):
+        from memplan.frameworks.reading import read_target as read_files
+
+        return read_files(model, keys, beside, framework)
+    from memplan.jobs import read_target
+
+    return read_target(model, keys)
 
 
 def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -33,11 +33,9 @@ def parameters() -> list[inspect.Parameter]:
 def trace(values: Mapping[str, Any]) -> int:
     """Read, trace, write."""
     from memplan import trace as tracing
-    from memplan.jobs import read_target
 
     to = output.read_output(values, draws=True)
-    model, keys = options.collect(values)
-    given = read_target(model, keys)
+    given = options.read_given(values)
     with Progress("tracing") as progress:
         found = tracing.trace(given, progress.tell)
     compared = _compared(found, given) if values.get("compare") else []

@@ -95,6 +95,8 @@ class Draft:
     """What one framework's reader tells the next and no key of a job says (a launcher's 'mixed_precision')."""
     read: list[str] = field(default_factory=list)
     """Labels of the frameworks that were read: 'TRL 1.16 (train.yaml)'."""
+    finishers: dict[str, Callable[[Draft], None]] = field(default_factory=dict)
+    """Run when every file is read, for what several of them decide together."""
     followed: list[str] = field(default_factory=list)
     """Paths of the documents that were opened, so that none is read twice."""
 

@@ -101,6 +101,11 @@ def document_of(text: str, path: str, form: str) -> Document:
     return Document(path, form, Settings(path, values, lines), (), text)
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text: a list of keys that reads as one."""
+    return frozenset(text.split())
+
+
 def is_template(value: object) -> bool:
     """Whether a value stands for something that is not in the file: a variable, a template."""
     return isinstance(value, str) and _TEMPLATE.search(value) is not None

@@ -87,6 +87,8 @@ def draft_of(files: Sequence[tuple[Document, Framework]], options: Mapping[str, 
     for document, row in [*trainers, *((document, row) for document, row in files if row.launches)]:
         draft.read.append(f"{row.label} ({document.path})")
         row.read(document, draft)
+    for finish in draft.finishers.values():
+        finish(draft)
     return draft
 
 

@@ -18,6 +18,8 @@ _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*)")
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_PLAIN = re.compile(r"[^'\"`()\\;&|<>]{0,4000}")
+"""Values that are put in as they stand."""
 MAX_WORDS = 5000
 ENDS = (";", "&&", "||", "|", "&")
 
@@ -127,7 +129,7 @@ def _put_in(text: str, variables: dict[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name, default = match.group(1) or match.group(3), match.group(2)
         known = variables.get(name, default)
-        return match.group() if known is None or len(known) > 4000 else known
+        return match.group() if known is None or not _PLAIN.fullmatch(known) else known
 
     replaced = _VARIABLE.sub(value, text)
     return replaced if len(replaced) <= 64 * 1024 else text

@@ -15,10 +15,12 @@ class Notes:
     sources: dict[str, str]
     assumptions: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    taken: frozenset[str] = frozenset()
+    """Keys that a framework's own defaults give, by the version that its file is read as."""
 
     def is_given(self, key: str) -> bool:
-        """Whether the user said it."""
-        return self.sources.get(key) in ("option", "file")
+        """Whether the user said it, or the framework whose file is read."""
+        return self.sources.get(key) in ("option", "file") or key in self.taken
 
     def plain(self, key: str, value: _T) -> _T:
         """A value as it stands in the job: given, or the default."""

@@ -1,0 +1,220 @@
+"""accelerate's config (``accelerate config``) and the options of ``accelerate launch``.
+
+Source: accelerate 1.15 commands/config/config_args.py, commands/launch.py, utils/dataclasses.py (DeepSpeedPlugin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks import deepspeed
+from memplan.frameworks.base import Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
+from memplan.frameworks.hf_precision import settle
+from memplan.frameworks.launch import Launch, launches
+
+HARMLESS = words(
+    """compute_environment debug use_cpu machine_rank main_process_ip main_process_port rdzv_backend same_network
+    main_training_function enable_cpu_affinity downcast_bf16 tpu_name tpu_zone tpu_use_cluster tpu_use_sudo
+    command_file commands tpu_vm tpu_env mpirun_config gpu_ids main_process_port num_cpu_threads_per_process role
+    rdzv_conf rdzv_endpoint max_restarts monitor_interval tee log_dir quiet module m no_python multi_gpu use_fsdp
+    use_deepspeed config_file env deepspeed_hostfile deepspeed_multinode_launcher deepspeed_exclusion_filter
+    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag zero3_save_16bit_model
+    gradient_clipping offload_optimizer_nvme_path offload_param_nvme_path dynamo_mode dynamo_use_fullgraph
+    dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config"""
+)
+MARKS = ("distributed_type", "compute_environment", "main_training_function", "deepspeed_config", "num_processes")
+ZERO: dict[str, Any] = {"zero_stage": 2}
+"""DeepSpeedPlugin's."""
+MULTI = ("MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_XPU", "MULTI_HPU")
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Keys of its config, or its launcher in a script."""
+    if document.form == "shell":
+        return tuple("accelerate launch" for launch in launches(document) if launch.launcher == "accelerate")[:1]
+    marks = tuple(key for key in MARKS if key in document.keys)
+    return marks if len(marks) > 1 or "distributed_type" in marks else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """A config file; of a script, the launchers' options alone."""
+    if document.form != "shell":
+        read_settings(document.settings, draft)
+        return
+    for launch in launches(document):
+        if launch.launcher == "accelerate":
+            read_launch(launch, draft)
+            draft.warn(launch.program[:60], launch.where, "a script of its own, whose options are not read")
+
+
+def read_launch(launch: Launch, draft: Draft) -> None:
+    """``accelerate launch --config_file …``: the file, under the options beside it."""
+    options = dict(launch.options.values)
+    path = options.get("config_file")
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    where = launch.path
+    if isinstance(path, str):
+        document = draft.follow(launch.options, "config_file", path)
+        values, lines, where = dict(document.settings.values), dict(document.settings.lines), document.path
+    read_settings(Settings(where, values, lines), draft, launch.options)
+
+
+def read_settings(settings: Settings, draft: Draft, options: Settings | None = None) -> None:
+    """A config, and options of the launcher that are stronger than it."""
+    keys = Keys(draft, settings, FRAMEWORK)
+    over = Keys(draft, options or Settings(settings.path, {}), FRAMEWORK)
+    machines = over.whole("num_machines") or keys.whole("num_machines") or 1
+    processes, holder = over.whole("num_processes"), over
+    if processes is None:
+        processes, holder = keys.whole("num_processes"), keys
+    kind = (keys.text("distributed_type") or "").upper().removeprefix("DISTRIBUTEDTYPE.")
+    kind = "FSDP" if over.flag("use_fsdp") else "DEEPSPEED" if over.flag("use_deepspeed") else kind
+    if processes is not None and processes > 0:
+        holder.put("num_gpus", processes, "num_processes")
+        if machines > 1:
+            holder.put("gpus_per_node", max(1, processes // machines), "num_processes")
+    elif kind == "NO":
+        keys.put("num_gpus", 1, "distributed_type")
+    _mixed_precision(over if over.has("mixed_precision") else keys)
+    over.skip("mixed_precision", "dynamo_backend")
+    keys.skip("mixed_precision")
+    _sharding(keys, over, kind, processes or 0)
+    _parallelism(keys)
+    _dynamo(keys, over)
+    for key in ("fp8_config", "megatron_lm_config"):
+        if settings.values.get(key):
+            keys.warn(key, "is not read")
+    keys.skip("fp8_config", "megatron_lm_config")
+    keys.close(HARMLESS)
+    over.close({*HARMLESS, "same_network"})
+    draft.finishers["precision"] = settle
+
+
+def _mixed_precision(keys: Keys) -> None:
+    """What autocast runs in, where the trainer's arguments do not say it (they are stronger)."""
+    word = (keys.text("mixed_precision") or "no").lower()
+    keys.flag("fp16")
+    if word not in ("no", "bf16", "fp16", "fp8"):
+        raise keys.settings.error("mixed_precision", f"{word[:20]!r} is no mixed precision", "use no, fp16 or bf16")
+    if word == "fp8":
+        keys.warn("mixed_precision", "fp8 is counted as bf16")
+        word = "bf16"
+    if keys.has("mixed_precision"):
+        origin = Origin("file", f"{keys.settings.where('mixed_precision')}: mixed_precision")
+        if keys.draft.facts.get("amp", ("no",))[0] == "no":
+            keys.draft.facts["amp"] = (word, origin)
+
+
+def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:
+    fsdp = _joined(keys, over, "fsdp_config", "fsdp_")
+    zero = _joined(keys, over, "deepspeed_config", "")
+    keys.skip("fsdp_config", "deepspeed_config")
+    if kind == "FSDP":
+        read_fsdp(fsdp, LAUNCH)
+    elif kind == "DEEPSPEED":
+        _deepspeed(zero, keys.draft)
+    elif kind == "MEGATRON_LM":
+        keys.warn("distributed_type", "Megatron under accelerate is not modelled")
+    elif kind in MULTI or (over.flag("multi_gpu") and not kind) or (not kind and processes > 1):
+        if processes != 1:
+            keys.put("sharding", "ddp", *(("distributed_type",) if kind else ()))
+    elif kind not in ("NO", ""):
+        raise keys.settings.error(
+            "distributed_type", f"{kind[:30]!r} is not modelled", "use MULTI_GPU, FSDP, DEEPSPEED"
+        )
+
+
+def _joined(keys: Keys, over: Keys, section: str, prefix: str) -> Keys:
+    """A section of the file, with the launcher's options of the same names over it."""
+    inner = keys.settings.section(section)
+    names = [key for key in over.settings.values if (prefix and key.startswith(prefix)) or key in ZERO_OPTIONS]
+    over.skip(*names)
+    if not names or (prefix == "" and not set(names) & ZERO_OPTIONS):
+        return Keys(keys.draft, inner, FRAMEWORK)
+    taken = {key: over.settings.values[key] for key in names if (key in ZERO_OPTIONS) == (prefix == "")}
+    lines = {**inner.lines, **{f"{inner.prefix}{key}": over.settings.lines[key] for key in taken}}
+    merged = Settings(over.settings.path if taken else inner.path, {**inner.values, **taken}, lines, inner.prefix)
+    return Keys(keys.draft, merged, FRAMEWORK)
+
+
+ZERO_OPTIONS = {
+    "zero_stage",
+    "deepspeed_config_file",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "gradient_accumulation_steps",
+}
+
+
+def _deepspeed(keys: Keys, draft: Draft) -> None:
+    """The plugin's settings, or the file that they name."""
+    path = keys.text("deepspeed_config_file")
+    if path is not None and path.lower() != "none":
+        deepspeed.read(draft.follow(keys.settings, "deepspeed_config_file", path), draft)
+        keys.close({*HARMLESS, *ZERO_OPTIONS})
+        return
+    found = Keys(draft, keys.settings, FRAMEWORK, ZERO)
+    stage = found.whole("zero_stage")
+    if stage not in (0, 1, 2, 3):
+        raise found.settings.error("zero_stage", f"{stage} is no stage of ZeRO", "use 0, 1, 2 or 3")
+    found.put("sharding", f"zero{stage}", "zero_stage")
+    steps = found.get("gradient_accumulation_steps")
+    if steps is not None and str(steps).lower() != "auto":
+        _accumulation(found)
+    away = []
+    for key, what in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
+        if (found.text(key) or "none").lower() in ("cpu", "nvme"):
+            away.append((what, key))
+    if away:
+        found.put("offload", [what for what, _ in away], away[0][1])
+    sizes = Keys(draft, Settings(keys.settings.path, {}), deepspeed.FRAMEWORK, deepspeed.ZERO)
+    for key in ("reduce_bucket_size", *(("stage3_prefetch_bucket_size", "sub_group_size") if stage == 3 else ())):
+        if stage:
+            put_inner(sizes, "deepspeed", key, deepspeed.ZERO[key], key)
+    draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
+    found.close({*HARMLESS, "msamp_opt_level", "enable_msamp"})
+
+
+def _accumulation(keys: Keys) -> None:
+    """The trainer's arguments are stronger where both say it: the plugin's value is for scripts without them."""
+    before = keys.draft.origins.get("gradient_accumulation_steps")
+    if before is None:
+        keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
+
+
+def _parallelism(keys: Keys) -> None:
+    """accelerate's own parallelism: what a job can say of it, else warned about."""
+    found = keys.settings.section("parallelism_config")
+    keys.skip("parallelism_config")
+    inner = Keys(keys.draft, found, FRAMEWORK)
+    for name, job_key in (("tp_size", "tensor_parallel"), ("cp_size", "context_parallel")):
+        key = f"parallelism_config_{name}"
+        if (inner.whole(key) or 1) > 1:
+            inner.put(job_key, inner.whole(key), key)
+    replicate = "parallelism_config_dp_replicate_size"
+    if (inner.whole(replicate) or 1) > 1:
+        put_inner(inner, "fsdp", "replicate", inner.whole(replicate), replicate)
+    inner.skip("parallelism_config_dp_shard_size")
+    for key, value in found.values.items():
+        if key.endswith("sp_size") and value not in (None, 1):
+            inner.warn(key, "Ulysses' sequence parallelism is not modelled")
+        elif not key.endswith(("_size", "sp_seq_length")):
+            inner.skip(key)
+    inner.close(key for key in found.values if "sp_" in key or "comm_strategy" in key)
+
+
+def _dynamo(keys: Keys, over: Keys) -> None:
+    """torch.compile under another name."""
+    section = keys.settings.values.get("dynamo_config")
+    inner: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    backend = str(over.get("dynamo_backend") or inner.get("dynamo_backend") or keys.get("dynamo_backend") or "no")
+    keys.skip("dynamo_config", "dynamo_backend")
+    if backend.lower() not in ("no", "none", "eager"):
+        keys.put("compile", True, "dynamo_config" if section else "dynamo_backend")
+
+
+FRAMEWORK = Framework("accelerate", "accelerate", "1.15", recognise=recognise, read=read, launches=True)

@@ -1,0 +1,174 @@
+"""FSDP's settings, as accelerate's config and TrainingArguments spell them, and settings of DDP.
+
+Source: accelerate 1.15 commands/launch.py, utils/dataclasses.py (FullyShardedDataParallelPlugin), transformers 5.23
+training_args.py (_process_fsdp_args).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
+from memplan.frameworks.documents import words
+from memplan.spec.fsdp import STRATEGIES
+from memplan.spec.job import Job
+
+HARMLESS = words(
+    """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap state_dict_type
+    sync_module_states cpu_ram_efficient_loading ignored_modules xla xla_fsdp_settings xla_fsdp_grad_ckpt
+    xla_fsdp_v2 min_num_params"""
+)
+LAUNCH: dict[str, Any] = {
+    "version": 1,
+    "sharding_strategy": "FULL_SHARD",
+    "auto_wrap_policy": "NO_WRAP",
+    "forward_prefetch": False,
+    "use_orig_params": True,
+    "reshard_after_forward": True,
+}
+"""accelerate launch."""
+TRAINER: dict[str, Any] = LAUNCH | {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+"""transformers 5's TrainingArguments."""
+OLD_TRAINER: dict[str, Any] = TRAINER | {"version": 1, "auto_wrap_policy": "NO_WRAP"}
+"""transformers 4's: layers are wrapped where ``auto_wrap`` stands among the options."""
+ONE = ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "use_orig_params", "limit_all_gathers")
+
+
+def put_inner(keys: Keys, job_key: str, inner: str, value: Any, key: str) -> None:
+    """``fsdp.inner`` where the job has it and takes the value; else a warning that names the key."""
+    if value is None:
+        return
+    before = keys.draft.values.get(job_key) or {}
+    if job_key == "deepspeed" or accepts(job_key, inner, value):
+        keys.draft.values[job_key] = {**before, inner: value}
+        there = keys.has(key)
+        where = (
+            f"{keys.settings.where(key)}: {keys.settings.prefix}{key}" if there else f"{keys.framework.label}: {key}"
+        )
+        keys.draft.origins.setdefault(job_key, Origin(FILE if there else DEFAULT, where))
+    else:
+        keys.warn(key, f"{str(value)[:40]} is not modelled")
+
+
+def accepts(job_key: str, inner: str, value: Any) -> bool:
+    """Whether a job's mapping has this key and takes this value."""
+    try:
+        Job.model_validate({job_key: {inner: value}})
+    except (InvalidJob, ValueError):
+        return False
+    return True
+
+
+class Prefixed(Keys):
+    """Settings whose names may begin with ``fsdp_``."""
+
+    def named(self, short: str) -> str:
+        """The spelling that the file has."""
+        long = f"fsdp_{short}"
+        return long if self.settings.values.get(long) is not None else short
+
+    def get(self, key: str) -> Any:
+        """By either spelling."""
+        self._taken.update((key, f"fsdp_{key}"))
+        value = self.settings.values.get(self.named(key))
+        return self.defaults.get(key) if value is None else value
+
+    def has(self, key: str) -> bool:
+        """By either spelling."""
+        return self.settings.values.get(self.named(key)) is not None
+
+
+def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
+    """``fsdp_config`` of accelerate or of the Trainer into the draft."""
+    found = Prefixed(keys.draft, keys.settings, keys.framework, defaults)
+    version = found.whole("version")
+    if version not in (1, 2):
+        raise found.settings.error("fsdp_version", f"{version} is no version of FSDP", "use 1 or 2")
+    found.put("sharding", "fsdp" if version == 1 else "fsdp2", found.named("version"))
+    (_first_version if version == 1 else _second_version)(found)
+    for name in ("offload_params", "cpu_offload"):
+        if found.flag(name):
+            put_inner(found, "fsdp", "cpu_offload", True, found.named(name))
+    if found.flag("activation_checkpointing"):
+        for table in (keys.draft.values, keys.draft.origins):
+            table.pop("gradient_checkpointing", None)
+        found.put("gradient_checkpointing", "full", found.named("activation_checkpointing"))
+    found.close({*HARMLESS, *(f"fsdp_{name}" for name in HARMLESS)})
+
+
+def _first_version(found: Prefixed) -> None:
+    """FSDP1: the strategy by its name or number, which ``reshard_after_forward`` may hold too."""
+    given = "sharding_strategy" if found.has("sharding_strategy") else "reshard_after_forward"
+    value = found.get(given) if found.has(given) else None
+    found.skip(
+        *(f"{prefix}{key}" for prefix in ("", "fsdp_") for key in ("sharding_strategy", "reshard_after_forward"))
+    )
+    if value is not None:
+        words = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"} | {
+            str(n): name for n, name in enumerate(STRATEGIES, 1)
+        }
+        word = words.get(str(value).strip().upper(), str(value).strip().upper())
+        if word not in STRATEGIES:
+            raise found.settings.error(found.named(given), f"{str(value)[:40]!r} is no strategy", "use FULL_SHARD")
+        if word != "FULL_SHARD":
+            put_inner(found, "fsdp", "sharding_strategy", word, found.named(given))
+    for name in ONE:
+        value = found.flag(name) if name in ("forward_prefetch", "use_orig_params", "limit_all_gathers") else None
+        text = found.text(name) if value is None else None
+        usual = {"forward_prefetch": False, "limit_all_gathers": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+        shown = text.upper() if text is not None else value
+        if shown is not None and shown != usual.get(name):
+            put_inner(found, "fsdp", name, shown, found.named(name))
+
+
+def _second_version(found: Prefixed) -> None:
+    """FSDP2: whether weights are freed after forward."""
+    found.skip(*(f"fsdp_{name}" for name in ONE), *ONE, "sharding_strategy", "fsdp_sharding_strategy")
+    value = found.get("reshard_after_forward")
+    word = str(value).strip().upper()
+    answers = {"TRUE": True, "FULL_SHARD": True, "FALSE": False, "SHARD_GRAD_OP": False}
+    if word not in answers and not word.isdigit():
+        name = found.named("reshard_after_forward")
+        raise found.settings.error(name, f"{str(value)[:40]!r} is neither true nor false", "use true or false")
+    if not answers.get(word, False):
+        found.put("reshard_after_forward", answers.get(word, word), found.named("reshard_after_forward"))
+    policy = found.text("auto_wrap_policy") or ""
+    if policy.upper() not in ("", "TRANSFORMER_BASED_WRAP"):
+        put_inner(found, "fsdp", "auto_wrap_policy", policy.upper(), found.named("auto_wrap_policy"))
+
+
+def read_trainer_fsdp(keys: Keys) -> None:
+    """``fsdp: true`` or ``fsdp: full_shard auto_wrap``, and ``fsdp_config``, of TrainingArguments."""
+    from memplan.frameworks.hf_arguments import mapping
+
+    value = keys.get("fsdp")
+    words = [str(word) for word in value] if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    on = [word.lower().removeprefix("fsdpoption.") for word in words]
+    config = keys.get("fsdp_config")
+    if not on or on in (["false"], ["none"], ["no"]):
+        return
+    inner = Keys(keys.draft, keys.settings.section("fsdp_config") if not isinstance(config, str) else keys.settings,
+                 keys.framework)  # fmt: skip
+    if isinstance(config, str):
+        text = config.strip().startswith("{")
+        inner = mapping(keys, "fsdp_config") if text else _followed(keys, config)
+    old = keys.framework.name == "transformers" and keys.draft.facts.get("transformers", 5) == 4
+    defaults = dict(OLD_TRAINER if old else TRAINER)
+    for word in on:
+        if word.upper() in STRATEGIES:
+            defaults["reshard_after_forward"] = word.upper()
+            defaults["sharding_strategy"] = word.upper()
+        elif word == "auto_wrap":
+            defaults["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
+        elif word not in ("offload", "true", "fsdp"):
+            keys.warn("fsdp", f"{word[:40]} is not read")
+    read_fsdp(inner, defaults)
+    if "offload" in on:
+        put_inner(keys, "fsdp", "cpu_offload", True, "fsdp")
+
+
+def _followed(keys: Keys, reference: str) -> Keys:
+    document = keys.draft.follow(keys.settings, "fsdp_config", reference)
+    return Keys(keys.draft, document.settings, keys.framework)

@@ -1,0 +1,62 @@
+"""How Hugging Face's Trainer stores weights: the dtype that they are loaded in, and the autocast that runs over them.
+
+The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts).
+"""
+
+from __future__ import annotations
+
+from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
+from memplan.tables.choices import SYNONYMS
+
+LOADS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def read_load_dtype(keys: Keys, *names: str) -> None:
+    """``dtype`` or ``torch_dtype``: what the checkpoint is loaded in; auto is the checkpoint's own."""
+    name = next((name for name in names if keys.has(name)), names[0])
+    text = (keys.text(name) or "auto").removeprefix("torch.").lower()
+    keys.skip(*names)
+    dtype = SYNONYMS["dtype"].get(text, text)
+    if dtype not in (*LOADS, "auto"):
+        raise keys.settings.error(name, f"{text[:40]!r} is no dtype", "use float32, bfloat16, float16 or auto")
+    said = keys.has(name)
+    origin = Origin("file", f"{keys.settings.where(name)}: {name}") if said else _default(keys, name, text)
+    keys.draft.facts["load"] = (dtype, origin)
+
+
+def _default(keys: Keys, name: str, text: str) -> Origin:
+    return Origin(DEFAULT, f"{keys.framework.label}: {name} {text}")
+
+
+def settle(draft: Draft) -> None:
+    """Put the job's precision, once sharding and every file's word on dtypes are known."""
+    if {"precision", "dtype"} & (draft.given | set(draft.values)):
+        return
+    amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "no mixed precision is asked for")))
+    load, loaded = draft.facts.get("load", ("auto", Origin(DEFAULT, "the checkpoint's own dtype")))
+    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    zero = sharding.startswith("zero") or "zero_stage" in draft.given
+    if zero:
+        _deepspeed(draft, amp, why)
+        return
+    if amp != "no" and (sharding.startswith("fsdp") or load == "fp32"):
+        # FSDP upcasts trained weights; elsewhere the weights are fp32 as they were loaded.
+        draft.put("precision", f"{amp}-amp", why if why.kind == "file" else loaded if load == "fp32" else why)
+        return
+    if load == "fp32":
+        draft.put("precision", "fp32", loaded)
+        return
+    half = amp if load == "auto" and amp != "no" else "bf16" if load == "auto" else load
+    if amp not in ("no", half):
+        draft.remarks.append(f"weights are loaded in {half} and run under autocast in {amp}, which is not modelled")
+    draft.put("precision", half, loaded if load != "auto" else why)
+    if not sharding.startswith("fsdp"):
+        draft.put("autocast", amp != "no", why)
+
+
+def _deepspeed(draft: Draft, amp: str, why: Origin) -> None:
+    """DeepSpeed casts by its own settings; ``auto`` there is what the trainer's arguments say."""
+    dtype, origin = draft.facts.get("deepspeed dtype", ("auto", why))
+    if dtype == "auto":
+        dtype, origin = (amp if amp != "no" else "fp32"), why
+    draft.put("dtype", dtype, origin)

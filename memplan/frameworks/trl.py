@@ -1,0 +1,197 @@
+"""TRL: a script's arguments as YAML, as a ``trl dpo --…`` command, or as options of an example's script.
+
+Defaults are TRL's by method (``trl_keys``); what it shares with transformers is in ``hf_arguments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks import hf_precision
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.hf_arguments import FIELDS, mapping, read_arguments, read_attention
+from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
+from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
+from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHODS, NOT_MODELLED
+from memplan.frameworks.trl_launch import LAUNCHER, read_trl_launcher
+from memplan.frameworks.trl_methods import by_loss, defaults_of, method_of, method_of_file
+from memplan.frameworks.trl_online import read_online
+from memplan.tables.trainer import version_key
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Its arguments in a file, ``trl …`` or one of its scripts in a command."""
+    if document.form == "shell":
+        return tuple(launch.program for launch in launches(document) if is_training(launch))[:1]
+    if document.form not in ("yaml", "json"):
+        return ()
+    marks = tuple(key for key in document.settings.values if key in MARKS)
+    pair = ("dataset_name", "model_name_or_path")
+    return marks or (pair[:1] if set(pair) <= document.keys else ())
+
+
+def is_training(launch: Launch) -> bool:
+    """``trl dpo``, or a script named after a method whose options are TRL's."""
+    if launch.program == "trl":
+        return bool(launch.words) and bool(method_of(launch.words[0].text))
+    options = set(launch.arguments().values)
+    return bool(method_of(launch.program)) and bool(
+        options & {*MARKS, "dataset_name", "reward_model_path", "config", "model_name_or_path"}
+    )
+
+
+def read(document: Document, draft: Draft) -> None:
+    """A file of arguments, or the one training that a script starts."""
+    if document.form != "shell":
+        read_settings(document.settings, draft, method_of_file(document.settings, draft, document.text))
+        return
+    launch = only_launch([found for found in launches(document) if is_training(found)])
+    arguments = launch.arguments(1 if launch.program == "trl" else 0)
+    arguments = _positive(_with_config(arguments, draft))
+    name = launch.words[0].text if launch.program == "trl" else launch.program
+    method = by_loss(arguments, method_of(name), draft)
+    if method in NOT_MODELLED:
+        raise InvalidJob(f"{launch.where}: TRL's {method} is not modelled", f"modelled: {', '.join(METHODS)}")
+    origin = Origin(FILE, f"{launch.where}: {launch.program} {name if launch.program == 'trl' else ''}".strip())
+    read_settings(arguments, draft, (method, origin))
+    if launch.program == "trl":
+        read_trl_launcher(arguments, launch, draft)
+    read_launcher(launch, draft)
+
+
+def _with_config(arguments: Settings, draft: Draft) -> Settings:
+    """``--config file.yaml`` under the options beside it, as TrlParser reads it."""
+    path = arguments.values.get("config")
+    if not isinstance(path, str):
+        return arguments
+    document = draft.follow(arguments, "config", path)
+    inner = document.settings
+    lines = {**inner.lines, **arguments.lines}
+    return Settings(inner.path, {**inner.values, **arguments.values}, lines)
+
+
+def _positive(arguments: Settings) -> Settings:
+    """``--no_gradient_checkpointing`` is ``gradient_checkpointing: false`` (HfArgumentParser)."""
+    values = dict(arguments.values)
+    for key in [key for key in values if key.startswith("no_") and key[3:] in FIELDS | HARMLESS]:
+        values[key[3:]] = values.pop(key) is not True
+    return Settings(arguments.path, values, arguments.lines, arguments.prefix)
+
+
+def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) -> None:
+    """The arguments of one trainer."""
+    name, origin = method
+    keys = Keys(draft, settings, FRAMEWORK, defaults_of(name, str(draft.options.get("trainer_version") or "")))
+    draft.put("method", name, origin)
+    draft.put("trainer", "trl", Origin(FILE, f"{settings.path}: TRL's arguments"))
+    keys.copy("model", "model_name_or_path")
+    if keys.has("model_revision") and keys.text("model_revision") != "main":
+        keys.copy("revision", "model_revision")
+    read_arguments(keys)
+    _model_arguments(keys)
+    _lora(keys)
+    _quantisation(keys)
+    _lengths(keys, name)
+    _losses_of(keys, name)
+    if keys.flag("use_liger_loss"):
+        keys.put("kernels", "liger", "use_liger_loss")
+    if keys.flag("activation_offloading"):
+        keys.put("offload", ["activations"], "activation_offloading")
+    read_online(keys, name)
+    assume_one_gpu(draft)
+    keys.close(HARMLESS | TRAINER_HARMLESS | LAUNCHER)
+    draft.finishers["precision"] = hf_precision.settle
+
+
+def _model_arguments(keys: Keys) -> None:
+    """dtype and attention, of ModelConfig or of ``model_init_kwargs``."""
+    inner = mapping(keys, "model_init_kwargs") if keys.has("model_init_kwargs") else None
+    keys.skip("model_init_kwargs")
+    of_dtype = inner if inner is not None and (inner.has("dtype") or inner.has("torch_dtype")) else keys
+    hf_precision.read_load_dtype(of_dtype, "dtype", "torch_dtype")
+    keys.skip("dtype", "torch_dtype")
+    read_attention(inner if inner is not None and inner.has("attn_implementation") else keys, "attn_implementation")
+    keys.skip("attn_implementation")
+    if keys.flag("use_flash_attention_2"):
+        keys.put("attention", "flash", "use_flash_attention_2")
+    if inner is not None:
+        inner.close(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
+
+
+def _lora(keys: Keys) -> None:
+    """``use_peft`` and ModelConfig's adapter; targets that nobody names are PEFT's by the model's type."""
+    names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora",
+             "use_rslora")  # fmt: skip
+    if not keys.flag("use_peft"):
+        keys.skip(*names, "lora_target_parameters")
+        return
+    keys.warn("lora_target_parameters", "adapters of bare parameters (experts) are not read")
+    targets = keys.names("lora_target_modules")
+    lora: dict[str, Any] = {
+        "r": keys.whole("lora_r"),
+        "alpha": keys.number("lora_alpha"),
+        "dropout": keys.number("lora_dropout"),
+        "targets": "all-linear" if targets == ("all-linear",) else list(targets or ("q_proj", "v_proj")),
+    }
+    if keys.names("lora_modules_to_save"):
+        lora["modules_to_save"] = list(keys.names("lora_modules_to_save") or ())
+    lora |= {job: True for key, job in (("use_dora", "dora"), ("use_rslora", "rslora")) if keys.flag(key)}
+    keys.put("lora", lora, "use_peft")
+    if not targets:
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: lora_target_modules is not set: q_proj and v_proj are counted, as PEFT takes for "
+            "Llama, Mistral, Qwen and Gemma"
+        )
+
+
+def _quantisation(keys: Keys) -> None:
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("use_bnb_nested_quant")
+    keys.skip("bnb_4bit_quant_storage")
+    if four:
+        if kind not in ("nf4", "fp4"):
+            raise keys.settings.error("bnb_4bit_quant_type", f"{kind[:20]!r} is no 4-bit type", "use nf4 or fp4")
+        keys.put("quantization", "nf4-double" if nested and kind == "nf4" else kind, "load_in_4bit")
+    elif eight:
+        keys.put("quantization", "int8", "load_in_8bit")
+
+
+def _lengths(keys: Keys, method: str) -> None:
+    """max_length; for online methods a prompt and a completion (``trl_online``)."""
+    if method in ("grpo", "rloo", "ppo", "online-dpo"):
+        return
+    name = "max_seq_length" if keys.has("max_seq_length") else "max_length"
+    if keys.has(name) or keys.defaults.get(name):
+        keys.copy("sequence_length", name, "whole")
+    keys.skip("max_length", "max_seq_length", "max_prompt_length", "max_completion_length", "max_new_tokens")
+
+
+def _losses_of(keys: Keys, method: str) -> None:
+    """Terms and heads that a loss chooses; where the reference's log-probabilities come from."""
+    value = keys.get("loss_type")
+    losses = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    if method in ("cpo", "simpo"):
+        alpha = keys.number("cpo_alpha")
+        keys.put("sft_term", bool(alpha), "cpo_alpha")
+    if method in ("dpo", "ipo") and ("sft" in losses or keys.number("rpo_alpha")):
+        keys.put("sft_term", True, "loss_type" if "sft" in losses else "rpo_alpha")
+    keys.skip("rpo_alpha", "cpo_alpha", "beta")
+    if method == "sft" and keys.has("loss_type"):
+        version = version_key(str(keys.draft.options.get("trainer_version") or "")) or (99,)
+        if losses[0] == "nll" and (1, 7) <= version < (1, 15):
+            keys.put("loss_head", "cross-entropy", "loss_type")
+        elif losses[0] not in ("nll", "chunked_nll"):
+            keys.warn("loss_type", f"{losses[0][:20]} is counted as nll")
+    if keys.flag("precompute_ref_log_probs"):
+        keys.put("reference", "precomputed", "precompute_ref_log_probs")
+    elif keys.flag("sync_ref_model"):
+        keys.put("reference", "resident", "sync_ref_model")
+    if isinstance(keys.settings.values.get("model_init_kwargs"), Mapping):
+        keys.skip("model_init_kwargs")
+
+
+FRAMEWORK = Framework("trl", "TRL", "1.16", recognise=recognise, read=read, extends=("transformers", "accelerate"))

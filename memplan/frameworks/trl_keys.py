@@ -1,0 +1,131 @@
+"""TRL's own arguments by name: which trainer they mean, which memory does not feel, and defaults by version.
+
+Source: trl 0.9 to 1.16 trainer/*_config.py, experimental/*/*_config.py, scripts/.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks.documents import words
+
+COMMANDS: dict[str, str] = {
+    "sft": "sft",
+    "dpo": "dpo",
+    "mpo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "cpo": "cpo",
+    "simpo": "simpo",
+    "reward": "reward",
+    "grpo": "grpo",
+    "gspo": "grpo",
+    "rloo": "rloo",
+    "ppo": "ppo",
+    "gkd": "distill",
+    "distillation": "distill",
+}
+"""A word of ``trl …`` or of a script's name -> method; online_dpo is told by both of its words."""
+NOT_MODELLED = ("xpo", "nash", "bco", "tpo", "prm", "gold", "sdft", "sdpo", "ssd", "minillm", "gmpo", "a2po")
+
+METHOD_KEYS: dict[str, tuple[str, ...]] = {
+    "sft": (
+        "packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "chat_template_path",
+        "dataset_kwargs", "eval_packing", "max_seq_length",
+    ),
+    "dpo": ("ld_alpha", "rpo_alpha", "use_weighting", "f_divergence_type", "discopop_tau", "use_logits_to_keep"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "cpo": ("cpo_alpha", "simpo_gamma"),
+    "reward": ("center_rewards_coefficient",),
+    "grpo": (
+        "scale_rewards", "epsilon_high", "importance_sampling_level", "top_entropy_quantile", "reward_funcs",
+        "entropy_coef",
+    ),
+    "rloo": ("normalize_advantages", "reward_clip_range", "rloo_k"),
+    "ppo": ("num_ppo_epochs", "sft_model_path", "vf_coef", "kl_coef"),
+    "online-dpo": ("missing_eos_penalty", "judge"),
+    "distill": ("lmbda", "seq_kd", "teacher_model_name_or_path"),
+}  # fmt: skip
+"""Arguments that only one trainer has."""
+LOSSES: dict[str, str] = {
+    **dict.fromkeys(("nll", "chunked_nll", "dft"), "sft"),
+    **dict.fromkeys(
+        words(
+            """sigmoid hinge exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair aot_unpaired discopop apo_zero
+            apo_down sigmoid_norm"""
+        ),
+        "dpo",
+    ),
+    **dict.fromkeys(("kto", "apo_zero_unpaired"), "kto"),
+    **dict.fromkeys(("simpo", "alphapo"), "simpo"),
+    **dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"), "grpo"),
+}
+"""``loss_type`` -> the trainer that has it; ipo is DPO's and CPO's."""
+
+MARKS = words(
+    """use_peft dataset_train_split dataset_test_split max_completion_length max_prompt_length num_generations
+    precompute_ref_log_probs lora_task_type use_bnb_nested_quant simpo_gamma cpo_alpha vllm_mode assistant_only_loss
+    completion_only_loss truncation_mode rpo_alpha dataset_mixer reward_funcs scale_rewards missing_eos_penalty
+    dataset_text_field teacher_model_name_or_path desirable_weight center_rewards_coefficient lora_modules_to_save
+    num_ppo_epochs local_rollout_forward_batch_size dataset_num_proc"""
+)
+"""Keys that tell a file of TRL's."""
+
+MODEL: dict[str, Any] = {
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "use_peft": False,
+    "dtype": "float32",
+}
+"""ModelConfig. Before 0.27 ``dtype`` was not set, and transformers 4 then loaded fp32 as well."""
+TRAINER: dict[str, Any] = {"gradient_checkpointing": True, "bf16": None, "max_length": 1024}
+METHODS: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "dpo": {"loss_type": "sigmoid"},
+    "kto": {"loss_type": "kto"},
+    "orpo": {},
+    "cpo": {"loss_type": "sigmoid", "cpo_alpha": 1.0},
+    "simpo": {"loss_type": "simpo", "cpo_alpha": 1.0},
+    "reward": {},
+    "grpo": {"max_completion_length": 512, "num_generations": 8, "beta": 0.0, "temperature": 1.0, "max_length": None},
+    "rloo": {"max_completion_length": 512, "num_generations": 2, "beta": 0.05, "temperature": 1.0, "max_length": None},
+    "online-dpo": {"max_new_tokens": 64, "max_length": 512, "temperature": 0.9},
+    "ppo": {"response_length": 53, "temperature": 0.7, "max_length": None},
+    "distill": {"temperature": 1.0},
+}
+"""By method, on top of the two above: TRL 1.16."""
+VLLM_SHARE = 0.3
+"""vllm_gpu_memory_utilization."""
+
+HARMLESS = words(
+    """dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
+    datasets streaming test_split_size dataset_mixer dataset_splits dataset_configs dataset_mixture
+    auto_insert_empty_system_msg chat_template trust_remote_code model_revision lora_task_type router_aux_loss_coef
+    disable_dropout dataset_num_proc truncation_mode pad_to_multiple_of precompute_ref_batch_size loss_weights
+    f_divergence_type f_alpha_divergence_coef label_smoothing use_weighting discopop_tau ref_model_mixup_alpha
+    ref_model_sync_steps pad_token chat_template_path dataset_text_field dataset_kwargs eos_token shuffle_dataset
+    packing packing_strategy padding_free eval_packing completion_only_loss assistant_only_loss num_generations_eval
+    ds3_gather_for_generation generation_batch_size steps_per_generation top_p top_k min_p generation_kwargs
+    chat_template_kwargs repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex
+    vllm_guided_decoding_regex vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+    vllm_group_port vllm_max_model_length vllm_tensor_parallel_size num_iterations epsilon delta epsilon_high
+    sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
+    importance_sampling_level reward_weights multi_objective_aggregation scale_rewards mask_truncated_completions
+    use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
+    max_tool_calling_iterations vllm_importance_sampling_correction vllm_importance_sampling_mode
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap
+    off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal num_completions_to_print
+    log_unique_prompts log_completions_hub_repo use_transformers_continuous_batching wandb_log_unique_prompts
+    transformers_continuous_batching_config use_transformers_paged normalize_advantages reward_clip_range
+    desirable_weight undesirable_weight center_rewards_coefficient simpo_gamma alpha generate_during_eval
+    is_encoder_decoder padding_value label_pad_token_id missing_eos_penalty teacher_model_revision
+    teacher_model_init_kwargs lmbda seq_kd reward_funcs reward_model_init_kwargs system_prompt
+    cosine_min_value_wrong dataset_prompt_column callbacks benchmarks num_completions rloo_k num_ppo_epochs
+    num_mini_batches total_episodes whiten_rewards kliping kl_coef kl_estimator cliprange vf_coef cliprange_value
+    gamma lam local_rollout_forward_batch_size stop_token stop_token_id num_sample_generations exp_name world_size
+    judge ld_alpha use_logits_to_keep tools gradient_checkpointing_kwargs reward_model_revision response_template
+    instruction_template dataset_batch_size neftune_noise_alpha base_model_attribute_name model_adapter_name
+    ref_adapter_name force_use_ref_model tokenizer_name_or_path hub_model_revision overwrite_hub_revision
+    push_to_hub_revision env config config_file accelerate_config use_flash_attention_2_comment"""
+)

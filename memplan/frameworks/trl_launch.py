@@ -1,0 +1,52 @@
+"""How ``trl dpo …`` starts: accelerate, with the options that TRL does not know and one of its own configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks import accelerate
+from memplan.frameworks.base import Draft
+from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.launch import Launch
+
+LAUNCHER = words(
+    """num_processes num_machines mixed_precision use_deepspeed use_fsdp multi_gpu zero_stage machine_rank
+    main_process_port main_process_ip gpu_ids"""
+)
+"""Options that ``trl`` hands on to accelerate."""
+
+
+def read_trl_launcher(arguments: Settings, launch: Launch, draft: Draft) -> None:
+    """``trl dpo --accelerate_config zero3 --num_processes 4``: it starts accelerate with what it does not know."""
+    known = ("num_processes", "num_machines", "mixed_precision", "use_deepspeed", "use_fsdp", "multi_gpu", "zero_stage")
+    options = {key: value for key, value in arguments.values.items() if key in known}
+    config = arguments.values.get("accelerate_config")
+    if isinstance(config, str) and config in BUILT_IN:
+        kind, inner = BUILT_IN[config]
+        values = {"distributed_type": kind, "num_processes": 8, "mixed_precision": "bf16", **inner}
+        values["num_processes"] = 1 if kind == "NO" else 8
+        accelerate.read_settings(
+            Settings(f"TRL's {config}.yaml", values, {}), draft, Settings(arguments.path, options, arguments.lines)
+        )
+        return
+    path = config if isinstance(config, str) else arguments.values.get("config_file")
+    if options or path:
+        found = Settings(arguments.path, {**options, **({"config_file": path} if path else {})}, arguments.lines)
+        accelerate.read_launch(Launch("accelerate", found, "trl", (), launch.command, arguments.path), draft)
+
+
+_FSDP = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
+    "single_gpu": ("NO", {}),
+    "multi_gpu": ("MULTI_GPU", {}),
+    "zero1": ("DEEPSPEED", {"deepspeed_config": {"zero_stage": 1, "gradient_accumulation_steps": "auto"}}),
+    "zero2": ("DEEPSPEED", {"deepspeed_config": {"zero_stage": 2}}),
+    "zero3": ("DEEPSPEED", {"deepspeed_config": {"zero_stage": 3}}),
+    "fsdp1": (
+        "FSDP",
+        {"fsdp_config": _FSDP | {"fsdp_version": 1, "fsdp_backward_prefetch": "BACKWARD_PRE",
+                                 "fsdp_forward_prefetch": True}},
+    ),
+    "fsdp2": ("FSDP", {"fsdp_config": _FSDP | {"fsdp_version": 2}}),
+}  # fmt: skip
+"""Configs that come with TRL (trl 1.16 accelerate_configs/)."""
