@@ -17,7 +17,7 @@ DISPATCHERS = ("alltoall", "allgather", "flex")
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "tp_comm_overlap", "attention_softmax_in_fp32")
 """Settings that change speed, not memory, where the rest is as modelled."""
-LATER = ("fp8", "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm", "use_megatron_fsdp", "nccl_ub")
+LATER = ("fp8", "overlap_moe_expert_parallel_comm", "use_megatron_fsdp", "nccl_ub")
 
 
 def _modules(value: object) -> tuple[str, ...]:
@@ -91,6 +91,8 @@ class Megatron(Frozen):
     moe_pad_expert_input_to_capacity: bool = False
     moe_expert_imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """memplan's own: tokens that the fullest rank's experts receive, as a multiple of the mean, where none are cut."""
+    moe_shared_expert_overlap: bool = False
+    """Shared experts run beside the dispatch, and keep their input as it was gathered along the sequence."""
     moe_permute_fusion: bool = True
     moe_grouped_gemm: bool = True
     mtp_num_layers: Count = 0

@@ -71,7 +71,7 @@ def enter_activations(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None
         until = f"{PASS}.{unit.prefix}{unit.steps[0].name}-backward"
         _enter_others(book, s, chunk, unit.layers if chunk is unit.chunk else 0, until)
     for position, unit in enumerate(going):
-        _enter_last(book, unit, first=position == 0)
+        _enter_last(book, s, unit, first=position == 0)
 
 
 def _checkpoints(s: Shape, chunk: Chunk, layers: int) -> float:
@@ -102,9 +102,15 @@ def _enter_waiting(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
             book.schedule[-2],
             template="bytes of a layer × layers × micro-batches",
             numbers=(size, layers, others),
+            high=_high(s, size, sum(held.bytes for _, held in _rows(s, chunk) if held.routed), layers * others),
             why="they went forward and wait for their gradients from the stages behind",
             source="megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
         )
+
+
+def _high(s: Shape, size: int, routed: int, times: float = 1) -> int:
+    """The high figure, where what the experts receive is not known; -1 where nothing of it is routed."""
+    return int((size + routed * (s.spread - 1)) * times) if routed and s.spread > 1 else -1
 
 
 def _enter_others(book: Ledger, s: Shape, chunk: Chunk, but: int, until: str) -> None:
@@ -122,12 +128,13 @@ def _enter_others(book: Ledger, s: Shape, chunk: Chunk, but: int, until: str) ->
             until,
             template=f"layers·{held.template}",
             numbers=(layers, *held.factors),
+            high=_high(s, held.bytes, held.bytes * held.routed, layers),
             why=WHY_KEPT,
             source=RECOMPUTE if chunk.recomputed else step.source,
         )
 
 
-def _enter_last(book: Ledger, unit: Unit, first: bool) -> None:
+def _enter_last(book: Ledger, s: Shape, unit: Unit, first: bool) -> None:
     """The last layer: forward up to its fullest step, then backward step by step."""
     steps, chunk = unit.steps, unit.chunk
     fullest = fullest_forward(steps)
@@ -135,17 +142,17 @@ def _enter_last(book: Ledger, unit: Unit, first: bool) -> None:
         own = f"{PASS}.{unit.prefix}{step.name}-backward"
         for held in step.kept:
             born = FORWARD if position <= fullest or not first else END
-            _enter_kept(book, unit, step, held, born, own)
+            _enter_kept(book, s, unit, step, held, (born, own))
             if held.again and first and not chunk.recomputed and position == fullest:
-                _moment(book, step, held, FORWARD)
+                _moment(book, s, step, held, FORWARD)
         for held in step.backward:
-            _moment(book, step, held, own)
+            _moment(book, s, step, held, own)
     if first:
         for held in steps[fullest].forward:
-            _moment(book, steps[fullest], held, FORWARD)
+            _moment(book, s, steps[fullest], held, FORWARD)
 
 
-def _enter_kept(book: Ledger, unit: Unit, step: Step, held: Held, born: str, own: str) -> None:
+def _enter_kept(book: Ledger, s: Shape, unit: Unit, step: Step, held: Held, life: tuple[str, str]) -> None:
     """One tensor of the last layer; of a chunk that is made again at once, of all its layers."""
     again = f"{PASS}.{unit.prefix}{held.again}-backward" if held.again else ""
     layers = unit.layers if held.again or not unit.chunk.recomputed else 1
@@ -155,16 +162,17 @@ def _enter_kept(book: Ledger, unit: Unit, step: Step, held: Held, born: str, own
         held.name + (", made again" if again else " (last layer)"),
         category,
         held.bytes * layers,
-        again or born,
-        own,
+        again or life[0],
+        life[1],
         template=f"layers·{held.template}" if many else held.template,
         numbers=(layers, *held.factors) if many else held.factors,
+        high=_high(s, held.bytes, held.bytes * held.routed, layers),
         why="made again for backward" if again else WHY_KEPT,
         source=RECOMPUTE if again else step.source,
     )
 
 
-def _moment(book: Ledger, step: Step, held: Held, instant: str) -> None:
+def _moment(book: Ledger, s: Shape, step: Step, held: Held, instant: str) -> None:
     book.add(
         held.name,
         "activations",
@@ -173,6 +181,7 @@ def _moment(book: Ledger, step: Step, held: Held, instant: str) -> None:
         instant,
         template=held.template,
         numbers=held.factors,
+        high=_high(s, held.bytes, held.bytes * held.routed),
         why=WHY_MOMENT,
         source=step.source,
     )

@@ -200,8 +200,10 @@ def _shared(s: Shape, part: FeedForward) -> Steps:
     down = next(linear for linear in part.shared if linear.name.endswith("down_proj"))
     gated = any(linear.name.endswith("gate_proj") for linear in part.shared)
     width = down.inputs // s.tensor
+    whole = Held("gathered input of the shared experts", "T·h·e", (s.tokens, s.hidden, s.itemsize))
     first = Step(
         "shared-fc1",
+        kept=(whole,) if s.gathers and s.settings.moe_shared_expert_overlap else (),
         forward=(Held("input gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize)),)
         if s.gathers
         else (),

@@ -26,6 +26,8 @@ class Shape(NamedTuple):
     """Sequence parallelism, where tensor parallelism is on."""
     layer_norm: bool
     settings: Megatron
+    spread: float = 1.0
+    """Where nobody said how uneven routing is: tokens of the fullest rank over the mean, at the high end."""
     recomputed: frozenset[str] = frozenset()
     """Modules that selective checkpointing makes again."""
 
@@ -33,6 +35,17 @@ class Shape(NamedTuple):
     def gathers(self) -> bool:
         """Whether inputs of tensor-parallel products are gathered along the sequence."""
         return self.sequence and self.tensor > 1
+
+
+UNEVEN = 2.0
+"""A guess: nothing is published of how uneven a young router is."""
+
+
+def _uneven(recipe: Recipe) -> bool:
+    """Experts on several ranks, without a capacity that cuts, and no word on how uneven the routing is."""
+    settings = recipe.megatron
+    said = "moe_expert_imbalance" in settings.model_fields_set
+    return recipe.parallel.expert > 1 and not said and settings.moe_expert_capacity_factor is None
 
 
 def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
@@ -53,5 +66,6 @@ def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
         sequence=sequence,
         layer_norm=norm is not None and norm.kind.startswith("layer"),
         settings=recipe.megatron,
+        spread=UNEVEN if _uneven(recipe) else 1.0,
         recomputed=recipe.recompute.modules,
     )

@@ -11,11 +11,13 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.weights import Share
 from memplan.spec.megatron import Megatron
 from memplan.spec.recipe import Recipe
-from memplan.units import DTYPE_BYTES, ceil_div
+from memplan.units import DTYPE_BYTES as DTYPES
+from memplan.units import ceil_div
 
 BUFFER = "megatron-core 0.14 distributed/param_and_grad_buffer.py: _ParamAndGradBuffer"
 DISTRIBUTED = "megatron-core 0.14 optimizer/distrib_optimizer.py"
 WHOLE = "megatron-core 0.14 optimizer/optimizer.py: Float16OptimizerWithFloat16Params"
+DTYPE_BYTES = {**DTYPES, "fp8": 1}
 REMAINDER = 2
 """Bytes of the lower half of an fp32 main weight beside its bf16 one."""
 
@@ -143,6 +145,20 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, buffer: Buffer, last_instant:
             numbers=(buffer.shard, 4, round(away, 4)),
             why="pinned copies that the host's optimizer reads",
             source="megatron-core 0.14 optimizer/cpu_offloading/hybrid_optimizer.py",
+        )
+    unfused = {settings.exp_avg_dtype, settings.exp_avg_sq_dtype} - {"fp32"} not in (set(), {"bf16"})
+    if settings.use_precision_aware_optimizer and (unfused or settings.exp_avg_dtype != settings.exp_avg_sq_dtype):
+        narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
+        book.add(
+            f"moments in fp32{buffer.label}",
+            "optimizer_temporaries",
+            buffer.shard * 4 * len(narrow),
+            last_instant,
+            last_instant,
+            template=f"elements{ranks} × 4 × moments",
+            numbers=(buffer.shard, 4, len(narrow)),
+            why="the step copies narrow moments to fp32; it reads two of bf16 as they are",
+            source="TransformerEngine 2.13 pytorch/optimizers/fused_adam.py: get_unscaled_state",
         )
     if gradient_itemsize(recipe) < 4 and not settings.use_precision_aware_optimizer:
         book.add(

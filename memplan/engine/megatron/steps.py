@@ -24,6 +24,11 @@ class Held(NamedTuple):
         """Bytes of one micro-batch and layer."""
         return int(prod(self.factors))
 
+    @property
+    def routed(self) -> bool:
+        """Whether it grows with the tokens that this rank's experts receive."""
+        return self.template.startswith("R·")
+
 
 class Step(NamedTuple):
     """One part of a layer, in forward order."""
