@@ -30,6 +30,8 @@ EXTRA = {
     "from its modules (memplan[trace]; seconds).",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
+    "files": "Training configs, scripts or jobs.",
+    "form": "Form of the answer: text, github (annotations), json.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }

@@ -48,7 +48,7 @@ class Output(NamedTuple):
     def write(self, result: Result) -> None:
         """Make the text of a result and write it. Raises UsageError for a place that cannot be written."""
         if self.path is None:
-            _print(self.text(result), self.form == "table")
+            print_text(self.text(result), self.form == "table")
         else:
             _write_file(self.path, self.text(result), self.force)
 
@@ -125,7 +125,7 @@ def _write_file(path: str, text: str, force: bool) -> None:
         raise UsageError(f"cannot write {path}: {reason}", "name a file that can be written") from None
 
 
-def _print(text: str, is_screen_text: bool) -> None:
+def print_text(text: str, is_screen_text: bool = True) -> None:
     """Write to standard output. A reader who has left ends the program quietly."""
     import typer
 

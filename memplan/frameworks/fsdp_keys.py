@@ -41,7 +41,7 @@ def put_inner(keys: Keys, job_key: str, inner: str, value: Any, key: str) -> Non
     if value is None:
         return
     before = keys.draft.values.get(job_key) or {}
-    if job_key == "deepspeed" or accepts(job_key, inner, value):
+    if accepts(job_key, inner, value):
         keys.draft.values[job_key] = {**before, inner: value}
         there = keys.has(key)
         where = (

@@ -42,6 +42,17 @@ def read_target(
     return read_documents([(document, row), *(_beside(path) for path in beside)], options)
 
 
+def framework_of(path: str) -> Framework:
+    """Whose file this is. Raises InvalidJob where it is none that memplan knows."""
+    if not os.path.exists(path):
+        raise InvalidJob(f"{path} does not exist", "name a training config, a script or a job")
+    document = open_document(path)
+    row = _whose(document) or (ownjob.FRAMEWORK if ownjob.marks(document) else None)
+    if row is None:
+        raise InvalidJob(f"{path}: no training config that memplan knows", f"known: {', '.join(frameworks())}")
+    return row
+
+
 def _whose(document: Document) -> Framework | None:
     """memplan's own where it may be, else whose its content says."""
     return ownjob.FRAMEWORK if ownjob.is_job(document) else recognise(document)

@@ -1,0 +1,60 @@
+"""memplan check: one line a file, and an exit code for hooks, prologues and CI."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from memplan.cli import options
+from memplan.cli.edge import one_line, warn
+from memplan.cli.parameters import option
+from memplan.errors import UsageError, did_you_mean
+
+HELP = """Whether the jobs of training configs fit: one line a file; exit code 0 if all fit, 1 if one does not.
+
+FILE is a config of a framework (TRL, transformers, …), a script, or a memplan job. Files that say how they run go
+with --with. Example: memplan check train.yaml --with zero3.yaml --gpu h100-80gb --num-gpus 8
+"""
+FORMS = ("text", "github", "json")
+
+
+def parameters() -> list[inspect.Parameter]:
+    """FILEs, the options of a job, and the form of the answer."""
+    made = typer.Argument(metavar="FILE …", show_default=False)
+    files = inspect.Parameter(
+        "files", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, made]
+    )
+    rest = [parameter for parameter in options.parameters() if parameter.name != "target"]
+    return [files, *rest, option("json", bool, "--json"), option("form", str, "--format", metavar="FORM")]
+
+
+def check(values: Mapping[str, Any]) -> int:
+    """Read, estimate and judge each file; write a line for each."""
+    from memplan.cli.output import print_text
+    from memplan.frameworks.checking import check_file, github_lines, worst
+
+    files, form = values.get("files") or [], (values.get("form") or "text").lower()
+    if not files:
+        raise UsageError("check which files?", "name one or more training configs")
+    if form not in FORMS:
+        raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, FORMS))
+    form = "json" if values.get("json") else form
+    _, keys = options.collect(values)
+    found = [check_file(path, keys, values.get("with_") or (), values.get("framework") or "") for path in files]
+    if form == "json":
+        print_text(json.dumps([each.to_dict() for each in found], indent=2) + "\n")
+    elif form == "github":
+        print_text("".join(f"{line}\n" for line in github_lines(found)))
+    else:
+        print_text("".join(f"{one_line(_line(each))}\n" for each in found))
+        for text in dict.fromkeys(text for each in found for text in each.warnings):
+            warn(text)
+    return worst(found)
+
+
+def _line(each: Any) -> str:
+    place = f"{each.file}:{each.line}" if each.fits == "error" and each.line > 1 else each.file
+    word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
+    return f"{place}: {word}{each.text}{f'; {each.hint}' if each.hint else ''}"
