@@ -198,3 +198,12 @@ def test_megatron_states_are_eighteen_bytes_a_parameter() -> None:
 
 def test_every_shown_head_is_one_that_a_job_can_ask_for() -> None:
     assert set(SHOWN_HEADS.values()) <= set(CHOICES["loss_head"])
+
+
+@pytest.mark.parametrize(("trainer", "twice"), [("litgpt", True), ("trl", False)])
+def test_litgpts_model_has_a_head_of_its_own(trainer: str, twice: bool) -> None:
+    found = recipe_of(model=SMALL | {"tie_word_embeddings": True}, method="sft", trainer=trainer)
+    assert found.model.tied is not twice
+    assert any("the embeddings of" in said and "there twice" in said for said in found.assumptions) is twice
+    tied = recipe_of(model=SMALL | {"tie_word_embeddings": True}, method="sft").model.params.total
+    assert found.model.params.total - tied == (SMALL["vocab_size"] * SMALL["hidden_size"] if twice else 0)

@@ -16,7 +16,7 @@ from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
 from memplan.resolve.megatron import check_megatron, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
-from memplan.resolve.models import adapter, references
+from memplan.resolve.models import adapter, as_trainer_ties, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.parallel import parallel, with_framework
@@ -76,6 +76,7 @@ def resolve(given: JobInput) -> Recipe:
                 "use another method or a model that has one",
             )
         spec = spec.as_reward_model()
+    spec = as_trainer_ties(trainer, spec, notes)
     _check(job, method.pairs, method.name)
     images = image_batch(job, spec, notes)
     lora = adapter(job, spec, notes)

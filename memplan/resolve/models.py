@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
@@ -16,7 +17,24 @@ from memplan.spec.recipe import Adapter, Resident
 from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
 from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer
-from memplan.units import DTYPE_BYTES
+from memplan.units import DTYPE_BYTES, format_count
+
+
+@lru_cache(maxsize=64)
+def _untied(spec: ModelSpec) -> ModelSpec:
+    return spec.model_copy(update={"tied": False})
+
+
+def as_trainer_ties(trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
+    """The model as the trainer's own class has it: with a head of its own, where that is never the embeddings'."""
+    if not trainer.unties or not spec.head_is_tied:
+        return spec
+    more = spec.vocab_size * (spec.embedding_width or spec.hidden_size)
+    notes.assume(
+        f"{trainer.title}'s model has a head of its own: the embeddings of {spec.name} are there twice, "
+        f"{format_count(more)} parameters more"
+    )
+    return _untied(spec)
 
 
 class Targets(NamedTuple):

@@ -30,6 +30,8 @@ class Trainer(NamedTuple):
     """Forward and loss run under autocast (bf16=True), whatever dtype the weights have."""
     optimizer_impl: str = "auto"
     gradient_checkpointing: bool = False
+    unties: bool = False
+    """Its model class has a head of its own where the checkpoint ties it to the embeddings: twice the weights."""
     keeps_outputs: bool = False
     """The caller holds the model's outputs, so the logits, until backward is done (``Trainer.compute_loss``)."""
     fp32_outputs: bool = False

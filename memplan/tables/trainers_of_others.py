@@ -122,7 +122,8 @@ ROWS = (
         adapter_heads={"*": "chunked-lm-head"},
         keeps_outputs=True,
         syncs_each_batch=False,
-        source="litgpt 0.5 finetune/full.py, finetune/lora.py, utils.py: chunked_cross_entropy",
+        unties=True,
+        source="litgpt 0.5 finetune/full.py, finetune/lora.py, utils.py: chunked_cross_entropy, model.py: lm_head",
     ),
     Trainer(
         "megatron",
