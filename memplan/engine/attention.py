@@ -6,8 +6,10 @@ from memplan.engine import ops
 from memplan.engine.graph import Tensor
 from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Mode, Pass, norm, project
+from memplan.engine.ring_attention import ring_attention
 from memplan.engine.rotary import rotary, scaled_queries
 from memplan.engine.scored import checkpointed
+from memplan.engine.sequence_parts import gathered, scattered
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.engine.unsloth import adapted_products, fuses
@@ -20,6 +22,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     """
     tape, heads, kv_heads, head_dim = p.tape, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
+    x = gathered(p, x)
     if not mixer.fused_qkv and fuses(p, mixer.linears[:3]):
         fused = None
         labels = "queries, keys, values"
@@ -53,7 +56,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
     if fuses(p, mixer.linears[-1:]):
         (projected,) = adapted_products(p, out, mixer.linears[-1:], (x.dim,), "attention projection", over=False)
         return projected, weights
-    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+    return scattered(p, project(p, out, mixer.linears[-1], "h", "attention projection")), weights
 
 
 def core(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor | None]:
@@ -128,6 +131,8 @@ def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -
 def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
     """``scaled_dot_product_attention``: with a mask, keys and values are repeated first and the mask becomes a bias."""
     tape = p.tape
+    if p.mode.context > 1:
+        return ring_attention(p, q, k, v, p.dim("H", mixer.num_heads), q_dim)
     kernel = attention_kernel(p.mode, mixer, p.length, tape.autocast or q.itemsize)
     if kernel == "math":
         return math(p, mixer, q, k, v, q_dim)

@@ -20,6 +20,7 @@ from memplan.engine.output_rows import enter_outputs
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.pass_rows import PassRows
 from memplan.engine.passes import TracedPass
+from memplan.engine.pipeline_rows import enter_pipeline
 from memplan.engine.resident import enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
 from memplan.engine.sharding import enter_sharding, gathers, held, kept_gradients
@@ -134,6 +135,11 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
         _enter_beside(book, recipe, traced, point)
 
 
+def _enter_pipeline(book: Ledger, parts: Parts) -> None:
+    if parts.recipe.parallel.pipeline > 1:
+        enter_pipeline(book, parts.recipe, [traced for traced, point in parts.passes if point == "backward"])
+
+
 def _enter_sharding(book: Ledger, parts: Parts) -> None:
     if parts.recipe.zero_stage >= 0:
         enter_zero(book, parts.recipe, parts.units, parts.last_backward)
@@ -165,6 +171,7 @@ SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (
     _enter_states,
     _enter_gradients,
     _enter_passes,
+    _enter_pipeline,
     _enter_sharding,
     _enter_steps,
     _enter_others,

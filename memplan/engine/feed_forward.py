@@ -9,6 +9,7 @@ from memplan.engine.fused_modules import fused_product
 from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.scored import checkpointed
+from memplan.engine.sequence_parts import gathered, scattered
 from memplan.engine.unsloth import adapted_feed_forward, fuses
 from memplan.spec.parts import FeedForward
 
@@ -18,6 +19,11 @@ def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
     the routed experts.
     """
     assert spec is not None
+    x = gathered(p, x)
+    return scattered(p, _recomputed(p, spec, x))
+
+
+def _recomputed(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     if p.mode.recomputed and ("moe" if spec.experts else "mlp") in p.mode.recomputed:
         return checkpointed(p.tape, lambda inputs: _feed_forward(p, spec, inputs[0]), (x,))
     return _feed_forward(p, spec, x)

@@ -85,7 +85,8 @@ def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) 
     forward_kept(book, own, traced, within, end, loss)
     last, tail, opens = own.layers[-1].gathered, own.tail.gathered, own.opens
     over = traced.tail.forward["loss"].size if "loss" in traced.tail.forward else 0
-    ends = max(traced.tail.forward[point].size for point in ("final-norm", "head") if point in traced.tail.forward)
+    sizes = [traced.tail.forward[point].size for point in ("final-norm", "head") if point in traced.tail.forward]
+    ends = max(sizes, default=0)
     why = "the last all-gather's output is held until the root's forward returns"
     if tail and not opens:
         gathered(book, "gathered tail", tail, end, "final norm and head", loss)
@@ -139,10 +140,19 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     above = [*own.layers[1:], tail or NO_UNIT]
     for i in traced.backward_layers:
         below = own.layers[i - 1] if i else own.first
-        for instant, _ in traced.layer_instants(i):
+        first = True
+        for instant, alive in traced.layer_instants(i):
             _enter_whole(book, own, i, below, instant)
+            trace = traced.layers[i]
+            before = trace.saved.size + trace.boundary + (below.cast if own.reshards else 0)
+            why = "the next gather's input, before anything runs back"
+            gathered(book, f"cast of the layer below {i}", max(0, before - alive.size) if first else 0, instant, why)
+            first = False
             if reduces:
                 reduction(book, f"reduce-scatter input before layer {i}", above[i].reduced, instant)
+            elif waits_for_reduction(recipe) and recipe.accumulation > 1:
+                more = max(0, above[i].reduced - _gone(own, i))
+                reduction(book, f"reduce-scatter input before layer {i}, last micro-step", more, instant)
         _enter_layer_end(book, recipe, own, traced, i, reduces)
     size = own.first.gathered if own.first.gathered and own.resharding is True else own.kept(own.first)
     gathered(book, "gathered embedding", max(size, own.first.gathered), f"{name}.embedding-backward", "a unit of its own")
@@ -212,12 +222,15 @@ def _enter_reduction(
 
 def _enter_last_step(book: Ledger, own: Frame, i: int, traced: TracedPass) -> None:
     """The last micro-step reduces what has waited: an input comes, and what is reduced is gone."""
-    above = own.layers[i + 1 :]
-    gone = sum(unit.reduced - unit.shard for unit in above)
-    gone += own.tail.reduced - own.tail.shard if not own.opens else 0
     unit = own.layers[i]
-    more = unit.reduced - gone - max(unit.gradients, own.layers[i - 1].gathered if i and own.reshards else 0)
+    more = unit.reduced - _gone(own, i) - max(unit.gradients, own.layers[i - 1].gathered if i and own.reshards else 0)
     reduction(book, f"reduce-scatter input of layer {i}, last micro-step", max(0, more), traced.end_of(i))
+
+
+def _gone(own: Frame, i: int) -> int:
+    """What the last micro-step's reductions have freed when layer ``i`` begins."""
+    gone = sum(unit.reduced - unit.shard for unit in own.layers[i + 1 :])
+    return gone + (own.tail.reduced - own.tail.shard if not own.opens else 0)
 
 
 def enter_root_reduction(book: Ledger, own: Frame, instant: str, late: bool) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memplan.engine import head_kernels, loss_ops, ops, routing_ops
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.graph import Grads, Param, Tensor
+from memplan.engine.loss_parallel import parallel_cross_entropy
 from memplan.engine.modules import Pass
 from memplan.engine.scored import Scored, checkpointed
 from memplan.engine.tags import Dim
@@ -74,20 +75,6 @@ def cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     wide = ops.cast(tape, logits, ops.FP32, "logits in fp32")
     log_probabilities = loss_ops.log_softmax(tape, wide, "log-softmax")
     return loss_ops.nll(tape, log_probabilities, Dim("1", 1))
-
-
-def chunked_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
-    """LitGPT's full fine-tuning: logits in one piece, a cross-entropy for 128 rows at a time in their own dtype, whose
-    gradients are joined again (litgpt 0.5, utils.py: chunked_cross_entropy)."""
-    tape = p.tape
-    flat = ops.copy(tape, logits, "logits, shifted") if rows > 1 else logits
-    parts = min(32, max(1, p.tokens // 128))
-    part, scored = Dim("T·V/chunks", logits.dim.elements // parts), Dim("T/chunks", p.tokens // parts)
-    losses = [
-        loss_ops.nll(tape, loss_ops.log_softmax(tape, block, "log-softmax of a chunk"), scored)
-        for block in ops.split(tape, flat, parts, part)
-    ]
-    return ops.concatenate(tape, losses, p.dim("1", 1), "loss of each token")
 
 
 def log_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:
@@ -155,7 +142,8 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "held-logits": held_logits,
     "cross-entropy": cross_entropy,
     "plain-cross-entropy": loss_ops.plain_cross_entropy,
-    "chunked-cross-entropy": chunked_cross_entropy,
+    "parallel-cross-entropy": parallel_cross_entropy,
+    "chunked-cross-entropy": loss_ops.chunked_cross_entropy,
     "log-softmax": log_softmax,
     "stacked-log-softmax": stacked_log_softmax,
     "selective": selective,
@@ -168,7 +156,13 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "megatron-fused": head_kernels.megatron_fused,
     "shared-softmax": head_kernels.shared_softmax,
 }
-INSIDE = ("cross-entropy", "plain-cross-entropy", "compiled-cross-entropy", "megatron-cross-entropy")
+INSIDE = (
+    "cross-entropy",
+    "parallel-cross-entropy",
+    "plain-cross-entropy",
+    "compiled-cross-entropy",
+    "megatron-cross-entropy",
+)
 """Losses that the model's own forward computes: its locals live meanwhile."""
 
 ENTROPIES: dict[str, Callable[[Pass, Tensor, bool, bool], Tensor | None]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine.graph import Grads, Tensor
-from memplan.engine.ops import FP32, cast, scattered, softmax_of_half, unary
+from memplan.engine.ops import FP32, cast, concatenate, copy, scattered, softmax_of_half, split, unary
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 
@@ -64,3 +64,17 @@ def plain_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     if autocast:
         log_probabilities = cast(tape, log_probabilities, FP32, "log-softmax in fp32")
     return nll(tape, log_probabilities, Dim("1", 1))
+
+
+def chunked_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """LitGPT's full fine-tuning: logits in one piece, a cross-entropy for 128 rows at a time in their own dtype, whose
+    gradients are joined again (litgpt 0.5, utils.py: chunked_cross_entropy)."""
+    tape = p.tape
+    flat = copy(tape, logits, "logits, shifted") if rows > 1 else logits
+    parts = min(32, max(1, p.tokens // 128))
+    part, scored = Dim("T·V/chunks", logits.dim.elements // parts), Dim("T/chunks", p.tokens // parts)
+    losses = [
+        nll(tape, log_softmax(tape, block, "log-softmax of a chunk"), scored)
+        for block in split(tape, flat, parts, part)
+    ]
+    return concatenate(tape, losses, p.dim("1", 1), "loss of each token")

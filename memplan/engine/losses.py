@@ -16,12 +16,14 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
     code, fused = recipe.loss_code, recipe.loss_head in FUSED_PROGRAMS
     if recipe.loss_head == "score":
         return Head("score")
+    if not recipe.parallel.last:
+        return Head("hidden")
     whole = graph and rows == recipe.rows
     projected, sliced = _completion_lengths(recipe)
     teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference_first
     return Head(
-        "plain-cross-entropy" if recipe.model.encoder else recipe.loss_head,
+        _program(recipe),
         recipe.logits_to_fp32 and not recipe.model.encoder,
         (recipe.keeps_outputs or code.step_outputs) and graph,
         recipe.fp32_outputs,
@@ -46,6 +48,13 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
         teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
         waits=teacher is not None and not recipe.trainer.reference_first,
     )
+
+
+def _program(recipe: Recipe) -> str:
+    """The program of the loss; of a vocabulary that ranks share, its parallel form."""
+    if recipe.parallel.tensor > 1:
+        return "parallel-cross-entropy"
+    return "plain-cross-entropy" if recipe.model.encoder else recipe.loss_head
 
 
 def _completion_lengths(recipe: Recipe) -> tuple[int, int]:

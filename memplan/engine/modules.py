@@ -65,6 +65,10 @@ class Mode(NamedTuple):
     """A real device: gradients are added and scattered in place, which torch does not do under a dispatch mode."""
     mixer_kernels: bool = False
     """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
+    tensor: int = 1
+    """Ranks that share each product, and the sequence of the residual stream between them (torch's DTensor)."""
+    context: int = 1
+    """Ranks that share each sequence."""
     offload: str = ""
     """How saved tensors go to the host: a key of ``offloading.OFFLOADS``."""
 
@@ -104,6 +108,10 @@ class Pass:
     def dim(self, symbol: str, width: int) -> Dim:
         """``width`` elements per token."""
         return Dim("T·" + symbol, self.tokens * width)
+
+    def stream(self, width: int) -> Dim:
+        """``width`` elements for each token of the residual stream, of which the rank may hold a part."""
+        return Dim("T·h", self.tokens // self.mode.tensor * width)
 
     def param(self, name: str, elements: int, itemsize: int = 0) -> Param:
         """One of the model's own weights; beside adapters, those of ``modules_to_save`` are trained copies."""
@@ -148,6 +156,8 @@ def norm(p: Pass, spec: Norm, x: Tensor, symbol: str, rows_symbol: str = "", row
     """RMSNorm as Llama writes it, or as Gemma does (all in fp32, weight + 1); others stand in ``norms.py``."""
     tape = p.tape
     per_row = p.dim(rows_symbol or "1", rows)
+    if p.mode.tensor > 1:
+        per_row = Dim(per_row.symbol, x.dim.elements // spec.width)
     if p.mode.kernels.norm and spec.kind in FUSED_NORMS:
         return fused_norm(p, spec, x, per_row)
     if spec.kind in NORMS:

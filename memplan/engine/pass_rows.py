@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import loss_and_casts
 from memplan.engine.passes import TracedPass
-from memplan.engine.traces import Alive, LayerTrace
+from memplan.engine.traces import NOTHING, Alive, LayerTrace
 from memplan.tables.loss_heads import LOSS_HEADS
 
 TORCH = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, activations"
@@ -69,7 +69,9 @@ class PassRows:
         self._enter(f"layer {active}", self.traced.layers[active].forward, instants[0], instants[0])
         forward = self.traced.tail.forward
         ends = max(
-            (forward[point] for point in ("final-norm", "head") if point in forward), key=lambda alive: alive.size
+            (forward[point] for point in ("final-norm", "head") if point in forward),
+            key=lambda alive: alive.size,
+            default=NOTHING,
         )
         self._enter("head", ends, instants[1], instants[1])
         if plan.style == "no-grad":

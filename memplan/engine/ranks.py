@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memplan.engine.tensor_parallel import part_of
 from memplan.spec.recipe import Recipe
 
 
@@ -23,13 +24,25 @@ def rank_classes(recipe: Recipe) -> tuple[RankClass, ...]:
     degrees = recipe.parallel
     if degrees.pipeline == 1:
         name = "the only GPU" if degrees.world == 1 else f"each of {degrees.world} GPUs"
-        return (RankClass(name, degrees.world, recipe),)
+        return (RankClass(name, degrees.world, _of_rank(recipe)),)
     gpus = degrees.world // degrees.pipeline
     return tuple(
         RankClass(
             f"each GPU of pipeline stage {stage + 1} of {degrees.pipeline}",
             gpus,
-            recipe._replace(parallel=degrees._replace(stage=stage)),
+            _of_rank(recipe._replace(parallel=degrees._replace(stage=stage))),
         )
         for stage in range(degrees.pipeline)
+    )
+
+
+def _of_rank(recipe: Recipe) -> Recipe:
+    """What a rank holds of model and sequence under torch's own parallelism; Megatron's engine divides by itself."""
+    degrees = recipe.parallel
+    if degrees.model == 1 or recipe.in_megatron:
+        return recipe
+    return recipe._replace(
+        model=part_of(recipe.model, degrees),
+        sequence_length=recipe.sequence_length // degrees.context,
+        completion_length=max(1, recipe.completion_length // degrees.context),
     )

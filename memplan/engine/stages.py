@@ -33,6 +33,8 @@ def policy_mode(recipe: Recipe) -> Mode:
         kernels=recipe.kernels,
         in_place=recipe.gpu is not None,
         mixer_kernels=recipe.mixer_kernels,
+        tensor=recipe.parallel.tensor,
+        context=recipe.parallel.context,
     )
 
 
@@ -139,7 +141,8 @@ def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPas
     if recipe.reentrant and not gathers(recipe):
         plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=gradients)
     if not shares_casts(recipe):
-        return traced_pass(plans[0]._replace(gradients="sum")), traced_pass(plans[1])
+        there = recipe.accumulation > 1 or gathers(recipe)
+        return traced_pass(plans[0]._replace(gradients="meet" if there else "sum")), traced_pass(plans[1])
     chosen, rejected = (
         plan._replace(mode=plan.mode._replace(shared_casts=order))
         for plan, order in zip(plans, ("first", "second"), strict=True)

@@ -10,6 +10,7 @@ from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.graph import Tensor
 from memplan.engine.heads import Head
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.sequence_parts import gathered
 from memplan.engine.tape import Tape
 from memplan.spec.model import ModelSpec
 
@@ -47,6 +48,7 @@ def tail_forward(
     with tape.at("head"):
         if head.projected:
             p, hidden = project_completions(p, spec, hidden, head.projected)
+        hidden = gathered(p, hidden)
         states = [hidden]
         if spec.pooler:
             p, hidden = pooled(p, spec.pooler, hidden)

@@ -160,7 +160,8 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
     if spec.frozen:
         inside = ("layer", "vision")
         weights = [next(marked([w], spec.frozen)) if w.unit not in inside else w for w in weights]
-    return weights
+    # A pipeline stage may hold neither embedding nor head.
+    return [weight for weight in weights if weight.elements]
 
 
 def marked(weights: Iterable[Weight], frozen: frozenset[str]) -> Iterator[Weight]:

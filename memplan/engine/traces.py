@@ -117,7 +117,7 @@ def _checkpoint(tape: Tape, dim: Dim, itemsize: int, size: int) -> Alive:
 
 def _input(tape: Tape, p: Pass, width: int, itemsize: int, needs_grad: bool, label: str) -> Tensor:
     """The hidden states that come in, as something that needs a gradient or not."""
-    x = tape.new(p.dim("h", width), itemsize, label)
+    x = tape.new(p.stream(width), itemsize, label)
     node = Node(tape, [], (), lambda t, grads: ()) if needs_grad and tape.grad_enabled else None
     return Tensor(x.dim, itemsize, x.storage, node)
 
@@ -206,6 +206,7 @@ def trace_layer(
     tape.gradient_mode = gradients
     recomputed = _peaks(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
+    tape.await_others()
     tape.backward(node, start, {} if last else gradients_above(tape, places))
     backward = _peaks(tape, "backward")
     recomputed = recomputed or _peaks(tape, "recompute")
@@ -262,12 +263,13 @@ def trace_tail(
         return TailTrace(saved, casts, forward, {}, 0, 0, 0)
     tape.gradient_mode = gradients
     tape.peaks.clear()
+    tape.await_others()
     tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32))] + [None] * (node.outputs - 1))
     outputs = 0 if head.divided else sum(each.storage.size for each in held if each.storage)
     held.clear()
     sizes = [grad.storage.size for grad in tape.gradients if grad.storage]
     head_trained = mode.trained and spec.head.name not in mode.frozen
     head_gradient = spec.head.parameters * mode.weight_itemsize if head_trained else 0
-    boundary = p.tokens * spec.hidden_size * mode.residual_itemsize
+    boundary = p.stream(spec.hidden_size).elements * mode.residual_itemsize
     backward = _peaks(tape, "backward")
     return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.resolve.fsdp import replicas
 from memplan.resolve.megatron import sequence_parallel
+from memplan.resolve.native import DEGREES, MEGATRON, native
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.spec.job import Job
@@ -12,20 +13,12 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.tables.trainer import Trainer
 
-DEGREES = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "virtual_pipeline",
-)
-MEGATRON = "trainer: megatron, with sharding distributed-optimizer"
-
 
 def with_framework(job: Job, notes: Notes) -> Job:
     """The job with Megatron as its trainer where degrees ask for it and nothing else is named."""
     given = [key for key in DEGREES if getattr(job, key) > 1]
+    if job.sharding == "fsdp2" and job.pipeline_parallel > 1:
+        return _pipelined(job, notes)
     wanted = job.sharding == "distributed-optimizer" or (given and job.sharding is None and job.zero_stage is None)
     if not wanted or notes.is_given("trainer"):
         return job
@@ -34,12 +27,22 @@ def with_framework(job: Job, notes: Notes) -> Job:
     return job.model_copy(update={"trainer": "megatron"})
 
 
+def _pipelined(job: Job, notes: Notes) -> Job:
+    """FSDP2 under torch's pipeline: the schedule keeps weights gathered and reduces gradients once."""
+    why = "torch's pipeline schedules turn it off"
+    changes = {
+        key: notes.fill(key, False, "default", why)
+        for key in ("reshard_after_forward", "sync_each_batch")
+        if getattr(job, key) is None
+    }
+    return job.model_copy(update=changes)
+
+
 def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> Parallel:
     """The degrees. Raises InvalidJob for those that do not multiply, that the model's sizes do not divide by, or that
     the framework does not have."""
     for key in DEGREES:
         notes.plain(key, getattr(job, key))
-    _check_framework(job, trainer, split)
     world = job.num_gpus if split.name != "none" or trainer.megatron else 1
     degrees = Parallel(
         world=world,
@@ -53,6 +56,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         replicas=replicas(job, split),
     )
     _check_multiplies(degrees)
+    _check_framework(job, trainer, split, spec)
     _check_divides(degrees, spec)
     return degrees
 
@@ -64,10 +68,10 @@ def _expert_tensor(job: Job) -> int:
     return job.tensor_parallel
 
 
-def _check_framework(job: Job, trainer: Trainer, split: Split) -> None:
+def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
     """Which framework has which degree."""
     given = [key for key in DEGREES if getattr(job, key) > 1]
-    if not given or trainer.megatron:
+    if not given or trainer.megatron or native(job, trainer, split, spec):
         return
     raise InvalidJob(
         f"{given[0]}: {getattr(job, given[0])} with {trainer.title} and sharding {split.name} is not modelled",

@@ -1,0 +1,72 @@
+"""The part of a model that one rank holds under torch's own tensor and pipeline parallelism, as torchtitan uses it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.spec.parts import Attention, FeedForward, Linear
+from memplan.units import ceil_div
+
+
+@lru_cache(maxsize=256)
+def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
+    """The model of one rank: every ``tensor``-th head, column and vocabulary entry, the layers of its stage.
+
+    Norms are whole; the last part of a vocabulary that does not divide is the smaller one, and the first is described.
+    """
+    runs = tuple(
+        run.model_copy(update={"layer": _narrowed(run.layer, degrees.tensor)}) for run in _of_stage(spec, degrees)
+    )
+    vocabulary, head = ceil_div(spec.vocab_size, degrees.tensor), spec.head
+    outputs = head.outputs if head.outputs == 1 else ceil_div(head.outputs, degrees.tensor)
+    changes: dict[str, Any] = {
+        "runs": runs,
+        "vocab_size": vocabulary if degrees.first else 0,
+        "head": head.model_copy(update={"outputs": outputs if degrees.last else 0}),
+        "tied": spec.tied and degrees.pipeline == 1,
+    }
+    if not degrees.last:
+        changes["final_norm"] = None
+    return spec.model_copy(update=changes)
+
+
+def stage_layers(layers: int, stages: int) -> list[int]:
+    """Layers of each stage: the first stages have one more where they do not divide."""
+    return [layers // stages + (1 if stage < layers % stages else 0) for stage in range(stages)]
+
+
+def _of_stage(spec: ModelSpec, degrees: Parallel) -> list[Run]:
+    """The runs of a stage's layers."""
+    counts = stage_layers(spec.num_layers, degrees.pipeline)
+    first = sum(counts[: degrees.stage])
+    last, at, runs = first + counts[degrees.stage], 0, []
+    for run in spec.runs:
+        inside = min(at + run.count, last) - max(at, first)
+        if inside > 0:
+            runs.append(run.model_copy(update={"count": inside}))
+        at += run.count
+    return runs
+
+
+def _narrowed(layer: Layer, tensor: int) -> Layer:
+    """A layer with a part of its heads and of its feed-forward."""
+    if tensor == 1:
+        return layer
+    mixer, inner = layer.mixer, layer.feed_forward
+    assert isinstance(mixer, Attention)
+    assert isinstance(inner, FeedForward)
+    heads = {"num_heads": mixer.num_heads // tensor, "num_kv_heads": mixer.num_kv_heads // tensor}
+    attention = mixer.model_copy(update={**heads, "linears": _split(mixer.linears, tensor)})
+    width = {"intermediate": inner.intermediate // tensor, "linears": _split(inner.linears, tensor)}
+    return layer.model_copy(update={"mixer": attention, "feed_forward": inner.model_copy(update=width)})
+
+
+def _split(linears: tuple[Linear, ...], tensor: int) -> tuple[Linear, ...]:
+    """Columns of all but the last, whose rows are split."""
+    *columns, row = linears
+    split = [linear.model_copy(update={"outputs": linear.outputs // tensor}) for linear in columns]
+    return (*split, row.model_copy(update={"inputs": row.inputs // tensor}))

@@ -1,0 +1,82 @@
+"""torch's own tensor, context and pipeline parallelism, as torchtitan joins them with FSDP2: what it can run."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.storage import Split
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention
+from memplan.tables.trainer import Trainer
+
+DEGREES = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "virtual_pipeline",
+)
+MEGATRON = "trainer: megatron, with sharding distributed-optimizer"
+
+
+NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+"""Degrees that torch's own parallelism has, as torchtitan joins them with FSDP2."""
+
+
+def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
+    """Whether torch's own tensor, context and pipeline parallelism run the job. Raises InvalidJob for a model, a method
+    or a setting that they are not modelled with."""
+    given = [key for key in DEGREES if getattr(job, key) > 1]
+    if trainer.name != "pytorch" or split.name != "fsdp2" or not set(given) <= set(NATIVE):
+        return False
+    for bad, what in (
+        (job.method != "sft", f"method {job.method}"),
+        (job.lora is not None, "lora"),
+        (job.padded, "padded"),
+        (job.attention == "eager" or spec.eager_only, "eager attention"),
+        (job.images is not None, "images"),
+        (job.loss_head not in ("auto", "cross-entropy"), f"loss_head {job.loss_head}"),
+    ):
+        if bad:
+            raise InvalidJob(
+                f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
+                f"use {MEGATRON}, or leave {given[0]} out",
+            )
+    why = _refusal(spec)
+    if why:
+        raise InvalidJob(
+            f"{given[0]}: {spec.name} under FSDP2 and torch's own parallelism is not modelled ({why})",
+            f"use {MEGATRON}, or leave {given[0]} out",
+        )
+    grouped = min(mixer.num_kv_heads for mixer in spec.mixers if isinstance(mixer, Attention))
+    if grouped % job.tensor_parallel:
+        raise InvalidJob(
+            f"tensor_parallel: {job.tensor_parallel} does not divide the {grouped} key/value heads of {spec.name}, which "
+            "DTensor's plans need",
+            f"use a divisor of {grouped}",
+        )
+    if job.sequence_length % (job.context_parallel * job.tensor_parallel):
+        raise InvalidJob(
+            f"sequence_length: {job.sequence_length} is no multiple of tensor × context parallel = "
+            f"{job.context_parallel * job.tensor_parallel}",
+            "use a multiple of it",
+        )
+    return True
+
+
+def _refusal(spec: ModelSpec) -> str:
+    """Why a model's layers cannot be split this way; nothing where they can."""
+    for run in spec.runs:
+        layer, mixer, inner = run.layer, run.layer.mixer, run.layer.feed_forward
+        if layer.form not in ("pre", "sandwich") or not isinstance(mixer, Attention) or inner is None:
+            return f"layers of form {layer.form!r}"
+        if mixer.style != "standard" or mixer.tensors or layer.parts[2:]:
+            return "their attention"
+        if inner.experts or inner.tensors:
+            return "routed experts"
+        if any(norm.width != mixer.head_dim for norm in mixer.norms):
+            return "norms over all heads"
+    if spec.extra or spec.tower or spec.encoder or spec.front or spec.project_out:
+        return "what stands outside their layers"
+    return ""

@@ -1,0 +1,118 @@
+"""torch's own tensor, context and pipeline parallelism: what each rank holds, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from memplan import estimate
+from memplan.engine.pipeline_rows import in_flight
+from memplan.engine.ranks import rank_classes
+from memplan.engine.tensor_parallel import part_of, stage_layers
+from memplan.engine.tensors import count, model_weights
+from memplan.errors import InvalidJob
+from memplan.report import Report
+from memplan.resolve import resolve
+from memplan.spec.parallel import Parallel
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+JOB = {
+    "model": "llama-3.1-8b",
+    "method": "sft",
+    "trainer": "pytorch",
+    "sharding": "fsdp2",
+    "precision": "bf16-amp",
+    "num_gpus": 16,
+    "sequence_length": 4096,
+}
+
+
+def recipe(**keys: Any) -> Recipe:
+    return resolve(read_job({**JOB, **keys}))
+
+
+def report(**keys: Any) -> Report:
+    return estimate({**JOB, **keys})
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 5])
+def test_the_parts_of_a_model_are_the_whole(tensor: int, pipeline: int) -> None:
+    """Over all ranks: every weight once, norms once for each tensor-parallel rank."""
+    spec = recipe().model
+    degrees = Parallel(world=tensor * pipeline, tensor=tensor, pipeline=pipeline)
+    parts = [model_weights(part_of(spec, degrees._replace(stage=stage))) for stage in range(pipeline)]
+    held = tensor * sum(count(weights) for weights in parts)
+    norms = sum(count([weight for weight in weights if weight.norm]) for weights in parts)
+    assert held == spec.params.total + (tensor - 1) * norms
+
+
+@pytest.mark.parametrize(("layers", "stages", "expected"), [(32, 4, [8] * 4), (10, 4, [3, 3, 2, 2]), (3, 3, [1, 1, 1])])
+def test_layers_of_stages(layers: int, stages: int, expected: list[int]) -> None:
+    assert stage_layers(layers, stages) == expected
+
+
+@pytest.mark.parametrize(("stage", "micro_batches", "held"), [(0, 8, 4), (3, 8, 1), (0, 2, 2), (1, 8, 3)])
+def test_one_forward_one_backward_holds_fewer_micro_batches_down_the_pipeline(
+    stage: int, micro_batches: int, held: int
+) -> None:
+    assert in_flight(Parallel(world=4, pipeline=4, stage=stage), micro_batches) == held
+
+
+def test_a_sequence_is_shared_by_tensor_and_context_parallel_ranks() -> None:
+    """Of checkpointed layers the inputs are kept: each of the two degrees halves them."""
+
+    def checkpoints(**keys: Any) -> int:
+        rows = report(gradient_checkpointing="full", **keys).per_gpu.ledger
+        return sum(row.bytes for row in rows if row.name.startswith("checkpoints: the layer's input"))
+
+    assert checkpoints() == 2 * checkpoints(tensor_parallel=2) == 2 * checkpoints(context_parallel=2)
+    assert checkpoints() == 4 * checkpoints(tensor_parallel=2, context_parallel=2)
+
+
+@pytest.mark.parametrize("degree", ["tensor_parallel", "context_parallel"])
+def test_every_degree_lowers_the_peak(degree: str) -> None:
+    keys = {"gradient_accumulation_steps": 2, "gradient_checkpointing": "full"}
+    assert report(**keys, **{degree: 2}).per_gpu.allocated_bytes < report(**keys).per_gpu.allocated_bytes
+
+
+def test_states_are_shared_by_all_ranks_that_hold_the_same_part() -> None:
+    """Context-parallel ranks share states as data-parallel ones do."""
+    assert recipe(context_parallel=4).ranks == 16
+    assert recipe(tensor_parallel=4).ranks == 4
+    states = [
+        sum(row.bytes for row in report(**keys).per_gpu.ledger if row.category == "optimizer_states")
+        for keys in ({}, {"context_parallel": 4}, {"tensor_parallel": 4})
+    ]
+    assert states[0] == states[1]
+    assert states[0] <= states[2] < 1.01 * states[0]
+
+
+def test_stages_differ_and_the_fullest_is_reported() -> None:
+    found = report(pipeline_parallel=4, gradient_accumulation_steps=8)
+    assert [rank.count for rank in found.ranks] == [4] * 4
+    assert found.per_gpu.allocated_bytes == max(rank.allocated_bytes for rank in found.ranks)
+    assert len({rank.allocated_bytes for rank in found.ranks}) > 1
+    resolved = recipe(pipeline_parallel=4, gradient_accumulation_steps=8)
+    assert (resolved.reshard_after_forward, resolved.sync_each_batch) == (False, False)
+    assert {each.recipe.parallel.stage for each in rank_classes(resolved)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tensor_parallel": 3}, "num_gpus: 16 is no multiple of tensor"),
+        ({"tensor_parallel": 16, "num_gpus": 16, "model": "qwen2.5-0.5b"}, "tensor_parallel: 16 does not divide"),
+        ({"tensor_parallel": 2, "method": "dpo"}, "with method dpo"),
+        ({"tensor_parallel": 2, "lora": {"r": 8}}, "with lora"),
+        ({"tensor_parallel": 2, "model": "mixtral-8x7b"}, "routed experts"),
+        ({"tensor_parallel": 2, "sharding": "zero3", "precision": "auto"}, "and sharding zero3 is not modelled"),
+        ({"context_parallel": 16, "sequence_length": 1000}, "sequence_length: 1000 is no multiple"),
+        ({"pipeline_parallel": 16, "num_gpus": 16, "model": "gemma-2-2b"}, "eager"),
+        ({"expert_parallel": 2}, "expert_parallel: 2 with"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        recipe(**keys)
+    assert message in refused.value.message
