@@ -45,6 +45,9 @@ def cut(preset: str, width: int, height: int) -> tuple[int, int, int, int]:
         ("internvl3-8b", 1024, 768, (13, 32, 32, 3328)),
         ("internvl3-8b", 448, 448, (1, 32, 32, 256)),
         ("llava-1.6-mistral-7b", 1024, 768, (5, 24, 24, 2340)),
+        ("llava-onevision-0.5b", 1024, 768, (7, 27, 27, 4725)),
+        ("llava-onevision-0.5b", 2304, 2304, (37, 27, 27, 7371)),
+        ("llava-onevision-0.5b", 5000, 400, (7, 27, 27, 2848)),
         ("mistral-small-3.1-24b", 1024, 768, (1, 56, 74, 1036)),
     ],
 )

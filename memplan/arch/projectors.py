@@ -56,17 +56,16 @@ def llava_next(config: Config, vision: Config, text: ModelSpec) -> Made:
     """LLaVA-NeXT: tiles chosen from a list of resolutions, and a parameter at the end of each row."""
     encoder, projector, used = llava_kind(config, vision, text, -2, True)
     grids = pinpoints(config, LLAVA_NEXT_GRIDS)
-    return assemble(
-        encoder, projector, square(encoder, encoder.rows * encoder.columns, "anyres", grids=grids), used
-    ), {}
+    rule = square(encoder, square_tokens(config, encoder, "default"), "anyres", grids=grids)
+    return assemble(encoder, projector, rule, used, projection="anyres", after_is_read=False), {}
 
 
 def llava_onevision(config: Config, vision: Config, text: ModelSpec) -> Made:
     """LLaVA-OneVision: as LLaVA-NeXT, at most nine tiles."""
     encoder, projector, used = llava_kind(config, vision, text, -1, True)
     grids = pinpoints(config, tuple((a, b) for a in ONEVISION_SIDES for b in ONEVISION_SIDES))
-    rule = square(encoder, encoder.rows * encoder.columns, "anyres", grids=grids, max_tiles=9)
-    return assemble(encoder, projector, rule, used), {}
+    rule = square(encoder, square_tokens(config, encoder, "full"), "anyres", grids=grids, max_tiles=9)
+    return assemble(encoder, projector, rule, used, projection="anyres", after_is_read=False), {}
 
 
 def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -207,7 +207,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     kept = held or plan.style in ("checkpoint", "reentrant")
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
-    beyond = norm + embedded + (0 if kept_masks else masks) + (0 if kept else tables) - max(norm, head, scored(traced))
+    within = embedded + traced.vision.locals + (0 if kept_masks else masks) + (0 if kept else tables)
+    beyond = norm + within - max(norm, head, scored(traced))
     book.add(
         "masks and embedding output at the final norm",
         "activations",

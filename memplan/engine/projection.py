@@ -13,14 +13,15 @@ from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.parts import Linear
+from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
 
 class Joint:
     """The passes of a tower's end: over what the blocks see, and over the tokens that come out of it."""
 
-    def __init__(self, states: Pass, features: Pass, tower: Tower, images: int) -> None:
-        self.states, self.features, self.tower, self.images = states, features, tower, images
+    def __init__(self, states: Pass, features: Pass, tower: Tower, images: int, batch: ImageBatch) -> None:
+        self.states, self.features, self.tower, self.images, self.batch = states, features, tower, images, batch
         self.tape = states.tape
         self.model_locals: list[Tensor] = []
         """Held by the model's forward until it returns."""
@@ -54,14 +55,27 @@ def listed(j: Joint, x: Tensor) -> Tensor:
 
 def llava(j: Joint, x: Tensor) -> Tensor:
     """The class token is cut off, which makes a copy for the product; two linear modules."""
+    hold_states(j, x)
+    return listed(j, feed(j, j.tower.projector.linears, squares_only(j, x)))
+
+
+def hold_states(j: Joint, x: Tensor) -> None:
+    """The tower's outputs hold the states that are read, and SigLIP's the result of a norm that nobody reads."""
+    for each in j.tower.after.norms if j.tower.kind == "siglip" else ():
+        j.model_locals.append(norm(j.states, each, x, "h"))
     j.model_locals.append(x)
-    taken = x
+
+
+def squares_only(j: Joint, x: Tensor) -> Tensor:
+    """The states as the product reads them. The class token is cut off where the tower has one, which makes a copy; and
+    so does the order of SigLIP's residual stream, which is that of its convolution: channels before patches.
+    """
     kept = Dim("patches·h", j.features.tokens * j.tower.width)
-    if kept.elements != x.dim.elements:
-        taken = ops.view(j.tape, x, kept, whole=False)
-        if x.itemsize == (j.tape.autocast or x.itemsize):
-            taken = ops.copy(j.tape, taken, "image states")
-    return listed(j, feed(j, j.tower.projector.linears, taken))
+    if kept.elements == x.dim.elements:
+        turned = ops.autocast_input(j.tape, x)
+        return ops.copy(j.tape, turned, "image states") if j.tower.kind == "siglip" else x
+    taken = ops.view(j.tape, x, kept, whole=False)
+    return ops.copy(j.tape, taken, "image states") if x.itemsize == (j.tape.autocast or x.itemsize) else taken
 
 
 def pooled(j: Joint, x: Tensor) -> Tensor:
@@ -113,16 +127,6 @@ def merged(j: Joint, x: Tensor) -> Tensor:
     j.model_locals.append(found)
     j.in_outputs = False
     return found
-
-
-PROJECTIONS: dict[str, Projection] = {
-    "llava": llava,
-    "pooled": pooled,
-    "linear": linear,
-    "shuffled": shuffled,
-    "merged": merged,
-}
-"""A program for each ``Tower.projection``."""
 
 
 def scatter(tape: Tape, embedded: Tensor, features: Sequence[Tensor]) -> Tensor:

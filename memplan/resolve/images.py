@@ -102,8 +102,8 @@ def split(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The resolution that keeps most of the image, in tiles, and the whole image; padding is taken off again, and each
-    row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than of so many tiles are shrunk to
-    them (processing_llava_onevision.py).
+    row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than so many tiles have are shrunk
+    to that (processing_llava_onevision.py).
     """
     best, kept, wasted = rule.grids[0], 0, float("inf")
     for tall, wide in rule.grids:

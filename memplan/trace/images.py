@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -31,8 +32,27 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
     side = rule.side
     pixels = torch.zeros((count * images.squares, rule.channels, side, side), device=device)
     inputs: dict[str, Any] = {"pixel_values": pixels}
+    if rule.kind == "anyres":
+        return inputs | anyres_inputs(recipe, pixels, device, count)
     if recipe.model.family in ("gemma3", "paligemma"):
         inputs["token_type_ids"] = torch.zeros((rows, recipe.sequence_length), dtype=torch.long, device=device)
+    return inputs
+
+
+def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:
+    """Tiles image by image, and the size of each, from which the model computes how they lie."""
+    images = recipe.images
+    assert images is not None
+    given = recipe.job["images"]
+    if not given.get("width"):
+        raise InvalidJob("images: the model computes with the size of each image", "give width and height")
+    inputs = {
+        "pixel_values": pixels.unflatten(0, (count, images.squares)),
+        "image_sizes": torch.tensor([[given["height"], given["width"]]] * count, device=device),
+    }
+    if recipe.model.family == "llava_onevision":
+        alone = [images.per_example] * (count // images.per_example)
+        inputs["batch_num_images"] = torch.tensor(alone, device=device)
     return inputs
 
 

@@ -33,6 +33,16 @@ MODELS: dict[str, Job] = {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": TOWER | {"model_type": "clip_vision_model"},
     },
+    "llava_next": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": TOWER | {"model_type": "clip_vision_model"},
+        "image_grid_pinpoints": [[224, 448], [448, 224], [448, 448]],
+    },
+    "llava_onevision": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": SIGLIP,
+        "image_grid_pinpoints": [[224 * a, 224 * b] for a in range(1, 7) for b in range(1, 7)],
+    },
     "gemma3": {
         "text_config": TEXT | {"head_dim": 64, "sliding_window": 1024},
         "vision_config": SIGLIP,
@@ -65,13 +75,15 @@ MODELS: dict[str, Job] = {
     },
 }
 IMAGE = {"images": {"width": 336, "height": 336}}
+WIDE = {"images": {"width": 1400, "height": 1100}}
+LENGTHS = {"internvl": 1024, "llava_next": 1536, "llava_onevision": 3072}
 LORA = {"lora": {"r": 8}}
 FULL = {"gradient_checkpointing": "full"}
 
 
 def job(model: str, **keys: Any) -> Job:
     """A job over one of the models."""
-    length = 1024 if model == "internvl" else 512
+    length = LENGTHS.get(model, 512)
     named = {"model_type": model, **MODELS[model]}
     return {"model": named, "method": "sft", "precision": "bf16", "batch_size": 2, "sequence_length": length, **keys}
 
@@ -84,6 +96,9 @@ JOBS = [
     *(job(model, **IMAGE, method="dpo", attention="eager") for model in ("llava", "qwen2_5_vl")),
     *(job(model, **IMAGE, precision="bf16-amp") for model in ("internvl", "qwen3_vl")),
     job("internvl", **IMAGE, **LORA),
+    job("llava_next", **IMAGE, **LORA, precision="bf16-amp"),
+    job("llava_next", **IMAGE, precision="fp32"),
+    job("llava_onevision", **WIDE, **FULL),
     job("qwen2_vl", **IMAGE, precision="fp32"),
 ]
 
