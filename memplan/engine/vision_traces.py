@@ -233,11 +233,8 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
             saved += layer.saved.size + layer.casts * (not plain)
         else:
             beyond += layer.saved.size + layer.boundary
-<<<<<<< HEAD
-=======
     if beyond and layers[plan.tower.used_blocks].keeps_input:
         beyond -= layers[plan.tower.used_blocks].boundary  # the states that are read
->>>>>>> e8359f5 (wip)
     captured = sum(layer.boundary for layer in layers) if plan.tower.projection in CAPTURED and not plain else 0
     if plan.style != "no-grad":
         captured = 0
