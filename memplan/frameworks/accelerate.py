@@ -23,7 +23,8 @@ HARMLESS = words(
     use_deepspeed config_file env deepspeed_hostfile deepspeed_multinode_launcher deepspeed_exclusion_filter
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag zero3_save_16bit_model
     gradient_clipping offload_optimizer_nvme_path offload_param_nvme_path dynamo_mode dynamo_use_fullgraph
-    dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config"""
+    dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config
+    seq_parallel_communication_data_type"""
 )
 MARKS = ("distributed_type", "compute_environment", "main_training_function", "deepspeed_config", "num_processes")
 ZERO: dict[str, Any] = {"zero_stage": 2}
@@ -71,6 +72,7 @@ def read_settings(settings: Settings, draft: Draft, options: Settings | None = N
     processes, holder = over.whole("num_processes"), over
     if processes is None:
         processes, holder = keys.whole("num_processes"), keys
+    keys.skip("num_processes", "num_machines")
     kind = (keys.text("distributed_type") or "").upper().removeprefix("DISTRIBUTEDTYPE.")
     kind = "FSDP" if over.flag("use_fsdp") else "DEEPSPEED" if over.flag("use_deepspeed") else kind
     if processes is not None and processes > 0:
@@ -165,16 +167,11 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
     steps = found.get("gradient_accumulation_steps")
     if steps is not None and str(steps).lower() != "auto":
         _accumulation(found)
-    away = []
-    for key, what in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
-        if (found.text(key) or "none").lower() in ("cpu", "nvme"):
-            away.append((what, key))
-    if away:
-        found.put("offload", [what for what, _ in away], away[0][1])
-    sizes = Keys(draft, Settings(keys.settings.path, {}), deepspeed.FRAMEWORK, deepspeed.ZERO)
-    for key in ("reduce_bucket_size", *(("stage3_prefetch_bucket_size", "sub_group_size") if stage == 3 else ())):
-        if stage:
-            put_inner(sizes, "deepspeed", key, deepspeed.ZERO[key], key)
+    for key, inner in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
+        device = (found.text(key) or "none").lower()
+        if device != "none":
+            put_inner(found, "deepspeed", inner, {"device": device}, key)
+    put_inner(found, "deepspeed", "own_defaults", True, "zero_stage")
     draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
     found.close({*HARMLESS, "msamp_opt_level", "enable_msamp"})
 

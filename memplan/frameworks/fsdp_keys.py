@@ -37,28 +37,28 @@ ONE = ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "use_orig_pa
 
 
 def put_inner(keys: Keys, job_key: str, inner: str, value: Any, key: str) -> None:
-    """``fsdp.inner`` where the job has it and takes the value; else a warning that names the key."""
+    """``fsdp.inner`` where the job has it and takes the value; else a warning that names the key and says why."""
     if value is None:
         return
-    before = keys.draft.values.get(job_key) or {}
-    if accepts(job_key, inner, value):
-        keys.draft.values[job_key] = {**before, inner: value}
-        there = keys.has(key)
-        where = (
-            f"{keys.settings.where(key)}: {keys.settings.prefix}{key}" if there else f"{keys.framework.label}: {key}"
-        )
-        keys.draft.origins.setdefault(job_key, Origin(FILE if there else DEFAULT, where))
-    else:
-        keys.warn(key, f"{str(value)[:40]} is not modelled")
+    why = refusal(job_key, inner, value)
+    if why:
+        keys.warn(key, why)
+        return
+    keys.draft.values[job_key] = {**(keys.draft.values.get(job_key) or {}), inner: value}
+    there = keys.has(key)
+    where = f"{keys.settings.where(key)}: {keys.settings.prefix}{key}" if there else f"{keys.framework.label}: {key}"
+    keys.draft.origins.setdefault(job_key, Origin(FILE if there else DEFAULT, where))
 
 
-def accepts(job_key: str, inner: str, value: Any) -> bool:
-    """Whether a job's mapping has this key and takes this value."""
+def refusal(job_key: str, inner: str, value: Any) -> str:
+    """Why a job's mapping does not take this key with this value; empty where it does."""
     try:
         Job.model_validate({job_key: {inner: value}})
-    except (InvalidJob, ValueError):
-        return False
-    return True
+    except InvalidJob as error:
+        return error.message.removeprefix(f"{job_key}: ")
+    except ValueError:
+        return f"{str(value)[:40]} is not modelled"
+    return ""
 
 
 class Prefixed(Keys):

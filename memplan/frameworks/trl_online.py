@@ -6,7 +6,7 @@ Source: trl 1.16 trainer/grpo_config.py, rloo_config.py, experimental/online_dpo
 from __future__ import annotations
 
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
-from memplan.frameworks.fsdp_keys import accepts
+from memplan.frameworks.fsdp_keys import refusal
 from memplan.frameworks.trl_keys import VLLM_SHARE
 
 PROMPT = 512
@@ -121,7 +121,7 @@ def _vllm(keys: Keys) -> None:
         return
     share = VLLM_SHARE if share is None else share
     wanted = {"engine": "vllm", "gpu_memory_utilization": share, "sleep": bool(sleep)}
-    if all(accepts("rollout", key, value) for key, value in wanted.items()):
+    if not any(refusal("rollout", key, value) for key, value in wanted.items()):
         before = keys.draft.values.get("rollout") or {}
         keys.draft.values["rollout"] = {**before, **wanted}
         kind = FILE if keys.has("use_vllm") else DEFAULT
