@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 from memplan.trace.worker import read_answer
@@ -68,3 +71,10 @@ def phases(found: Trace | MemplanError) -> dict[str, int]:
     if isinstance(found, MemplanError):
         raise found
     return {phase.name: phase.allocated_bytes for phase in found.phases}
+
+
+def agree_in_every_phase(described: Job, traced: Trace | MemplanError | dict[str, int], close: float) -> None:
+    """Assert that each phase of the job's estimate is within ``close`` of the trace's, as a share."""
+    estimated, found = estimate(described).per_gpu.phases, traced if isinstance(traced, dict) else phases(traced)
+    shares = {phase: estimated[phase] / size for phase, size in found.items()}
+    assert shares == pytest.approx(dict.fromkeys(found, 1.0), rel=close)

@@ -35,6 +35,8 @@ def build_model(
     check_type(config["model_type"])
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
+    if recipe.trainer.unties:
+        parsed.tie_word_embeddings = False
     parsed.use_cache = False
     parsed.get_text_config().use_cache = False
     maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM

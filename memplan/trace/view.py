@@ -10,6 +10,8 @@ from memplan.trace.result import Trace
 from memplan.units import format_bytes, format_count
 
 NAMES = {"forward": "forward, loss", "backward": "backward", "step": "optimizer step"}
+SMALLEST_SHARE = 0.001
+"""Of a phase's peak: what is less is compared in bytes, as a share of next to nothing says nothing."""
 CPU_REMARK = "fake CPU tensors with CUDA's choices: no compiler was found to make fake CUDA tensors with"
 
 
@@ -52,6 +54,16 @@ def _size(count: int) -> str:
     return format_bytes(count) if count else "-"
 
 
+def _difference(row: TermRow, peak: int) -> str:
+    """A share of the term, or bytes where the term is next to nothing of the phase's peak."""
+    if not row.traced_bytes:
+        return "not traced"
+    if row.traced_bytes >= SMALLEST_SHARE * peak:
+        return f"{row.difference:+.3%}"
+    more = row.estimated_bytes - row.traced_bytes
+    return f"{'-' if more < 0 else '+'}{format_bytes(abs(more))}" if more else "none"
+
+
 def _comparison(compared: Sequence[TermRow]) -> Table:
     columns = (
         Column("phase"),
@@ -60,13 +72,14 @@ def _comparison(compared: Sequence[TermRow]) -> Table:
         Column("estimated", right=True),
         Column("difference", right=True),
     )
+    peaks = {row.phase: row.traced_bytes for row in compared if row.term == "total"}
     rows = [
         (
             NAMES[row.phase] if row.term == "total" else "",
             row.term,
             _size(row.traced_bytes),
             _size(row.estimated_bytes),
-            f"{row.difference:+.3%}" if row.traced_bytes else "not traced",
+            _difference(row, peaks[row.phase]),
         )
         for row in compared
     ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name, traces
 
 from memplan.api import estimate
 from memplan.errors import MemplanError
@@ -43,10 +43,6 @@ def traced() -> dict[str, Trace | MemplanError]:
 @pytest.mark.parametrize("described", ALL, ids=name)
 def test_the_engine_says_what_peft_does(described: dict[str, Any], traced: dict[str, Trace | MemplanError]) -> None:
     answer = traced[name(described)]
-    found = phases(answer)
-    report = estimate(described)
-    assert {phase: report.per_gpu.phases[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(described, answer, CLOSE)
     assert isinstance(answer, Trace)
-    assert answer.trainable == report.model.params.trainable
+    assert answer.trainable == estimate(described).model.params.trainable

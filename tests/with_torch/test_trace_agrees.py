@@ -7,9 +7,8 @@ to be wrong.
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name, phases, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 from memplan.truth import TruthRow, default_folder, read_sets
@@ -116,11 +115,7 @@ def traced_rows() -> dict[str, Answer]:
 
 @pytest.mark.parametrize("described", ALL, ids=name)
 def test_trace_and_engine_agree_in_every_phase(described: dict[str, Any], traced: dict[str, Answer]) -> None:
-    estimated = estimate(described).per_gpu.phases
-    found = phases(traced[name(described)])
-    assert {phase: estimated[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(described, traced[name(described)], CLOSE)
 
 
 def test_the_chosen_rows_are_there() -> None:

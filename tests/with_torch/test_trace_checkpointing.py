@@ -6,9 +6,8 @@ Small vocabularies, so that a layer and not the loss is at the peak of backward.
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 
@@ -59,11 +58,7 @@ def traced() -> dict[str, Trace | MemplanError]:
 def test_trace_and_engine_agree_in_every_phase(
     described: dict[str, Any], traced: dict[str, Trace | MemplanError]
 ) -> None:
-    estimated = estimate(described).per_gpu.phases
-    found = phases(traced[name(described)])
-    assert {phase: estimated[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(described, traced[name(described)], CLOSE)
 
 
 def test_what_cannot_be_run_is_refused() -> None:

@@ -5,9 +5,8 @@ reward models and for encoder-decoders.
 from typing import Any
 
 import pytest
-from traced_jobs import phases, traces
+from traced_jobs import agree_in_every_phase, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 
@@ -80,8 +79,4 @@ def found() -> list[Trace | MemplanError]:
 
 @pytest.mark.parametrize("index", range(len(JOBS)), ids=["-".join(names) for names in JOBS])
 def test_every_phase_agrees(found: list[Trace | MemplanError], index: int) -> None:
-    trace = found[index]
-    assert isinstance(trace, Trace), trace
-    report = estimate(job(*JOBS[index]))
-    for name, expected in phases(trace).items():
-        assert dict(report.per_gpu.phases)[name] == pytest.approx(expected, rel=CLOSE), name
+    agree_in_every_phase(job(*JOBS[index]), found[index], CLOSE)

@@ -7,9 +7,7 @@ Within 0.1 % in every phase, on transformers' own PyTorch code; a small vocabula
 from typing import Any
 
 import pytest
-from traced_jobs import job, name, phases, traces
-
-from memplan.api import estimate
+from traced_jobs import agree_in_every_phase, job, name, phases, traces
 
 CLOSE = 0.001
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -93,7 +91,4 @@ def found() -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("described", JOBS, ids=name)
 def test_trace_and_engine_agree_in_every_phase(described: dict[str, Any], found: dict[str, dict[str, int]]) -> None:
-    estimated, traced = estimate(described).per_gpu.phases, found[name(described)]
-    assert {phase: estimated[phase] / size for phase, size in traced.items()} == pytest.approx(
-        dict.fromkeys(traced, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(described, found[name(described)], CLOSE)

@@ -5,9 +5,8 @@ LayerNorm: learned positions, dropout, feed-forwards without gate, parallel resi
 from typing import Any
 
 import pytest
-from traced_jobs import phases, traces
+from traced_jobs import agree_in_every_phase, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 
@@ -103,8 +102,4 @@ def traced() -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_trace_and_engine_agree_in_every_phase(name: str, traced: dict[str, Answer]) -> None:
-    estimated = estimate(JOBS[name]).per_gpu.phases
-    found = phases(traced[name])
-    assert {phase: estimated[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(JOBS[name], traced[name], CLOSE)

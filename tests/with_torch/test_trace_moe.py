@@ -6,9 +6,8 @@ Within 0.2 % in every phase, on models of a few small layers: a dense one first 
 from typing import Any
 
 import pytest
-from traced_jobs import Job, phases, traces
+from traced_jobs import Job, agree_in_every_phase, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 
@@ -103,7 +102,4 @@ def traced() -> dict[str, Trace | MemplanError]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_trace_and_engine_agree_in_every_phase(case: str, traced: dict[str, Trace | MemplanError]) -> None:
-    estimated, found = estimate(CASES[case]).per_gpu.phases, phases(traced[case])
-    assert {phase: estimated[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(CASES[case], traced[case], CLOSE)

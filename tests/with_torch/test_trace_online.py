@@ -5,9 +5,8 @@ write them, with critics, references and teachers beside the policy.
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name, traces
 
-from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.trace.result import Trace
 
@@ -59,11 +58,7 @@ def traced() -> dict[str, Answer]:
 
 @pytest.mark.parametrize("described", ALL, ids=name)
 def test_trace_and_engine_agree_in_every_phase(described: dict[str, Any], traced: dict[str, Answer]) -> None:
-    estimated = estimate(described).per_gpu.phases
-    found = phases(traced[name(described)])
-    assert {phase: estimated[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=CLOSE
-    )
+    agree_in_every_phase(described, traced[name(described)], CLOSE)
 
 
 @pytest.mark.parametrize(

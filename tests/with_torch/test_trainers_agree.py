@@ -7,7 +7,7 @@ were written from the same sources, apart. Batches of two, so that no slice of a
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name, traces
 
 from memplan.api import estimate
 from memplan.errors import MemplanError
@@ -86,9 +86,5 @@ def traced() -> dict[str, Trace | MemplanError]:
 def test_a_trainers_loss_holds_what_its_code_holds(
     described: dict[str, Any], traced: dict[str, Trace | MemplanError]
 ) -> None:
-    report = estimate(described)
-    found = phases(traced[name(described)])
-    without_logits = report.job["loss_head"] in ("fused", "chunked")
-    assert {phase: report.per_gpu.phases[phase] / size for phase, size in found.items()} == pytest.approx(
-        dict.fromkeys(found, 1.0), rel=TILES if without_logits else CLOSE
-    )
+    without_logits = estimate(described).job["loss_head"] in ("fused", "chunked")
+    agree_in_every_phase(described, traced[name(described)], TILES if without_logits else CLOSE)
