@@ -8,13 +8,14 @@ from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.clusters import with_cluster
+from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
 from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
-from memplan.resolve.megatron import check_megatron, runs_in_megatron
+from memplan.resolve.megatron import runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, as_trainer_ties, references
 from memplan.resolve.notes import Notes
@@ -63,7 +64,7 @@ def resolve(given: JobInput) -> Recipe:
     taken = frozenset(key for key, source in given.sources.items() if source == "trainer")
     notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings), taken)
     job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
-    job = with_framework(job, notes)
+    job = with_framework(with_stage(job, notes), notes)
     spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
@@ -83,7 +84,7 @@ def resolve(given: JobInput) -> Recipe:
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:
         spec = without_images(spec, split.is_deepspeed)
-    degrees = parallel(job, trainer, split, spec, notes)
+    degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
@@ -94,9 +95,7 @@ def resolve(given: JobInput) -> Recipe:
     _check_positions(job, spec, notes)
     attention = _attention(job, spec, notes)
     accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
-    in_megatron = runs_in_megatron(job, trainer, spec, degrees, notes)
-    if in_megatron:
-        check_megatron(job, spec, degrees, accumulation)
+    in_megatron = runs_in_megatron(job, trainer, spec, degrees, accumulation, notes)
     gpu = _gpu(job, notes)
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
     wide = stored.precision.dtype == "fp32" and not job.padded
@@ -106,7 +105,7 @@ def resolve(given: JobInput) -> Recipe:
     checkpointing = how != "none" and not again.modules
     fused = kernels(job, trainer, spec, again, stored, notes)
     of_mixers = mixer_kernels(job, spec, notes)
-    away = offloads_activations(job, trainer, job.kernels, split.ranks > 1, notes)
+    away = offloads_activations(job, trainer, split, notes)
     if not away and sends_checkpoints(job, fused, checkpointing, notes):
         away = "unsloth"
     chosen = optimizer(job, trainer, split, spec, notes)
@@ -176,7 +175,7 @@ def resolve(given: JobInput) -> Recipe:
         reshard_after_forward=resharding(job, split, degrees),
         sync_each_batch=sync,
         gradient_as_bucket_view=job.gradient_as_bucket_view,
-        deepspeed=split.deepspeed(job, trainer, spec),
+        deepspeed=zero_settings(job, trainer, split, spec, stored, chosen.row, notes),
         expandable_segments=job.allocator.expandable_segments,
         images=images,
         gpu=gpu,
@@ -205,8 +204,6 @@ def _check(job: Job, pairs: bool, method: str) -> None:
         )
     if not pairs and job.pair_pass != "concatenated":
         raise InvalidJob(f"pair_pass: {job.pair_pass} needs pairs, and {method} has none", "leave pair_pass out")
-    if job.deepspeed and not (job.zero_stage is not None or (job.sharding or "").startswith("zero")):
-        raise InvalidJob("deepspeed: settings without a ZeRO stage", "add zero_stage: 0 to 3")
 
 
 def _check_positions(job: Job, spec: ModelSpec, notes: Notes) -> None:
@@ -273,7 +270,7 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     """The job as the report shows it, every auto resolved: a job that gives the same report again."""
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
-    for key in ("megatron", "fsdp", "ddp"):
+    for key in ("megatron", "fsdp", "ddp", "deepspeed"):
         if not getattr(job, key).model_fields_set:
             values.pop(key, None)
     half = stored.precision.dtype

@@ -10,12 +10,16 @@ from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.latent import LatentAttention
+from memplan.spec.layer import Layer
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention
 from memplan.tables.trainer import Trainer
 
+STORED = ("auto", "fp32", "bf16-master", "fp16-master")
+"""How Megatron stores weights, gradients and states."""
+STEPPED = ("adamw", "sgd", "sgd-momentum")
 SETTINGS_OF_OTHERS = "add trainer: megatron, or leave megatron out"
 
 
@@ -29,32 +33,52 @@ def not_in_megatron(job: Job, spec: ModelSpec) -> str:
         return "an encoder"
     if spec.tower is not None:
         return "a vision tower"
-    for run in spec.runs:
-        mixer = run.layer.mixer
-        if not isinstance(mixer, (Attention, LatentAttention)):
-            return f"{mixer.kind} layers" if mixer is not None else "layers without a mixer"
-        if isinstance(mixer, LatentAttention) and mixer.indexed:
-            return "an indexer of tokens"
     if job.pair_pass != "concatenated":
         return f"pair_pass {job.pair_pass}"
     if job.method in ("ppo", "distill") or job.freeze:
         return "a critic, a teacher or frozen weights"
+    if job.precision not in STORED:
+        return f"precision {job.precision}"
+    if job.kernels not in ("none", "te"):
+        return f"kernels {job.kernels}"
+    if job.attention == "eager" or spec.eager_only:
+        return "eager attention"
+    return next(filter(None, (_not_a_layer(run.layer) for run in spec.runs)), "")
+
+
+def _not_a_layer(layer: Layer) -> str:
+    """Why a layer is none of those that are modelled; nothing where it is."""
+    mixer, part = layer.mixer, layer.feed_forward
+    if not isinstance(mixer, (Attention, LatentAttention)):
+        return f"{mixer.kind} layers" if mixer is not None else "layers without a mixer"
+    if isinstance(mixer, LatentAttention) and mixer.indexed:
+        return "an indexer of tokens"
+    if layer.form != "pre" or layer.cross is not None or layer.extra:
+        return f"layers whose norms stand {layer.form}"
+    if any(not bare.frozen for each in (mixer, part) if each is not None for bare in each.tensors):
+        return "attention's or experts' parameters beside their products"
     return ""
 
 
-def runs_in_megatron(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: Notes) -> bool:
+def runs_in_megatron(
+    job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, micro_batches: int, notes: Notes
+) -> bool:
     """Whether Megatron's layers run the model; else, on one GPU for each copy, layers as Hugging Face writes them stand
     in for them. Raises InvalidJob where neither will do."""
     if not trainer.megatron:
-        if job.megatron.model_fields_set:
+        if job.megatron.model_fields_set - {"recompute_modules"}:
             raise InvalidJob(f"megatron: settings, and {trainer.title} does not run on Megatron", SETTINGS_OF_OTHERS)
         return False
     why = not_in_megatron(job, spec)
     if not why:
+        _check(job, spec, degrees, micro_batches)
         _say(job, trainer, spec, degrees, notes)
         return True
     if trainer.name == "megatron" or degrees.model > 1 or degrees.expert > 1:
         raise InvalidJob(f"trainer: {trainer.title} with {why} is not modelled", "use another trainer, or leave it out")
+    others = set(job.megatron.recompute_modules) - {"core_attn", "mlp", "moe"}
+    if others:
+        raise InvalidJob(f"megatron.recompute_modules: {min(others)} with {why} is not modelled", "leave it out")
     notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
     return False
 
@@ -97,9 +121,11 @@ def sequence_parallel(job: Job, trainer: Trainer, notes: Notes) -> bool:
     return True
 
 
-def check_megatron(job: Job, spec: ModelSpec, degrees: Parallel, micro_batches: int) -> None:
+def _check(job: Job, spec: ModelSpec, degrees: Parallel, micro_batches: int) -> None:
     """Raise InvalidJob for what Megatron asserts or raises ValueError for."""
     settings = job.megatron
+    if job.optimizer not in STEPPED:
+        raise InvalidJob(f"optimizer: Megatron steps with adam or sgd, not {job.optimizer}", "use optimizer adamw")
     _check_tensor(job, spec, degrees)
     _check_layers(spec, degrees, settings)
     if degrees.virtual > 1 and micro_batches % degrees.pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split
 from memplan.spec.job import Job
 from memplan.spec.latent import LatentAttention
 from memplan.spec.model import ModelSpec
@@ -16,6 +17,7 @@ POLICIES = {
     "second matrix product are kept",
     "attention": "TRL's selective checkpointing, which its SFT trainer has: of each layer the attention output is kept",
 }
+OF_EXPERTS = ("moe", "moe_act", "shared_experts")
 REFERENCE_OFFLOADS = "reference: offloaded"
 
 
@@ -49,8 +51,12 @@ def recompute(
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     modules = job.megatron.recompute_modules
     experts = any(layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers())
-    if "moe" in modules and not experts:
-        raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no experts for moe", "leave it out")
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers())
+    for module in modules:
+        lacks = "" if experts else "experts" if module in OF_EXPERTS else ""
+        lacks = "latent attention" if module == "mla_up_proj" and not latent else lacks
+        if lacks:
+            raise InvalidJob(f"megatron.recompute_modules: {spec.family} has no {lacks} for {module}", "leave it out")
     if any(not isinstance(layer.mixer, (Attention, LatentAttention)) for layer in spec.layers()):
         raise InvalidJob(
             f"gradient_checkpointing: selective is not modelled for the mixers of {spec.family}", "use full"
@@ -92,7 +98,7 @@ def _groups_heads(mixer: object) -> bool:
     return isinstance(mixer, Attention) and mixer.num_kv_heads != mixer.num_heads
 
 
-def offloads_activations(job: Job, trainer: Trainer, kernels: str, sharded: bool, notes: Notes) -> str:
+def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes) -> str:
     """How activations wait on the host: a key of the engine's ``OFFLOADS``. Raises InvalidJob for what has no such
     offload on one GPU."""
     for name, why in (
@@ -100,12 +106,13 @@ def offloads_activations(job: Job, trainer: Trainer, kernels: str, sharded: bool
         ("parameters", "outside DeepSpeed and FSDP no trainer modelled here moves the weights that it trains"),
         ("reference", f"say {REFERENCE_OFFLOADS}, with a trainer that swaps its reference in"),
     ):
-        if name in job.offload:
+        if name in job.offload and not (split.is_deepspeed and name != "reference"):
             raise InvalidJob(f"offload: {name} is not modelled ({why})", "use offload: activations, or leave it out")
     if "activations" not in job.offload:
         return ""
-    if sharded or trainer.megatron or job.images is not None:
-        what = "over several GPUs" if sharded else "with images" if job.images is not None else "in Megatron"
+    several = split.ranks > 1
+    if several or trainer.megatron or job.images is not None:
+        what = "over several GPUs" if several else "with images" if job.images is not None else "in Megatron"
         raise InvalidJob(f"offload: activations {what} is not modelled yet", "leave offload out")
     if trainer.name == "trl":
         notes.assume(

@@ -20,6 +20,8 @@ from memplan.spec.recipe import Recipe
 OUTPUT = "megatron-core 0.14 tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication"
 TE_LOSS = "TransformerEngine 2.11 pytorch/triton/cross_entropy.py"
 LOSS = "megatron-core 0.14 tensor_parallel/cross_entropy.py: VocabParallelCrossEntropy"
+LOG_SOFTMAX = "MindSpeed-LLM mindspeed_llm/tasks/posttrain/utils.py: vocab_parallel_log_softmax"
+VOCABULARY_PARALLEL = ("log-softmax", "stacked-log-softmax")
 IN_MODEL = "megatron-cross-entropy"
 """The program of pretraining and SFT: the loss inside the model."""
 
@@ -59,7 +61,29 @@ def tail(recipe: Recipe, s: Shape, vocabulary: int) -> Tail:
         narrow = logits._replace(name="gradient of the logits")
         points = (("loss", (logits, wide)), ("loss-backward", (wide, narrow)), ("head-backward", (narrow, *back)))
         return Tail(points, LOSS)
+    if s.tensor > 1 and recipe.loss_head in VOCABULARY_PARALLEL:
+        return Tail(tuple(_vocabulary_parallel(recipe.loss_head, s, vocabulary, back)), LOG_SOFTMAX)
     return Tail(tuple(_of_trainer(recipe, s, vocabulary, back)), recipe.trainer.source)
+
+
+def _vocabulary_parallel(
+    program: str, s: Shape, vocabulary: int, back: list[Held]
+) -> Iterator[tuple[str, tuple[Held, ...]]]:
+    """MindSpeed-LLM's log-softmax over tensor-parallel ranks, of single operations in fp32: exp(x − z) is saved, x − z
+    is made twice. DPO scores policy and reference out of one concatenated tensor, while both stay."""
+    wide = Held("logits in fp32", "T·V·4", (s.tokens, vocabulary, te.FP32))
+    powers, shifted, result = (
+        wide._replace(name=name) for name in ("exponentials of logits", "logits less their maximum", "log-softmax")
+    )
+    joined = (
+        wide._replace(name="reference logits in fp32"),
+        Held("logits of policy and reference", "2·T·V·4", (2, s.tokens, vocabulary, te.FP32)),
+    )
+    yield "loss", (wide, *(joined if program.startswith("stacked") else ()), powers, shifted, result)
+    grads = ("gradient of the log-softmax", "gradient through the exponentials", "their sum")
+    yield "loss-backward", (powers, *(wide._replace(name=name) for name in grads))
+    narrow = Held("gradient of the logits", "T·V·e", (s.tokens, vocabulary, s.itemsize))
+    yield "head-backward", (narrow, *back)
 
 
 def _product_backward(s: Shape) -> Iterator[Held]:
@@ -77,6 +101,7 @@ def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> 
     rows, length = recipe.rows, max(2, s.tokens // recipe.rows)
     program = policy_head(recipe, rows)
     program = program._replace(
+        program=recipe.loss_head,
         scored_tokens=min(program.scored_tokens, rows * (length - 1)),
         projected=min(program.projected, length),
         sliced=min(program.sliced, length - 1),

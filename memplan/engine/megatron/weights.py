@@ -81,6 +81,8 @@ def _head(spec: ModelSpec, degrees: Parallel, vocabulary: int) -> Iterator[Share
         yield Share(spec.head.name, spec.head.outputs, spec.head.inputs, 1, replicated=True)
     elif not spec.head_is_tied:
         yield Share("output product", vocabulary, spec.head.inputs, 1)
+        if spec.head.bias:
+            yield Share("output product.bias", vocabulary, 1, 1, product=False)
     elif not degrees.first:
         yield Share("word embedding, copy for the output", vocabulary, spec.head.inputs, 1)
 

@@ -1,0 +1,212 @@
+"""Proves that jobs on Megatron are as near to measured runs as is said, are refused as Megatron refuses them, and cost
+no more time on a hundred thousand GPUs than on eight."""
+
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import pytest
+from test_megatron_weights import JOB, LLAMA, MODELS
+
+from memplan.api import estimate
+from memplan.errors import InvalidJob
+from memplan.reporting import totals_of
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+
+MEASURED = json.loads((Path(__file__).parent.parent / "presets/measurements/megatron.json").read_text())
+RUNS = {row["id"]: row for row in MEASURED["rows"]}
+
+
+def error_of(row: dict[str, Any]) -> float:
+    model = MEASURED["models"][row["model"]] if "model" in row else row["job"]["model"]
+    report = estimate({**row["job"], "model": model})
+    return report.per_gpu.allocated_bytes / int(row["measured"]["allocated_bytes"]) - 1
+
+
+def test_runs_whose_every_setting_is_told() -> None:
+    errors = {name: abs(error_of(row)) for name, row in RUNS.items() if row["quality"] == "A"}
+    assert len(errors) == 19
+    assert median(errors.values()) < 0.0005
+    assert max(errors.values()) < 0.002, max(errors, key=errors.__getitem__)
+
+
+def test_runs_whose_routing_is_not_told_are_underestimated() -> None:
+    """A young router is uneven; the estimate is of even routing, and says so."""
+    for name, row in RUNS.items():
+        if row["quality"] == "B":
+            assert -0.18 < error_of(row) < 0, name
+
+
+def test_every_stage_of_a_measured_pipeline() -> None:
+    """MiB of the fullest rank of either stage, from the source's peak_memory_by_rank_mb."""
+    stages = {
+        "simumax-b200-llama3_70b_l12_tp1_pp2_dp4": (68149.199, 64479.479),
+        "simumax-b200-llama3_405b_l4_tp1_pp2_dp4": (88688.882, 89173.399),
+        "simumax-b200-deepseekv2_tp1_ep4_pp2_dp4_l4": (32343.429, 45775.801),
+        "simumax-b200-deepseekv3_l4_tp1_ep4_pp2_dp4": (72948.511, 116737.923),
+    }
+    for name, sizes in stages.items():
+        row = RUNS[name]
+        report = estimate({**row["job"], "model": MEASURED["models"][row["model"]]})
+        found = {rank.name: rank.allocated_bytes / 2**20 for rank in report.ranks}
+        for stage, size in enumerate(sizes, 1):
+            assert found[f"each GPU of pipeline stage {stage} of 2"] == pytest.approx(size, rel=0.003)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tensor_parallel": 3, "num_gpus": 3}, "tensor_parallel: 3 does not divide the 16 attention heads"),
+    ({"tensor_parallel": 2, "num_gpus": 3}, "num_gpus: 3 is no multiple of tensor × pipeline × context parallel = 2"),
+    ({"pipeline_parallel": 3, "num_gpus": 3}, "pipeline_parallel: 3 does not divide 8 layers"),
+    ({"pipeline_parallel": 2, "num_gpus": 2, "virtual_pipeline": 3}, "virtual_pipeline: 3 does not divide the 4"),
+    (
+        {"pipeline_parallel": 4, "num_gpus": 4, "virtual_pipeline": 2, "gradient_accumulation_steps": 6},
+        "gradient_accumulation_steps: 6 micro-batches are no multiple of pipeline_parallel 4",
+    ),
+    ({"virtual_pipeline": 2}, "virtual_pipeline: needs pipeline_parallel"),
+    ({"expert_parallel": 2, "num_gpus": 2}, "expert_parallel: 2, but"),
+    ({"model": MODELS["experts"], "expert_parallel": 3, "num_gpus": 3}, "expert_parallel: 3 does not divide the 8"),
+    (
+        {"model": MODELS["experts"], "tensor_parallel": 2, "num_gpus": 2, "sequence_parallel": False},
+        "sequence_parallel: false, and experts with tensor_parallel need it",
+    ),
+    (
+        {"context_parallel": 2, "num_gpus": 2, "sequence_length": 1022},
+        "sequence_length: 1022 is no multiple of 2 × context_parallel = 4",
+    ),
+    (
+        {"tensor_parallel": 4, "num_gpus": 4, "sequence_length": 1022},
+        "sequence_length: 1022 is no multiple of context × tensor parallel = 4",
+    ),
+    (
+        {
+            "tensor_parallel": 8, "context_parallel": 4, "num_gpus": 32, "megatron": {"cp_comm_type": "a2a"},
+        },
+        "context_parallel: 4 does not divide the 2 heads",
+    ),
+    (
+        {"model": LLAMA | {"intermediate_size": 1404}, "tensor_parallel": 8, "num_gpus": 8},
+        "tensor_parallel: 8 does not divide the feed-forward width",
+    ),
+    ({"optimizer": "lion"}, "optimizer: Megatron steps with adam or sgd, not lion"),
+    ({"lora": {"r": 8}}, "trainer: Megatron-LM with LoRA is not modelled"),
+    ({"attention": "eager"}, "trainer: Megatron-LM with eager attention is not modelled"),
+    (
+        {"trainer": "mindspeed", "lora": {"r": 8}, "tensor_parallel": 2, "num_gpus": 2},
+        "trainer: MindSpeed-LLM with LoRA",
+    ),
+    ({"trainer": "pytorch", "megatron": {"cp_comm_type": "a2a"}}, "megatron: settings, and"),
+    ({"megatron": {"cp_comm_type": "ring"}}, "megatron.cp_comm_type: unknown value 'ring'"),
+    ({"megatron": {"fp8": True}}, "megatron.fp8: not modelled yet"),
+    ({"megatron": {"moe_pad_expert_input_to_capacity": True}}, "megatron.moe_pad_expert_input_to_capacity: needs a"),
+    ({"megatron": {"overlap_param_gather": True}}, "megatron.overlap_param_gather: needs overlap_grad_reduce"),
+    ({"megatron": {"optimizer_cpu_offload": True}}, "megatron.optimizer_cpu_offload: needs use_precision_aware"),
+    (
+        {"sharding": "ddp", "megatron": {"use_precision_aware_optimizer": True}},
+        "megatron.use_precision_aware_optimizer: needs the distributed optimizer",
+    ),
+    (
+        {"pipeline_parallel": 4, "num_gpus": 4, "megatron": {"num_layers_in_first_pipeline_stage": 3}},
+        "megatron.num_layers_in_first_pipeline_stage: 5 layers are left for 3 stages",
+    ),
+    (
+        {
+            "pipeline_parallel": 2, "num_gpus": 2,
+            "megatron": {"num_layers_in_first_pipeline_stage": 3, "account_for_loss_in_pipeline_split": True},
+        },
+        "megatron: num_layers_in_first/last_pipeline_stage with account_for",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_megatron_refuses(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        estimate({**JOB, "model": LLAMA, **keys})
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint
+
+
+def test_sequence_parallelism_is_off_without_tensor_parallelism() -> None:
+    alone = estimate({**JOB, "model": LLAMA, "sequence_parallel": True})
+    assert any("sequence_parallel: without effect" in warning for warning in alone.warnings)
+    assert alone.per_gpu.allocated_bytes == estimate({**JOB, "model": LLAMA}).per_gpu.allocated_bytes
+
+
+def test_degrees_alone_mean_megatron() -> None:
+    report = estimate({"model": LLAMA, "method": "sft", "tensor_parallel": 2, "num_gpus": 4, "sequence_length": 1024})
+    assert report.job["trainer"] == "megatron"
+
+
+# -- preference losses ------------------------------------------------------------------------------------------------
+
+WIDE = {"model": LLAMA | {"vocab_size": 64000}}
+ON_MEGATRON = [
+    ("mindspeed", "dpo"), ("mindspeed", "simpo"), ("mindspeed", "reward"), ("nemo-aligner", "dpo"),
+    ("nemo-aligner", "kto"), ("slime", "grpo"), ("slime", "sft"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("trainer", "method"), ON_MEGATRON)
+def test_preference_losses_over_a_part_of_the_vocabulary(trainer: str, method: str) -> None:
+    """Tensor and context parallelism divide logits and what the loss makes of them."""
+
+    def logits(**degrees: int) -> int:
+        report = estimate(
+            {
+                **JOB,
+                "model": LLAMA | {"vocab_size": 64000},
+                "trainer": trainer,
+                "method": method,
+                "num_gpus": 4,
+                **degrees,
+            }
+        )
+        points = (row for row in report.per_gpu.ledger if row.category == "logits" and row.born == "policy.loss")
+        return sum(row.bytes for row in points)
+
+    whole, pair = logits(), logits(tensor_parallel=2)
+    assert (whole > 0) == (method != "reward")
+    assert logits(context_parallel=4) == pytest.approx(whole / 4, rel=0.02)
+    assert logits(tensor_parallel=4) == pytest.approx(pair / 2, rel=0.02)
+    if trainer != "mindspeed":
+        assert pair == pytest.approx(whole / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("method", "expected"), [("simpo", 16), ("dpo", 28)])
+def test_log_softmax_over_ranks_by_hand(method: str, expected: int) -> None:
+    """MindSpeed-LLM, bytes for each logit of the rank: fp32 logits, exp(x − z), x − z and the result; DPO holds the
+    reference's logits and both concatenated besides. Pairs double the rows."""
+    keys = {**WIDE, "trainer": "mindspeed", "tensor_parallel": 4, "num_gpus": 4}
+    report = estimate({**JOB, **keys, "method": method})
+    rows = [row for row in report.per_gpu.ledger if row.category == "logits" and row.born == "policy.loss"]
+    assert sum(row.bytes for row in rows) == expected * 2 * 1024 * 64000 // 4
+
+
+def test_a_reference_is_divided_as_the_policy_is() -> None:
+    def reference(**keys: Any) -> int:
+        report = estimate({**JOB, "model": LLAMA, "trainer": "mindspeed", "method": "dpo", **keys})
+        return sum(row.bytes for row in report.per_gpu.ledger if row.category == "reference")
+
+    whole = reference()
+    assert reference(tensor_parallel=4, num_gpus=4) == pytest.approx(whole / 4, rel=0.05)
+    report = estimate({**JOB, "model": LLAMA, "trainer": "nemo-aligner", "method": "dpo"})
+    hosts = [row for row in report.per_gpu.ledger if row.place == "host"]
+    assert sum(row.bytes for row in hosts) == pytest.approx(whole, rel=0.01)
+    assert report.host.bytes_per_node >= sum(row.bytes for row in hosts)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_thousand_gpus_cost_no_more_time_than_eight() -> None:
+    def seconds(gpus: int) -> float:
+        recipe = resolve(read_job({**JOB, "model": LLAMA, "tensor_parallel": 4, "num_gpus": gpus}))
+        start = perf_counter()
+        totals_of(recipe)
+        return perf_counter() - start
+
+    seconds(16)
+    assert min(seconds(gpus) for gpus in (98304, 99328, 99840)) < 5 * max(seconds(8), 0.002)
