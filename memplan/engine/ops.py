@@ -278,12 +278,6 @@ def average_pool(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, node)
 
 
-def resized(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
-    """``interpolate``: keeps nothing but sizes."""
-    before, itemsize = x.dim, x.itemsize
-    return tape.new(dim, itemsize, label, tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),)))
-
-
 def split(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:
     """``unbind`` or ``chunk``: views, whose gradients are joined in one new tensor."""
     return cut(tape, x, [dim] * parts)
