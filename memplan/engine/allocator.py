@@ -7,9 +7,9 @@ found by simulation: two steps of 120 one-GPU jobs of every kind, played allocat
 allocator's rules (``caching.py``, ``events.py``); ``python benchmarks/reserved.py -n 120`` prints it again.
 
 The figures are what a job *needs*: the least capacity in which its steps run. On a roomy card it may *hold* more, which
-the allocator gives back before it fails. Fourteen published runs on one A100 hold 0.08 to 0.38 of what comes and goes,
-0.14 in the median. Not in it: second streams (sharded jobs), lengths that change from step to step, what a kernel
-allocates inside itself.
+the allocator gives back before it fails: eleven published runs on one A100 hold 0.08 to 0.37 of what comes and goes,
+0.18 in the median (``python benchmarks/reserved.py --published``). Not in it: second streams (sharded jobs), lengths
+that change from step to step, what a kernel allocates inside itself.
 """
 
 from __future__ import annotations
