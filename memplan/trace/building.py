@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 from transformers.initialization import no_init_weights
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memplan.errors import InvalidJob
 from memplan.spec.freezing import matches, path_of
@@ -47,8 +48,9 @@ def build_model(
     if recipe.method.score_head or scores:
         maker = AutoModelForSequenceClassification
         parsed.num_labels = 1
-        if parsed.pad_token_id is None:
-            parsed.pad_token_id = 0
+        if getattr(parsed.get_text_config(), "pad_token_id", None) is None:
+            parsed.get_text_config().pad_token_id = parsed.pad_token_id = 0
+    _check_attention(recipe, maker._model_mapping.get(type(parsed), None))
     attention = "eager" if recipe.attention == "eager" or not recipe.model.windows else "sdpa"
     with torch.device(device), no_init_weights():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
@@ -96,7 +98,7 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         use_rslora=job.lora.rslora,
         use_dora=job.lora.dora,
         bias=job.lora.bias,
-        modules_to_save=list(job.lora.modules_to_save) or None,
+        modules_to_save=[_own_name(model, module) for module in job.lora.modules_to_save] or None,
     )
     # Adapters are made where they belong: moving a fake parameter would swap tensors, which fake ones forbid.
     stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
@@ -109,6 +111,19 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
             parameter.data = parameter.data.to(dtype)
     _make_copies_anew(adapted)
     return adapted
+
+
+def _check_attention(recipe: Recipe, found: Any) -> None:
+    """Raise InvalidJob for attention that the class does not have: transformers refuses it too."""
+    classes = found if isinstance(found, (list, tuple)) else [found]
+    if recipe.attention == "flash" and not all(getattr(each, "_supports_flash_attn", True) for each in classes):
+        raise InvalidJob(f"attention: {classes[0].__name__} has no flash", "use attention sdpa")
+
+
+def _own_name(model: Any, module: str) -> str:
+    """The class's own name of the embedding or the head."""
+    table = model.get_input_embeddings() if module == "embed_tokens" else model.get_output_embeddings()
+    return next((path.split(".")[-1] for path, each in model.named_modules() if each is table), module)
 
 
 def _check_routers(adapted: Any) -> None:
@@ -137,8 +152,12 @@ def enable_checkpointing(model: Any, recipe: Recipe) -> None:
         settings["context_fn"] = selective_contexts(recipe.recompute.policy)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     if recipe.recompute.every > 1:
-        layers = (each for each in model.modules() if hasattr(each, "_gradient_checkpointing_func"))
-        for number, layer in enumerate((each for each in layers if "Layer" in type(each).__name__), start=1):
+        layers = [
+            each
+            for path, each in model.named_modules()
+            if isinstance(each, GradientCheckpointingLayer) and "visi" not in path
+        ]  # towers are checkpointed whole
+        for number, layer in enumerate(layers, start=1):
             layer.gradient_checkpointing = number % recipe.recompute.every == 0
     if recipe.adapter is not None:
         model.enable_input_require_grads()

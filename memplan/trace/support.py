@@ -19,7 +19,7 @@ TRAINERS = (
     "slime",
 )
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
-SHARDINGS = ("none", "ddp", "fsdp2")
+SHARDINGS = ("none", "ddp", "fsdp2", "fsdp")
 HEADS = (
     "cross-entropy",
     "chunked-cross-entropy",
@@ -49,6 +49,8 @@ def check(recipe: Recipe) -> None:
     name = recipe.trainer.name
     if name not in TRAINERS:
         raise InvalidJob(f"trainer: {name} cannot be traced", "use trainer pytorch or transformers")
+    if recipe.in_megatron:
+        raise InvalidJob(f"trainer: {name} trains Megatron's own model, which is not traced", "use trainer pytorch")
     if recipe.sharding not in SHARDINGS:
         raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced", "use " + ", ".join(SHARDINGS))
     if recipe.optimizer.name not in OPTIMIZERS:
@@ -70,6 +72,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(
             "attention: flash on padded batches removes the padding, which depends on the data", "use attention sdpa"
         )
+    if recipe.attention == "flash" and not recipe.autocast and recipe.compute_itemsize > 2:
+        raise InvalidJob("attention: flash has no kernels for fp32", "use attention sdpa")
     if recipe.gradient_itemsize != recipe.precision.weights:
         raise InvalidJob("grad_dtype: autograd gives gradients the dtype of the weights", "leave grad_dtype out")
     if recipe.kernels.adapters:
@@ -93,6 +97,8 @@ def _check_online(recipe: Recipe) -> None:
         raise InvalidJob(f"trainer: {method.name} of {name} cannot be traced", "use trainer pytorch")
     if recipe.ranks > 1:
         raise InvalidJob(f"num_gpus: {recipe.ranks}: {method.name} is traced on one GPU", "use num_gpus 1")
+    if method.name == "online-dpo" and name == "trl" and recipe.loss_code.recomputed:
+        raise InvalidJob("recompute_loss: TRL's online DPO has no such option", "leave recompute_loss out")
     if recipe.reference == "offloaded":
         raise InvalidJob("reference: offloaded cannot be traced", "use resident, adapter or none")
 
@@ -119,6 +125,11 @@ def _check_ranks(recipe: Recipe) -> None:
 
 def _check_halves(recipe: Recipe) -> None:
     if recipe.method.pairs and recipe.pair_pass != "concatenated":
+        if recipe.loss_head not in ("log-softmax", "selective", "score"):
+            raise InvalidJob(
+                f"loss_head: {recipe.loss_head} is not traced with pair_pass {recipe.pair_pass}",
+                "use pair_pass concatenated, or loss_head selective",
+            )
         if recipe.sft_term:
             raise InvalidJob(f"sft_term: not traced with pair_pass {recipe.pair_pass}", "use pair_pass concatenated")
     elif recipe.method.name == "kto" and recipe.reference == "none":
