@@ -104,3 +104,9 @@ TEXT = st.text("aé×0: #-\n'\"{}[]!&*|>%@`?,=", max_size=8)
 def test_data_reads_back(value: dict[str, object]) -> None:
     assert json.loads(to_json(value)) == value
     assert yaml.safe_load(to_yaml(value)) == value
+
+
+def test_a_setting_breaks_at_its_sign_before_its_words() -> None:
+    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert broken(setting, 35) == ["PYTORCH_CUDA_ALLOC_CONF=", "expandable_segments:True"]
+    assert broken(setting, 18) == ["PYTORCH_CUDA_", "ALLOC_CONF=", "expandable_", "segments:True"]

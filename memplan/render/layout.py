@@ -17,6 +17,9 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:GiB|MiB|KiB|TiB|GB|B|M|K|%|GPUs?|t
 _JOINTS = re.compile(r"[^=/_:]+[=/_:]*|[=/_:]+")
 """The pieces of a long name, such as PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or a path."""
 
+_SIDES = re.compile(r"[^=]+=*|=+")
+"""A name with its =, and its value."""
+
 Line = list[Span]
 
 
@@ -45,14 +48,21 @@ def _filled(text: str, width: int) -> list[str]:
     """Words put into lines until they are full."""
     done, line = [], ""
     for word in _NUMBER_AND_UNIT.sub(_NO_BREAK, text).split(" "):
-        pieces = _JOINTS.findall(word) if len(word) > width else [word]
-        for number, piece in enumerate(filter(None, pieces)):
+        for number, piece in enumerate(filter(None, _pieces(word, width))):
             gap = " " if line and number == 0 else ""
             if line and len(line) + len(gap) + len(piece) > width:
                 done.append(line)
                 line, gap = "", ""
             line += gap + piece
     return [*done, line]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word that is too long breaks after =, and what is still too long after one of /_: too."""
+    if len(word) <= width:
+        return [word]
+    halves = _SIDES.findall(word)
+    return [piece for half in halves for piece in ([half] if len(half) <= width else _JOINTS.findall(half))]
 
 
 def widths(table: Table, width: int) -> list[int]:
