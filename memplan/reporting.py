@@ -48,9 +48,19 @@ def measure(book: Ledger | Totalled, recipe: Recipe) -> Totals:
     if recipe.model.spread:
         allocated = of_assumed_layers(allocated, book.lasting(), recipe.model.spread)
     outside = [max(book.totals(meter="device", bound=bound)) for bound in BOUNDS]
-    reserved = reserved_band(allocated, book.lasting(), recipe.expandable_segments, recipe.checkpointing)
+    held = Band(*map(sum, zip(allocated, _beside(book, totals), strict=True)))
+    reserved = reserved_band(held, book.lasting(), recipe.expandable_segments, recipe.checkpointing)
     device = Band(*(a + b for a, b in zip(reserved, outside, strict=True)))
     return Totals(tuple(totals), allocated, reserved, device)
+
+
+def _beside(book: Ledger | Totalled, totals: Sequence[int]) -> Band:
+    """What segments that other streams keep to themselves add to the most that is allocated."""
+    if "reserved" not in book.meters("gpu"):
+        return Band(0, 0, 0)
+    kept = book.totals(meter="reserved")
+    beside = max(map(sum, zip(totals, kept, strict=True))) - max(totals)
+    return Band(0, beside, beside)
 
 
 def of_assumed_layers(allocated: Band, lasting: int, spread: tuple[float, float]) -> Band:

@@ -116,3 +116,14 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob) as refused:
         recipe(**keys)
     assert message in refused.value.message
+
+
+def test_other_streams_keep_their_segments() -> None:
+    """On the reserved meter alone: gradient shards wait for the next step's in the reduction's pool."""
+    found = report(gpu="h100-80gb", allocator={"expandable_segments": True})
+    kept = {row.name: row for row in found.per_gpu.ledger if row.meter == "reserved"}
+    shards = sum(row.bytes for row in found.per_gpu.ledger if row.name.startswith("shards of the gradients"))
+    assert kept["segments of gradient shards"].bytes == shards > 0
+    assert kept["segments of all-gathers"].bytes > 0
+    assert found.per_gpu.reserved_bytes.expected >= found.per_gpu.allocated_bytes
+    assert not [row for row in report(sharding="ddp").per_gpu.ledger if row.meter == "reserved"]

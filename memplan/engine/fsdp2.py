@@ -13,6 +13,7 @@ torch 2.13 distributed/fsdp/_fully_shard, in the program's order, which is that 
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_pools import enter_pools
 from memplan.engine.fsdp2_rows import (
     SOURCE,
     Stage,
@@ -62,6 +63,8 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         _enter_whole_gradients(book, recipe, policy, backwards)
     elif recipe.accumulation == 1:
         _enter_shards(book, policy, backwards[-1 if recipe.pair_pass == "two-forward" else 0])
+    gather = next(each for each in book.schedule if each.endswith((".gather", ".layer-forward", ".forward")))
+    enter_pools(book, policy, gather, f"{backwards[0].plan.name}.final-norm-backward", recipe.accumulates)
 
 
 def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:

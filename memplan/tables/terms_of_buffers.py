@@ -89,6 +89,29 @@ ROWS = (
         zh=Chinese("CUDA 上下文", WHOLE_STEP_ZH, NOTHING_ZH, "430、750、1450 MiB（低、期望、高）"),
     ),
     Term(
+        key="stream-segments",
+        title="segments of other streams",
+        what=(
+            "The caching allocator gives a freed block only to the stream that it came from. What FSDP2's all-gathers and "
+            "reductions took on their own streams stays reserved beside the compute stream's peak; seen by the reserved "
+            "and device meters."
+        ),
+        formula="largest all-gather output + gradient shards, less what is allocated of them at the peak",
+        lifetime=WHOLE_STEP,
+        shards="gradient shards: by the ranks that share",
+        source="torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp",
+        section="overhead",
+        categories=("stream_segments",),
+        see=("communication", "meters", "buffers"),
+        aliases=("pools", "streams", "stream segments"),
+        zh=Chinese(
+            "其他流的内存段",
+            WHOLE_STEP_ZH,
+            "梯度分片按共享的卡数切分",
+            "最大的 all-gather 输出 + 梯度分片 − 峰值时已计入的部分",
+        ),
+    ),
+    Term(
         key="communication",
         title="communication buffers",
         what=(
