@@ -53,7 +53,8 @@ def saved_activations(book: Ledger) -> int:
     return book.by_category(instant).get("activations", 0)
 
 
-EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic", *(
+EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic",
+    "optimizer: Megatron steps with", *(
     f"sharding: {eras[-1].title} runs on Megatron" for eras in TRAINERS.values() if eras[-1].megatron
 ))  # fmt: skip
 """How the refusals of a method or a strategy that a trainer has not begin."""
@@ -184,7 +185,7 @@ SPLIT = {  # weights, gradients, master weights and optimizer states: divided by
     "fsdp2": (True, True, True),
 }
 """ZeRO-1 frees the gradients of other ranks' partitions before the step, so there it holds what ZeRO-2 does."""
-assert set(SPLIT) == set(CHOICES["sharding"])
+assert {*SPLIT, "fsdp", "distributed-optimizer"} == set(CHOICES["sharding"])
 
 
 @pytest.mark.parametrize(
