@@ -105,6 +105,14 @@ class Ledger:
         """The instant that precedes."""
         return self.schedule[max(self.index[instant] - 1, 0)]
 
+    def turn_of(self, name: str, point: str) -> str:
+        """The instant of another pass at which a layer's turn has come: its own, or the next below that its schedule
+        has."""
+        while f"{name}.{point}" not in self.index:
+            below = int(point.split("-")[1]) - 1
+            point = f"layer-{below}-backward" if below else "first-layer-backward"
+        return f"{name}.{point}"
+
     def totals(self, meter: str = "allocated", place: str = "gpu", bound: str = "bytes") -> list[int]:
         """Bytes alive at each instant, of one meter and place. ``bound``: bytes, low_bytes or high_bytes."""
         changes = [0] * (len(self.schedule) + 1)

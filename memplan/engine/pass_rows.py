@@ -58,8 +58,8 @@ class PassRows:
 
     def _consumed(self, instant: str, dies: str) -> str:
         """Where a gradient that waits dies; ``dies`` when it waits for nobody."""
-        there = f"{self.consumer}.{instant.split('.', 1)[1]}"
-        return self.book.before(there) if self.consumer else dies
+        there = self.book.turn_of(self.consumer, instant.split(".", 1)[1]) if self.consumer else ""
+        return self.book.before(there) if there else dies
 
     def enter_forward(self) -> None:
         """Transients of the forward instants, and the saved bytes of every segment until its own backward."""
