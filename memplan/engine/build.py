@@ -10,7 +10,7 @@ from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_weights
-from memplan.engine.deepspeed import enter_zero
+from memplan.engine.deepspeed import enter_whole_weights, enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.build import megatron_ledger
@@ -28,9 +28,10 @@ from memplan.engine.stages import instants_of, shares_casts, stages
 from memplan.engine.states import enter_states
 from memplan.engine.step_rows import enter_gradients, enter_step
 from memplan.engine.tensors import Weight, model_weights
-from memplan.engine.units_of_model import Units, units
 from memplan.engine.unsloth_rows import enter_checkpoint_buffers, enter_unpacking
 from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
+from memplan.engine.zero_states import enter_zero_states
+from memplan.engine.zero_step import enter_zero_step
 from memplan.spec.recipe import Recipe
 
 STEP = "step.optimizer"
@@ -52,11 +53,6 @@ class Parts:
     def critic_weights(self) -> list[Weight]:
         """The critic's tensors; none without one."""
         return critic_weights(self.recipe)
-
-    @cached_property
-    def units(self) -> Units:
-        """What is gathered and reduced together."""
-        return units(self.weights, self.recipe.model)
 
     @cached_property
     def passes(self) -> tuple[tuple[TracedPass, str], ...]:
@@ -99,9 +95,10 @@ def _stepped(parts: Parts) -> list[Weight]:
 
 def _enter_states(book: Ledger, parts: Parts) -> None:
     recipe, holds = parts.recipe, held(parts.recipe)
-    enter_states(book, recipe, parts.weights, holds)
+    enter = enter_zero_states if recipe.zero_stage >= 0 else enter_states
+    enter(book, recipe, parts.weights, holds)
     if parts.critic_weights:
-        enter_states(book, recipe, parts.critic_weights, holds, "critic")
+        enter(book, recipe, parts.critic_weights, holds, "critic")
 
 
 def _enter_gradients(book: Ledger, parts: Parts) -> None:
@@ -142,18 +139,21 @@ def _enter_pipeline(book: Ledger, parts: Parts) -> None:
 
 def _enter_sharding(book: Ledger, parts: Parts) -> None:
     if parts.recipe.zero_stage >= 0:
-        enter_zero(book, parts.recipe, parts.units, parts.last_backward)
+        enter_zero(book, parts.recipe, parts.weights, parts.last_backward)
+        if parts.recipe.zero_stage == 3:
+            enter_whole_weights(book, parts.recipe, parts.passes)
     else:
         enter_sharding(book, parts.recipe, parts.weights, list(parts.passes))
 
 
 def _enter_steps(book: Ledger, parts: Parts) -> None:
     recipe = parts.recipe
-    enter_step(book, recipe, _stepped(parts), STEP)
+    enter = enter_zero_step if recipe.deepspeed.wrapper not in ("", "plain") else enter_step
+    enter(book, recipe, _stepped(parts), STEP)
     if recipe.critic is not None and _apart(recipe):
-        enter_step(book, recipe, parts.critic_weights, CRITIC_STEP)
+        enter(book, recipe, parts.critic_weights, CRITIC_STEP)
         if recipe.zero_stage >= 0:
-            enter_zero(book, recipe, units(parts.critic_weights, recipe.critic.spec), CRITIC)
+            enter_zero(book, recipe, parts.critic_weights, CRITIC)
 
 
 def _enter_others(book: Ledger, parts: Parts) -> None:

@@ -1,104 +1,49 @@
-"""DeepSpeed's ZeRO: its buckets, gathered weights, gradient partitions, and what its step holds (deepspeed 0.19,
-runtime/zero).
+"""DeepSpeed's ZeRO, put together: when gradients leave the rank, and the rows of each backward (deepspeed 0.19).
+
+States are in ``zero_states``, what waits on the host in ``zero_offload``, the step in ``zero_step``, buffers of stages
+0 to 2 in ``zero_buffers``, those of stage 3 in ``zero3``, its whole weights in ``zero_fetch``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memplan.engine.ledger import Ledger
-from memplan.engine.units_of_model import Units
+from memplan.engine.passes import TracedPass
+from memplan.engine.tensors import Weight
+from memplan.engine.zero3 import enter_gathered, enter_zero3
+from memplan.engine.zero_buffers import enter_buffers_of_zero
+from memplan.engine.zero_rules import takes_gradients
 from memplan.spec.recipe import Recipe
-from memplan.units import ceil_div
 
-DEEPSPEED = "deepspeed 0.19 runtime/zero"
-
-
-def enter_zero(book: Ledger, recipe: Recipe, unit: Units, name: str) -> None:
-    """DeepSpeed's reduction bucket and its flattened copy; for stage 3 gathered weights and the gradient partitions."""
-    stage, e = recipe.zero_stage, recipe.compute_itemsize
-    first, last = f"{name}.loss-backward", f"{name}.embedding-backward"
-    elements = min(recipe.deepspeed["reduce_bucket_size"], max(unit.trained, 1))
-    bucket, copies = elements * recipe.reduce_itemsize, 2 if recipe.deepspeed["overlap_comm"] and stage < 3 else 1
-    born, dies = ("", "") if stage == 3 else (first, last)
-    if stage:
-        book.add(
-            "reduction bucket",
-            "buffers",
-            bucket * copies,
-            born,
-            dies,
-            template="reduce_bucket_size × bytes × buckets",
-            numbers=(elements, recipe.reduce_itemsize, copies),
-            why="gradients are copied into a bucket and reduced together",
-            source=f"{DEEPSPEED}: setup_buckets, stage3.py",
-        )
-    if recipe.several:
-        book.add(
-            "flattened bucket",
-            "buffers",
-            bucket,
-            first,
-            last,
-            template="reduce_bucket_size × bytes",
-            numbers=(elements, recipe.reduce_itemsize),
-            why="the reduction flattens the bucket into a copy",
-            source=f"{DEEPSPEED}: allreduce_bucket, reduce_scatter_coalesced",
-        )
-    if stage < 3:
-        return
-    shard = ceil_div(unit.trained, recipe.ranks)
-    book.add(
-        "gradient partitions",
-        "gradients",
-        shard * recipe.gradient_itemsize,
-        template="trained elements / ranks × bytes",
-        numbers=(shard, recipe.gradient_itemsize),
-        why="a flat buffer, allocated once",
-        source=f"{DEEPSPEED}/stage3.py: grad_partitions_flat_buffer",
-    )
-    if not recipe.several:
-        return
-    prefetch = recipe.deepspeed["prefetch_bucket_size"]
-    live = min(unit.layer + prefetch, unit.total)
-    book.add(
-        "gathered weights",
-        "gathered_parameters",
-        live * e,
-        "",
-        last,
-        template="(layer + prefetch) elements × bytes",
-        numbers=(live, e),
-        why="the module in use and what is prefetched",
-        source=f"{DEEPSPEED}: partitioned_param_coordinator.py",
-        low=unit.layer * e,
-        high=min(2 * unit.layer + prefetch, unit.total) * e,
-    )
-    points = (".forward", ".loss", "loss-backward", "head-backward")
-    for instant in [i for i in book.schedule if i.startswith(name + ".") and i.endswith(points)]:
-        book.add(
-            "gathered head",
-            "gathered_parameters",
-            unit.head * e,
-            instant,
-            instant,
-            template="head elements × bytes",
-            numbers=(unit.head, e),
-            why="the head's weight is gathered for its product",
-            source=f"{DEEPSPEED}: partition_parameters.py",
-        )
+Stage = tuple[TracedPass, str]
 
 
-def deepspeed_step(recipe: Recipe, trained: int, optimizer_copies: int) -> tuple[int, int]:
-    """(elements, bytes per element) that DeepSpeed's step holds beside states and half-precision gradients.
+def enter_zero(book: Ledger, recipe: Recipe, weights: list[Weight], name: str) -> None:
+    """The rows of the reductions in backward of the pass ``name``, of the engine that holds ``weights``."""
+    born, end = first_gradient(book, weights, name), f"{name}.reduce"
+    end = end if end in book.index else f"{name}.embedding-backward"
+    if recipe.zero_stage == 3:
+        enter_zero3(book, recipe, weights, born, name)
+    else:
+        enter_buffers_of_zero(book, recipe, weights, born, end, takes_gradients(recipe))
 
-    Stage 0 flattens fp32 copies of all gradients (4 + 4). Stages 1 and 2 flatten the owned half-precision gradients,
-    then cast them (2 + 4); the flattened ones are freed before the optimizer's own temporaries. Stage 3 casts one
-    sub-group at a time (4) and steps on it. Sources: runtime/fp16/fused_optimizer.py, runtime/zero/stage_1_and_2.py,
-    stage3.py.
-    """
-    stage, half, own = recipe.zero_stage, recipe.gradient_itemsize, optimizer_copies * 4
-    if stage == 0:
-        return trained, max(8, 4 + own)
-    shard = ceil_div(trained, recipe.ranks)
-    if stage == 3:
-        return min(recipe.deepspeed["sub_group_size"], shard), 4 + own
-    return shard, max(half + 4, 4 + own - half)
+
+def enter_whole_weights(book: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:
+    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too."""
+    sharded = {model.role for model in recipe.residents if model.sharded}
+    stages = list(passes)
+    backwards = {traced.plan.name for traced, point in stages if point == "backward"}
+    for traced, point in stages:
+        name = traced.plan.name
+        if name in ("reference", "teacher") and name not in sharded and any(m.role == name for m in recipe.residents):
+            continue
+        enter_gathered(book, recipe, traced, point, name in backwards)
+
+
+def first_gradient(book: Ledger, weights: list[Weight], name: str) -> str:
+    """The instant from which on a gradient has come: after the head's backward, or within the last layer's."""
+    outer = any(weight.trained and weight.unit in ("head", "norm") for weight in weights)
+    last = f"{name}.last-layer-backward"
+    layer = last if last in book.index else book.after(f"{name}.final-norm-backward")
+    return book.after(f"{name}.head-backward") if outer else layer

@@ -8,6 +8,7 @@ from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.states import enter_quantised, shard_elements
 from memplan.engine.tensors import model_weights
+from memplan.engine.zero_states import enter_resident_partitions
 from memplan.spec.recipe import Recipe, Resident
 
 
@@ -70,6 +71,9 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
             base = model.quantised
             enter_quantised(book, base, owner, category, [weight for weight in weights if weight.quantised_by(base)])
             weights = [weight for weight in weights if not weight.quantised_by(base)]
+        if model.sharded and recipe.zero_stage == 3:
+            enter_resident_partitions(book, recipe, f"{model.role} model {model.spec.name}", category, weights, model.itemsize)
+            continue
         shards = recipe.ranks if model.sharded else 1
         elements = shard_elements(weights, shards, recipe.sharding == "fsdp2")
         book.add(

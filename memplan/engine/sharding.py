@@ -13,6 +13,7 @@ from memplan.engine.fsdp2_units import adds_in_place, gathers, has_tail, waits_f
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.tensors import Weight, count
+from memplan.engine.zero_rules import gradient_mode_of_zero, takes_gradients
 from memplan.spec.recipe import Recipe
 
 DDP = "torch 2.13 nn/parallel/distributed.py: gradient_as_bucket_view"
@@ -43,7 +44,7 @@ class Held(NamedTuple):
 def held(recipe: Recipe) -> Held:
     """Which states are split: ZeRO-1 the optimizer's, ZeRO-2 gradients too, ZeRO-3 and FSDP2 everything."""
     ranks, stage = recipe.ranks, recipe.zero_stage
-    everything = stage == 3 or recipe.sharding == "fsdp2"
+    everything = stage == 3 or recipe.sharding in ("fsdp", "fsdp2")
     return Held(
         parameter_shards=ranks if everything else 1,
         gradient_shards=ranks if everything or stage == 2 else 1,
@@ -57,12 +58,12 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
     """Element size of a stored gradient: an adapter's own, else the job's."""
     if weight.adapter and recipe.adapter:
         return weight.itemsize or recipe.adapter.itemsize
-    return recipe.gradient_itemsize
+    return recipe.gradient_itemsize if recipe.zero_stage < 0 else recipe.precision.weights
 
 
 def keeps_whole(recipe: Recipe) -> bool:
-    """Whether gradients stay whole on the rank: unsharded, or ZeRO-0 and 1."""
-    return recipe.zero_stage < 2
+    """Whether gradients stay whole on the rank until backward is over."""
+    return not takes_gradients(recipe)
 
 
 def gradient_mode(recipe: Recipe) -> str:
@@ -75,8 +76,10 @@ def gradient_mode(recipe: Recipe) -> str:
         return f"fused-{half}-{single}"
     if gathers(recipe):
         return "add" if recipe.accumulates and adds_in_place(recipe) else "keep"
+    if takes_gradients(recipe):
+        return gradient_mode_of_zero(recipe)
     there = recipe.accumulates or main_gradients(recipe) or in_buckets(recipe)
-    return "add" if there and keeps_whole(recipe) else "keep"
+    return "add" if there else "keep"
 
 
 def second_mode(recipe: Recipe) -> str:
@@ -86,7 +89,7 @@ def second_mode(recipe: Recipe) -> str:
     """
     if gathers(recipe):
         return "add" if adds_in_place(recipe) else "keep"
-    return "add"
+    return gradient_mode_of_zero(recipe) if takes_gradients(recipe) else "add"
 
 
 def in_buckets(recipe: Recipe) -> bool:
@@ -100,7 +103,7 @@ def gone_in_step(recipe: Recipe) -> bool:
     """Whether whole gradients end with the last backward: partitions, shards or bucket views are left of them."""
     if recipe.sharding in ("ddp", "fsdp2") and recipe.several:
         return recipe.gradient_as_bucket_view if recipe.sharding == "ddp" else waits_for_reduction(recipe)
-    return recipe.zero_stage == 1 and bool(recipe.precision.master)
+    return recipe.deepspeed.wrapper == "zero"
 
 
 def main_gradients(recipe: Recipe) -> bool:
@@ -115,11 +118,10 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     Shards are added to those of the micro-steps before, where there are some: then nothing new remains. FSDP2's are
     rows of their own (``fsdp2``).
     """
-    stage, whole, shard = recipe.zero_stage, recipe.compute_itemsize, recipe.gradient_itemsize
-    fsdp2 = gathers(recipe)
-    if recipe.fused_backward[0]:
+    whole, shard, fsdp2 = recipe.compute_itemsize, recipe.gradient_itemsize, gathers(recipe)
+    if recipe.fused_backward[0] or takes_gradients(recipe):
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
-    if stage < 2 and (waits or not fsdp2):
+    if waits or not fsdp2:
         return KeptGradients(
             layers=True,
             root=True,
@@ -128,11 +130,10 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
             shard_itemsize=1,
             into_step=not gone_in_step(recipe),
         )
-    there = stage == 3 or recipe.accumulates or fsdp2
     return KeptGradients(
         layers=False,
         root=fsdp2,
-        shards=0 if there else recipe.ranks,
+        shards=0,
         whole_itemsize=whole,
         shard_itemsize=shard,
         tail="tail-reduce" if has_tail(recipe) else "",

@@ -8,7 +8,6 @@ from memplan.engine.fsdp2_units import padded
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import (
     Stepped,
-    flat,
     is_quantised,
     orthogonalised,
     paged_bytes,
@@ -66,15 +65,6 @@ def refresh_bytes(recipe: Recipe, weights: list[Weight], itemsize: int, shards: 
     return max((peak_bytes(program(tensor, recipe.optimizer_settings)) for tensor in tensors if program), default=0)
 
 
-def flat_copies(recipe: Recipe) -> int:
-    """Copies of its flat partition that the optimizer's step makes under DeepSpeed."""
-    if recipe.optimizer_impl == "foreach":
-        return recipe.optimizer.foreach_copies
-    if recipe.optimizer_impl == "fused":
-        return 0
-    return loop_bytes(recipe, [(flat(1, FP32), 1)]) // FP32
-
-
 def last_update(recipe: Recipe, trained: list[Weight]) -> tuple[int, int]:
     """(elements, bytes of each) of the update that fused backward leaves for its end: the embedding's, whose hook no
     other gradient follows (lomo.py: fused_backward).
@@ -94,50 +84,31 @@ def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held
     ):
         _enter_stored(book, recipe, f"{label} of the {owner}", category, group, held)
     enter_frozen(book, recipe, [weight for weight in weights if not weight.trained], held, owner)
-    precision = recipe.precision
-    elements = shard_elements(trained, held.optimizer_shards)
-    book.add(
-        f"fp32 master weights{of_owner}",
-        "master_weights",
-        elements * precision.master,
-        template=f"elements{_over(held.optimizer_shards)} × 4",
-        numbers=(elements, precision.master),
-        why="the optimizer steps on an fp32 copy of the half-precision weights",
-        source="deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: single_partition_of_fp32_groups",
-    )
-    _enter_optimizer(book, recipe, weights, held, of_owner)
-
-
-def steps_on_flat(recipe: Recipe) -> bool:
-    """Whether the optimizer sees DeepSpeed's flat partitions, and no tensor of the model."""
-    return recipe.zero_stage >= 1 or (recipe.zero_stage == 0 and recipe.precision.master > 0)
+    enter_optimizer(book, recipe, stepped_tensors(recipe, weights, held), held.optimizer_shards, of_owner)
 
 
 def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[tuple[Stepped, int]]:
     """(tensor, how many of it) that the optimizer keeps states of."""
     own = [weight for weight in weights if weight.trained or recipe.optimizer.states_of_frozen]
-    if steps_on_flat(recipe):
-        sizes = [held.stepped_itemsize(recipe, weight) for weight in own]
-        groups = {
-            size: [weight for weight, own_size in zip(own, sizes, strict=True) if own_size == size] for size in sizes
-        }
-        return [(flat(shard_elements(group, held.optimizer_shards), size), 1) for size, group in groups.items()]
     return [
         (stepped(recipe, weight, held.stepped_itemsize(recipe, weight), held.optimizer_shards), weight.copies)
         for weight in own
     ]
 
 
-def _enter_optimizer(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held, of_owner: str) -> None:
-    """States on the card, and those in managed memory, which count on the host."""
-    optimizer, tensors = recipe.optimizer, stepped_tensors(recipe, weights, held)
+def enter_optimizer(
+    book: Ledger, recipe: Recipe, tensors: list[tuple[Stepped, int]], shards: int, of_owner: str
+) -> None:
+    """States on the card, and those in managed memory, which count on the host. ``tensors``: what is stepped on, and
+    how many of each."""
+    optimizer = recipe.optimizer
     elements = sum(tensor.elements * copies for tensor, copies in tensors)
     paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors) if optimizer.paged else 0
     size = sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in tensors) - paged
     blocks, settings = optimizer.blocks, recipe.optimizer_settings
     if blocks and any(is_quantised(tensor, blocks, settings) for tensor, _ in tensors):
         size += blocks.shared_table * optimizer.per_element
-    template, over = f"elements{_over(held.optimizer_shards)} × state bytes", max(elements, 1)
+    template, over = f"elements{_over(shards)} × state bytes", max(elements, 1)
     if paged:
         book.add(
             f"paged {optimizer.title} states{of_owner}",

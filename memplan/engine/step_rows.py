@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memplan.engine.deepspeed import deepspeed_step
 from memplan.engine.ledger import Ledger
 from memplan.engine.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
-from memplan.engine.states import FP32, flat_copies, last_update, refresh_bytes, shard_elements, step_temporaries
-from memplan.engine.tensors import Weight, count
+from memplan.engine.states import FP32, last_update, refresh_bytes, shard_elements, step_temporaries
+from memplan.engine.tensors import Weight
+from memplan.engine.zero_rules import takes_gradients
 from memplan.spec.recipe import Recipe
 
 
@@ -16,8 +16,10 @@ def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: s
 
     FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
     """
-    if (not recipe.accumulates and not main_gradients(recipe)) or recipe.zero_stage == 3:
+    if not recipe.accumulates and not main_gradients(recipe):
         return
+    if takes_gradients(recipe):
+        return  # they are in partitions
     if recipe.several and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
         return  # they are in the buckets
     trained = [weight for weight in weights if weight.trained]
@@ -49,22 +51,7 @@ def enter_step(book: Ledger, recipe: Recipe, weights: list[Weight], step: str) -
     """What the optimizer's step holds for a moment."""
     holds, optimizer, impl = held(recipe), recipe.optimizer, recipe.optimizer_impl
     trained = [weight for weight in weights if weight.trained]
-    if recipe.zero_stage >= 0 and recipe.precision.master:
-        elements, itemsize = deepspeed_step(recipe, count(trained), flat_copies(recipe))
-        if recipe.zero_stage == 1:
-            owned = shard_elements(trained, recipe.ranks)
-            book.add(
-                "owned gradients",
-                "gradients",
-                owned * recipe.gradient_itemsize,
-                step,
-                step,
-                template="trained elements / ranks × bytes",
-                numbers=(owned, recipe.gradient_itemsize),
-                why="gradients of other ranks' partitions are freed before the step",
-                source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: free_grad_in_param_list",
-            )
-    elif recipe.fused_backward[0]:
+    if recipe.fused_backward[0]:
         elements, itemsize = last_update(recipe, trained)
     else:
         elements, itemsize = _largest_step(recipe, trained, holds)

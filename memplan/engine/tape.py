@@ -260,6 +260,7 @@ class Tape:
         Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third. Meet: the
         same, and both are freed, since the sum is added to the ``.grad`` of micro-steps before.
         Fused (LOMO): it updates its weight when the next one comes; so many bytes per element are alive then.
+        Bucket (DeepSpeed): it is copied into a bucket; one of more elements than that waits for the next one.
         """
         if grad is None:
             return
@@ -275,6 +276,9 @@ class Tape:
             for dim, itemsize in sizes:
                 update = int(self.gradient_mode.split("-")[2 if itemsize == 4 else 1])
                 self.new(dim, update, "fused update", category="optimizer_temporaries")
+        elif self.gradient_mode.startswith("bucket"):
+            most = int(self.gradient_mode.removeprefix("bucket-"))
+            self.gradients = [grad] if grad.dim.elements > most else []
 
 
 class _AllRecomputed(Exception):

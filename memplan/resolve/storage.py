@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.errors import InvalidJob, did_you_mean
+from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
-from memplan.spec.model import ModelSpec
 from memplan.tables.precisions import PRECISIONS, Precision
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
@@ -28,33 +27,6 @@ class Split(NamedTuple):
     def is_fsdp(self) -> bool:
         """FSDP of either version runs the step: units are gathered in their own dtype."""
         return self.name in ("fsdp", "fsdp2")
-
-    def deepspeed(self, job: Job, trainer: Trainer, spec: ModelSpec) -> dict[str, int]:
-        """DeepSpeed's buffer sizes in elements: the user's, else the integration's ``auto`` values, else DeepSpeed's
-        own.
-        """
-        if not self.is_deepspeed:
-            return {}
-        hidden, three = spec.hidden_size, self.name == "zero3"
-        auto = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
-        own = {"reduce_bucket_size": 500_000_000, "prefetch_bucket_size": 50_000_000}
-        values = {
-            **(own if trainer.name == "pytorch" else auto),
-            "sub_group_size": 1_000_000_000,
-            "overlap_comm": int(three),
-        }
-        for key, value in job.deepspeed.items():
-            name = key.removeprefix("stage3_")
-            if name not in values:
-                raise InvalidJob(f"deepspeed: unknown key {key!r}", did_you_mean(name, values))
-            if value == "auto":
-                continue
-            if not isinstance(value, (int, float)) or value < 0 or value > 10**13:
-                raise InvalidJob(
-                    f"deepspeed: {key}: {value!r} is no number of elements", "write a whole number, such as 500000000"
-                )
-            values[name] = int(value)
-        return values
 
 
 def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:

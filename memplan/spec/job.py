@@ -8,6 +8,7 @@ from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.beside import ExtraModel, Rollout
 from memplan.spec.cluster import Cluster
+from memplan.spec.deepspeed import DeepSpeed
 from memplan.spec.fsdp import Ddp, Fsdp
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
@@ -258,8 +259,8 @@ class Job(Frozen):
     """Reduce gradients at every micro-step."""
     gradient_as_bucket_view: bool = False
     """DDP: gradients are views of the communication buckets, not a second copy."""
-    deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """DeepSpeed's own settings: reduce_bucket_size, stage3_prefetch_bucket_size, overlap_comm, …"""
+    deepspeed: DeepSpeed = DeepSpeed()
+    """DeepSpeed's other settings, under their own names: reduce_bucket_size, offload_optimizer, …"""
     fsdp: Fsdp = Fsdp()
     """FSDP's other settings, under their own names."""
     ddp: Ddp = Ddp()
@@ -269,7 +270,7 @@ class Job(Frozen):
     allocator: Allocator = Allocator()
     """Settings of PyTorch's caching allocator."""
     offload: Offloaded = ()
-    """What lives on the host: activations."""
+    """What lives on the host: activations; under DeepSpeed the optimizer and, in stage 3, the parameters."""
     rollout: Rollout | None = None
     """Groups and lengths of what the policy generates for online methods."""
     extra_models: tuple[ExtraModel, ...] = ()

@@ -9,6 +9,7 @@ from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recompute import Recompute
+from memplan.spec.zero import Zero
 from memplan.tables.kernels import NO_KERNELS, Kernels
 from memplan.tables.methods import Method
 from memplan.tables.optimizer_columns import Optimizer
@@ -194,7 +195,7 @@ class Recipe(NamedTuple):
     """A number above one: shared among so many ranks until backward."""
     sync_each_batch: bool
     gradient_as_bucket_view: bool
-    deepspeed: dict[str, int]
+    deepspeed: Zero
     expandable_segments: bool
     images: ImageBatch | None
     """The images of an example."""

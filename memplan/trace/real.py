@@ -152,7 +152,7 @@ def _deepspeed(model: Any, recipe: Recipe, optimizer: Any) -> Any:
     import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
     precision = recipe.precision
-    stage: dict[str, Any] = {"stage": recipe.zero_stage, **recipe.deepspeed}
+    stage: dict[str, Any] = {"stage": recipe.zero_stage, **recipe.deepspeed.as_config()}
     config = {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
         "gradient_accumulation_steps": recipe.accumulation,

@@ -1,0 +1,145 @@
+"""DeepSpeed's groups of parameters: what lies end to end in one flat buffer, and which part of it a rank owns.
+
+Stages 1 and 2 and BF16_Optimizer flatten each group, padded to a multiple of 2·N elements (``stage_1_and_2.py``:
+nccl_start_alignment_factor); stage 3 divides each parameter by itself, padded to a multiple of N
+(``partition_parameters.py``: ``_aligned_size``). N ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.engine.tensors import Weight, count
+from memplan.spec.recipe import Recipe
+from memplan.units import ceil_div
+
+ALIGNMENT = 2
+"""Elements to which each rank's part is aligned."""
+
+
+class Group(NamedTuple):
+    """One group of trained parameters."""
+
+    weights: tuple[Weight, ...]
+    elements: int
+    flat: int
+    """Elements of the flat buffer, padding included."""
+    partition: int
+    """Elements of one rank's part."""
+
+
+def decays(weight: Weight) -> bool:
+    """Whether weight decay applies: trainers leave norms and biases out (transformers: get_decay_parameter_names)."""
+    return not (weight.norm or weight.name.endswith("bias"))
+
+
+def groups_of(recipe: Recipe, weights: Iterable[Weight], ranks: int = 0) -> list[Group]:
+    """The groups of the trained among ``weights``; those with nothing in them are dropped. ``ranks``: N, where not the
+    recipe's."""
+    trained = tuple(weight for weight in weights if weight.trained)
+    if recipe.deepspeed.groups == 1:
+        split = [trained]
+    else:
+        split = [tuple(w for w in trained if decays(w)), tuple(w for w in trained if not decays(w))]
+    return [_group(group, ranks or recipe.ranks) for group in split if group]
+
+
+@lru_cache(maxsize=256)
+def _group(weights: tuple[Weight, ...], ranks: int) -> Group:
+    elements = count(list(weights))
+    flat = ceil_div(elements, ALIGNMENT * ranks) * ALIGNMENT * ranks
+    return Group(weights, elements, flat, flat // ranks)
+
+
+@lru_cache(maxsize=256)
+def sizes_in_order(weights: tuple[Weight, ...]) -> tuple[int, ...]:
+    """Elements of each tensor as a model registers them: embedding, layer after layer, what follows them.
+
+    Tensors of equal layers stand beside each other in ``weights``; a layer's are interleaved here.
+    """
+    sizes: list[int] = []
+    run: list[Weight] = []
+
+    def close() -> None:
+        for _ in range(run[0].copies if run else 0):
+            sizes.extend(weight.elements for weight in run)
+        run.clear()
+
+    for weight in weights:
+        if run and (weight.copies != run[0].copies or weight.unit != run[0].unit):
+            close()
+        run.append(weight)
+    close()
+    return tuple(sizes)
+
+
+def pinned(size: int) -> int:
+    """Bytes of page-locked memory: torch's host allocator rounds up to a power of two (2.13 CachingHostAllocator.h)."""
+    return 1 << (size - 1).bit_length() if size > 1 else size
+
+
+@lru_cache(maxsize=256)
+def owned(group: Group, pinned_itemsize: int = 0) -> int:
+    """Elements of the parameters that touch the fullest rank's part, each whole; or the page-locked bytes of a buffer
+    for each of them.
+
+    A parameter that a boundary cuts counts for both ranks (``get_partition_info``, ``copy_grads_in_partition``).
+    """
+    held: dict[int, int] = {}
+    start = most = 0
+    for elements in sizes_in_order(group.weights):
+        size = pinned(elements * pinned_itemsize) if pinned_itemsize else elements
+        first, last = start // group.partition, (start + elements - 1) // group.partition
+        held[first] = held.get(first, 0) + size
+        if last != first:
+            held[last] = held.get(last, 0) + size
+        most = max(most, size if last - first > 1 else 0)
+        start += elements
+    return max(most, *held.values())
+
+
+def owned_elements(groups: Iterable[Group]) -> int:
+    """Elements of ``grads_in_partition`` on the fullest rank; of several groups, the sum of their fullest ranks'."""
+    return sum(owned(group) for group in groups)
+
+
+def largest_slice(group: Group) -> int:
+    """Elements of the largest piece of one parameter within a part."""
+    return min(largest(group), group.partition)
+
+
+def largest(group: Group) -> int:
+    """Elements of the largest parameter."""
+    return max(weight.elements for weight in group.weights)
+
+
+@lru_cache(maxsize=256)
+def divided(weights: tuple[Weight, ...], ranks: int) -> int:
+    """Elements of one rank's parts where every parameter is divided by itself."""
+    return sum(ceil_div(weight.elements, ranks) * weight.copies for weight in weights)
+
+
+def persistent(weights: Iterable[Weight], threshold: int, limit: int) -> int:
+    """Elements of small parameters that stay gathered (``parameter_offload.py``: mark_persistent_parameters)."""
+    total = 0
+    for weight in weights:
+        if weight.elements <= threshold:
+            room = max(0, limit - total) // max(weight.elements, 1)
+            total += weight.elements * min(weight.copies, room)
+    return total
+
+
+def sub_groups(group: Group, ranks: int, size: int) -> list[int]:
+    """Elements of each sub-group of a rank's parts that stage 3 steps on: closed when it has reached ``size``."""
+    whole = divided(group.weights, ranks)
+    if size >= whole:
+        return [whole]
+    parts, held = [], 0
+    for elements in sizes_in_order(group.weights):
+        held += ceil_div(elements, ranks)
+        if held >= size:
+            parts.append(held)
+            held = 0
+    return [*parts, held] if held else parts

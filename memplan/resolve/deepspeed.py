@@ -1,0 +1,225 @@
+"""DeepSpeed's settings, resolved: ``auto`` as Hugging Face's integration fills it in, and what DeepSpeed refuses.
+
+Read in deepspeed 0.19 (runtime/engine.py, runtime/zero/config.py, offload_config.py, stage3.py) and transformers 5.23
+(integrations/deepspeed.py: trainer_config_finalize).
+"""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split, Stored
+from memplan.spec.deepspeed import AUTO, DeepSpeed, Offload
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.spec.zero import MOST, Offloaded, Zero
+from memplan.tables.optimizer_columns import Optimizer
+from memplan.tables.trainer import Trainer
+from memplan.units import DTYPE_BYTES
+
+ON_HOST = ("adamw", "lion")
+"""Optimizers that DeepSpeed steps on the host itself: DeepSpeedCPUAdam, DeepSpeedCPULion."""
+NEEDS_3 = {
+    "offload_param": "parameters are offloaded in stage 3 alone",
+    "zero_hpz_partition_size": "hpZ is a second partition of ZeRO-3's",
+    "zero_quantized_weights": "weights travel in stage 3 alone",
+    "zero_quantized_nontrainable_weights": "partitions of weights are ZeRO-3's",
+    "zero_quantized_gradients": "quantised reductions are ZeRO-3's",
+    "mics_shard_size": "MiCS is a form of ZeRO-3",
+}
+
+
+def with_stage(job: Job, notes: Notes) -> Job:
+    """The job whose ``zero_stage`` is that of its DeepSpeed settings. Raises InvalidJob where two are named, or none is
+    and there are settings."""
+    given = job.deepspeed
+    named = job.zero_stage is not None or job.sharding is not None
+    if given.stage is None:
+        zero = job.zero_stage is not None or (job.sharding or "").startswith("zero")
+        if given.model_fields_set and not zero:
+            raise InvalidJob("deepspeed: settings without a ZeRO stage", "add zero_stage: 0 to 3")
+        return job
+    if named and f"zero{given.stage}" not in (f"zero{job.zero_stage}", job.sharding):
+        said = f"zero_stage {job.zero_stage}" if job.zero_stage is not None else f"sharding {job.sharding}"
+        raise InvalidJob(f"deepspeed: stage {given.stage} contradicts {said}", "give one of them")
+    if named:
+        return job
+    notes.sources.setdefault("zero_stage", notes.sources.get("deepspeed", "option"))
+    return job.model_copy(update={"zero_stage": given.stage})
+
+
+def replicated(job: Job, split: Split, degrees: Parallel) -> Parallel:
+    """MiCS: groups of so many ranks share the states, and each group holds a copy (runtime/zero/mics.py)."""
+    size = job.deepspeed.mics_shard_size or -1
+    if not split.is_deepspeed or size < 1:
+        return degrees
+    _needs_stage_3(job.deepspeed, split)
+    if degrees.data % size:
+        raise InvalidJob(
+            f"deepspeed: mics_shard_size: {size} does not divide {degrees.data} data-parallel GPUs",
+            "use a divisor of them",
+        )
+    return degrees._replace(replicas=degrees.data // size)
+
+
+def zero_settings(
+    job: Job, trainer: Trainer, split: Split, spec: ModelSpec, stored: Stored, row: Optimizer, notes: Notes
+) -> Zero:
+    """Every setting with a value. Raises InvalidJob with the reason for what DeepSpeed refuses."""
+    if not split.is_deepspeed:
+        return Zero()
+    given, stage = job.deepspeed, int(split.name[4])
+    _needs_stage_3(given, split)
+    optimizer = _offloaded("optimizer", given.offload_optimizer, "optimizer" in job.offload)
+    parameters = _offloaded("parameters", given.offload_param, "parameters" in job.offload)
+    _check_offload(given, stage, row, optimizer, parameters)
+    accumulate = _accumulates_in(job, stored)
+    wrapper = _wrapper(given, stage, stored, accumulate, optimizer)
+    integrated, hidden = trainer.name != "pytorch", spec.hidden_size
+    _check_types(given, stage, stored, spec)
+
+    def size(name: str, own: int, filled: int | None = None) -> int:
+        value = getattr(given, name)
+        if value not in (None, AUTO):
+            return int(value)
+        fills = integrated and (value == AUTO or not given.own_defaults)
+        return filled if fills and filled is not None else own
+
+    def switch(name: str, default: bool) -> bool:
+        value = getattr(given, name)
+        return default if value is None else bool(value)
+
+    sequential = switch("stage3_allgather_sequential", False)
+    persistent = size("stage3_model_persistence_threshold", MOST)
+    return Zero(
+        wrapper=wrapper,
+        groups=1 if trainer.name == "pytorch" else 2,
+        reduce_bucket_size=size("reduce_bucket_size", 500_000_000, hidden * hidden),
+        prefetch_bucket_size=1
+        if sequential
+        else size("stage3_prefetch_bucket_size", 50_000_000, int(0.9 * hidden * hidden)),
+        param_persistence_threshold=size("stage3_param_persistence_threshold", 100_000, 10 * hidden),
+        model_persistence_threshold=persistent,
+        max_live_parameters=size("stage3_max_live_parameters", 1_000_000_000),
+        max_reuse_distance=size("stage3_max_reuse_distance", 1_000_000_000),
+        sub_group_size=max(1, size("sub_group_size", 1_000_000_000)),
+        overlap_comm=switch("overlap_comm", stage == 3),
+        contiguous_gradients=switch("contiguous_gradients", True) or bool(optimizer),
+        reduce_scatter=switch("reduce_scatter", True),
+        allgather_sequential=sequential,
+        fetch_by_all_reduce=switch("stage3_use_all_reduce_for_fetch_params", False),
+        round_robin_gradients=switch("round_robin_gradients", False),
+        immediate_grad_update=switch("immediate_grad_update", False),
+        communication=_communicates_in(job, stored),
+        accumulation=accumulate,
+        hpz=size("zero_hpz_partition_size", 1) or 1,
+        quantised_weights=switch("zero_quantized_weights", False),
+        quantised_frozen=switch("zero_quantized_nontrainable_weights", False),
+        quantised_gradients=switch("zero_quantized_gradients", False),
+        optimizer=optimizer,
+        parameters=parameters,
+    )
+
+
+def _wrapper(given: DeepSpeed, stage: int, stored: Stored, accumulate: int, optimizer: Offloaded) -> str:
+    """Whose step it is (engine.py: ``_do_optimizer_sanity_check``, ``_configure_fp16_optimizer``)."""
+    weights = stored.precision.weights
+    if stage == 3:
+        return "zero3"
+    if stage == 0:
+        if accumulate != weights:
+            raise InvalidJob(
+                "grad_dtype: DeepSpeed's stage 0 accumulates in the dtype of the model",
+                "use zero_stage 1, or leave out",
+            )
+        return "plain" if not stored.precision.master else "fused" if given.ds_optimizer else "unfused"
+    separate = stored.precision.dtype == "bf16" and accumulate == DTYPE_BYTES["fp32"] and weights == 2
+    return "bf16" if stage == 1 and separate and not optimizer else "zero"
+
+
+def _accumulates_in(job: Job, stored: Stored) -> int:
+    """Bytes of an accumulated gradient: ``data_types.grad_accum_dtype``, else the job's grad_dtype."""
+    named = job.deepspeed.grad_accum_dtype
+    return DTYPE_BYTES[named] if named else stored.gradient_itemsize
+
+
+def _communicates_in(job: Job, stored: Stored) -> int:
+    """Bytes of an element in a reduction: ``communication_data_type``, else the model's."""
+    named = job.deepspeed.communication_data_type
+    if named and job.reduce_dtype not in ("auto", named):
+        raise InvalidJob(
+            f"deepspeed: communication_data_type: {named} contradicts reduce_dtype {job.reduce_dtype}", "keep one"
+        )
+    named = named or (job.reduce_dtype if job.reduce_dtype != "auto" else None)
+    return DTYPE_BYTES[named] if named else stored.precision.weights
+
+
+def _needs_stage_3(given: DeepSpeed, split: Split) -> None:
+    """Settings that belong to stage 3."""
+    for key, why in NEEDS_3.items() if split.name != "zero3" else ():
+        value = getattr(given, key)
+        if value in (None, False, 0, 1, -1, AUTO) or (isinstance(value, Offload) and value.device == "none"):
+            continue
+        raise InvalidJob(f"deepspeed: {key} with {split.name}: {why}", "use zero_stage 3, or leave it out")
+
+
+def _check_types(given: DeepSpeed, stage: int, stored: Stored, spec: ModelSpec) -> None:
+    """What quantised weights ask for."""
+    if given.zero_quantized_nontrainable_weights and stored.precision.dtype != "fp16":
+        raise InvalidJob(
+            "deepspeed: zero_quantized_nontrainable_weights: DeepSpeed quantises fp16 weights alone "
+            f"(stage3.py: quantize_nontrainable_params), not {stored.precision.dtype}",
+            "use dtype fp16, or leave it out",
+        )
+    if given.zero_quantized_gradients and given.reduce_scatter is False:
+        raise InvalidJob("deepspeed: zero_quantized_gradients needs reduce_scatter", "leave reduce_scatter out")
+
+
+def _offloaded(name: str, given: Offload | None, wanted: bool) -> Offloaded:
+    """Where states wait: what the settings say, else host memory where ``offload`` names them."""
+    if given is None or given.device == "none":
+        if given is not None and given.device == "none" and wanted and "device" in given.model_fields_set:
+            raise InvalidJob(f"deepspeed: device none contradicts offload: {name}", "give one of them")
+        return Offloaded("cpu", buffer_count=0) if wanted else Offloaded()
+    count = given.buffer_count if given.buffer_count is not None else 4 if name == "optimizer" else 5
+
+    def size(value: int | str | None, default: int) -> int:
+        return default if value in (None, AUTO) else int(value or 0)
+
+    return Offloaded(
+        given.device,
+        given.pin_memory,
+        count,
+        size(given.buffer_size, 100_000_000),
+        size(given.max_in_cpu, 1_000_000_000),
+        given.ratio,
+    )
+
+
+def _check_offload(given: DeepSpeed, stage: int, row: Optimizer, optimizer: Offloaded, parameters: Offloaded) -> None:
+    """What DeepSpeed refuses to offload, or does not."""
+    if parameters and stage != 3:
+        raise InvalidJob(f"offload: parameters with zero{stage}: {NEEDS_3['offload_param']}", "use zero_stage 3")
+    if not optimizer:
+        return
+    if stage == 0:
+        raise InvalidJob("offload: optimizer with zero0: stage 0 has no partitions to offload", "use zero_stage 1 to 3")
+    if stage < 3 and optimizer.device == "nvme":
+        raise InvalidJob(
+            f"deepspeed: offload_optimizer.device nvme with zero{stage}: states go to NVMe in stage 3 alone",
+            "use zero_stage 3, or device cpu",
+        )
+    if stage < 3 and optimizer.ratio < 1:
+        raise InvalidJob(
+            f"deepspeed: offload_optimizer.ratio {optimizer.ratio} with zero{stage}: partial offload is stage 3's",
+            "use zero_stage 3, or leave ratio out",
+        )
+    if given.offload_optimizer is not None and given.offload_optimizer.super_offload:
+        raise InvalidJob("deepspeed: offload_optimizer.super_offload is not modelled", "leave super_offload out")
+    if row.name not in ON_HOST and given.zero_force_ds_cpu_optimizer is not False:
+        raise InvalidJob(
+            f"optimizer: {row.name} with an offloaded optimizer: DeepSpeed steps on the host by its own Adam or Lion "
+            "(zero_force_ds_cpu_optimizer)",
+            "use adamw or lion, or deepspeed.zero_force_ds_cpu_optimizer=false",
+        )

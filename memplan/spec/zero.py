@@ -1,0 +1,78 @@
+"""DeepSpeed's settings with nothing left open: what the engine reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+MOST = 10**13
+"""Elements that are no limit."""
+
+
+class Offloaded(NamedTuple):
+    """Where states wait, resolved."""
+
+    device: str = "none"
+    pinned: bool = True
+    buffer_count: int = 0
+    buffer_size: int = 0
+    max_in_cpu: int = 0
+    ratio: float = 1.0
+
+    def __bool__(self) -> bool:
+        return self.device != "none"
+
+
+class Zero(NamedTuple):
+    """DeepSpeed's settings with nothing left open; sizes in elements."""
+
+    wrapper: str = ""
+    """What steps: plain (fp32 in stage 0), unfused, fused (stage 0), bf16 (BF16_Optimizer), zero (1 and 2), zero3."""
+    groups: int = 1
+    """Groups of parameters that the trainer makes: two where norms and biases do not decay."""
+    reduce_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = MOST
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    allgather_sequential: bool = False
+    fetch_by_all_reduce: bool = False
+    round_robin_gradients: bool = False
+    immediate_grad_update: bool = False
+    communication: int = 2
+    """Bytes of an element in a reduction."""
+    accumulation: int = 2
+    """Bytes of an element of accumulated gradients, where stage 3 or BF16_Optimizer reads it."""
+    hpz: int = 1
+    quantised_weights: bool = False
+    quantised_frozen: bool = False
+    quantised_gradients: bool = False
+    optimizer: Offloaded = Offloaded()
+    parameters: Offloaded = Offloaded()
+
+    def as_config(self) -> dict[str, Any]:
+        """The sub-keys of ``zero_optimization`` that say the same."""
+        config: dict[str, Any] = {
+            "reduce_bucket_size": self.reduce_bucket_size,
+            "overlap_comm": self.overlap_comm,
+            "contiguous_gradients": self.contiguous_gradients,
+            "reduce_scatter": self.reduce_scatter,
+            "round_robin_gradients": self.round_robin_gradients,
+        }
+        if self.wrapper == "zero3":
+            config |= {
+                "sub_group_size": self.sub_group_size,
+                "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
+                "stage3_param_persistence_threshold": self.param_persistence_threshold,
+                "stage3_max_live_parameters": self.max_live_parameters,
+                "stage3_max_reuse_distance": self.max_reuse_distance,
+                "stage3_allgather_sequential": self.allgather_sequential,
+            }
+        for name, where in (("offload_optimizer", self.optimizer), ("offload_param", self.parameters)):
+            if where:
+                config[name] = {"device": where.device, "pin_memory": where.pinned}
+        return config
