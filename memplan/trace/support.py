@@ -105,6 +105,12 @@ def _check_online(recipe: Recipe) -> None:
 
 def _check_ranks(recipe: Recipe) -> None:
     """What torch itself cannot run on shards, or would not split."""
+    if recipe.parallel.model > 1 or recipe.parallel.expert > 1:
+        raise InvalidJob(
+            "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model are "
+            "not traced",
+            "leave them out",
+        )
     if recipe.sharding == "none":
         return
     if recipe.ranks == 1:
