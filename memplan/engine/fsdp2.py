@@ -20,6 +20,7 @@ from memplan.engine.fsdp2_rows import (
     enter_backward,
     enter_first_gather,
     enter_forward,
+    enter_left,
     enter_root,
     enter_root_reduction,
 )
@@ -32,7 +33,7 @@ from memplan.spec.recipe import Recipe
 
 def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
     """Every row that FSDP2 adds to the passes of a micro-step."""
-    policy, opened = frame(recipe, weights), ""
+    policy, opened, there = frame(recipe, weights), "", False
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
     late = waits_for_reduction(recipe)
@@ -42,13 +43,16 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             if sharded:
                 own = frozen_frame(recipe, traced)
                 enter_root(book, own, "reference's root", "", "")
-                enter_forward(book, recipe, own, traced)
+                enter_forward(book, recipe, own, traced, there=own.resharding is not True)
+                enter_left(book, own.layers, own, "reference's layers")
             continue
         if point == "forward":
             if not opened:
                 opened = f"{name}.gather" if f"{name}.gather" in book.index else traced.forward_instants()[0]
                 enter_first_gather(book, own, traced, opened)
-            enter_forward(book, recipe, own, traced)
+                there = False
+            enter_forward(book, recipe, own, traced, there)
+            there = own.resharding is not True
             continue
         reduces = not late or (name == trained[-1] and recipe.accumulation == 1)
         reduces = reduces and not (recipe.pair_pass == "two-forward" and name != trained[-1])
@@ -59,6 +63,9 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         if name == trained[-1] and reduces:
             enter_root_reduction(book, own, f"{name}.reduce", late)
     backwards = [traced for traced, point in passes if point == "backward"]
+    unused = [unit for unit, trace in zip(policy.layers, backwards[0].layers, strict=True) if not trace.backward]
+    if policy.resharding not in (True, False):
+        enter_left(book, unused, policy, "layers without a backward")
     if late:
         _enter_whole_gradients(book, recipe, policy, backwards)
     elif recipe.accumulation == 1:

@@ -71,8 +71,22 @@ def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: st
     )
 
 
-def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) -> None:
-    """Within the layer that is an instant; at norm and head; at the loss, where the model computes it itself."""
+def enter_left(book: Ledger, units: list[Unit], own: Frame, label: str) -> None:
+    """What no backward reshards, nor frees: it waits for the next forward."""
+    book.add(
+        f"gathered {label}, left from their forward",
+        "gathered_parameters",
+        sum(own.kept(unit) for unit in units),
+        template="padded elements × bytes",
+        why=f"reshard_after_forward={own.resharding}: only a backward frees it",
+        source=f"{SOURCE}/_fsdp_param.py: to_sharded_post_forward",
+    )
+
+
+def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, there: bool) -> None:
+    """Within the layer that is an instant; at norm and head; at the loss, where the model computes it itself.
+    ``there``: layers stay gathered from a forward before.
+    """
     instants, at = traced.forward_instants()[-3:], traced.forward_layer
     if traced.plan.style == "no-grad":
         instants = [*traced.forward_instants()[-2:], ""]
@@ -81,8 +95,11 @@ def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) 
     before = own.layers[at - 1].gathered if at else 0
     inside = traced.layers[at].forward.size - traced.layers[at].boundary
     copied = 2 * used + max(0, before - inside)
+    if there and not own.reshards:
+        copied = 0
     gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
-    forward_kept(book, own, traced, within, end, loss)
+    if not traced.plan.name == "reference":
+        forward_kept(book, own, traced, within, end, loss, there)
     last, tail, opens = own.layers[-1].gathered, own.tail.gathered, own.opens
     over = traced.tail.forward["loss"].size if "loss" in traced.tail.forward else 0
     sizes = [traced.tail.forward[point].size for point in ("final-norm", "head") if point in traced.tail.forward]
@@ -92,18 +109,22 @@ def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) 
         gathered(book, "gathered tail", tail, end, "final norm and head", loss)
         last = max(tail, last + tail - max(0, ends - traced.tail.input_gradient)) if loss else tail
     held = max(0, last - max(0, over - ends)) if traced.plan.style == "no-grad" else last
+    held = 0 if there and not own.reshards else held
     gathered(book, "all-gather of the last unit", held, end, why)
-    if loss and loss_is_inside(recipe):
+    if loss and loss_is_inside(recipe) and held:
         gathered(book, "all-gather of the last unit, loss", tail if tail and not opens else last, loss, why)
 
 
-def forward_kept(book: Ledger, own: Frame, traced: TracedPass, within: str, end: str, loss: str) -> None:
+def forward_kept(
+    book: Ledger, own: Frame, traced: TracedPass, within: str, end: str, loss: str, there: bool
+) -> None:
     """What stays of layers that have run: whole, or a part of each."""
     if own.resharding is True:
         return
     at, why = traced.forward_layer, f"reshard_after_forward={own.resharding}"
     embedding = own.kept(own.first)
-    gathered(book, "layers gathered before", embedding + sum(own.kept(unit) for unit in own.layers[:at]), within, why)
+    earlier = own.layers if there else own.layers[:at]
+    gathered(book, "layers gathered before", embedding + sum(own.kept(unit) for unit in earlier), within, why)
     every = embedding + sum(own.kept(unit) for unit in own.layers)
     gathered(book, "layers gathered before, all of them", every, end, why, loss)
 
@@ -121,7 +142,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
         # The root gathers ahead once in a backward, before the first of two uses.
         again = recipe.pair_pass == "two-forward" and name == "chosen"
-        begins = loss_is_inside(recipe) and not (tail and tail.gathered)
+        begins = loss_is_inside(recipe) and not own.tail.gathered
         ahead = last if (point != "loss-backward" or begins) and not again and own.reshards else 0
         gathered(book, f"gathered ahead, {point}", ahead + stays, f"{name}.{point}", "the last layer, gathered ahead")
         if tail and point != "tail-reduce":

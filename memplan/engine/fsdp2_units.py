@@ -30,6 +30,8 @@ class Unit(NamedTuple):
     """The gradient of its last tensor: a loop's variable keeps it through the reduction (``foreach_reduce``)."""
     held: int
     """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy in another dtype."""
+    cast: int = 0
+    """The rank's part in the gathered dtype, where it is stored in another: the all-gather's input."""
 
 
 NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
@@ -96,22 +98,23 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
-    gathered = gradients = reduced = scattered = shard = last = held = 0
+    gathered = gradients = reduced = scattered = shard = last = held = cast = 0
     for weight in weights:
         elements, used = padded(weight, recipe.ranks) * weight.copies, recipe.compute_itemsize
         if weight.adapter and recipe.adapter and not casts(recipe):
             used = weight.itemsize or recipe.adapter.itemsize
         gathered += elements * used
+        stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
+        cast += elements // recipe.ranks * used if used != stored else 0
         if weight.trained:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
-            stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
             last = elements * used
             gradients += last
             reduced += elements * summed
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))
             held += elements // recipe.ranks * (summed if stored != summed and recipe.fsdp.replicas > 1 else 0)
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last, held)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast)
 
 
 def casts(recipe: Recipe) -> bool:
@@ -153,7 +156,7 @@ def has_tail(recipe: Recipe) -> bool:
 
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units."""
-    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer"]
+    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not in_tower(weight)]
     layers, resharding = layer_units(recipe), recipe.reshard_after_forward
     if not recipe.fsdp.own_ends:
         return Frame(layers, unit_of(outside, recipe), resharding)
@@ -167,6 +170,11 @@ def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     root = [weight for weight in outside if weight not in first and weight not in tail]
     own = (unit_of(each, recipe) for each in (root, first, tail))
     return Frame(layers, next(own), resharding, next(own), next(own))
+
+
+def in_tower(weight: Weight) -> bool:
+    """Of a layer of the vision tower, which is a unit of its own and never gathered where no image is seen."""
+    return weight.unit == "vision" and weight.copies > 1
 
 
 def _tail_names(recipe: Recipe) -> set[str]:
@@ -187,5 +195,6 @@ def frozen_frame(recipe: Recipe, traced: TracedPass) -> Frame:
         return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
     layers = [unit(list(layer_weights(run.layer, 1, False, None))) for run in spec.runs for _ in range(run.count)]
-    root = [weight for weight in model_weights(spec, False) if weight.unit != "layer"]
+    outside = (weight for weight in model_weights(spec, False) if weight.unit != "layer")
+    root = [weight for weight in outside if not in_tower(weight)]
     return Frame(layers, unit(root), recipe.reshard_after_forward)

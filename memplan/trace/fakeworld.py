@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
+from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
     _fsdp_init,
@@ -63,6 +64,15 @@ class _Stream:
         """No graph is captured."""
         return False
 
+    def synchronize(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
 
 class _Handle:
     """What FSDP2 asks ``torch.cuda`` for."""
@@ -81,7 +91,11 @@ class _Handle:
         """The only one."""
         return 0
 
-    device_count = is_initialized = lambda self: 1
+    def synchronize(self, *_: Any) -> None:
+        """Nothing to wait for."""
+
+    set_device = synchronize
+    device_count = is_initialized = is_available = lambda self: 1
 
 
 def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,6 +121,10 @@ def fake_world(ranks: int, device: str) -> Iterator[None]:
                 if hasattr(module, MESH):
                     stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
             if device == "cuda":
+                for module in (_flat_param, _runtime_utils):  # which stream a block was used on is no size
+                    stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream"))
+                handle = classmethod(lambda cls, device: _Handle())
+                stack.enter_context(mock.patch.object(_common_utils._FSDPDeviceHandle, "from_device", handle))
                 stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _Stream))
                 for module in ASK:
                     stack.enter_context(mock.patch.object(module, "_get_device_handle", return_value=_Handle()))

@@ -22,7 +22,7 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int) -> Any:
 
     half = building.NAMED[recipe.precision.dtype]
     cast = half if recipe.precision.mixed or recipe.fsdp.casts else None
-    reduced = {2: half, 4: torch.float32}[recipe.reduce_itemsize]
+    reduced = {2: torch.bfloat16 if half == torch.float32 else half, 4: torch.float32}[recipe.reduce_itemsize]
     same = recipe.reduce_itemsize == recipe.compute_itemsize
     policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=None if same else reduced)
     hybrid = recipe.fsdp.replicas > 1
@@ -82,5 +82,8 @@ def set_sync(model: Any, recipe: Recipe, reduces: bool) -> None:
     """Whether the next backward reduces gradients."""
     if recipe.sharding == "fsdp2":
         model.set_requires_gradient_sync(reduces)
+    elif recipe.sharding == "fsdp":
+        for module in type(model).fsdp_modules(model):
+            module._sync_gradients = reduces
     elif recipe.sharding == "ddp":
         model.require_backward_grad_sync = reduces

@@ -21,6 +21,7 @@ from memplan.spec.recipe import Recipe
 from memplan.trace import building, liger, parallel
 from memplan.trace.device import fake_device, real_device
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
+from memplan.trace.flat import flat_sharded
 from memplan.trace.ledger import PHASES
 from memplan.trace.optimizers import make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
@@ -138,6 +139,8 @@ class _State:
             return model
         if recipe.sharding == "fsdp2":
             return parallel.fully_sharded(model, recipe, device, recipe.parallel.world)
+        if recipe.sharding == "fsdp":
+            return flat_sharded(model, recipe, device)
         with self.tracker.naming("gradients" if recipe.gradient_as_bucket_view else "buffers"):
             return pretend_to_reduce(parallel.replicated(model, recipe, init_sync=False))
 
