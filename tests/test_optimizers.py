@@ -20,7 +20,7 @@ from memplan.errors import InvalidJob
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import OptimizerSettings
-from memplan.tables.optimizer_columns import Optimizer
+from memplan.tables.optimizer_columns import EVERYWHERE, Optimizer
 from memplan.tables.optimizers import VARIANTS, find_optimizer
 
 FP32, BF16 = 4, 2
@@ -237,6 +237,11 @@ def test_a_row_runs_where_it_says_or_is_refused_with_the_reason(row: Optimizer, 
     error = refusal(**keys)
     assert error.message.startswith(f"optimizer: {row.name} with {sharding}: ")
     assert row.refusals.get(way, "not modelled") in error.message
+
+
+@pytest.mark.parametrize("row", EVERY_ROW, ids=lambda row: f"{row.name}-{row.library}")
+def test_a_row_says_why_it_does_not_run_somewhere(row: Optimizer) -> None:
+    assert [way for way in EVERYWHERE if (way in row.shardings) == bool(row.refusals.get(way))] == []
 
 
 def test_the_8bit_exceptions() -> None:

@@ -13,8 +13,16 @@ WHOLE = ("none", "ddp")
 """Every rank steps on whole tensors."""
 HF_TRAINERS = ("transformers", "trl", "llamafactory", "simpo-repo")
 """Trainers built on Hugging Face's Trainer, which picks the optimizer's class (trainer_optimizer.py)."""
-_FLAT = "DeepSpeed hands the optimizer flat partitions, which have no rows and columns"
-_NO_MATRIX = {"zero": _FLAT, "distributed-optimizer": "its flat shards have no rows and columns"}
+_PIECES = "FSDP1 hands the optimizer flat pieces (torch 2.13 distributed/fsdp/_flat_param.py: _use_sharded_views)"
+_NO_MATRIX = {
+    "zero": "DeepSpeed hands the optimizer flat partitions, which have no rows and columns",
+    "fsdp": f"{_PIECES}, which have no rows and columns",
+    "distributed-optimizer": "its flat shards have no rows and columns",
+}
+_MEGATRONS = {
+    "distributed-optimizer": "Megatron has optimizers of its own: adam, lion, sgd, muon (core/optimizer/__init__.py)"
+}
+_IN_BACKWARD = "it updates weights inside backward, before gradients are reduced"
 
 _KERNEL: dict[str, Any] = {"implementations": ("fused",), "default_implementation": "fused"}
 _LOOP: dict[str, Any] = {"implementations": ("loop",), "default_implementation": "loop"}
@@ -28,7 +36,7 @@ _BNB_ROWS: dict[str, Any] = {
     "shardings": (*WHOLE, "zero", "fsdp"),
     "refusals": {
         "fsdp2": "bitsandbytes 0.50 hands DTensors to its kernels, which fail or write past the shard",
-        "distributed-optimizer": "Megatron has optimizers of its own",
+        **_MEGATRONS,
     },
     "source": _BNB,
     **_KERNEL,
@@ -42,6 +50,8 @@ _AO_ROWS: dict[str, Any] = {
     "shardings": (*WHOLE, "fsdp2"),
     "refusals": {
         "zero": "flat partitions are seldom a multiple of the block, and torchao then keeps full fp32 states",
+        "fsdp": f"{_PIECES}, seldom a multiple of the block, and torchao then keeps full fp32 states",
+        **_MEGATRONS,
     },
     "notes": ("the step is compiled by torch.compile",),
     **_LOOP,
@@ -69,7 +79,11 @@ _ROWS = (
         foreach_copies=1,
         step="adafactor",
         shardings=(*WHOLE, "zero"),
-        refusals={"fsdp2": "torch 2.13's Adafactor fails on DTensors: the norm of a sharded gradient is partial"},
+        refusals={
+            "fsdp": _NO_MATRIX["fsdp"],
+            "fsdp2": "torch 2.13's Adafactor fails on DTensors: the norm of a sharded gradient is partial",
+            **_MEGATRONS,
+        },
         source="torch/optim/_adafactor.py",
     ),
     Optimizer(
@@ -82,7 +96,7 @@ _ROWS = (
         state_itemsize=4,
         step="adafactor-transformers",
         shardings=(*WHOLE, "zero"),
-        refusals={"fsdp2": _NO_DTENSOR},
+        refusals={"fsdp": _NO_MATRIX["fsdp"], "fsdp2": _NO_DTENSOR, **_MEGATRONS},
         source="transformers 5.23 optimization.py: Adafactor, fp32 copies of weight and gradient",
         **_LOOP,
     ),
@@ -188,7 +202,7 @@ _ROWS = (
         step="adam-mini",
         shardings=(*WHOLE, "fsdp", "fsdp2"),
         refusals={
-            **_NO_MATRIX,
+            **{way: _NO_MATRIX[way] for way in ("zero", "distributed-optimizer")},
             "lora": "its blocks are heads and rows of full weights",
             "experts": "it takes a tensor's second dimension for its row, which stacked experts do not have",
         },
@@ -202,8 +216,9 @@ _ROWS = (
         fused_backward=(8, 4),
         shardings=("none",),
         refusals={
-            "ddp": "it updates weights inside backward, before gradients are reduced",
             "zero": "its ZeRO-3 form gathers whole gradients, which is not modelled",
+            **dict.fromkeys(("ddp", "fsdp", "fsdp2"), _IN_BACKWARD),
+            **_MEGATRONS,
             "accumulation": "it updates weights in every micro-step",
             "passes": "it updates weights in every backward, and the second would see them changed",
         },
@@ -221,8 +236,9 @@ _ROWS = (
         fused_backward=(12, 12),
         shardings=("none",),
         refusals={
-            "ddp": "it updates weights inside backward, before gradients are reduced",
             "zero": "its ZeRO-3 form gathers whole gradients, which is not modelled",
+            **dict.fromkeys(("ddp", "fsdp", "fsdp2"), _IN_BACKWARD),
+            **_MEGATRONS,
             "accumulation": "it updates weights in every micro-step",
             "passes": "it updates weights in every backward, and the second would see them changed",
             "experts": "its column statistics do not fit stacked experts",
@@ -238,6 +254,8 @@ _ROWS = (
         implementations=("foreach", "loop"),
         foreach_copies=1,
         step="schedule-free",
+        shardings=(*WHOLE, "zero", "fsdp", "fsdp2"),
+        refusals=_MEGATRONS,
         source="schedulefree 1.4.1 adamw_schedulefree.py: z and exp_avg_sq",
     ),
     Optimizer(
