@@ -6,6 +6,7 @@ from typing import Any
 from memplan.report import Report
 from memplan.units import format_bytes, format_count
 
+WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
 POINTS = {
     "layer-forward": (
         "the forward of a layer",
@@ -35,6 +36,20 @@ POINTS = {
         "nearly all gradients are there, and one layer's activations still are",
     ),
     "embedding-backward": ("the backward of the embedding", "every gradient is there"),
+    **{
+        f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP)
+        for name, what in {
+            "qkv": "the last layer's q, k, v product",
+            "projection": "the last layer's output product",
+            "fc1": "the last layer's first product",
+            "fc2": "the last layer's second product",
+            "activation": "the last layer's activation",
+            "combine": "what the last layer's experts sent back",
+            "experts-fc1": "the experts' first product",
+            "experts-fc2": "the experts' second product",
+            "experts-activation": "the experts' activation",
+        }.items()
+    },
     "gather": ("the gathering of the first weights", "whole copies of sharded weights are made before anything runs"),
     "reduce": ("the reduction of the gradients", "communication buffers stand beside every gradient"),
     "optimizer": (

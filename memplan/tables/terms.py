@@ -11,6 +11,7 @@ H heads, V vocabulary, L layers, A bytes that a layer saves per token, r LoRA ra
 from memplan.tables import (
     terms_of_activations,
     terms_of_buffers,
+    terms_of_megatron,
     terms_of_model_states,
     terms_of_modules,
     terms_of_other_models,
@@ -25,6 +26,7 @@ ROWS: tuple[Term, ...] = (
     *terms_of_buffers.ROWS,
     *terms_of_modules.ROWS,
     *terms_of_steps.ROWS,
+    *terms_of_megatron.ROWS,
 )
 TERMS: dict[str, Term] = {row.key: row for row in ROWS}
 """Every term by its key."""
