@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Job", "ModelSpec", "Report", "__version__", "compare", "estimate", "load_model"]
+__all__ = ["Job", "ModelSpec", "Report", "__version__", "compare", "estimate", "load_model", "plan"]
 
 _HOMES = {
     "Job": "memplan.spec.job",
@@ -16,10 +16,11 @@ _HOMES = {
     "compare": "memplan.api",
     "estimate": "memplan.api",
     "load_model": "memplan.api",
+    "plan": "memplan.api",
 }
 
 if TYPE_CHECKING:
-    from memplan.api import compare, estimate, load_model
+    from memplan.api import compare, estimate, load_model, plan
     from memplan.report import Report
     from memplan.spec.job import Job
     from memplan.spec.model import ModelSpec

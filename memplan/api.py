@@ -17,9 +17,12 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, read_job
 
 if TYPE_CHECKING:
-    from memplan.compare import Comparison
+    from collections.abc import Sequence
 
-__all__ = ["compare", "estimate", "load_model"]
+    from memplan.compare import Comparison
+    from memplan.plan import Plans
+
+__all__ = ["compare", "estimate", "load_model", "plan"]
 
 
 def as_input(job: Job | Mapping[str, Any] | JobInput) -> JobInput:
@@ -54,3 +57,16 @@ def compare(job: Job | Mapping[str, Any] | JobInput, strategies: str | Path | No
     from memplan.compare import compare_strategies
 
     return compare_strategies(as_input(job), Path(strategies) if strategies else None)
+
+
+def plan(
+    job: Job | Mapping[str, Any] | JobInput, allow: Sequence[str] = (), pareto: bool = False, ask: Sequence[str] = ()
+) -> Plans:
+    """The fastest ways to run the job that fit, ranked; what is given of the job is kept, the rest is searched.
+
+    ``allow``: changes to the training that may be made where nothing fits without: lora, qlora, 8bit, offload, shorter.
+    ``ask``: min_gpus, smallest_card, batch_size, sequence_length, model.
+    """
+    from memplan.plan import plan as search
+
+    return search(as_input(job), allow, front=pareto, ask=ask)

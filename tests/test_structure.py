@@ -40,6 +40,7 @@ LAYERS = (
     "report",  # what a report is
     "reporting",  # Ledger -> Report
     "cost",  # Recipe -> seconds of a step
+    "plan",  # the search
     "remedies",
     "compare",
     "measurement",  # the form of a measured run

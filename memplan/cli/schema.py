@@ -10,11 +10,11 @@ from memplan.cli.parameters import argument
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 from memplan.render.blocks import Prose
 
-HELP = """The JSON Schema of a job file, of estimate --json (report) or of compare --json (compare).
+HELP = """The JSON Schema of a job file, of estimate --json (report), compare --json or plan --json.
 
 Example: memplan schema report
 """
-KINDS = ("job", "report", "compare")
+KINDS = ("job", "report", "compare", "plan")
 
 
 def parameters() -> list[inspect.Parameter]:

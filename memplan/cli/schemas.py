@@ -15,13 +15,17 @@ NOT_JSON = ("recipe",)
 
 
 def schema_of(what: str) -> Schema:
-    """The schema of a job, a report or a comparison."""
+    """The schema of a job, a report, a comparison or a plan."""
     if what == "job":
         return job_schema()
     if what == "report":
         from memplan.report import Report
 
         return dataclass_schema(Report, "memplan report")
+    if what == "plan":
+        from memplan.plan import Plans
+
+        return dataclass_schema(Plans, "memplan plan")
     from memplan.compare import Comparison
 
     return dataclass_schema(Comparison, "memplan comparison")

@@ -115,7 +115,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         itemsize=recipe.autocast or recipe.compute_itemsize,
         wide=(recipe.autocast or recipe.compute_itemsize) == 4,
         fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
-        attention=recipe.attention,
+        attention="flash" if recipe.trainer.megatron else recipe.attention,
         padded=recipe.padded,
         trained=0.0 if adapter else work.trained_share,
         adapter=elements / layers,

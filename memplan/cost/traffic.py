@@ -56,21 +56,31 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     if name in ("zero1", "zero2"):
         trained = sizes.trained * recipe.compute_itemsize
         each, after = gather(gradients, of, over), gather(trained, of, over)
-        overlaps = bool(recipe.deepspeed.get("overlap_comm", 0))
-        return Data(0, each if name == "zero2" else 0, 0 if name == "zero2" else each, after, hides=overlaps)
+        each *= 1 if recipe.deepspeed.reduce_scatter else 2
+        first, last = (each, 0.0) if name == "zero2" else (0.0, each)
+        return Data(0, first, last, after, hides=recipe.deepspeed.overlap_comm)
     if name == "distributed-optimizer":
-        return Data(0, 0, gather(gradients, of, over), gather(sizes.trained * HALF, of, over), hides=True)
+        fetched = gather(sizes.trained * HALF, of, over)
+        settings = recipe.megatron
+        first, after = (fetched / recipe.accumulation, 0.0) if settings.overlap_param_gather else (0.0, fetched)
+        return Data(first, 0, gather(gradients, of, over), after, hides=settings.overlap_grad_reduce)
     return _sharded_weights(recipe, of, weights, gradients, over)
 
 
 def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links) -> Data:
-    """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed."""
+    """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed; out of the
+    ranks that they were resharded to, where that is a number."""
+    settings = recipe.deepspeed
+    weights /= 2 if settings.quantised_weights else 1
+    gradients /= 4 if settings.quantised_gradients else 1
     once, copies = gather(weights, of, over), recipe.parallel.replicas
     across = reduce(gradients / max(recipe.ranks, 1), group(copies, recipe.ranks, recipe.gpus_per_node), over)
-    stays = recipe.sharding != "zero3" and not recipe.reshard_after_forward
+    kept = recipe.reshard_after_forward
+    if recipe.sharding == "zero3":
+        kept = settings.hpz if settings.hpz > 1 else True
+    again = once if kept is True else gather(weights, Group(int(kept), min(int(kept), of.near)), over) if kept else 0.0
     each = gather(gradients, of, over) + across
     every = recipe.sync_each_batch or recipe.sharding == "zero3"
-    again = 0.0 if stays else once
     return Data(once, again + (each if every else 0), 0 if every else each, 0, hides=True)
 
 

@@ -1,12 +1,14 @@
-"""A spinner for what takes long: on a terminal only, and only after a moment, so that fast work shows nothing."""
+"""A spinner or a bar for what takes long: on a terminal only, and after a moment, so that fast work shows nothing."""
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Progress_
     from rich.status import Status
 
 DELAY_S = 0.3
@@ -65,6 +67,47 @@ class Progress:
                 self._late.text = text
                 if self._late.status is not None:
                     self._late.status.update(text)
+
+
+BAR_DELAY_S = 1.0
+
+
+class Bar:
+    """A bar for what goes through many things: on a terminal only, and only when it takes longer than a second.
+
+    Called with what is being done, how far it is, and of how many; 0 of 0 where nobody knows, which is a spinner.
+    """
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr.isatty()
+        self._begun = time.monotonic()
+        self._bar: Progress_ | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, text: str, done: int, whole: int) -> None:
+        """Say how far it is."""
+        if not self._shows or (self._bar is None and time.monotonic() - self._begun < BAR_DELAY_S):
+            return
+        if self._bar is None:
+            self._start()
+        assert self._bar is not None
+        self._bar.update(self._task, description=text, completed=done, total=whole or None)
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=None)
 
 
 @contextmanager

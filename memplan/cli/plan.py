@@ -1,0 +1,100 @@
+"""memplan plan: the fastest ways to run a job that fit, what was rejected and why."""
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from memplan.cli import options, output
+from memplan.cli.edge import note, warn
+from memplan.cli.output import Result
+from memplan.cli.parameters import option
+from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, UsageError, did_you_mean
+from memplan.render.progress import Bar
+
+if TYPE_CHECKING:
+    from memplan.plan import Plans
+
+HELP = """The fastest ways to run a job on the GPUs at hand that fit, by estimated throughput; what does not, and why.
+
+Every job option that is given is kept; everything else that does not change the training is searched. Exits with 1 when
+nothing fits, and says what would have to change.
+
+Examples: memplan plan llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8; memplan plan job.yaml --fix zero_stage=3
+"""
+JOB_FORMS = ("yaml", "table")
+"""Forms in which a file holds the best plan's job, for estimate to read."""
+
+
+def parameters() -> list[inspect.Parameter]:
+    """MODEL, the options of a job, those of the search, and where the result goes."""
+    return [
+        *options.parameters(),
+        option("fix", list[str], "--fix", metavar="KEY=VALUE"),
+        option("allow", str, "--allow", metavar="LIST"),
+        option("top", str, "--top", metavar="N"),
+        option("pareto", bool, "--pareto"),
+        option("min_gpus", bool, "--min-gpus"),
+        option("smallest_card", bool, "--smallest-card"),
+        option("maximize", str, "--maximize", metavar="KEY"),
+        *output.parameters(),
+    ]
+
+
+def plan(values: Mapping[str, Any]) -> int:
+    """Search, write the plans, and say by the exit code whether any fits."""
+    to = output.read_output(values)
+    found = search(values)
+    if to.path is not None and to.form in JOB_FORMS and to.path.lower().endswith((".yaml", ".yml")):
+        _write_job(to, found)
+    else:
+        to.write(result(found))
+    for text in found.warnings:
+        warn(text)
+    return EXIT_DONE if found.fits else EXIT_DOES_NOT_FIT
+
+
+def result(found: "Plans") -> Result:
+    """The plans in the form that is asked for."""
+    from memplan.render.plan_view import plan_blocks, plan_rows
+
+    return Result(found.to_dict, lambda width: plan_blocks(found, width), lambda: plan_rows(found))
+
+
+def search(values: Mapping[str, Any]) -> "Plans":
+    """The plans of what the options describe."""
+    from memplan.plan import plan as search_plans
+    from memplan.plan.questions import MAXIMIZED
+
+    fixed = [*(values.get("set_") or ()), *(values.get("fix") or ())]
+    wanted = _count(values.get("top"))
+    ask = [name for name in ("min_gpus", "smallest_card") if values.get(name)]
+    if values.get("maximize") is not None:
+        key = values["maximize"].strip().lower().replace("-", "_")
+        if key not in MAXIMIZED:
+            raise UsageError(f"--maximize: not {values['maximize'][:40]!r}", did_you_mean(key, MAXIMIZED))
+        ask.append(key)
+    allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
+    with Bar() as bar:
+        bar("reading the model's config", 0, 0)
+        given = options.read_given({**values, "set_": fixed})
+        return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, bar)
+
+
+def _count(text: str | None) -> int:
+    from memplan.plan.planning import WANTED
+
+    if text is None:
+        return WANTED
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise UsageError(f"--top: {text[:40]!r} is no number of plans", "write a number from 1 to 1000")
+    return int(text)
+
+
+def _write_job(to: output.Output, found: "Plans") -> None:
+    """The best plan's job, as a file that estimate reads; the plans themselves go to the screen."""
+    if not found.plans:
+        raise UsageError("nothing fits, so there is no plan to write", "leave --output out to see why")
+    best = found.plans[0]
+    output.Output("yaml", to.path, to.force).write(Result(lambda: best.job, lambda width: []))
+    output.Output().write(result(found))
+    note(f"the best plan's job is in {to.path}: memplan estimate {to.path}")

@@ -1,0 +1,206 @@
+"""From choices to recipes: each structure is resolved once, and its batches are set in the recipe.
+
+A recipe with another batch and accumulation is what ``resolve`` makes of the job with that batch, but for what
+``depends_on_batch`` names (tests/test_plan.py compares field by field).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from memplan.cost import examples_per_step, seconds
+from memplan.cost.rates import Device
+from memplan.errors import MemplanError
+from memplan.plan.space import CHOSEN, Keys, Space, alternatives, batches, data_ranks, layouts, others
+from memplan.plan.words import layout_name
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, build_job
+from memplan.spec.recipe import Recipe
+
+HALF = ("bf16", "fp16")
+NESTED = ("fsdp", "megatron", "allocator", "offload")
+
+
+class Candidate(NamedTuple):
+    """One way to run the job."""
+
+    keys: Keys
+    """Job keys that it sets."""
+    recipe: Recipe
+    seconds: float
+    """Expected, of one example over all GPUs."""
+    layout: int
+    """Number of its layout, those alike that differ in the chunks of a pipeline stage."""
+    group: Hashable
+    """Candidates that differ in nothing but the micro-batch: one that does not fit rules out the larger ones."""
+    order: tuple[float, int, int]
+    """Faster ones first; of equally fast ones that with fewer changes, then the one that comes first."""
+
+    @property
+    def batch(self) -> int:
+        """Examples of a micro-step."""
+        return self.recipe.batch_size
+
+
+class Refused(NamedTuple):
+    """What ``resolve`` refuses, and why."""
+
+    keys: Keys
+    reason: str
+    plans: int
+
+
+class Candidates(NamedTuple):
+    """All that can run, the fastest first, and what cannot."""
+
+    legal: list[Candidate]
+    refused: list[Refused]
+    layouts: list[Keys]
+
+    @property
+    def considered(self) -> int:
+        """Plans looked at."""
+        return len(self.legal) + sum(each.plans for each in self.refused)
+
+
+def depends_on_batch(recipe: Recipe) -> bool:
+    """Whether anything beside batch and accumulation follows from them: groups of completions, refusals."""
+    return recipe.method.online or "accumulation" in recipe.optimizer.refusals
+
+
+def without_choices(given: JobInput, fixed: Mapping[str, Any]) -> JobInput:
+    """The job with nothing chosen but what is fixed is kept aside."""
+    stay = {key: value for key, value in given.job.model_dump(exclude_unset=True).items() if key not in CHOSEN}
+    sources = {key: source for key, source in given.sources.items() if key not in CHOSEN}
+    return JobInput(build_job(stay), sources, given.ignored, given.spec)
+
+
+def same_training(space: Space, keys: Keys) -> Keys:
+    """The keys, with the precision that keeps the training what it is elsewhere: where nothing is sharded a bare loop
+    would store half-precision weights and states alone, while ZeRO, FSDP and Megatron keep fp32 ones."""
+    job = space.job
+    bare = keys.get("sharding") in ("none", "ddp") and job.trainer == "pytorch"
+    if not bare or job.precision != "auto" or job.lora is not None or (job.dtype or "bf16") not in HALF:
+        return keys
+    return {**keys, "precision": f"{job.dtype or 'bf16'}-amp"}
+
+
+class Builder:
+    """Makes candidates, and counts what is refused by its reason."""
+
+    def __init__(self, given: JobInput, space: Space, device: Device) -> None:
+        self.given, self.space, self.device = given, space, device
+        self.legal: list[Candidate] = []
+        self.refused: dict[tuple[int, str], Refused] = {}
+        self.structures = 0
+        self.nested: dict[str, JobInput] = {}
+        self.seen: set[Hashable] = set()
+
+    def recipe(self, keys: Keys) -> Recipe:
+        """The resolved job. Raises MemplanError."""
+        given, nested = self._with_nested(keys), self.space.spec
+        flat = {key: value for key, value in keys.items() if key not in NESTED and value is not None}
+        sources = {**given.sources, **dict.fromkeys(keys, "option")}
+        return resolve(JobInput(given.job.model_copy(update=flat), sources, given.ignored, nested))
+
+    def _with_nested(self, keys: Keys) -> JobInput:
+        """The job with the keys that hold keys of their own, checked once for each of their values."""
+        nested = {key: value for key, value in keys.items() if key in NESTED}
+        if not nested:
+            return self.given
+        name = repr(nested)
+        if name not in self.nested:
+            values = self.given.job.model_dump(exclude_unset=True)
+            for key, value in nested.items():
+                values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+            self.nested[name] = self.given._replace(job=build_job(values))
+        return self.nested[name]
+
+    def add(self, number: int, layout: Keys, other: Keys) -> None:
+        """A structure with all of its batches."""
+        sizes = batches(self.space, data_ranks(self.space, layout))
+        keys = same_training(self.space, {**layout, **other})
+        batch = {"batch_size": sizes[0][0], **self._steps(sizes[0][1])}
+        refused: MemplanError | None = None
+        for attempt in (keys, *alternatives(self.space, keys)):
+            try:
+                recipe = self.recipe({**attempt, **batch})
+            except MemplanError as error:
+                refused = refused or error
+                continue
+            if self._is_new(number, layout, recipe):
+                self._batches(number, attempt, recipe, sizes)
+            return
+        assert refused is not None
+        self._refuse(number, keys, refused.message, len(sizes))
+
+    def _is_new(self, number: int, layout: Keys, recipe: Recipe) -> bool:
+        """Whether no other choice came to the same: ``auto`` is one of the values that have a name."""
+        chosen = tuple(recipe.job.get(key) for key in ("gradient_checkpointing", "pair_pass"))
+        resolved = recipe.loss_head, recipe.logits_to_fp32, recipe.attention, recipe.optimizer_impl, recipe.reference
+        key = (number, repr(layout), chosen, resolved)
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+    def _steps(self, steps: int) -> Keys:
+        """The accumulation; where there is none that makes the global batch, that itself, for its reason."""
+        return {"gradient_accumulation_steps": steps} if steps else {"global_batch_size": self.space.global_batch}
+
+    def _refuse(self, number: int, keys: Keys, reason: str, count: int) -> None:
+        known = self.refused.get((number, reason))
+        self.refused[number, reason] = Refused(
+            known.keys if known else keys, reason, (known.plans if known else 0) + count
+        )
+
+    def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
+        self.structures += 1
+        for size, steps in sizes:
+            full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
+            recipe = first._replace(batch_size=size, accumulation=steps)
+            if depends_on_batch(first):
+                try:
+                    recipe = self.recipe({**keys, "batch_size": size, **self._steps(steps)})
+                except MemplanError as error:
+                    self._refuse(number, full, error.message, 1)
+                    continue
+            took = seconds(recipe, self.device) / examples_per_step(recipe)
+            group = (self.structures, accumulation_class(recipe))
+            order = (took, _changes(self.space, full), len(self.legal))
+            self.legal.append(Candidate(full, recipe, took, number, group, order))
+
+
+def accumulation_class(recipe: Recipe) -> int:
+    """What of the accumulation memory depends on: whether there is any; in a pipeline, how many micro-batches."""
+    return recipe.accumulation if recipe.parallel.pipeline > 1 else min(recipe.accumulation, 2)
+
+
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "gradient_checkpointing": ("none", "full"),
+    "loss_head": ("auto",),
+    "pair_pass": ("concatenated",),
+    "reference": ("auto",),
+    "attention": ("sdpa",),
+    "optimizer_impl": ("fused", "auto"),
+    "reshard_after_forward": (True, None),
+}
+"""What nobody has to set up: of equally fast plans the one with fewer other values comes first."""
+
+
+def _changes(space: Space, keys: Keys) -> int:
+    return sum(keys[key] not in plain for key, plain in PLAIN.items() if key in keys and key not in space.fixed)
+
+
+def candidates(given: JobInput, space: Space, device: Device) -> Candidates:
+    """Every candidate of the space, the fastest first."""
+    found, bare = layouts(space), without_choices(given, space.fixed)
+    builder = Builder(bare, space, device)
+    families: dict[str, int] = {}
+    for number, layout in enumerate(found):
+        family = families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number)
+        for other in others(space, layout):
+            builder.add(family, layout, other)
+    builder.legal.sort(key=lambda each: each.order)
+    return Candidates(builder.legal, list(builder.refused.values()), found)

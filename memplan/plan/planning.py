@@ -1,0 +1,194 @@
+"""From a job to its plans: the space, the search, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from memplan.cost import card, speed
+from memplan.cost.rates import Device
+from memplan.errors import UsageError
+from memplan.gpus import find_gpu
+from memplan.models import load_model
+from memplan.plan.candidates import Candidate, Candidates, Refused, candidates
+from memplan.plan.pricing import Floors, Priced, Pricing
+from memplan.plan.result import Plan, Point, Rejected
+from memplan.plan.search import Found, best, front
+from memplan.plan.space import BATCH, CHOSEN, Space
+from memplan.plan.words import layout_name, plan_name
+from memplan.reporting import build_report, price
+from memplan.resolve import resolve
+from memplan.resolve.clusters import with_cluster
+from memplan.resolve.notes import Notes
+from memplan.spec.gpu import Gpu
+from memplan.spec.reading import JobInput, build_job
+from memplan.units import format_bytes
+
+GLOBAL_BATCH = 64
+"""Examples of an optimizer step where the job says nothing: SimPO's and zephyr's DPO recipes use 128 and 64."""
+WANTED = 5
+MISSES = 8
+Tell = Callable[[str, int, int], None]
+"""Says what is being done, how far it is, and of how many; 0 where nobody knows."""
+
+
+def nothing(text: str, done: int, whole: int) -> None:
+    """Say nothing."""
+
+
+class Question(NamedTuple):
+    """A job ready to be planned."""
+
+    given: JobInput
+    fixed: dict[str, Any]
+    gpu: Gpu
+    device: Device
+    space: Space
+    assumptions: tuple[str, ...]
+
+
+def question(given: JobInput) -> Question:
+    """What is fixed and what is free. Raises UsageError where the job names no card."""
+    job, _ = with_cluster(given.job, Notes(dict(given.sources)))
+    if job.gpu is None:
+        raise UsageError("a plan is for a card", "add --gpu, such as --gpu h100-80gb")
+    if job.model is None:
+        raise UsageError("a plan is for a model", "memplan plan llama-3.1-8b --gpu h100-80gb --num-gpus 8")
+    gpu = find_gpu(job.gpu)
+    device = card(gpu)
+    fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
+    assumptions = [device.assumed] if device.assumed else []
+    batch = _global_batch(given, fixed, assumptions)
+    freed = [key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH]
+    if freed:
+        assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix keeps one)")
+    spec = given.spec or load_model(job.model, job.revision)
+    if job.precision == "auto" and job.lora is None:
+        assumptions.append(
+            "precision: fp32 weights, or fp32 master weights, in every plan; --fix precision=bf16 allows pure bf16"
+        )
+    space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
+    given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
+    return Question(given, fixed, gpu, device, space, tuple(assumptions))
+
+
+def _global_batch(given: JobInput, fixed: Mapping[str, Any], assumptions: list[str]) -> int:
+    """The examples of an optimizer step: given, what a job file's own batch makes, or the default; 0 where micro-batch
+    and accumulation are both fixed."""
+    job, sources = given.job, given.sources
+    if job.global_batch_size is not None:
+        return job.global_batch_size
+    if "batch_size" in fixed and "gradient_accumulation_steps" in fixed:
+        return 0
+    if "batch_size" in sources and "gradient_accumulation_steps" in sources and "num_gpus" in sources:
+        ranks = job.num_gpus // (job.tensor_parallel * job.pipeline_parallel * job.context_parallel)
+        return job.batch_size * job.gradient_accumulation_steps * max(ranks, 1)
+    assumptions.append(f"global_batch_size: {GLOBAL_BATCH} (none given)")
+    return GLOBAL_BATCH
+
+
+class Searched(NamedTuple):
+    """A search and what it went through."""
+
+    of: Candidates
+    found: Found[Candidate, Priced]
+
+
+def pricing_of(asked: Question) -> Pricing:
+    """Free choices are those that the user did not fix."""
+    sources = asked.given.sources
+    return Pricing(sources.get("allocator") != "option", sources.get("attention") != "option")
+
+
+def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searched:
+    """The best plans of a question."""
+    tell("finding plans", 0, 0)
+    of = candidates(asked.given, asked.space, asked.device)
+    whole = len(of.legal)
+    found = best(
+        of.legal,
+        pricing_of(asked),
+        lambda priced: priced.fits,
+        Floors(),
+        wanted,
+        lambda priced: tell("pricing plans", priced, whole),
+    )
+    return Searched(of, found)
+
+
+def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:
+    """The front of speed against memory."""
+    whole = len(of.legal)
+    return front(
+        of.legal,
+        pricing_of(asked),
+        lambda priced: priced.fits,
+        Floors(),
+        lambda priced: priced.bytes,
+        lambda priced: tell("pricing plans for the front", priced, whole),
+    )
+
+
+def job_input(asked: Question, candidate: Candidate, priced: Priced) -> JobInput:
+    """The job of a plan, as a user would write it."""
+    stay = {k: v for k, v in asked.given.job.model_dump(exclude_unset=True).items() if k not in CHOSEN}
+    keys = {k: v for k, v in {**candidate.keys, **priced.keys}.items() if v is not None}
+    for key, value in keys.items():
+        stay[key] = {**stay.get(key, {}), **value} if isinstance(value, dict) else value
+    sources = {k: s for k, s in asked.given.sources.items() if k not in CHOSEN}
+    return JobInput(
+        build_job(stay), {**sources, **dict.fromkeys(keys, "option")}, asked.given.ignored, asked.space.spec
+    )
+
+
+def shown(asked: Question, candidate: Candidate, priced: Priced, training: tuple[str, ...] = ()) -> Plan:
+    """A plan with its report and its speed."""
+    report = build_report(resolve(job_input(asked, candidate, priced)))
+    assert report.recipe is not None
+    name = plan_name({**candidate.keys, **priced.keys})
+    return Plan(name, report.job, report, speed(report.recipe), report.per_gpu.peak_instant, training)
+
+
+def point(candidate: Candidate, priced: Priced) -> Point:
+    """A plan of the front."""
+    recipe = candidate.recipe
+    tokens = recipe.rows // recipe.batch_size * recipe.sequence_length / candidate.seconds
+    keys = {**candidate.keys, **priced.keys}
+    return Point(plan_name(keys), keys, tokens, priced.bytes)
+
+
+def rejections(searched: Searched) -> tuple[Rejected, ...]:
+    """Of each layout the plan that misses by least; then those whose states alone are too large; then what cannot be,
+    by its reason."""
+    found = searched.found
+    nearest: dict[int, tuple[Candidate, Priced]] = {}
+    for each, priced in found.rejected:
+        known = nearest.get(each.layout)
+        if known is None or priced.short < known[1].short:
+            nearest[each.layout] = each, priced
+    misses = sorted(nearest.values(), key=lambda pair: (pair[1].short, pair[0].order))
+    rows = [_miss(each, priced) for each, priced in misses[:MISSES]]
+    rows += [_floored(each) for each in found.floored if each.layout not in nearest][:MISSES]
+    return (*rows, *_refused(searched.of.refused))
+
+
+def _miss(each: Candidate, priced: Priced) -> Rejected:
+    keys = {**each.keys, **priced.keys}
+    host = priced.figures.host
+    if not priced.short and host.fits is False:
+        return Rejected(plan_name(keys), keys, f"{format_bytes(host.bytes_per_node)} of a node's host memory", 0)
+    instant = price(priced.recipe, detailed=False)[0].peak_instant
+    return Rejected(plan_name(keys), keys, f"short by {format_bytes(priced.short)} at {instant}", priced.short)
+
+
+def _floored(each: Candidate) -> Rejected:
+    return Rejected(layout_name(each.keys), each.keys, "model states alone need more than the card has")
+
+
+def _refused(refused: Iterable[Refused]) -> list[Rejected]:
+    """One row for each reason, the most frequent first."""
+    by_reason: dict[str, list[Refused]] = {}
+    for each in refused:
+        by_reason.setdefault(each.reason, []).append(each)
+    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1]))
+    return [Rejected(layout_name(group[0].keys), group[0].keys, reason) for reason, group in ordered[:MISSES]]

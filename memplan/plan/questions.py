@@ -1,0 +1,168 @@
+"""Questions beside the best plan, answered exactly: fewest GPUs, smallest card, largest batch, longest sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from memplan.cost import card
+from memplan.errors import MemplanError, UsageError, did_you_mean
+from memplan.gpus import load_gpus
+from memplan.models import load_model
+from memplan.plan.candidates import Builder, Candidate, candidates, depends_on_batch, without_choices
+from memplan.plan.planning import Question, Tell, nothing, pricing_of
+from memplan.plan.pricing import Floors, Priced
+from memplan.plan.result import Answer
+from memplan.plan.search import largest
+from memplan.plan.words import plan_name
+from memplan.presets import model_names
+from memplan.spec.reading import JobInput
+from memplan.spec.recipe import Recipe
+
+MOST_BATCH, MOST_LENGTH = 1 << 16, 1 << 20
+
+
+def first_fit(asked: Question, tell: Tell = nothing) -> tuple[Candidate, Priced] | None:
+    """Any plan that fits, small batches and slow plans first; None where there is none."""
+    of, pricing, above = candidates(asked.given, asked.space, asked.device), pricing_of(asked), Floors()
+    blocked: dict[object, int] = {}
+    for each in sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order)):
+        if each.batch >= blocked.get(each.group, each.batch + 1) or above(each):
+            continue
+        priced = pricing(each)
+        if priced.fits:
+            return each, priced
+        blocked[each.group] = each.batch
+    return None
+
+
+def gpu_counts(asked: Question) -> Iterator[int]:
+    """1 to a whole node, then whole nodes up to the GPUs at hand."""
+    per_node = asked.space.per_node
+    yield from range(1, min(per_node, asked.space.gpus) + 1)
+    yield from range(2 * per_node, asked.space.gpus + 1, per_node)
+
+
+def min_gpus(asked: Question, tell: Tell) -> Answer:
+    """The fewest GPUs, up to those at hand, on which the job runs with its global batch."""
+    for count in gpu_counts(asked):
+        tell(f"trying {count} GPUs", 0, 0)
+        found = first_fit(asked._replace(given=_with(asked, num_gpus=count), space=asked.space._replace(gpus=count)))
+        if found is not None:
+            name = plan_name({**found[0].keys, **found[1].keys})
+            return Answer("min_gpus", count, f"{count} × {asked.gpu.name}: {name}")
+    return Answer("min_gpus", None, f"not on {asked.space.gpus} GPUs or fewer")
+
+
+def smallest_card(asked: Question, tell: Tell) -> Answer:
+    """The card of the catalogue with the least memory on which the job runs, on as many GPUs."""
+    for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
+        tell(f"trying {gpu.name}", 0, 0)
+        changed = asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu))
+        found = first_fit(changed)
+        if found is not None:
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan_name({**found[0].keys, **found[1].keys})}")
+    return Answer("smallest_card", None, "none of the catalogue")
+
+
+def _with(asked: Question, **keys: object) -> JobInput:
+    return asked.given._replace(job=asked.given.job.model_copy(update=keys))
+
+
+def largest_batch(asked: Question, tell: Tell) -> Answer:
+    """The largest micro-batch, to the unit, with the accumulation that is given, or none."""
+    steps = int(asked.fixed.get("gradient_accumulation_steps", 1))
+    fixed = {**asked.fixed, "batch_size": 1, "gradient_accumulation_steps": steps}
+    fixed.pop("global_batch_size", None)
+
+    def at(builder: Builder, each: Candidate, size: int) -> Recipe:
+        if depends_on_batch(each.recipe):
+            return builder.recipe({**each.keys, "batch_size": size})
+        return each.recipe._replace(batch_size=size)
+
+    space = asked.space._replace(fixed=fixed, global_batch=0)
+    return _largest(asked._replace(space=space, fixed=fixed), "batch_size", MOST_BATCH, at, tell)
+
+
+def longest_sequence(asked: Question, tell: Tell) -> Answer:
+    """The longest sequence, to the unit, at the smallest micro-batch; no longer than the model has positions."""
+    fixed = {"batch_size": 1, **asked.fixed}
+    spec = asked.space.spec
+    most = min(MOST_LENGTH, spec.max_positions or MOST_LENGTH)
+
+    def at(builder: Builder, each: Candidate, size: int) -> Recipe:
+        try:
+            return builder.recipe({**each.keys, "sequence_length": size})
+        except MemplanError:
+            return each.recipe._replace(sequence_length=size, completion_length=size)
+
+    space = asked.space._replace(fixed=fixed)
+    return _largest(asked._replace(space=space, fixed=fixed), "sequence_length", most, at, tell)
+
+
+At = Callable[[Builder, Candidate, int], Recipe]
+
+
+def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer:
+    """The largest value of a key with which any structure fits: memory grows with it, so each structure is first asked
+    whether it does better than those before it. A length that a layout does not divide is brought down to one that it
+    does."""
+    of, pricing, above = candidates(asked.given, asked.space, asked.device), pricing_of(asked), Floors()
+    builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
+    value, words = 0, "nothing fits"
+    for number, each in enumerate(sorted(of.legal, key=lambda each: (-each.seconds, each.order))):
+        tell(f"largest {key}", number, len(of.legal))
+        if above(each):
+            continue
+
+        def fits(size: int, each: Candidate = each) -> bool:
+            return pricing(each._replace(recipe=at(builder, each, size))).fits
+
+        found = largest(fits, value + 1, most)
+        while found > value and not _is_legal(builder, each, key, found):
+            found -= 1
+        if found > value:
+            value = found
+            keys = {**each.keys, key: value, **pricing(each._replace(recipe=at(builder, each, value))).keys}
+            words = f"{value}: {plan_name(keys)}"
+    at_most = " (the model's positions, or the most that is tried)" if value == most else ""
+    return Answer(f"largest_{key}", value or None, words + at_most)
+
+
+def _is_legal(builder: Builder, each: Candidate, key: str, value: int) -> bool:
+    try:
+        builder.recipe({**each.keys, key: value})
+    except MemplanError:
+        return False
+    return True
+
+
+def largest_model(asked: Question, tell: Tell) -> Answer:
+    """The preset of the model's family with the most parameters that runs as asked."""
+    family = asked.space.spec.family
+    specs = [(name, spec) for name in model_names() if (spec := load_model(name)).family == family]
+    for name, spec in sorted(specs, key=lambda pair: (-pair[1].params.total, pair[0])):
+        tell(f"trying {name}", 0, 0)
+        given = _with(asked, model=name)._replace(spec=None)
+        found = first_fit(asked._replace(given=given, space=asked.space._replace(spec=spec)))
+        if found is not None:
+            return Answer("largest_model", name, f"{name}: {plan_name({**found[0].keys, **found[1].keys})}")
+    return Answer("largest_model", None, f"no preset of {family}")
+
+
+QUESTIONS: dict[str, Callable[[Question, Tell], Answer]] = {
+    "min_gpus": min_gpus,
+    "smallest_card": smallest_card,
+    "batch_size": largest_batch,
+    "sequence_length": longest_sequence,
+    "model": largest_model,
+}
+"""By the name that is asked; the last three are what ``--maximize`` takes."""
+MAXIMIZED = ("batch_size", "sequence_length", "model")
+
+
+def answers(asked: Question, names: Sequence[str], tell: Tell = nothing) -> tuple[Answer, ...]:
+    """An answer to each question. Raises UsageError for one that is unknown."""
+    for name in names:
+        if name not in QUESTIONS:
+            raise UsageError(f"no such question: {name[:40]!r}", did_you_mean(name, tuple(QUESTIONS)))
+    return tuple(QUESTIONS[name](asked, tell) for name in names)

@@ -1,0 +1,105 @@
+"""What a plan comes to; its fields are the JSON, name by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.cost import Speed
+from memplan.report import Report, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to run the job that fits, with its memory and speed."""
+
+    name: str
+    """What divides the GPUs, and what else is out of the ordinary."""
+    job: dict[str, Any]
+    """The whole job, every value filled in: estimate gives the same report of it."""
+    report: Report
+    speed: Speed
+    memory_limit: str
+    """The instant at which memory peaks."""
+    training: tuple[str, ...] = ()
+    """What of the training it changes, as was allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan of the Pareto front: nothing is both as fast and as small."""
+
+    name: str
+    job: dict[str, Any]
+    tokens_per_second: float
+    device_bytes: int
+    """The high figure, which has to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A plan that would be faster and does not fit, or a way to divide the GPUs that cannot be."""
+
+    name: str
+    job: dict[str, Any]
+    """The keys that it sets."""
+    reason: str
+    short_bytes: int | None = None
+    """Bytes that are missing on the card; null where it is refused for another reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a question beside the best plan: the fewest GPUs, the smallest card, the largest batch."""
+
+    question: str
+    value: int | str | None
+    """null where nothing does."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The fastest plans that fit, what was rejected and why."""
+
+    schema_version: int
+    plans: tuple[Plan, ...]
+    pareto: tuple[Point, ...]
+    """Empty unless asked for."""
+    rejected: tuple[Rejected, ...]
+    considered: int
+    """Plans whose speed was computed, or that were refused."""
+    priced: int
+    """Plans whose memory was computed; the others are ruled out by bounds, or slower than what was found."""
+    answers: tuple[Answer, ...] = ()
+    needed: tuple[str, ...] = ()
+    """Where nothing fits: the smallest set of changes to the training with which something does, as its plans are."""
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits as the job was asked for."""
+        return bool(self.plans) and not self.needed
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON, as plain dicts, lists, numbers and strings."""
+        return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Report):
+        return value.to_dict()
+    if isinstance(value, (Plan, Point, Rejected, Answer, Speed)):
+        return {name: _plain(getattr(value, name)) for name in value.__slots__}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return plain(value)
+
+
+def points_of(plans: Sequence[Point]) -> list[dict[str, Any]]:
+    """Points as rows."""
+    return [_plain(point) for point in plans]

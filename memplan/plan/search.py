@@ -1,0 +1,158 @@
+"""The exact search: plans in the order of their speed, each priced only where nothing rules it out.
+
+The speed of every candidate is known before its memory is, so the first ones that fit are the best. Two bounds, and
+nothing else, rule a candidate out without its price: a smaller micro-batch of the same group that did not fit (memory
+grows with the batch: tests/test_plan_order.py), and model states that alone need more than there is. So of a group that
+is met for the first time the smallest batch is priced first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+
+class Searched(Protocol):
+    """What the search needs to know of a candidate."""
+
+    @property
+    def group(self) -> Hashable:
+        """Candidates of one group differ in their batch alone."""
+
+    @property
+    def batch(self) -> int:
+        """What memory grows with."""
+
+    @property
+    def layout(self) -> Hashable:
+        """Of each layout one plan is shown, the best."""
+
+
+_C = TypeVar("_C", bound=Searched)
+_P = TypeVar("_P")
+
+
+@dataclass
+class Found(Generic[_C, _P]):
+    """What a search came to."""
+
+    plans: list[tuple[_C, _P]] = field(default_factory=list)
+    """The best of each layout, in the order of the candidates."""
+    rejected: list[tuple[_C, _P]] = field(default_factory=list)
+    """Priced, and too large."""
+    floored: list[_C] = field(default_factory=list)
+    """The first of each layout that a floor ruled out."""
+    priced: int = 0
+    """Candidates whose memory was computed."""
+
+
+def best(
+    ordered: Iterable[_C],
+    price: Callable[[_C], _P],
+    fits: Callable[[_P], bool],
+    above: Callable[[_C], bool],
+    wanted: int,
+    tell: Callable[[int], None] = lambda priced: None,
+) -> Found[_C, _P]:
+    """The first ``wanted`` candidates that fit, one of each layout.
+
+    ``above`` says, without a price, that a candidate cannot fit.
+    """
+    ordered, found = list(ordered), Found[_C, _P]()
+    smallest = _smallest(ordered)
+    blocked: dict[Hashable, int] = {}
+    shown: set[Hashable] = set()
+    floored: set[Hashable] = set()
+    known: dict[int, _P] = {}
+
+    def fitting(each: _C) -> _P | None:
+        """The price, once; None where it does not fit, which rules out what is larger."""
+        priced = known.get(id(each))
+        if priced is None:
+            priced = known[id(each)] = price(each)
+            found.priced += 1
+            tell(found.priced)
+            if not fits(priced):
+                found.rejected.append((each, priced))
+        if fits(priced):
+            return priced
+        blocked[each.group] = min(each.batch, blocked.get(each.group, each.batch))
+        return None
+
+    for each in ordered:
+        if each.layout in shown or each.batch >= blocked.get(each.group, each.batch + 1):
+            continue
+        if above(each):
+            blocked[each.group] = each.batch
+            if each.layout not in floored:
+                floored.add(each.layout)
+                found.floored.append(each)
+            continue
+        first = smallest[each.group]
+        if first is not each and fitting(first) is None:
+            continue
+        priced = fitting(each)
+        if priced is None:
+            continue
+        shown.add(each.layout)
+        found.plans.append((each, priced))
+        if len(found.plans) == wanted:
+            break
+    return found
+
+
+def _smallest(ordered: Iterable[_C]) -> dict[Hashable, _C]:
+    """The candidate of each group with the smallest batch, whose price says most about the others."""
+    found: dict[Hashable, _C] = {}
+    for each in ordered:
+        if each.group not in found or each.batch < found[each.group].batch:
+            found[each.group] = each
+    return found
+
+
+def front(
+    ordered: Iterable[_C],
+    price: Callable[[_C], _P],
+    fits: Callable[[_P], bool],
+    above: Callable[[_C], bool],
+    size: Callable[[_P], int],
+    tell: Callable[[int], None] = lambda priced: None,
+) -> Found[_C, _P]:
+    """The Pareto front: those that fit and than which no faster one, or equally fast one before it, is as small."""
+    found: Found[_C, _P] = Found()
+    blocked: dict[Hashable, int] = {}
+    known: dict[Hashable, list[tuple[int, int]]] = {}
+    smallest: int | None = None
+    for each in ordered:
+        least = blocked.get(each.group)
+        if (least is not None and each.batch >= least) or above(each):
+            continue
+        floor = max((of for batch, of in known.get(each.group, ()) if batch <= each.batch), default=0)
+        if smallest is not None and floor >= smallest:
+            continue
+        priced = price(each)
+        found.priced += 1
+        tell(found.priced)
+        known.setdefault(each.group, []).append((each.batch, size(priced)))
+        if not fits(priced):
+            blocked[each.group] = min(each.batch, least or each.batch)
+        elif smallest is None or size(priced) < smallest:
+            smallest = size(priced)
+            found.plans.append((each, priced))
+    return found
+
+
+def largest(accepts: Callable[[int], bool], low: int, most: int) -> int:
+    """The largest whole number from ``low`` to ``most`` that is accepted, where all below an accepted one are; ``low``
+    less one where none is. Doubling, then halving."""
+    if low > most or not accepts(low):
+        return low - 1
+    good, step = low, 1
+    while good + step <= most and accepts(good + step):
+        good, step = good + step, step * 2
+    bad = min(good + step, most + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if accepts(middle) else (good, middle)
+    return good

@@ -1,0 +1,262 @@
+"""The choices of a plan: every way to run a job on so many GPUs that keeps the training what it is.
+
+A *layout* divides the GPUs (sharding, degrees of parallelism); the other axes are independent of it. What the user gave
+as an option, or with ``--fix``, is not a choice. What cannot be is left to ``resolve``, whose reasons are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.tables.methods import METHODS
+from memplan.tables.optimizers import OPTIMIZERS
+from memplan.tables.trainer import names_method
+from memplan.tables.trainers import TRAINERS
+
+Keys = dict[str, Any]
+
+LAYOUT = (
+    "sharding",
+    "zero_stage",
+    "reshard_after_forward",
+    "tensor_parallel",
+    "sequence_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
+)
+BATCH = ("batch_size", "gradient_accumulation_steps", "global_batch_size")
+OTHERS = (
+    "gradient_checkpointing",
+    "loss_head",
+    "optimizer_impl",
+    "attention",
+    "pair_pass",
+    "reference",
+)
+CHOSEN = (*LAYOUT, *BATCH, *OTHERS)
+"""Keys that a plan chooses; a job file's values of them are where the search starts, not where it ends."""
+
+CHECKPOINTING = ("none", "selective", "every:4", "every:3", "every:2", "full")
+HEADS = ("auto", "selective", "chunked", "fused")
+PAIR_PASSES = ("concatenated", "two-forward", "split", "gradcache")
+REFERENCES = ("auto", "resident", "precomputed", "offloaded")
+MOST_TENSOR, MOST_PIPELINE, MOST_CONTEXT, MOST_CHUNKS = 8, 64, 16, 8
+LEAST_TOKENS = 1024
+"""Tokens of a sequence that a context-parallel rank has at least."""
+DOMINATED = {"optimizer_impl": ("fused", "foreach", "loop"), "attention": ("flash", "sdpa", "eager")}
+"""Axes of which a later value is never faster than an earlier one, and never holds less (tests/test_plan_order.py), so
+that it is tried only where the earlier is refused. Without padding flash is as fast as sdpa, which then comes first,
+and flash where it helps it to fit (``pricing``)."""
+
+
+class Space(NamedTuple):
+    """A job's choices."""
+
+    job: Job
+    """The job without the keys that are chosen."""
+    fixed: Mapping[str, Any]
+    """Keys among ``CHOSEN`` that the user gave."""
+    spec: ModelSpec
+    gpus: int
+    global_batch: int
+    """Examples of an optimizer step; 0 where micro-batch and accumulation are both fixed."""
+    per_node: int
+    vendor: str = "nvidia"
+    """Of the card."""
+    offload: bool = False
+    """Something waits on the host: these layouts alone, as those without were searched before."""
+
+
+def offloading(space: Space) -> list[Keys]:
+    """Layouts that keep something on the host: by DeepSpeed, which does on one GPU too, by FSDP, or saved tensors."""
+    both = ["optimizer", "parameters"]
+    found: list[Keys] = [
+        {"sharding": "zero2", "offload": ["optimizer"]},
+        {"sharding": "zero3", "offload": ["optimizer"]},
+        {"sharding": "zero3", "offload": ["parameters"]},
+        {"sharding": "zero3", "offload": both},
+    ]
+    if space.gpus == 1:
+        return [{"sharding": "none", "offload": ["activations"]}, *found]
+    return [*found, {"sharding": "fsdp2", "fsdp": {"cpu_offload": True}}]
+
+
+def layouts(space: Space) -> list[Keys]:
+    """Every way to divide the GPUs, the plain ones first."""
+    found: list[Keys] = []
+    if space.offload:
+        found = offloading(space)
+    elif space.gpus == 1:
+        found.append({"sharding": "none"})
+    else:
+        found += [{"sharding": name} for name in ("ddp", "zero0", "zero1", "zero2", "zero3")]
+        found += [{"sharding": "fsdp2", "reshard_after_forward": again} for again in (True, False)]
+        if space.gpus > space.per_node and space.gpus % space.per_node == 0:
+            found.append({"sharding": "fsdp2", "reshard_after_forward": space.per_node})
+            found.append({"sharding": "fsdp2", "fsdp": {"replicate": space.gpus // space.per_node}})
+        found += megatron(space)
+    wanted = dict(space.fixed)
+    stage = wanted.pop("zero_stage", None)
+    if stage is not None:
+        wanted["sharding"] = f"zero{stage}"
+    return [keys for keys in found if _agrees(keys, wanted)] or [{key: wanted[key] for key in LAYOUT if key in wanted}]
+
+
+NEUTRAL: Keys = {
+    "tensor_parallel": 1,
+    "sequence_parallel": None,
+    "pipeline_parallel": 1,
+    "virtual_pipeline": 1,
+    "context_parallel": 1,
+    "expert_parallel": 1,
+    "reshard_after_forward": None,
+}
+"""What a layout that does not name a key means."""
+
+
+def _agrees(keys: Keys, wanted: Mapping[str, Any]) -> bool:
+    """Whether a layout has the values that were fixed."""
+    for key, value in wanted.items():
+        if key not in LAYOUT:
+            continue
+        own = keys.get(key, NEUTRAL.get(key))
+        if key == "sequence_parallel" and not value and own is None:
+            continue
+        if key == "reshard_after_forward" and keys.get("sharding") != "fsdp2":
+            return False
+        if own != value:
+            return False
+    return True
+
+
+def megatron(space: Space) -> list[Keys]:
+    """Degrees of Megatron's parallelism: powers of two of tensor ranks within a node, with their sequence parallelism;
+    stages that divide the layers, or the layers with embedding and loss as one each; chunks that divide a stage;
+    a context split in powers of two; experts in powers of two. Gradients and weights are sent beside the computation.
+    """
+    spec, found = space.spec, []
+    heads, layers = max(spec.num_heads, 1), spec.num_layers
+    experts = next((run.layer.experts.count for run in spec.runs if run.layer.experts), 1)
+    tensors = [t for t in _twos(min(MOST_TENSOR, space.per_node, space.gpus)) if heads % t == 0]
+    most = min(MOST_PIPELINE, layers, space.gpus)
+    stages: list[tuple[int, Keys]] = [(p, {}) for p in range(1, most + 1) if layers % p == 0]
+    stages += [(p, AROUND) for p in range(2, most + 1) if layers % p and (layers + 2) % p == 0]
+    trainer = megatron_trainer(space)
+    if trainer is None:
+        return []
+    contexts = [c for c in _twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
+    for t, (p, around), c in product(tensors, stages, contexts):
+        if space.gpus % (t * p * c):
+            continue
+        split = (layers + 2 if around else layers) // p
+        chunks = [v for v in _twos(MOST_CHUNKS) if v == 1 or (p > 1 and split % v == 0)]
+        spread = [e for e in _twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
+        for v, e in product(chunks, spread):
+            keys: Keys = {"sharding": "distributed-optimizer", "megatron": {**OVERLAPS, **around}, **trainer}
+            degrees = {"tensor_parallel": t, "pipeline_parallel": p, "virtual_pipeline": v}
+            degrees |= {"context_parallel": c, "expert_parallel": e}
+            keys |= {key: degree for key, degree in degrees.items() if degree > 1}
+            if t > 1:
+                keys["sequence_parallel"] = True
+            if e > 1:
+                keys["expert_tensor_parallel"] = 1
+            found.append(keys)
+    return found
+
+
+AROUND: Keys = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+OVERLAPS: Keys = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+OF_VENDORS = {"mindspeed": ("huawei",)}
+"""Trainers for the cards of one vendor, which has no other: MindSpeed-LLM runs on Ascend."""
+
+
+def megatron_trainer(space: Space) -> Keys | None:
+    """A trainer on Megatron that has the method and runs on the card, where the user named none: Megatron-LM itself, or
+    the first other; None where there is none."""
+    job = space.job
+    if "trainer" in job.model_fields_set:
+        return {} if TRAINERS[job.trainer][-1].megatron else None
+    for name, eras in TRAINERS.items():
+        runs_here = space.vendor in OF_VENDORS.get(name, (space.vendor,)) and (
+            space.vendor != "huawei" or name in OF_VENDORS
+        )
+        if eras[-1].megatron and runs_here and names_method(eras[-1].methods, job.method):
+            return {"trainer": name}
+    return None
+
+
+def _twos(most: int) -> list[int]:
+    """1, 2, 4, … up to ``most``."""
+    return [1 << i for i in range(max(most, 1).bit_length()) if 1 << i <= most] or [1]
+
+
+def data_ranks(space: Space, layout: Mapping[str, Any]) -> int:
+    """Ranks that see other examples."""
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+    model = 1
+    for key in degrees:
+        model *= int(layout.get(key) or 1)
+    return max(1, space.gpus // model)
+
+
+def batches(space: Space, ranks: int) -> list[tuple[int, int]]:
+    """(micro-batch, accumulation) that make the global batch; the whole of it where it does not divide, for ``resolve``
+    to refuse."""
+    if not space.global_batch:
+        return [(space.fixed["batch_size"], space.fixed["gradient_accumulation_steps"])]
+    each, rest = divmod(space.global_batch, ranks)
+    if rest or not each:
+        return [(space.fixed.get("batch_size", 1), 0)]
+    sizes = [size for size in range(1, each + 1) if each % size == 0]
+    if "batch_size" in space.fixed:
+        sizes = [size for size in sizes if size == space.fixed["batch_size"]] or [space.fixed["batch_size"]]
+    found = [(size, each // size if each % size == 0 else 0) for size in sizes]
+    steps = space.fixed.get("gradient_accumulation_steps")
+    return [pair for pair in found if steps in (None, pair[1])] or [(found[0][0], 0)]
+
+
+def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:
+    """The axes beside the layout, of which dominated values are left out (see ``alternatives``)."""
+    axes = {key: axis for key in OTHERS if (axis := values(space, layout, key))}
+    for chosen in product(*axes.values()):
+        yield dict(zip(axes, chosen, strict=True))
+
+
+def values(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    """The values of an axis that come first: all of them where none dominates another."""
+    method = METHODS[space.job.method]
+    if key in space.fixed:
+        return (space.fixed[key],)
+    if key == "gradient_checkpointing":
+        megatrons = layout.get("sharding") == "distributed-optimizer"
+        return ("none", "selective", "full") if megatrons else CHECKPOINTING
+    if key == "loss_head":
+        return ("auto",) if method.score_head else HEADS
+    if key == "pair_pass":
+        return PAIR_PASSES if method.pairs else ()
+    if key == "reference":
+        adapters = ("adapter",) if space.job.lora is not None else ()
+        return (*REFERENCES, *adapters) if method.reference and not method.online else ()
+    if key == "optimizer_impl":
+        known = OPTIMIZERS[space.job.optimizer].implementations
+        first = next((name for name in DOMINATED[key] if name in known), None)
+        return (first,) if first else ()
+    return ("flash",) if space.job.padded else ("sdpa",)
+
+
+def alternatives(space: Space, keys: Keys) -> Iterator[Keys]:
+    """What to try in order where a dominating value is refused: the next ones of one axis at a time."""
+    for key, ordered in DOMINATED.items():
+        if key in space.fixed or key not in keys or keys[key] not in ordered:
+            continue
+        following = ordered[ordered.index(keys[key]) + 1 :]
+        for value in following:
+            yield {**keys, key: value}
+    if "optimizer_impl" in keys and "optimizer_impl" not in space.fixed:
+        yield {**keys, "optimizer_impl": "auto"}

@@ -1,0 +1,66 @@
+"""What a plan is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SHARDING = {
+    "none": "one GPU",
+    "ddp": "DDP",
+    "zero0": "ZeRO-0",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "fsdp2": "FSDP2",
+    "distributed-optimizer": "Megatron",
+}
+DEGREES = (
+    ("tensor_parallel", "TP"),
+    ("pipeline_parallel", "PP"),
+    ("virtual_pipeline", "VP"),
+    ("context_parallel", "CP"),
+    ("expert_parallel", "EP"),
+)
+CHECKPOINTING = {"none": "", "full": "checkpointing", "selective": "selective checkpointing"}
+
+
+def layout_name(keys: Mapping[str, Any]) -> str:
+    """'Megatron TP 8 PP 4', 'FSDP2 without resharding'."""
+    name = SHARDING.get(str(keys.get("sharding")), str(keys.get("sharding") or "as given"))
+    if keys.get("sharding") == "distributed-optimizer" and keys.get("trainer", "megatron") != "megatron":
+        name += f" ({keys['trainer']})"
+    degrees = [f"{short} {keys[key]}" for key, short in DEGREES if (keys.get(key) or 1) > 1]
+    kept, fsdp = [], keys.get("fsdp") or {}
+    again = keys.get("reshard_after_forward")
+    if again is False:
+        kept.append("without resharding")
+    elif again not in (None, True):
+        kept.append(f"resharding to {again}")
+    if fsdp.get("replicate"):
+        kept.append(f"with {fsdp['replicate']} replicas")
+    if fsdp.get("cpu_offload"):
+        kept.append("offloaded")
+    return " ".join([name, *degrees, *kept])
+
+
+def plan_name(keys: Mapping[str, Any]) -> str:
+    """The layout, the batch, and every other choice that is not the plain one."""
+    parts = [f"{layout_name(keys)}, batch {keys['batch_size']}"]
+    if keys.get("gradient_accumulation_steps", 1) > 1:
+        parts[0] += f" × {keys['gradient_accumulation_steps']}"
+    how = keys.get("gradient_checkpointing", "none")
+    parts.append(CHECKPOINTING.get(how, f"checkpointing {how}"))
+    if keys.get("loss_head", "auto") != "auto":
+        parts.append(f"{keys['loss_head']} loss head")
+    if keys.get("pair_pass", "concatenated") != "concatenated":
+        parts.append(f"pairs {keys['pair_pass']}")
+    if keys.get("reference", "auto") != "auto":
+        parts.append(f"reference {keys['reference']}")
+    if keys.get("attention", "sdpa") != "sdpa":
+        parts.append(f"{keys['attention']} attention")
+    if (keys.get("allocator") or {}).get("expandable_segments"):
+        parts.append("expandable segments")
+    if keys.get("offload"):
+        parts.append("offload " + " and ".join(keys["offload"]))
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,157 @@
+"""Plans as tables: the best ones with what limits them, the near misses, the answers to further questions."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memplan.render import words
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
+from memplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from memplan.plan import Plan, Plans
+
+ROOMY = 110
+"""From this width on there are columns for what limits a plan."""
+LIMITS = {
+    "products": "matrix products",
+    "attention": "attention",
+    "moves": "memory bandwidth",
+    "head": "the head and the loss",
+    "recomputation": "recomputation",
+    "other_passes": "other passes",
+    "communication": "communication",
+    "bubble": "the pipeline's bubble",
+    "optimizer": "the optimizer's step",
+    "host": "the host",
+}
+"""What the largest part of a step is, in words."""
+SHOWN_POINTS = 12
+
+
+def plan_blocks(found: "Plans", width: int) -> list[Block]:
+    """All of it."""
+    blocks: list[Block] = [Heading(_title(found), "strong" if found.fits else "bad")]
+    if found.plans:
+        blocks.append(definitions(_common(found.plans[0])))
+        blocks += _plans(found, width)
+        blocks += _best(found)
+    if found.answers:
+        blocks += [Heading("Answers"), definitions([(_question(each.question), each.words) for each in found.answers])]
+    if found.pareto:
+        blocks += [Heading("Speed against memory"), _front(found)]
+    if found.rejected:
+        blocks += [Heading("Rejected"), _rejected(found)]
+    if found.assumptions:
+        blocks += [Heading("Assumed"), *(Prose(line, "dim") for line in found.assumptions)]
+    return blocks
+
+
+def _title(found: "Plans") -> str:
+    counts = f"{found.considered:,} plans considered, {found.priced:,} priced"
+    if not found.plans:
+        return f"Nothing fits, whatever may change; {counts}"
+    name = found.plans[0].report.model.name
+    if found.needed:
+        return f"{name}: nothing fits as asked; it would with {' and '.join(found.needed)}; {counts}"
+    return f"{name}: {len(found.plans)} of the plans that fit, the fastest first; {counts}"
+
+
+def _common(best: "Plan") -> list[tuple[Cell, Cell]]:
+    job = best.job
+    examples = job["batch_size"] * job["gradient_accumulation_steps"] * _data_ranks(best)
+    pairs = words.is_pairwise(job)
+    unit = "pairs" if pairs else "sequences"
+    rows: list[tuple[Cell, Cell]] = [
+        ("model", words.model_words(best.report)),
+        ("method", words.method_words(job)),
+        ("batch", f"{examples:,} {unit} of {job['sequence_length']:,} tokens each optimizer step"),
+        ("GPUs", f"{job['num_gpus']} × {job['gpu']}"),
+    ]
+    return [*rows, ("changes", ", ".join(best.training))] if best.training else rows
+
+
+def _data_ranks(plan: "Plan") -> int:
+    recipe = plan.report.recipe
+    return recipe.parallel.data if recipe is not None else 1
+
+
+def _plans(found: "Plans", width: int) -> Iterator[Block]:
+    columns = [Column("", right=True), Column("plan", wrap=True), Column("tokens/s", right=True, style="strong")]
+    columns += [Column("needs", right=True), Column("spare", right=True)]
+    roomy = width >= ROOMY
+    columns += [Column("memory peaks at", wrap=True), Column("most time goes to", wrap=True)] if roomy else []
+    rows: list[tuple[Cell, ...]] = []
+    for number, plan in enumerate(found.plans, 1):
+        device, verdict = plan.report.per_gpu.device_bytes, plan.report.verdict
+        spare = int(verdict.usable_bytes) - device.high if verdict else 0
+        speed = f"{plan.speed.tokens_per_second:,.0f}"
+        cells: list[Cell] = [str(number), plan.name, speed, format_bytes(device.high, 1), format_bytes(spare, 1)]
+        peak, most = words.instant_words(plan.memory_limit)[0], LIMITS[plan.speed.limited_by]
+        rows.append((*cells, *([peak, most] if roomy else [])))
+        if not roomy:
+            rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
+    yield Heading("Plans")
+    yield Table(tuple(columns), tuple(rows))
+    yield Prose("Speeds rank by arithmetic; they promise nothing. Needs: the high device figure (nvidia-smi).", "dim")
+
+
+def _best(found: "Plans") -> Iterator[Block]:
+    best = found.plans[0]
+    low, high = best.speed.tokens_range
+    seconds = best.speed.step_seconds
+    unit = "pairs" if words.is_pairwise(best.job) else "sequences"
+    shares = sorted(best.speed.parts.items(), key=lambda pair: -pair[1])
+    parts = [f"{LIMITS[name]} {100 * size / seconds:.0f} %" for name, size in shares if size > 0.01 * seconds]
+    yield Heading("The first")
+    yield definitions(
+        [
+            ("step", f"{seconds:.2f} s, {best.speed.examples_per_second:,.1f} {unit}/s"),
+            ("tokens/s", f"{low:,.0f} to {high:,.0f}"),
+            ("time", ", ".join(parts)),
+            ("memory", f"peaks at {words.instant_title(best.memory_limit)}"),
+            ("its job", "--output plan.yaml writes it for memplan estimate"),
+        ]
+    )
+
+
+def _question(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _front(found: "Plans") -> Table:
+    columns = (Column("plan", wrap=True), Column("tokens/s", right=True), Column("needs", right=True))
+    points = found.pareto
+    if len(points) > SHOWN_POINTS:
+        step = (len(points) - 1) / (SHOWN_POINTS - 1)
+        points = tuple(points[round(step * i)] for i in range(SHOWN_POINTS))
+    rows = [(each.name, f"{each.tokens_per_second:,.0f}", format_bytes(each.device_bytes, 1)) for each in points]
+    return Table(columns, tuple(rows))
+
+
+def _rejected(found: "Plans") -> Table:
+    columns = (Column("plan", wrap=True), Column("why", wrap=True))
+    by_reason: dict[str, list[str]] = {}
+    for each in found.rejected:
+        by_reason.setdefault(each.reason, []).append(each.name)
+    rows = ((", ".join(dict.fromkeys(names)), reason) for reason, names in by_reason.items())
+    return Table(columns, tuple(rows))
+
+
+def plan_rows(found: "Plans") -> list[dict[str, Any]]:
+    """A line for each plan, then one for each that was rejected, for CSV."""
+    plans = [
+        {
+            "rank": number,
+            "plan": plan.name,
+            "tokens_per_second": round(plan.speed.tokens_per_second, 1),
+            "examples_per_second": round(plan.speed.examples_per_second, 4),
+            "step_seconds": round(plan.speed.step_seconds, 4),
+            "device_bytes": plan.report.per_gpu.device_bytes.high,
+            "memory_limit": plan.memory_limit,
+            "limited_by": plan.speed.limited_by,
+            "reason": "",
+        }
+        for number, plan in enumerate(found.plans, 1)
+    ]
+    rejected: list[dict[str, Any]] = [{"plan": each.name, "reason": each.reason} for each in found.rejected]
+    return [*plans, *rejected]
