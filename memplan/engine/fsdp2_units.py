@@ -93,13 +93,19 @@ def adds_in_place(recipe: Recipe) -> bool:
     """Whether a gradient is added to one that waits in autograd's own dtype; in another dtype it waits as a copy
     (``to_accumulated_grad_if_needed``).
     """
-    return waits_for_reduction(recipe) and recipe.reduce_itemsize == recipe.compute_itemsize
+    two = recipe.sharding == "fsdp2"  # FSDP1 adds flat gradients, when those of a unit are all there
+    return two and waits_for_reduction(recipe) and recipe.reduce_itemsize == recipe.compute_itemsize
 
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
     gathered = gradients = reduced = scattered = shard = last = held = cast = 0
+    base = recipe.quantised
     for weight in weights:
+        if base is not None and not weight.trained and weight.quantised_by(base):
+            first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
+            gathered += ceil_div(first, recipe.ranks) * recipe.ranks * weight.stacked * weight.copies
+            continue
         elements, used = padded(weight, recipe.ranks) * weight.copies, recipe.compute_itemsize
         if weight.adapter and recipe.adapter and not casts(recipe):
             used = weight.itemsize or recipe.adapter.itemsize
@@ -125,8 +131,10 @@ def casts(recipe: Recipe) -> bool:
 def used_adapter(recipe: Recipe) -> Adapter | None:
     """Adapters as modules see them: gathered in the compute dtype."""
     adapter = recipe.adapter
-    if adapter is None or recipe.ranks == 1 or not recipe.sharding.startswith("fsdp") or not casts(recipe):
+    if adapter is None or not gathers(recipe) or not casts(recipe):
         return adapter
+    if recipe.sharding == "fsdp" and recipe.trainer.accelerate:
+        return adapter  # each is a unit of its own: PEFT reads the dtype of what is sharded
     return adapter._replace(itemsize=recipe.compute_itemsize, magnitude_itemsize=recipe.compute_itemsize)
 
 
@@ -145,8 +153,8 @@ def gathered_layers(recipe: Recipe) -> tuple[int, ...]:
 
 
 def gathers(recipe: Recipe) -> bool:
-    """Whether FSDP2 gathers and reduces units of the model."""
-    return recipe.sharding == "fsdp2" and recipe.several
+    """Whether FSDP gathers and reduces units of the model."""
+    return recipe.sharding in ("fsdp", "fsdp2") and recipe.several
 
 
 def has_tail(recipe: Recipe) -> bool:

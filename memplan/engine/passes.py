@@ -38,6 +38,8 @@ class PassPlan(NamedTuple):
     """Bytes of each layer's gathered weights under FSDP, which reduces each layer's gradients when it has run back."""
     keeps_gathered: bool = False
     """They stay from forward to backward."""
+    copies_out: bool = False
+    """They are copied out of an all-gather's output, which waits for the next one's (FSDP2)."""
     embedding_trained: bool = True
     """The first layer's input needs a gradient: trained embeddings, or checkpointing, for which transformers asks it of
     the embedding's output (``enable_input_require_grads``)."""
@@ -133,6 +135,8 @@ class TracedPass:
         sizes = self.plan.gathered
         before = sizes[i - 1] if i else 0
         earlier = sum(sizes[:i]) if self.plan.keeps_gathered else 0
+        if not self.plan.copies_out:
+            return earlier + sizes[i]
         inside = self.layers[i].forward.size - self.layers[i].boundary
         return earlier + 2 * sizes[i] + max(0, before - inside)
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memplan.engine.ddp import enter_ddp
+from memplan.engine.fsdp1 import enter_fsdp1
 from memplan.engine.fsdp2 import Stage, enter_fsdp2
 from memplan.engine.fsdp2_units import adds_in_place, gathers, has_tail, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_rows import KeptGradients
-from memplan.engine.tensors import Weight, count
+from memplan.engine.tensors import Weight
 from memplan.engine.zero_rules import gradient_mode_of_zero, takes_gradients
 from memplan.spec.recipe import Recipe
-
-DDP = "torch 2.13 nn/parallel/distributed.py: gradient_as_bucket_view"
-
 
 class Held(NamedTuple):
     """Divisors and element sizes of one rank's model states."""
@@ -101,7 +100,7 @@ def in_buckets(recipe: Recipe) -> bool:
 
 def gone_in_step(recipe: Recipe) -> bool:
     """Whether whole gradients end with the last backward: partitions, shards or bucket views are left of them."""
-    if recipe.sharding in ("ddp", "fsdp2") and recipe.several:
+    if recipe.sharding in ("ddp", "fsdp", "fsdp2") and recipe.several:
         return recipe.gradient_as_bucket_view if recipe.sharding == "ddp" else waits_for_reduction(recipe)
     return recipe.deepspeed.wrapper == "zero"
 
@@ -141,31 +140,11 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
 
 
 def enter_sharding(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
-    """Buffers of DDP and FSDP2 over the passes of a micro-step (ZeRO's: ``deepspeed``)."""
+    """Buffers of DDP and FSDP over the passes of a micro-step (ZeRO's: ``deepspeed``)."""
     if recipe.several and recipe.sharding == "ddp":
-        _enter_ddp(book, recipe, weights)
+        if not main_gradients(recipe):
+            enter_ddp(book, recipe, weights, gradient_itemsize)
     elif recipe.several and recipe.sharding == "fsdp2":
         enter_fsdp2(book, recipe, weights, passes)
-
-
-def _enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
-    """Buckets are a second copy of every gradient, or, where gradients are views of them, gradients that stay.
-
-    They are never freed: ``zero_grad`` drops the views alone.
-    """
-    if main_gradients(recipe):
-        return
-    views = recipe.gradient_as_bucket_view
-    trained = [weight for weight in weights if weight.trained]
-    size = sum(weight.elements * weight.copies * gradient_itemsize(recipe, weight) for weight in trained)
-    book.add(
-        "gradients in DDP's buckets" if views else "DDP gradient buckets",
-        "gradients" if views else "buffers",
-        size,
-        template="trained elements × gradient bytes",
-        numbers=(count(trained), recipe.gradient_itemsize),
-        why="gradients are views of buckets, which stay between steps"
-        if views
-        else "gradient_as_bucket_view=False keeps buckets beside the gradients",
-        source=DDP,
-    )
+    elif recipe.several and recipe.sharding == "fsdp":
+        enter_fsdp1(book, recipe, weights, passes)

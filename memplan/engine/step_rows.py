@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_units import gathers
 from memplan.engine.ledger import Ledger
 from memplan.engine.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
 from memplan.engine.states import FP32, last_update, refresh_bytes, shard_elements, step_temporaries
@@ -24,13 +25,13 @@ def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: s
         return  # they are in the buckets
     trained = [weight for weight in weights if weight.trained]
     shards, whole = held(recipe).gradient_shards, False
-    if recipe.sharding == "fsdp2" and shards > 1 and not recipe.sync_each_batch:
+    if gathers(recipe) and not recipe.sync_each_batch:
         shards, whole = 1, True
     rows = recipe.sharding == "fsdp2"
     elements = shard_elements(trained, shards, rows)
     size = sum(
         shard_elements([weight], shards, rows)
-        * (recipe.reduce_itemsize if whole else gradient_itemsize(recipe, weight))
+        * (_waiting_itemsize(recipe) if whole else gradient_itemsize(recipe, weight))
         for weight in trained
     )
     itemsize = round(size / max(elements, 1), 4)
@@ -45,6 +46,11 @@ def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: s
         why="from the second micro-step on, gradients are resident in forward too",
         source="torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
     )
+
+
+def _waiting_itemsize(recipe: Recipe) -> int:
+    """Of whole gradients that wait: FSDP2 casts them for the reduction, FSDP1 adds them as autograd makes them."""
+    return recipe.reduce_itemsize if recipe.sharding == "fsdp2" else recipe.compute_itemsize
 
 
 def enter_step(book: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:

@@ -24,13 +24,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
     "reference": ("auto", "none", "resident", "adapter", "precomputed", "offloaded"),
     "quantization": ("none", *QUANTIZATIONS),
-    "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "distributed-optimizer"),
+    "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp2", "distributed-optimizer"),
     "entropy": ("none", "metric", "loss"),
 }
 
 LATER: dict[str, tuple[str, ...]] = {
     "trainer": LATER_TRAINERS,
-    "sharding": ("fsdp",),
 }
 """Values of the contract that are refused by name until they are modelled."""
 
