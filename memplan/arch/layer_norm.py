@@ -146,6 +146,7 @@ def persimmon_attention(family: Family, config: Config, window: int | None) -> A
         dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
+        rotary_inline=True,
     )
 
 
@@ -176,6 +177,7 @@ def stablelm_attention(family: Family, config: Config, window: int | None) -> At
         dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
+        rotary_inline=True,
     )
 
 

@@ -150,6 +150,7 @@ def phi_attention(family: Family, config: Config, window: int | None) -> Attenti
         dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
+        rotary_inline=True,
     )
 
 

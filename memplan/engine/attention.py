@@ -41,7 +41,8 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q, k, v = (clamp_in_place(tape, x) for x in (q, k, v))
     if mixer.norms and not mixer.norms_last:
         q, k = _normalised(p, mixer, q, k)
-    q, k = rotary(p, mixer, q, k)
+    held: list[Tensor | None] = []
+    q, k = rotary(p, mixer, q, k, held)
     if mixer.norms and mixer.norms_last:
         q, k = _normalised(p, mixer, q, k)
     if mixer.scaled_queries:
@@ -50,7 +51,7 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = ops.scale(tape, q, "scaled queries")
     if "core_attn" in p.mode.recomputed:
         out, weights = checkpointed(tape, lambda x: core(p, mixer, x[0], x[1], x[2], q_dim)[0], (q, k, v)), None
-        del q, k, v, fused
+        del q, k, v, fused, held
     else:
         out, weights = core(p, mixer, q, k, v, q_dim)
     if fuses(p, mixer.linears[-1:]):
@@ -181,21 +182,32 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     tape = p.tape
     scores_dim = scores_of(p, mixer)
     several = p.rows > 1 or not mixer.split_qkv
+    viewed = mixer.num_kv_heads in (1, mixer.num_heads)  # then the products alone see copies
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=several)
-    values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
+    values = v if viewed else repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
     strided = mixer.rotary == "none" or p.mode.kernels.rotary == "in-place"
     copied = strided and mixer.style != "opt" and p.rows > 1
     queries = ops.copy(tape, q, "queries") if copied else q
-    weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores_dim, "attention scores"), "attention scores")
+    weights = ops.matmul(tape, queries, keys, scores_dim, "attention scores")
+    del queries
+    if viewed:
+        del keys
+    weights = ops.scale(tape, weights, "attention scores")
     if mixer.softcap is not None:
         weights = ops.scale(tape, weights, "attention scores")
         weights = ops.unary(tape, weights, "soft-capped scores", saves="result")
         weights = ops.scale(tape, weights, "attention scores")
     weights = masked(p, weights)
     to_fp32 = mixer.style not in ("gpt2", "llama4") or tape.autocast > 0
-    weights = ops.softmax(tape, weights, "attention probabilities", to_fp32, p.mode.half_to_float)
-    weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
+    probabilities = ops.softmax(tape, weights, "attention probabilities", to_fp32, p.mode.half_to_float)
+    probabilities = ops.cast(tape, probabilities, q.itemsize, "attention probabilities")
+    weights = probabilities
+    del probabilities
     if mixer.dropout:
         weights = ops.dropout(tape, weights, "attention probabilities")
+    if viewed:
+        values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
+    if viewed:
+        del values
     return ops.copy(tape, out, "attention output"), weights

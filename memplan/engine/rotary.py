@@ -17,8 +17,10 @@ SHARED: Tables = (None, None)
 """cos and sin that all layers share, counted elsewhere."""
 
 
-def rotary(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_pos_emb``."""
+def rotary(
+    p: Pass, mixer: Attention, q: Tensor, k: Tensor, held: list[Tensor | None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb``. ``held`` takes the parts that stay locals of the attention's forward."""
     if mixer.rotary == "none":
         return q, k
     if p.mode.kernels.rotary:
@@ -28,6 +30,10 @@ def rotary(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
     if first:
         q, k = (ops.cast(tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k))
     tables = repeated_tables(p, mixer) if "repeated" in mixer.rotary_tables else SHARED
+    if mixer.rotary_inline and held is not None:
+        q_parts, k_parts = parts(p, mixer, q, tables), parts(p, mixer, k, tables)
+        held += [*q_parts, *k_parts]
+        return joined(p, *q_parts), joined(p, *k_parts)
     if mixer.rotary == "concatenated" and tables is SHARED:
         q = joined(p, *parts(p, mixer, q, tables))
         return q, joined(p, *parts(p, mixer, k, tables))

@@ -162,6 +162,9 @@ class Attention(Mixer):
     rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated", "own"] = "shared"
     """cos and sin: shared by all layers in the residual's dtype, or in fp32 (OLMo); repeated: each layer interleaves
     them anew and keeps its own (GLM); own: each layer makes them of its positions, for keys and for queries (GPT-J)."""
+    rotary_inline: bool = False
+    """The attention's own forward cuts q and k in what turns and what passes: these locals live beside it (Phi,
+    StableLM, Persimmon)."""
     rotary_wide: bool = False
     """q and k are cast to fp32 before they turn (Cohere); else they take the wider dtype of theirs and the tables'."""
     norms_last: bool = False
