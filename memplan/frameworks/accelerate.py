@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import deepspeed
+from memplan.frameworks.accelerate_write import LAUNCHING, write_accelerate
 from memplan.frameworks.base import Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
@@ -214,4 +215,13 @@ def _dynamo(keys: Keys, over: Keys) -> None:
         keys.put("compile", True, "dynamo_config" if section else "dynamo_backend")
 
 
-FRAMEWORK = Framework("accelerate", "accelerate", "1.15", recognise=recognise, read=read, launches=True)
+FRAMEWORK = Framework(
+    "accelerate",
+    "accelerate",
+    "1.15",
+    recognise=recognise,
+    read=read,
+    write=write_accelerate,
+    launches=True,
+    writes=LAUNCHING,
+)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -19,6 +20,7 @@ from memplan.frameworks.documents import Document, Settings, is_template, open_d
 
 if TYPE_CHECKING:
     from memplan.spec.job import Job
+    from memplan.spec.recipe import Recipe
 
 FILE, DEFAULT, ASSUMED = "file", "trainer", "default"
 """Kinds of origin, in the words of the report's ``sources``."""
@@ -55,8 +57,14 @@ class Framework(NamedTuple):
     """The marks of this framework in a document: keys or words that tell it from the others. None: not its own."""
     read: Callable[[Document, Draft], None]
     """Puts what a document says into a draft. Raises InvalidJob."""
-    write: Callable[[Job, Writing], dict[str, str]] | None = None
-    """File names and their text. Raises InvalidJob for what the framework cannot express."""
+    write: Callable[[Job, Writing], list[File]] | None = None
+    """Files that make this job, the main one first. What they cannot say is found by reading them (``writing``)."""
+    trainer: str = ""
+    """The job's ``trainer`` that its files run; empty where any may."""
+    writes: tuple[str, ...] = ()
+    """Keys of a job that its files say, where the rest is said elsewhere; empty for all."""
+    beside: Callable[[Job], tuple[str, ...]] = lambda job: ()
+    """Further keys that its files do not say of a job: those of the data, or of the command line."""
     extends: tuple[str, ...] = ()
     """Frameworks whose keys are in its files too, such as transformers for TRL."""
     launches: bool = False
@@ -68,15 +76,27 @@ class Framework(NamedTuple):
         return f"{self.title} {self.version}".strip()
 
 
-@dataclass
-class Writing:
-    """What a writer is told beside the job."""
+class File(NamedTuple):
+    """A file to write: settings, or a text."""
 
-    expects: tuple[str, ...] = ()
+    name: str
+    values: Mapping[str, Any] | None = None
+    """YAML or JSON, by the name's end."""
+    text: str = ""
+    comment: tuple[str, ...] = ()
+    placeholders: Mapping[str, str] = MappingProxyType({})
+    """Settings that only the user knows, and what stands in their place."""
+
+
+class Writing(NamedTuple):
+    """What a writer is told beside the job, in which every key has its value."""
+
+    expects: tuple[str, ...]
     """Lines of the comment that says what memplan expects of the job."""
-    model: str = ""
+    model: str
     """The Hub id or path that the job's model stands for."""
-    hidden_size: int = 0
+    recipe: Recipe
+    """The job, resolved."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memplan.frameworks.accelerate_write import write_deepspeed
 from memplan.frameworks.base import ASSUMED, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
@@ -16,11 +17,11 @@ from memplan.frameworks.hf_precision import settle
 AUTO = "auto"
 HARMLESS = words(
     """gradient_clipping scheduler steps_per_print wall_clock_breakdown zero_allow_untested_optimizer dump_state
-    prescale_gradients gradient_predivide_factor sparse_gradients flops_profiler tensorboard wandb csv_monitor
-    comms_logger checkpoint load_universal_checkpoint disable_allgather memory_breakdown zero_force_ds_cpu_optimizer
-    communication_data_type_comment activation_checkpointing elasticity seq_parallel_communication_data_type autotuning aio data_efficiency
-    curriculum_learning dataloader_drop_last comms_config timers monitor_config seed compile
-    use_data_before_expert_parallelism hybrid_engine amp"""
+    prescale_gradients gradient_predivide_factor sparse_gradients flops_profiler tensorboard wandb
+    csv_monitor comms_logger checkpoint load_universal_checkpoint disable_allgather memory_breakdown
+    zero_force_ds_cpu_optimizer activation_checkpointing elasticity autotuning aio data_efficiency
+    seq_parallel_communication_data_type curriculum_learning dataloader_drop_last comms_config timers
+    monitor_config seed compile use_data_before_expert_parallelism hybrid_engine amp"""
 )
 OPTIMIZERS = {
     "adam": "adamw",
@@ -120,4 +121,21 @@ def _optimizer(keys: Keys) -> None:
     put_inner(keys, "deepspeed", "ds_optimizer", True, "optimizer")
 
 
-FRAMEWORK = Framework("deepspeed", "DeepSpeed", "0.19", recognise=recognise, read=read, launches=True)
+FRAMEWORK = Framework(
+    "deepspeed",
+    "DeepSpeed",
+    "0.19",
+    recognise=recognise,
+    read=read,
+    write=write_deepspeed,
+    launches=True,
+    writes=(
+        "batch_size",
+        "gradient_accumulation_steps",
+        "sharding",
+        "zero_stage",
+        "deepspeed",
+        "offload",
+        "grad_dtype",
+    ),
+)

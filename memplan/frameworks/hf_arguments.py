@@ -11,6 +11,8 @@ from typing import Any
 from memplan.frameworks import deepspeed, fsdp_keys
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.documents import words
+from memplan.tables.optimizers import find_optimizer
+from memplan.tables.trainers import TRAINERS
 
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -155,7 +157,10 @@ def _optimizer(keys: Keys) -> None:
     if row is None:
         keys.warn("optim", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
         return
-    settings = {key: row[key] for key in ("library",) if key in row}
+    library = row.get("library", "")
+    trainer = keys.framework.name if keys.framework.name in TRAINERS else "transformers"
+    usual = find_optimizer(row["optimizer"], trainer)
+    settings = {"library": library} if library and find_optimizer(row["optimizer"], trainer, library) != usual else {}
     for key in ("optimizer", "optimizer_impl"):
         if key in row:
             keys.put(key, row[key], "optim")

@@ -34,16 +34,18 @@ SHARED = {
 
 def marks(document: Document) -> tuple[str, ...]:
     """Keys of a memplan job that are words, numbers or LoRA's mapping; others use some of the names for sections."""
+    values = document.settings.values
+    if document.form == "json":
+        return tuple(key for key in ("plans", "per_gpu") if {key, "schema_version"} <= document.keys)
     if document.form != "yaml":
         return ()
-    values = document.settings.values
     own = [key for key in values if isinstance(key, str) and key in Job.model_fields and key not in SHARED]
     return tuple(key for key in own if key in ("lora", "rollout") or not isinstance(values[key], Mapping))
 
 
 def is_job(document: Document) -> bool:
     """Whether every key is one that a memplan job may have, and one at least is its own."""
-    if not marks(document):
+    if not marks(document) or document.form != "yaml":
         return False
     known = {canonical_key(str(key)) for key in document.settings.values}
     try:
@@ -54,8 +56,16 @@ def is_job(document: Document) -> bool:
 
 
 def read(document: Document, draft: Draft) -> None:
-    """The job's keys as they stand."""
-    values, ignored = normalise(document.settings.values, f"{document.path}: ")
+    """The job's keys as they stand; of a plan the first, which is the best; of a report its job."""
+    given = document.settings.values
+    if document.form == "json":
+        plans = given.get("plans")
+        found = plans[0] if isinstance(plans, list) and plans else given
+        given = found.get("job") if isinstance(found, Mapping) else None
+        if not isinstance(given, Mapping):
+            raise InvalidJob(f"{document.path}: there is no job in it", "give the JSON of memplan plan or estimate")
+        given = {key: value for key, value in given.items() if value is not None}
+    values, ignored = normalise(given, f"{document.path}: ")
     for key, value in values.items():
         draft.put(key, value, Origin(FILE, f"{document.settings.where(key)}: {key}"))
     draft.remarks += [f"{key} has no effect on memory" for key in ignored]

@@ -35,7 +35,7 @@ def read_target(
         named = {"model": model} if model is not None else {}
         return read_documents([_beside(path) for path in beside], {**options, **named})
     row = find_framework(framework) if framework else _whose(document)
-    if row is None or (row is ownjob.FRAMEWORK and not beside):
+    if row is None or (row is ownjob.FRAMEWORK and document.form == "yaml" and not beside):
         if beside:
             raise InvalidJob(f"{document.path}: no framework's file that is known", "name it with --framework")
         return read_own_target(model, options)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.frameworks import accelerate, hf_precision
-from memplan.frameworks.base import Draft, Framework, Keys, Origin
+from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run_script
+from memplan.frameworks.base import Draft, File, Framework, Keys, Origin, Writing
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
+from memplan.frameworks.hf_write import arguments, load_dtype
 from memplan.frameworks.launch import Launch, launches, put_gpus
+from memplan.spec.job import Job
 from memplan.tables.trainer import version_key
 
 MARKS = ("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "output_dir")
@@ -88,6 +91,38 @@ def read_settings(settings: Settings, draft: Draft) -> None:
     draft.finishers["precision"] = hf_precision.settle
 
 
+SAID = (
+    "method",
+    "trainer",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "gradient_checkpointing_reentrant",
+    "optimizer",
+    "optimizer_impl",
+    "optimizer_args",
+    "compile",
+    "kernels",
+    "eval_batch_size",
+    "sync_each_batch",
+    "ddp",
+)
+"""Keys that TrainingArguments say; the model, its dtype, adapters and lengths are the script's."""
+ARGUMENTS = "training_args.yaml"
+
+
+def write(job: Job, writing: Writing) -> list[File]:
+    """training_args.yaml for HfArgumentParser, accelerate.yaml (and deepspeed.json), run.sh."""
+    own = {"output_dir": "OUTPUT"}
+    command = f"accelerate launch --config_file {CONFIG} SCRIPT.py {ARGUMENTS}"
+    beside = f"The script sets the rest: {writing.model}, {load_dtype(job)} weights, {job.sequence_length} tokens" + (
+        ", the LoRA adapters." if job.lora else "."
+    )
+    head = ("TrainingArguments, as memplan planned them (HfArgumentParser reads this file).", *writing.expects, beside)
+    files = [File(ARGUMENTS, arguments(job), comment=head, placeholders=own), *files_of(job, writing)]
+    return [*files, run_script(command, job, ("FILL IN the name of your script first.", *writing.expects))]
+
+
 def assume_one_gpu(draft: Draft) -> None:
     """Where no launcher says how many GPUs there are."""
 
@@ -100,4 +135,14 @@ def assume_one_gpu(draft: Draft) -> None:
     draft.finishers["gpus"] = finish
 
 
-FRAMEWORK = Framework("transformers", "transformers", "5.23", recognise=recognise, read=read, extends=("accelerate",))
+FRAMEWORK = Framework(
+    "transformers",
+    "transformers",
+    "5.23",
+    recognise=recognise,
+    read=read,
+    write=write,
+    extends=("accelerate",),
+    trainer="transformers",
+    writes=(*SAID, *LAUNCHING),
+)

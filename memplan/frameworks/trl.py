@@ -20,6 +20,7 @@ from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl_launch import LAUNCHER, read_trl_launcher
 from memplan.frameworks.trl_methods import by_loss, defaults_of, method_of, method_of_file
 from memplan.frameworks.trl_online import read_online
+from memplan.frameworks.trl_write import write
 from memplan.tables.trainer import version_key
 
 
@@ -102,9 +103,18 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) 
     if keys.flag("activation_offloading"):
         keys.put("offload", ["activations"], "activation_offloading")
     read_online(keys, name)
+    _environment(keys)
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS | LAUNCHER)
     draft.finishers["precision"] = hf_precision.settle
+
+
+def _environment(keys: Keys) -> None:
+    """``env:`` of TrlParser: variables that are set before training."""
+    inner = keys.section("env")
+    settings = inner.text("PYTORCH_CUDA_ALLOC_CONF") or inner.text("PYTORCH_ALLOC_CONF") or ""
+    if "expandable_segments:True" in settings:
+        inner.put("allocator", {"expandable_segments": True}, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def _model_arguments(keys: Keys) -> None:
@@ -194,4 +204,14 @@ def _losses_of(keys: Keys, method: str) -> None:
         keys.skip("model_init_kwargs")
 
 
-FRAMEWORK = Framework("trl", "TRL", "1.16", recognise=recognise, read=read, extends=("transformers", "accelerate"))
+FRAMEWORK = Framework(
+    "trl",
+    "TRL",
+    "1.16",
+    recognise=recognise,
+    read=read,
+    write=write,
+    extends=("transformers", "accelerate"),
+    trainer="trl",
+    beside=lambda job: ("sequence_length",) if job.method in ("grpo", "rloo", "ppo") else (),
+)

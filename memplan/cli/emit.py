@@ -1,0 +1,72 @@
+"""memplan emit: the files that run a job, for one framework."""
+
+import difflib
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.cli import options
+from memplan.cli.edge import note, warn
+from memplan.cli.parameters import argument, option
+from memplan.errors import EXIT_DONE, UsageError
+
+HELP = """Ready-to-run files of a job for a framework: its arguments, how it is launched, the environment.
+
+JOB is a job, a preset, a plan's JSON, or another framework's file. What the framework cannot say is an error.
+Example: memplan emit trl simpo-8b-8xh100 --trainer trl -o run/; memplan emit trl job.yaml --onto train.yaml
+"""
+
+
+def parameters() -> list[inspect.Parameter]:
+    """FRAMEWORK, JOB, the options of a job, and where the files go."""
+    return [
+        argument("framework_", "FRAMEWORK"),
+        *options.parameters(),
+        option("folder", str, "--output", "-o", metavar="DIR"),
+        option("onto", str, "--onto", metavar="FILE"),
+        option("force", bool, "--force"),
+    ]
+
+
+def emit(values: Mapping[str, Any]) -> int:
+    """Resolve, write, read back; files, a diff, or text on the screen."""
+    from memplan.cli.output import print_text
+    from memplan.frameworks.onto import changed
+    from memplan.frameworks.registry import find_framework, frameworks
+    from memplan.frameworks.writing import emit as emit_files
+    from memplan.frameworks.writing import write_files
+
+    if values.get("framework_") is None:
+        known = ", ".join(name for name, row in frameworks().items() if row.write)
+        raise UsageError("emit for which framework?", f"one of {known}")
+    row = find_framework(values["framework_"])
+    given = options.read_given(values)
+    found = emit_files(given, row)
+    folder, onto, force = values.get("folder"), values.get("onto"), bool(values.get("force"))
+    if onto is not None:
+        _onto(onto, changed(onto, found, given.job), folder, force)
+    elif folder is None:
+        print_text("".join(f"# --- {name}\n{text}\n" for name, text in found.texts.items()), False)
+    else:
+        for path in write_files(found.texts, folder, force):
+            note(f"wrote {path}")
+    for text in found.report.warnings:
+        warn(text)
+    return EXIT_DONE
+
+
+def _onto(path: str, text: str, folder: str | None, force: bool) -> None:
+    """The changed file: into a folder, over the old one with --force, else the difference on the screen."""
+    from memplan.cli.output import print_text
+    from memplan.frameworks.writing import write_files
+
+    if folder is not None or force:
+        target = folder if folder is not None else os.path.dirname(path) or "."
+        for written in write_files({os.path.basename(path): text}, target, force):
+            note(f"wrote {written}")
+        return
+    with open(path, encoding="utf-8") as file:
+        before = file.read()
+    lines = difflib.unified_diff(before.splitlines(True), text.splitlines(True), path, path)
+    print_text("".join(lines) or f"{path} says this job already\n", False)

@@ -1,0 +1,120 @@
+"""TRL's files of a job: a script's arguments, accelerate's config, and the command that starts them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from memplan.frameworks.accelerate_write import CONFIG, files_of, run_script
+from memplan.frameworks.base import File, Writing
+from memplan.frameworks.hf_write import ATTENTION, arguments, load_dtype
+from memplan.frameworks.trl_keys import METHODS
+from memplan.spec.job import Job
+
+ARGUMENTS = "train.yaml"
+COMMANDS = ("sft", "dpo", "kto", "grpo", "rloo", "reward")
+"""``trl …``; the others are scripts of TRL's examples."""
+SCRIPTS = {"cpo": "cpo.py", "orpo": "orpo.py", "online-dpo": "online_dpo.py", "distill": "gkd.py", "ppo": "ppo.py"}
+TRAINERS = {"ipo": "dpo", "simpo": "cpo"}
+HOLD_CONFIG = ("online-dpo", "distill")
+"""Scripts that take ``--config``; the others take options alone."""
+LOSSES: dict[str, Any] = {"dpo": ["sigmoid"], "ipo": ["ipo"], "simpo": "simpo", "cpo": "sigmoid", "kto": "kto"}
+
+
+def write(job: Job, writing: Writing) -> list[File]:
+    """train.yaml, accelerate.yaml (and deepspeed.json), run.sh."""
+    trainer = TRAINERS.get(job.method, job.method)
+    values = {"model_name_or_path": writing.model, **settings(job)}
+    own = {"dataset_name": "DATASET", "output_dir": "OUTPUT"}
+    usage = f"trl {trainer} --config {ARGUMENTS} --accelerate_config {CONFIG}"
+    if trainer not in COMMANDS:
+        usage = _script(SCRIPTS.get(trainer, f"{trainer}.py"), trainer, {**own, **values})
+    shown = usage.splitlines()[0].removesuffix(" \\")
+    head = (f"TRL's {trainer}, as memplan planned it: {shown}", *writing.expects)
+    files = [File(ARGUMENTS, values, comment=head, placeholders=own), *files_of(job, writing)]
+    return [*files, run_script(usage, job, ("FILL IN dataset_name and output_dir first.", *writing.expects))]
+
+
+def _script(name: str, trainer: str, values: dict[str, Any]) -> str:
+    """The command of one of TRL's example scripts."""
+    start = f"accelerate launch --config_file {CONFIG} {name}"
+    if trainer in HOLD_CONFIG:
+        return f"{start} --config {ARGUMENTS}"
+    values = {key: value for key, value in values.items() if key != "env"}
+    return " \\\n  ".join([start, *(f"--{key} {_word(value)}" for key, value in values.items())])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return shlex.quote(json.dumps(value))
+    if isinstance(value, list):
+        return " ".join(shlex.quote(str(item)) for item in value)
+    return shlex.quote(str(value))
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """Every argument that memory feels."""
+    values = arguments(job) | {"dtype": load_dtype(job), "attn_implementation": ATTENTION.get(job.attention, "sdpa")}
+    if job.method in LOSSES:
+        values["loss_type"] = LOSSES[job.method]
+    if job.method in ("cpo", "simpo"):
+        values["cpo_alpha"] = 1.0 if job.sft_term else 0.0
+    elif job.sft_term and job.method == "dpo":
+        values |= {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 1.0]}
+    values |= _lengths(job) | _lora(job) | _quantisation(job)
+    if job.reference == "precomputed":
+        values["precompute_ref_log_probs"] = True
+    if "activations" in job.offload:
+        values["activation_offloading"] = True
+    if job.allocator.expandable_segments:
+        values = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, **values}
+    return values
+
+
+def _lengths(job: Job) -> dict[str, Any]:
+    """max_length; for online methods the completion, the group and the KL term."""
+    row = METHODS.get(job.method, {})
+    values: dict[str, Any] = {}
+    completion = job.completion_length or job.sequence_length
+    if job.temperature is not None:
+        values["temperature"] = job.temperature
+    if "max_completion_length" in row:
+        group = job.rollout.group_size if job.rollout else None
+        values |= {"num_generations": group} if group else {}
+        values |= {"max_completion_length": completion, "beta": 0.0 if job.reference == "none" else 0.04}
+        values |= {"entropy_coef": 0.01} if job.entropy == "loss" and job.method == "grpo" else {}
+    elif job.method == "online-dpo":
+        values |= {"max_new_tokens": completion, "max_length": job.sequence_length}
+    elif job.method == "ppo":
+        values["response_length"] = completion
+    else:
+        values["max_length"] = job.sequence_length
+    for extra in job.extra_models:
+        key = {"teacher": "teacher_model_name_or_path", "reward": "reward_model_name_or_path"}.get(extra.role)
+        if key and isinstance(extra.model, str):
+            values[key] = extra.model
+    return values
+
+
+def _lora(job: Job) -> dict[str, Any]:
+    if job.lora is None:
+        return {"use_peft": False}
+    lora = job.lora
+    values: dict[str, Any] = {
+        "use_peft": True,
+        "lora_r": lora.r,
+        "lora_alpha": int(lora.alpha or 2 * lora.r),
+        "lora_dropout": lora.dropout,
+        "lora_target_modules": lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+    }
+    if lora.modules_to_save:
+        values["lora_modules_to_save"] = list(lora.modules_to_save)
+    return values | {key: True for key, on in (("use_dora", lora.dora), ("use_rslora", lora.rslora)) if on}
+
+
+def _quantisation(job: Job) -> dict[str, Any]:
+    if job.quantization in ("nf4", "nf4-double", "fp4"):
+        kind = {"bnb_4bit_quant_type": job.quantization.partition("-")[0]}
+        return {"load_in_4bit": True, **kind, "use_bnb_nested_quant": job.quantization == "nf4-double"}
+    return {"load_in_8bit": True} if job.quantization == "int8" else {}

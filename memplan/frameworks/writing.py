@@ -1,0 +1,225 @@
+"""Files to run, of a job: written, read back, and only then handed out.
+
+A writer puts into files what its framework has words for. What it has none for is found by reading the files again:
+where the job that they make is not the one that was asked for, the key is named and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.errors import InternalError, InvalidJob, UsageError
+from memplan.frameworks.base import File, Framework, Writing
+from memplan.frameworks.documents import document_of
+from memplan.frameworks.reading import read_documents
+from memplan.frameworks.registry import recognise
+from memplan.report import Report
+from memplan.reporting import build_report
+from memplan.resolve import resolve
+from memplan.spec.job import Job
+from memplan.spec.reading import JobInput, build_job
+from memplan.spec.recipe import Recipe
+from memplan.units import format_bytes
+
+OF_THE_DATA = ("padded", "completion_length", "images", "rollout")
+"""What a job says of its data, which no setting says: stated in the comment, given again when the files are read."""
+OF_MEMPLAN = ("gpu", "margin", "cluster", "gpus_per_node", "trainer_version", "revision", "mixer_kernels")
+"""What is memplan's own, or of the machine."""
+QUIET = ("job", "sources", "assumptions", "warnings", "gpu", "margin", "cluster")
+"""Fields of a recipe that say nothing of what runs."""
+OF_STAGE_3 = (
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "sub_group_size",
+)
+
+
+@dataclass
+class Emission:
+    """The files of a job for one framework, and what it comes to."""
+
+    framework: Framework
+    files: list[File]
+    report: Report
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def emit(given: JobInput, row: Framework) -> Emission:
+    """Files whose job is the given one. Raises InvalidJob that names what the framework cannot say."""
+    if row.write is None:
+        raise InvalidJob(f"{row.title}: its files are read, and not written", "emit trl, transformers, …")
+    given = _with_trainer(given, row)
+    recipe = resolve(given)
+    report = build_report(recipe)
+    job = build_job({key: value for key, value in recipe.job.items() if value is not None})
+    writing = Writing(expects(report, given.job), hub_id(job, row), recipe)
+    files: list[File] = row.write(job, writing)
+    texts = {file.name: render(file) for file in files}
+    check(given.job, recipe, texts, row)
+    return Emission(row, files, report, texts)
+
+
+def _with_trainer(given: JobInput, row: Framework) -> JobInput:
+    """The job under the framework's own trainer, where it names none. Raises InvalidJob for another."""
+    if not row.trainer or given.job.trainer == row.trainer:
+        return given
+    if given.sources.get("trainer") in ("option", "file"):
+        raise InvalidJob(
+            f"trainer: {given.job.trainer} is not what {row.title} runs", f"add --trainer {row.trainer} to change it"
+        )
+    job = build_job({**given.job.model_dump(exclude_unset=True), "trainer": row.trainer})
+    return given._replace(job=job, sources={**given.sources, "trainer": "option"})
+
+
+def hub_id(job: Job, row: Framework) -> str:
+    """The name that a framework finds the model by: a preset's Hub id, else as it is given."""
+    from memplan.presets import find_preset
+
+    if isinstance(job.model, str):
+        preset = find_preset(job.model) if "/" not in job.model else None
+        return str(preset["hub_id"]) if preset else job.model
+    if row.launches:
+        return ""
+    what = "an inline config" if job.model is not None else f"total_params {job.total_params}"
+    raise InvalidJob(f"model: {what} cannot be trained by {row.title}", "name a preset, a Hub id or a folder")
+
+
+def expects(report: Report, job: Job) -> tuple[str, ...]:
+    """What memplan expects of the job, for the comment at a file's head."""
+    gpu, device = report.per_gpu, report.per_gpu.device_bytes
+    card = f" of {job.gpu}" if job.gpu else ""
+    lines = [
+        f"memplan expects on each of {job.num_gpus} GPU{'s' if job.num_gpus > 1 else ''}{card}:",
+        f"  {format_bytes(gpu.allocated_bytes)} allocated at the peak ({gpu.peak_instant}),",
+        f"  {format_bytes(device.expected)} in nvidia-smi, {format_bytes(device.high)} at most.",
+    ]
+    if report.verdict is not None:
+        words = {"yes": "It fits", "tight": "It fits tightly", "no": "It does NOT fit"}
+        lines.append(f"  {words[report.verdict.fits]}: {format_bytes(report.verdict.usable_bytes)} are usable.")
+    data = [key for key in OF_THE_DATA if key in job.model_fields_set and getattr(job, key) not in (None, False)]
+    shown = ", ".join(f"{key} {_plain(getattr(job, key))}" for key in data)
+    return (*lines, f"It takes of the data: {shown}.") if shown else tuple(lines)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_none=True, mode="json") if hasattr(value, "model_dump") else value
+
+
+def render(file: File) -> str:
+    """The text of a file."""
+    if file.values is None:
+        return file.text
+    if file.name.endswith(".json"):
+        return json.dumps(file.values, indent=2) + "\n"
+    head = "".join(f"# {line}".rstrip() + "\n" for line in file.comment)
+    own = "".join(f"{key}: {value}  # FILL IN\n" for key, value in file.placeholders.items())
+    return f"{head}\n{own}{''.join(_lines(key, value) for key, value in file.values.items())}"
+
+
+def _lines(key: str, value: Any) -> str:
+    """A setting; mappings in lines of their own, lists in one."""
+    import yaml
+
+    if isinstance(value, Mapping) and value:
+        return str(yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=False, width=10_000))
+    return f"{key}: {flow(value)}\n"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML in one line."""
+    import yaml
+
+    dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return str(dumped).removesuffix("...\n").strip()
+
+
+def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) -> None:
+    """Read the files again. Raises InvalidJob where they make another job, naming the keys that differ."""
+    again = read_back(job, texts, row)
+    try:
+        other = resolve(again)
+    except InvalidJob as error:
+        raise InvalidJob(f"{row.title} cannot say this job: {error.message}", error.hint) from None
+    different = differences(recipe, other)
+    if different:
+        key, wanted, got = different[0]
+        raise InvalidJob(
+            f"{key}: {_short(wanted)} cannot be said to {row.title}, whose files make it {_short(got)}",
+            f"use another value of {key}, or another framework"
+            + (f" (also: {', '.join(name for name, _, _ in different[1:5])})" if different[1:] else ""),
+        )
+
+
+def _short(value: object) -> str:
+    return str(_plain(value)).lower()[:60] if isinstance(value, bool) else str(_plain(value))[:60]
+
+
+def read_back(job: Job, texts: Mapping[str, str], row: Framework) -> JobInput:
+    """The job of texts, with what is no setting of the framework taken from the job itself."""
+    unsaid = set(job.model_fields_set) - set(row.writes) if row.writes else {*OF_THE_DATA, *OF_MEMPLAN}
+    outside = unsaid | set(row.beside(job))
+    options = {key: value for key, value in job.model_dump(exclude_unset=True).items() if key in outside}
+    if "gpus_per_node" in options and job.num_gpus > job.gpus_per_node:
+        options.pop("gpus_per_node")
+    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
+        for name, text in texts.items():
+            with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+        named = [name for name in texts if not name.endswith((".sh", ".md")) and not _followed(name, texts)]
+        found = []
+        for name in named:
+            path = os.path.join(folder, name)
+            document = document_of(texts[name], path, "json" if name.endswith(".json") else "yaml")
+            of = recognise(document) or (row if name == named[0] else None)
+            if of is None:
+                raise InternalError(f"{name}, which memplan wrote for {row.title}, is not known again")
+            found.append((document, of))
+        return read_documents(found, options)
+
+
+def _followed(name: str, texts: Mapping[str, str]) -> bool:
+    """Whether another of the files refers to this one: DeepSpeed's JSON is named in accelerate's config."""
+    return name.endswith(".json") and any(name in text for other, text in texts.items() if other.endswith(".yaml"))
+
+
+def differences(one: Recipe, two: Recipe) -> list[tuple[str, Any, Any]]:
+    """(key, wanted, got) of what two recipes run differently: by the job's keys, else by the recipe's fields."""
+    a, b = ({name: _felt(name, getattr(each, name)) for name in each._fields} for each in (one, two))
+    fields = [name for name in a if name not in QUIET and a[name] != b[name]]
+    if not fields:
+        return []
+    own = ("deepspeed", "model", *OF_MEMPLAN)
+    keys = [key for key in one.job if key not in own and one.job[key] != two.job.get(key)]
+    return [(key, one.job[key], two.job.get(key)) for key in keys] or [(name, a[name], b[name]) for name in fields]
+
+
+def _felt(name: str, value: Any) -> Any:
+    """A field without what has no effect: stage 3's sizes in other stages of ZeRO."""
+    if name != "deepspeed" or value.wrapper == "zero3":
+        return value
+    return value._replace(**{key: value._field_defaults[key] for key in OF_STAGE_3})
+
+
+def write_files(texts: Mapping[str, str], folder: str, force: bool) -> list[str]:
+    """Write texts into a folder. Raises UsageError before anything is written where a file is there already."""
+    paths = {name: os.path.join(folder, name) for name in texts}
+    there = [path for path in paths.values() if os.path.lexists(path)]
+    if there and not force:
+        raise UsageError(f"{there[0]} exists already", "add --force to overwrite it, or name another folder")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name, path in paths.items():
+            with open(path, "w", encoding="utf-8", newline="\n") as file:
+                file.write(texts[name])
+            if name.endswith(".sh"):
+                os.chmod(path, 0o755)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}", "name a folder that can be written") from None
+    return list(paths.values())
