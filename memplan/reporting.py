@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
 from memplan.engine.ledger import Ledger, Row
-from memplan.engine.quick import BOUNDS, Totalled, states_alone, totalled
+from memplan.engine.quick import Totalled, states_alone, totalled
 from memplan.engine.ranks import RankClass, rank_classes
 from memplan.engine.tensors import count, model_weights
 from memplan.report import (
@@ -43,11 +43,11 @@ class Totals(NamedTuple):
 
 def measure(book: Ledger | Totalled, recipe: Recipe) -> Totals:
     """Low, expected and high each run through the ledger as a whole."""
-    totals = book.totals()
-    allocated = Band(max(book.totals(bound="low_bytes")), max(totals), max(book.totals(bound="high_bytes")))
+    low, totals, high = book.bounds()
+    allocated = Band(max(low), max(totals), max(high))
     if recipe.model.spread:
         allocated = of_assumed_layers(allocated, book.lasting(), recipe.model.spread)
-    outside = [max(book.totals(meter="device", bound=bound)) for bound in BOUNDS]
+    outside = map(max, book.bounds("device"))
     held = Band(*map(sum, zip(allocated, _beside(book, totals), strict=True)))
     reserved = reserved_band(held, book.lasting(), recipe.expandable_segments, recipe.checkpointing)
     device = Band(*(a + b for a, b in zip(reserved, outside, strict=True)))

@@ -7,6 +7,7 @@ another, both included; the total at an instant is a running sum over births and
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -126,6 +127,24 @@ class Ledger:
             total += change
             totals.append(total)
         return totals
+
+    def bounds(self, meter: str = "allocated") -> tuple[list[int], list[int], list[int]]:
+        """Low, expected and high bytes on the card at each instant, of one meter."""
+        length = len(self.schedule) + 1
+        low, expected, high = [0] * length, [0] * length, [0] * length
+        for row in self.rows:
+            if row.meter == meter and row.place == "gpu":
+                born, after, size = row.born, row.dies + 1, row.bytes
+                expected[born] += size
+                expected[after] -= size
+                least = size if row.low < 0 else row.low
+                low[born] += least
+                low[after] -= least
+                most = size if row.high < 0 else row.high
+                high[born] += most
+                high[after] -= most
+        low, expected, high = (list(accumulate(changes[:-1])) for changes in (low, expected, high))
+        return low, expected, high
 
     def meters(self, place: str) -> set[str]:
         """What sees bytes at a place."""

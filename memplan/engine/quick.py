@@ -131,6 +131,11 @@ class Totalled:
             return [whole] * len(self.schedule)
         return [whole + sum(each) for each in zip(*alive, strict=True)]
 
+    def bounds(self, meter: str = "allocated") -> tuple[list[int], list[int], list[int]]:
+        """Low, expected and high bytes on the card at each instant, of one meter."""
+        low, expected, high = (self.totals(meter, bound=bound) for bound in BOUNDS)
+        return low, expected, high
+
     def meters(self, place: str) -> set[str]:
         """What sees bytes at a place."""
         return {meter for section in self.sections for meter, at in section if at == place}

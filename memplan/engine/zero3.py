@@ -141,6 +141,13 @@ def forward_of(spec: ModelSpec, adapter: Adapter | None) -> tuple[Stretch, ...]:
     return tuple(stretches)
 
 
+@lru_cache(maxsize=64)
+def largest_module(spec: ModelSpec, adapter: Adapter | None) -> int:
+    """Elements of the module that has most of them."""
+    modules = (module for stretch in forward_of(spec, adapter) for module in stretch.modules)
+    return max((sum(size for _, size in module.parameters) for module in modules), default=0)
+
+
 def enter_gathered(book: Ledger, recipe: Recipe, traced: TracedPass, point: str, trained: bool) -> None:
     """Whole weights at the instants of one half of a pass. ``trained``: a backward follows, and what it needs soon
     stays."""
@@ -150,7 +157,7 @@ def enter_gathered(book: Ledger, recipe: Recipe, traced: TracedPass, point: str,
     forward = forward_of(plan.spec, plan.mode.adapter)
     back = tuple(backward_of(forward, plan.style in ("checkpoint", "reentrant"))) if trained else ()
     figures = gathered((*forward, *back), limits(recipe))
-    low = max((sum(size for _, size in m.parameters) for s in forward for m in s.modules), default=0)
+    low = largest_module(plan.spec, plan.mode.adapter)
     e = plan.mode.weight_itemsize
     wire = 2 if recipe.deepspeed.quantised_weights else 1
 

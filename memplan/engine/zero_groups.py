@@ -131,15 +131,16 @@ def persistent(weights: Iterable[Weight], threshold: int, limit: int) -> int:
     return total
 
 
-def sub_groups(group: Group, ranks: int, size: int) -> list[int]:
+@lru_cache(maxsize=256)
+def sub_groups(group: Group, ranks: int, size: int) -> tuple[int, ...]:
     """Elements of each sub-group of a rank's parts that stage 3 steps on: closed when it has reached ``size``."""
     whole = divided(group.weights, ranks)
     if size >= whole:
-        return [whole]
+        return (whole,)
     parts, held = [], 0
     for elements in sizes_in_order(group.weights):
         held += ceil_div(elements, ranks)
         if held >= size:
             parts.append(held)
             held = 0
-    return [*parts, held] if held else parts
+    return (*parts, held) if held else tuple(parts)
