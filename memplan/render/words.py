@@ -191,6 +191,10 @@ def storage_words(job: Mapping[str, Any]) -> str:
     from memplan.tables.quantizations import QUANTIZATIONS
 
     title = PRECISIONS[job["precision"]].title
+    if not str(job["sharding"]).startswith("zero"):
+        title = title.replace("DeepSpeed", "Megatron")
+    if PRECISIONS[job["precision"]].master and job["grad_dtype"] == "fp32":
+        title = title.replace("weights and gradients, fp32", "weights, fp32 gradients,", 1)
     optimizer = OPTIMIZERS[job["optimizer"]].title
     scheme = QUANTIZATIONS.get(job.get("quantization", "none"))
     base = f"; frozen linears in {scheme.title}" if scheme else ""
