@@ -198,14 +198,19 @@ assert {*SPLIT, "fsdp", "distributed-optimizer"} == set(CHOICES["sharding"])
 )
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_model_states_in_the_step_are_the_textbooks(sharding: str, name: str, accumulation: int) -> None:
-    """Parameters × bytes of each state of AdamW, over the ranks that share it (ZeRO, arXiv:1910.02054, figure 1)."""
+    """Parameters × bytes of each state of AdamW, over the ranks that share it (ZeRO, arXiv:1910.02054, figure 1).
+
+    DeepSpeed keeps the gradients of parameters that a boundary cuts whole on both sides of it.
+    """
     ranks, row = 4, PRECISIONS[name]
     keys: Keys = {"sharding": sharding, "num_gpus": ranks, "precision": name, "method": "sft", "optimizer": "adamw"}
     keys |= {"gradient_accumulation_steps": accumulation}
     params = parse_config(MODELS["untied"], "untied").params.total
     split = [ranks if divided else 1 for divided in SPLIT[sharding]]
     sizes = (row.weights / split[0], row.gradients / split[1], (row.master + 2 * row.states) / split[2])
-    assert states(book_of(**keys)) == pytest.approx(params * sum(sizes), abs=PADDING)
+    largest = MODELS["untied"]["vocab_size"] * MODELS["untied"]["hidden_size"]
+    cut = 2 * largest * row.gradients if sharding in ("zero1", "zero2") else 0
+    assert params * sum(sizes) - PADDING <= states(book_of(**keys)) <= params * sum(sizes) + PADDING + cut
 
 
 @given(keys=ANY_JOB_OF_ONE_GPU)

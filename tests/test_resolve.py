@@ -108,8 +108,8 @@ def test_precision_follows_dtype_trainer_and_sharding(
             "deepspeed: unknown key 'reduce_bucket'",
         ),
         (
-            {"zero_stage": 2, "num_gpus": 2, "deepspeed": {"reduce_bucket_size": "5e8"}},
-            "deepspeed: reduce_bucket_size: '5e8' is no number of elements",
+            {"zero_stage": 2, "num_gpus": 2, "deepspeed": {"reduce_bucket_size": "many"}},
+            "deepspeed: reduce_bucket_size: 'many' is no number of elements",
         ),
     ],
 )
@@ -192,11 +192,11 @@ def test_accumulation_follows_from_the_global_batch() -> None:
 
 def test_deepspeed_buffers_are_the_users_the_integrations_or_its_own() -> None:
     keys: dict[str, Any] = {"zero_stage": 3, "num_gpus": 2}
-    assert recipe(**keys).deepspeed["reduce_bucket_size"] == 500_000_000
-    assert recipe(**keys, trainer="trl").deepspeed["reduce_bucket_size"] == 64 * 64
+    assert recipe(**keys).deepspeed.reduce_bucket_size == 500_000_000
+    assert recipe(**keys, trainer="trl").deepspeed.reduce_bucket_size == 64 * 64
     given = {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": 1e6}
     found = recipe(**keys, deepspeed=given).deepspeed
-    assert (found["reduce_bucket_size"], found["prefetch_bucket_size"]) == (500_000_000, 1_000_000)
+    assert (found.reduce_bucket_size, found.prefetch_bucket_size) == (500_000_000, 1_000_000)
 
 
 # -- precedence -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ two; with ``DS_PIN_MEMORY_BACKEND=native`` it does not, which is the low end of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import Stepped, state_bytes
@@ -21,7 +21,7 @@ SWAPPABLE = 1024 * 1024
 """Bytes from which a tensor is swapped to NVMe (swap_tensor/constants.py: MIN_AIO_BYTES)."""
 
 
-def moved(recipe: Recipe, groups: list[Group], group: Group, parts: list[int]) -> list[bool]:
+def moved(recipe: Recipe, groups: list[Group], group: Group, parts: Sequence[int]) -> list[bool]:
     """Which parts of a group are stepped on by the host: all; in stage 3 the last ``ratio`` of all sub-groups."""
     where = recipe.deepspeed.optimizer
     if not where:

@@ -6,6 +6,8 @@ runtime/zero/stage_1_and_2.py, stage3.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import Stepped, flat, stepped
 from memplan.engine.sharding import Held
@@ -54,8 +56,8 @@ def partition_elements(recipe: Recipe, group: Group) -> int:
 def enter_zero_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held, owner: str = "policy") -> None:
     """Rows that live for the whole step, on the card or, where DeepSpeed offloads, on the host."""
     groups, of_owner = groups_of(recipe, weights), "" if owner == "policy" else f" of the {owner}"
-    for group in groups:
-        _enter_weights(book, recipe, group, owner)
+    for adapters in (False, True):
+        _enter_weights(book, recipe, [group for group in groups if group.weights[0].adapter == adapters], owner)
     frozen = [weight for weight in weights if not weight.trained]
     if recipe.deepspeed.wrapper == "zero3":
         _enter_frozen_partitions(book, recipe, frozen, held, owner)
@@ -82,7 +84,7 @@ def zero_tensors(recipe: Recipe, groups: list[Group]) -> tuple[list[tuple[Steppe
     here: list[tuple[Stepped, int]] = []
     away: list[tuple[Stepped, int]] = []
     for group in groups:
-        parts = [partition_elements(recipe, group)]
+        parts: Sequence[int] = [partition_elements(recipe, group)]
         if zero.wrapper == "zero3":
             parts = sub_groups(group, recipe.ranks, zero.sub_group_size)
         off = moved(recipe, groups, group, parts)
@@ -91,21 +93,22 @@ def zero_tensors(recipe: Recipe, groups: list[Group]) -> tuple[list[tuple[Steppe
     return here, away
 
 
-def _enter_weights(book: Ledger, recipe: Recipe, group: Group, owner: str) -> None:
-    """Trained weights: whole in a flat buffer, or one rank's partitions."""
-    itemsize, wrapper = weight_itemsize(recipe, group), recipe.deepspeed.wrapper
+def _enter_weights(book: Ledger, recipe: Recipe, groups: list[Group], owner: str) -> None:
+    """Trained weights: whole in flat buffers, or one rank's partitions."""
+    wrapper = recipe.deepspeed.wrapper
+    if not groups or recipe.deepspeed.parameters:
+        return
+    itemsize, adapters = weight_itemsize(recipe, groups[0]), groups[0].weights[0].adapter
     if wrapper == "zero3":
-        if recipe.deepspeed.parameters:
-            return
-        elements, template = divided(group.weights, recipe.ranks), "Σ ⌈elements / ranks⌉ × bytes"
+        elements = sum(divided(group.weights, recipe.ranks) for group in groups)
+        template = "Σ ⌈elements / ranks⌉ × bytes"
         why = "each parameter is divided over the ranks, padded to a multiple of them"
     elif wrapper in ("zero", "bf16"):
-        elements, template = group.flat, "⌈elements / (2·ranks)⌉ · 2·ranks × bytes"
+        elements, template = sum(group.flat for group in groups), "⌈elements / (2·ranks)⌉ · 2·ranks × bytes"
         why = "one flat buffer for each group of parameters; the parameters are views of it"
     else:
-        elements, template = group.elements, "elements × bytes"
+        elements, template = sum(group.elements for group in groups), "elements × bytes"
         why = f"stored in {itemsize} bytes per element ({recipe.precision.name})"
-    adapters = group.weights[0].adapter
     book.add(
         f"{'adapters' if adapters else 'weights'} of the {owner}",
         "adapters" if adapters else "parameters",
@@ -185,7 +188,7 @@ def _enter_masters(book: Ledger, recipe: Recipe, groups: list[Group], of_owner: 
     zero, elements = recipe.deepspeed, 0
     for group in groups:
         if master_itemsize(recipe, weight_itemsize(recipe, group)):
-            parts = [partition_elements(recipe, group)]
+            parts: Sequence[int] = [partition_elements(recipe, group)]
             if zero.wrapper == "zero3":
                 parts = sub_groups(group, recipe.ranks, zero.sub_group_size)
             off = moved(recipe, groups, group, parts)

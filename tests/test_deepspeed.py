@@ -1,0 +1,464 @@
+"""DeepSpeed: settings as users write them, what is refused, rows against the real engine's storages, properties."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from memplan.engine.build import ledger
+from memplan.engine.ledger import Ledger
+from memplan.engine.tensors import Weight
+from memplan.engine.zero_buffers import buckets_of
+from memplan.engine.zero_fetch import Limits, Module, Stretch, gathered
+from memplan.engine.zero_groups import Group, groups_of, owned, persistent, pinned, sizes_in_order, sub_groups
+from memplan.errors import InvalidJob
+from memplan.reporting import build_report
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "vocab_size": 512,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+SEVERAL: dict[str, Any] = {"model": LLAMA, "method": "sft", "num_gpus": 2, "sequence_length": 8}
+MEASURED = json.loads((Path(__file__).parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))["rows"]
+STATES = ("parameters", "adapters", "master_weights", "gradients", "optimizer_states")
+HELD = (*STATES, "buffers", "gathered_parameters", "optimizer_temporaries")
+
+
+def recipe_of(**keys: Any) -> Recipe:
+    return resolve(read_job(SEVERAL | keys))
+
+
+def held(book: Ledger, instant: str, categories: tuple[str, ...] = HELD, places: tuple[str, ...] = ("gpu",)) -> int:
+    """Bytes of these categories at an instant; rotary tables are the model's."""
+    at = book.index[instant]
+    rows = (row for row in book.rows if row.born <= at <= row.dies and row.name != "rotary tables")
+    return sum(row.bytes for row in rows if row.category in categories and row.place in places)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": 1e6, "overlap_comm": True},
+        {"reduce_bucket_size": "5e8", "prefetch_bucket_size": 1_000_000, "overlap_comm": "true"},
+        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 500000000, "stage3_prefetch_bucket_size": 1e6}},
+        {"stage": 3, "bf16": {"enabled": True}, "gradient_clipping": 1.0, "prefetch_bucket_size": "1e6"},
+    ],
+)
+def test_settings_are_read_flat_and_as_a_file_has_them(settings_: dict[str, Any]) -> None:
+    zero = recipe_of(zero_stage=3, deepspeed=settings_).deepspeed
+    assert (zero.reduce_bucket_size, zero.prefetch_bucket_size, zero.overlap_comm) == (500_000_000, 1_000_000, True)
+
+
+def test_a_stage_in_the_settings_is_the_jobs() -> None:
+    found = recipe_of(deepspeed={"zero_optimization": {"stage": 2}})
+    assert found.sharding == "zero2"
+    assert found.job["sharding"] == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given_", "bucket", "persistent_"),
+    [
+        ("pytorch", {}, 500_000_000, 100_000),
+        ("trl", {}, 64 * 64, 640),
+        ("trl", {"reduce_bucket_size": "auto", "zero_optimization": {}}, 64 * 64, 100_000),
+        ("trl", {"zero_optimization": {"stage": 3}}, 500_000_000, 100_000),
+        ("pytorch", {"reduce_bucket_size": "auto"}, 500_000_000, 100_000),
+    ],
+)
+def test_auto_is_hugging_faces(trainer: str, given_: dict[str, Any], bucket: int, persistent_: int) -> None:
+    zero = recipe_of(zero_stage=3, trainer=trainer, deepspeed=given_).deepspeed
+    assert (zero.reduce_bucket_size, zero.param_persistence_threshold) == (bucket, persistent_)
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "wrapper"),
+    [
+        (0, {}, "unfused"),
+        (0, {"deepspeed": {"optimizer": {"type": "AdamW"}}}, "fused"),
+        (0, {"precision": "fp32"}, "plain"),
+        (1, {}, "zero"),
+        (1, {"grad_dtype": "fp32"}, "bf16"),
+        (1, {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}}, "bf16"),
+        (1, {"grad_dtype": "fp32", "offload": "optimizer"}, "zero"),
+        (2, {"grad_dtype": "fp32"}, "zero"),
+        (3, {}, "zero3"),
+    ],
+)
+def test_the_step_is_that_of_the_class_that_deepspeed_takes(stage: int, keys: dict[str, Any], wrapper: str) -> None:
+    assert recipe_of(zero_stage=stage, **keys).deepspeed.wrapper == wrapper
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"deepspeed": {"stage3_prefetch": 1}}, "deepspeed: unknown key 'stage3_prefetch'"),
+        ({"deepspeed": {"overlap_comm": "maybe"}}, "deepspeed: overlap_comm: 'maybe' is neither true nor false"),
+        ({"deepspeed": {"reduce_bucket_size": -1}}, "deepspeed: reduce_bucket_size: '-1' is no number of elements"),
+        ({"deepspeed": {"communication_data_type": "int8"}}, "unknown dtype 'int8'"),
+        ({"deepspeed": {"stage": 1}}, "deepspeed: stage 1 contradicts zero_stage 2"),
+        ({"zero_stage": None, "deepspeed": {"overlap_comm": True}}, "deepspeed: settings without a ZeRO stage"),
+        ({"deepspeed": {"zero_hpz_partition_size": 8}}, "zero_hpz_partition_size with zero2"),
+        ({"deepspeed": {"mics_shard_size": 2}}, "mics_shard_size with zero2"),
+        ({"zero_stage": 3, "num_gpus": 4, "deepspeed": {"mics_shard_size": 3}}, "mics_shard_size: 3 does not divide 4"),
+        ({"offload": "parameters"}, "offload: parameters with zero2"),
+        ({"zero_stage": 0, "offload": "optimizer"}, "offload: optimizer with zero0"),
+        ({"deepspeed": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device nvme with zero2"),
+        ({"deepspeed": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "ratio 0.5 with zero2"),
+        ({"offload": "optimizer", "optimizer": "sgd"}, "optimizer: sgd with an offloaded optimizer"),
+        ({"zero_stage": 3, "deepspeed": {"zero_quantized_nontrainable_weights": True}}, "quantises fp16 weights alone"),
+        ({"zero_stage": 0, "grad_dtype": "fp32"}, "stage 0 accumulates in the dtype of the model"),
+        ({"deepspeed": {"zenflow": {"topk_ratio": 0.1}}}, "deepspeed: zenflow"),
+        ({"reduce_dtype": "bf16", "deepspeed": {"communication_data_type": "fp32"}}, "contradicts reduce_dtype bf16"),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        recipe_of(**{"zero_stage": 2, **keys})
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+# -- against the real engine ------------------------------------------------------------------------------------------
+
+
+def job_of(row: dict[str, Any]) -> Recipe:
+    """The measured job, in memplan's words."""
+    job = row["job"]
+    named = ["embed_tokens", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    frozen = [*named, "norm", "input_layernorm", "post_attention_layernorm", "lm_head"] if "trained" in job else []
+    keys = {
+        "num_gpus": job["ranks"],
+        "optimizer_impl": "fused",
+        "gradient_accumulation_steps": job["accumulation"],
+        "gradient_checkpointing": "full" if job.get("checkpointing") else "none",
+        "precision": "fp32" if "dtype" in job else "auto",
+        "deepspeed": {**job["config"], "zero_force_ds_cpu_optimizer": False},
+        "freeze": frozen,
+    }
+    found = recipe_of(**keys)
+    return found._replace(deepspeed=found.deepspeed._replace(groups=job["groups"]))
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])
+def test_states_and_steps_are_the_engines(row: dict[str, Any]) -> None:
+    """Bytes that stay, and the step's peak: the real DeepSpeed's on CPU, where nothing is page-locked.
+
+    Beside them the engine has step counters of 4 bytes and a few scalars; the tape rounds whole gradients of norms up,
+    and ZeRO-3 lets go of persistent parameters in the step, which the rows keep.
+    """
+    book = ledger(job_of(row))
+    whole = [each for each in book.rows if each.born == 0 and each.dies == len(book.schedule) - 1]
+    stays = sum(each.low_bytes for each in whole if each.category in HELD and each.name != "rotary tables")
+    accumulated = sum(
+        each.bytes for each in whole if each.name.startswith("accumulated gradients") and each.place == "gpu"
+    )
+    whole_gradients = row["found"][0]["optimizer"] in ("FP16_UnfusedOptimizer", "BF16_Optimizer")
+    several = 512 * 13 if whole_gradients else 512 + 64 * 2 * 9
+    resident = max(found["resident"] for found in row["found"])
+    assert stays - accumulated == pytest.approx(resident, abs=512)
+    places = ("gpu", "host") if "offload" in json.dumps(row["job"]) else ("gpu",)
+    step = max(found["step_peak"] for found in row["found"])
+    if places == ("gpu",):
+        assert held(book, "step.optimizer") == pytest.approx(step, abs=several)
+
+
+PLAIN = next(row for row in MEASURED if row["name"] == "stage 2")
+
+
+@pytest.mark.parametrize("name", ["stage 3", "stage 3, two micro-steps, fp32 accumulation"])
+def test_weights_that_stay_gathered_after_the_forward_are_the_coordinators(name: str) -> None:
+    """What a forward leaves beside what stage 2's leaves of the same model."""
+    row = next(row for row in MEASURED if row["name"] == name)
+    book = ledger(job_of(row))
+    activations = PLAIN["found"][0]["after_forward"] - PLAIN["found"][0]["resident"]
+    left = row["found"][0]["after_forward"] - row["found"][0]["resident"] - activations
+    rows = [each for each in book.rows if each.name == "gathered weights"]
+    assert [each.bytes for each in rows if each.born == book.index["policy.loss"]] == [left]
+
+
+@pytest.mark.parametrize("name", [row["name"] for row in MEASURED if "stage 3" not in row["name"]])
+def test_gradients_after_backward_are_the_engines(name: str) -> None:
+    """What is left of a backward beside the states, before the step takes it: ranks own different parameters, and some
+    hold one more gradient until Python's garbage collector runs."""
+    row = next(row for row in MEASURED if row["name"] == name)
+    book, found = ledger(job_of(row)), row["found"]
+    if "host" in name:
+        assert held(book, "step.optimizer", STATES, ("gpu",)) < found[0]["after_backward"]
+        return
+    left = [each["after_backward"] for each in found]
+    assert min(left) - 512 <= held(book, "step.optimizer", (*STATES, "buffers")) <= max(left) + 512 * 13
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def weights(*sizes: int, copies: int = 1) -> tuple[Weight, ...]:
+    return tuple(Weight(f"w{i}", size, 1, copies, True, "layer") for i, size in enumerate(sizes))
+
+
+def test_flat_buffers_are_padded_to_two_elements_a_rank() -> None:
+    found = recipe_of(zero_stage=2)
+    group = groups_of(found, weights(1001, 22), ranks=4)[0]
+    assert (group.elements, group.flat, group.partition) == (1023, 1024, 256)
+
+
+def test_a_rank_owns_whole_what_a_boundary_cuts() -> None:
+    sizes = weights(10, 30, 20)
+    assert owned(Group(sizes, 60, 60, 30)) == 50
+    assert owned(Group(weights(100), 100, 100, 10)) == 100
+    assert owned(Group(sizes, 60, 60, 30), 2) == pinned(60) + pinned(40)
+
+
+def test_tensors_of_equal_layers_are_interleaved() -> None:
+    layers = (Weight("a", 1, 1, 2, True, "layer"), Weight("b", 2, 1, 2, True, "layer"))
+    ends = (Weight("e", 5, 1, 1, True, "embedding"), *layers, Weight("h", 7, 1, 1, True, "head"))
+    assert sizes_in_order(ends) == (5, 1, 2, 1, 2, 7)
+
+
+def test_sub_groups_close_when_they_are_full() -> None:
+    group = Group(weights(8, 8, 8, 4), 28, 28, 7)
+    assert sub_groups(group, 4, 3) == (4, 3)
+    assert sub_groups(group, 4, 100) == (7,)
+
+
+def test_small_parameters_stay_up_to_the_models_limit() -> None:
+    sizes = weights(10, 1000, copies=5)
+    assert persistent(sizes, 10, 10**9) == 50
+    assert persistent(sizes, 10, 35) == 30
+
+
+@pytest.mark.parametrize(("size", "block"), [(0, 0), (1, 1), (4096, 4096), (4097, 8192), (3 << 30, 4 << 30)])
+def test_page_locked_blocks_are_powers_of_two(size: int, block: int) -> None:
+    assert pinned(size) == block
+
+
+def test_a_bucket_of_one_tensor_is_not_copied() -> None:
+    assert buckets_of((600, 100, 100), 500) == (200, 600)
+    assert buckets_of((100, 600), 500) == (700, 700)
+
+
+def line(*sizes: int) -> tuple[Stretch, ...]:
+    return tuple(Stretch(f"layer {i}", (Module(((i, size),)),)) for i, size in enumerate(sizes))
+
+
+def test_without_prefetch_one_module_is_gathered_at_a_time() -> None:
+    found = gathered(line(100, 200, 50), Limits(0, 10**9, 0, 0, 4))
+    assert [each.most for each in found.values()] == [100, 200, 52]
+    assert {each.left for each in found.values()} == {0}
+
+
+def test_several_parameters_in_one_call_are_there_twice() -> None:
+    stretch = (Stretch("layer 0", (Module(((0, 100), (1, 20))),)),)
+    assert gathered(stretch, Limits(0, 10**9, 0, 0, 4))["layer 0"].most == 240
+    assert gathered(stretch, Limits(0, 10**9, 0, 0, 4, sequential=True))["layer 0"].most == 120
+
+
+def test_what_is_used_again_soon_stays() -> None:
+    again = (Stretch("forward", line(100)[0].modules), Stretch("backward", line(100)[0].modules))
+    assert gathered(again, Limits(0, 10**9, 1, 0, 4))["forward"].left == 100
+    assert gathered(again, Limits(0, 10**9, 0, 0, 4))["forward"].left == 0
+
+
+def test_persistent_parameters_are_never_gathered() -> None:
+    assert gathered(line(100, 10), Limits(0, 10**9, 0, 10, 4))["layer 1"].most == 0
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=12),
+    prefetch=st.integers(0, 3000),
+    reuse=st.integers(0, 3000),
+    ranks=st.sampled_from([2, 8]),
+)
+@settings(max_examples=100, derandomize=True, deadline=None)
+def test_gathered_weights_lie_between_one_module_and_the_model(
+    sizes: list[int], prefetch: int, reuse: int, ranks: int
+) -> None:
+    forward = line(*sizes)
+    order = (*forward, *(stretch._replace(name=f"{stretch.name} back") for stretch in reversed(forward)))
+    found = gathered(order, Limits(prefetch, 10**9, reuse, 0, ranks))
+    most = max(each.most for each in found.values())
+    assert max(sizes) <= most <= 2 * sum(size + ranks for size in sizes)
+    assert found[order[-1].name].left == 0
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+Keys = dict[str, Any]
+JOBS = st.fixed_dictionaries(
+    {},
+    optional={
+        "lora": st.just({"r": 4}),
+        "gradient_accumulation_steps": st.sampled_from([1, 3]),
+        "gradient_checkpointing": st.sampled_from(["none", "full"]),
+        "trainer": st.sampled_from(["pytorch", "trl"]),
+        "method": st.sampled_from(["sft", "dpo"]),
+        "grad_dtype": st.just("fp32"),
+        "deepspeed": st.sampled_from(
+            [
+                {"overlap_comm": True},
+                {"contiguous_gradients": False},
+                {"sub_group_size": 5000, "stage3_param_persistence_threshold": 0},
+                {"reduce_bucket_size": 3000, "round_robin_gradients": True},
+            ]
+        ),
+    },
+)
+
+
+def model_states(book: Ledger, places: tuple[str, ...] = ("gpu",)) -> int:
+    return held(book, "step.optimizer", STATES, places)
+
+
+def possible(keys: Keys) -> Ledger:
+    try:
+        return ledger(recipe_of(**keys))
+    except InvalidJob:
+        assume(False)
+        raise
+
+
+CUT = 2 * 512 * 64 * 4
+"""Two parameters of a tiny model may be cut by the boundaries of a part."""
+
+
+@given(keys=JOBS, stage=st.sampled_from([1, 2, 3]), ranks=st.sampled_from([2, 3, 8]))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_more_ranks_never_hold_more_states_each(keys: Keys, stage: int, ranks: int) -> None:
+    fewer, more = (possible(keys | {"zero_stage": stage, "num_gpus": n}) for n in (ranks, 2 * ranks))
+    assert model_states(more) <= model_states(fewer) + (CUT if stage < 3 else 4096)
+
+
+@given(keys=JOBS, ranks=st.sampled_from([2, 4, 7]))
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_a_later_stage_never_holds_more_states(keys: Keys, ranks: int) -> None:
+    keys = {key: value for key, value in keys.items() if key != "grad_dtype"}
+    sizes = [model_states(possible(keys | {"zero_stage": stage, "num_gpus": ranks})) for stage in range(4)]
+    assert all(later <= earlier + CUT for earlier, later in pairwise(sizes)), sizes
+
+
+@given(
+    keys=JOBS,
+    stage=st.sampled_from([1, 2, 3]),
+    what=st.sampled_from([["optimizer"], ["optimizer", "parameters"]]),
+    ranks=st.sampled_from([1, 2, 8]),
+)
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_offload_never_raises_states_on_the_card(keys: Keys, stage: int, what: list[str], ranks: int) -> None:
+    keys = {key: value for key, value in keys.items() if key != "grad_dtype"}  # BF16_Optimizer offloads nothing
+    keys |= {"zero_stage": stage, "num_gpus": ranks}
+    here, away = possible(keys), possible(keys | {"offload": what})
+    assert model_states(away) <= model_states(here)
+    assert model_states(away, ("gpu", "host")) >= model_states(here, ("gpu", "host")) - CUT
+
+
+@given(keys=JOBS, stage=st.sampled_from([0, 1, 2, 3]))
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_the_ledger_sums_to_the_report(keys: Keys, stage: int) -> None:
+    try:
+        found = recipe_of(**keys, zero_stage=stage)
+    except InvalidJob:
+        assume(False)
+        raise
+    report, book = build_report(found), ledger(found)
+    assert report.per_gpu.allocated_bytes == max(book.totals())
+    assert sum(report.per_gpu.by_category.values()) == report.per_gpu.allocated_bytes
+    bounds = report.per_gpu.allocated_range
+    assert bounds.low <= report.per_gpu.allocated_bytes <= bounds.high
+
+
+# -- offload ----------------------------------------------------------------------------------------------------------
+
+
+def rows_on(place: str, **keys: Any) -> dict[str, int]:
+    return {row.name: row.bytes for row in ledger(recipe_of(**keys)).rows if row.place == place}
+
+
+def test_the_host_holds_what_stage_2_offloads() -> None:
+    """8,030,261,248 parameters over 8 ranks: master and gradient 4 + 4, moments 8, staging 2 bytes an element."""
+    keys: Keys = {"model": "llama-3.1-8b", "num_gpus": 8, "zero_stage": 2, "sequence_length": 128}
+    found = rows_on("host", **keys, offload="optimizer")
+    part = 8_030_261_248 // 8
+    assert found["fp32 master weights on the host"] == found["fp32 gradients on the host"] == pinned(4 * part)
+    assert found["AdamW states on the host"] == 8 * part
+    assert found["updated weights on the host"] == pinned(2 * part)
+    exact = rows_on("host", **keys, deepspeed={"offload_optimizer": {"device": "cpu", "pin_memory": False}})
+    assert exact["fp32 master weights on the host"] == 4 * part
+
+
+def test_the_report_counts_every_gpu_of_the_node() -> None:
+    found = recipe_of(zero_stage=3, num_gpus=16, gpus_per_node=8, offload="optimizer,parameters")
+    own = sum(row.bytes for row in ledger(found).rows if row.place == "host")
+    assert build_report(found).host.bytes_per_node == 8 * own > 0
+
+
+def test_half_of_the_sub_groups_stay_where_the_ratio_says_so() -> None:
+    keys: Keys = {"zero_stage": 3, "num_gpus": 2}
+    small = {"sub_group_size": 9000, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    part = {**small, "offload_optimizer": {**small["offload_optimizer"], "ratio": 0.5}}  # type: ignore[dict-item]
+    whole, half = (rows_on("host", **keys, deepspeed=each) for each in (small, part))
+    name = "fp32 master weights on the host"
+    assert 0.4 * whole[name] < half[name] < 0.7 * whole[name]
+    card = rows_on("gpu", **keys, deepspeed=part)
+    assert card["fp32 gradients of sub-groups on the card"] == card["fp32 master weights"] == whole[name] - half[name]
+
+
+def test_nvme_holds_states_and_the_host_their_buffers() -> None:
+    nvme: Keys = {"device": "nvme", "nvme_path": "/local"}
+    keys: Keys = {"model": "llama-3.1-8b", "num_gpus": 8, "zero_stage": 3, "sequence_length": 128}
+    given_ = {"offload_optimizer": nvme, "offload_param": {**nvme, "max_in_cpu": 0}}
+    files, host = (rows_on(place, **keys, deepspeed=given_) for place in ("nvme", "host"))
+    part = 8_030_261_248 // 8
+    assert files["optimizer's swap files"] == 16 * part
+    assert files["swap files of the weights"] == 2 * part
+    assert host["swap buffers of the weights"] == 5 * 100_000_000 * 2
+    assert host["optimizer's swap buffers"] == 4 * 4 * part
+
+
+# -- ZeRO++ and MiCS --------------------------------------------------------------------------------------------------
+
+
+def test_hpz_keeps_a_second_partition() -> None:
+    plain = rows_on("gpu", zero_stage=3, num_gpus=16)
+    more = rows_on("gpu", zero_stage=3, num_gpus=16, deepspeed={"zero_hpz_partition_size": 8})
+    assert more["hpZ's second partition"] == pytest.approx(2 * plain["weights of the policy"], rel=0.01)
+
+
+def test_mics_shares_within_a_group() -> None:
+    groups = rows_on("gpu", zero_stage=3, num_gpus=16, deepspeed={"mics_shard_size": 4})
+    four = rows_on("gpu", zero_stage=3, num_gpus=4)
+    assert {name: size for name, size in groups.items() if name in four and "communication" not in name} == {
+        name: size for name, size in four.items() if "communication" not in name
+    }
+
+
+# -- other models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "shards"), [(0, 1), (1, 1), (2, 1), (3, 2)])
+def test_a_reference_is_a_replica_but_under_stage_3(stage: int, shards: int) -> None:
+    found = rows_on("gpu", method="dpo", trainer="trl", zero_stage=stage)
+    name = next(name for name in found if name.startswith("reference model"))
+    assert found[name] == 2 * 213_568 // shards
+
+
+def test_a_reference_waits_on_the_host_as_the_policys_weights_do() -> None:
+    found = rows_on("host", method="dpo", trainer="trl", zero_stage=3, offload="parameters")
+    assert any(name.startswith("reference model") for name in found)

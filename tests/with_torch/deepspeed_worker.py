@@ -1,0 +1,150 @@
+"""The real DeepSpeed on CPU (gloo, several processes), with every living storage counted: prints what it held.
+
+``python deepspeed_worker.py JOB`` where JOB is JSON: ranks, groups, accumulation, dtype, trained (parts of names),
+checkpointing, model ([hidden, layers, vocabulary]) and config (DeepSpeed's). One line of JSON comes back: for each rank
+the bytes that stay, those at the end of the last forward and backward, and the peaks of backward and step.
+"""
+
+import gc
+import json
+import os
+import socket
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+STEPS, TOKENS = 4, 8
+"""The last of several steps is looked at: ZeRO-3 fetches ahead only after it has recorded an order."""
+
+
+class Living(TorchDispatchMode):
+    """Bytes of the storages that operations made and nobody has let go of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, Any] = {}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.see(leaf)
+        return out
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Count a storage that is new."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if tensor.device.type != "cpu" or not size or key in self.alive:
+            return
+
+        def end(_: Any) -> None:
+            self.alive.pop(key, None)
+            self.now -= size
+
+        self.alive[key] = weakref.ref(storage, end)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def llama(hidden: int, layers: int, vocabulary: int) -> Any:
+    """A small model, the same in every process."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        vocab_size=vocabulary,
+        intermediate_size=2 * hidden,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def engine_of(job: dict[str, Any], living: Living) -> Any:
+    """DeepSpeed's engine around the model, no operation compiled."""
+    import deepspeed
+
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.init_distributed("gloo")
+    model = llama(*job["model"]).to(getattr(torch, job.get("dtype", "bfloat16")))
+    if job.get("checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(part in name for part in job.get("trained", [""])))
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [[p for n, p in named if "norm" not in n], [p for n, p in named if "norm" in n]]
+    groups = groups if job["groups"] == 2 else [[p for _, p in named]]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-4, fused=True)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": job["accumulation"],
+        "gradient_clipping": 1.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": job.get("dtype") is None},
+        **job["config"],
+    }
+    with living:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    for parameter in model.parameters():
+        living.see(parameter.data)
+    return engine
+
+
+def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
+    """One process: a few steps, the last of them counted."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(job["ranks"]),
+        "LOCAL_SIZE": str(job["ranks"]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": "cpu",
+    }
+    torch.set_num_threads(1)
+    living = Living()
+    engine = engine_of(job, living)
+    gc.collect()
+    ids = torch.randint(0, job["model"][2], (1, TOKENS))
+    found: dict[str, Any] = {"optimizer": type(engine.optimizer).__name__}
+    with living:
+        for _ in range(STEPS * job["accumulation"]):
+            loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
+            found["after_forward"], living.peak = living.now, living.now
+            engine.backward(loss)
+            del loss
+            found["backward_peak"], found["after_backward"], living.peak = living.peak, living.now, living.now
+            engine.step()
+            found["step_peak"] = living.peak
+    gc.collect()
+    Path(folder, str(rank)).write_text(json.dumps(found | {"resident": living.now}))
+    torch.distributed.barrier()
+    os._exit(0)
+
+
+def main() -> None:
+    """Start the processes and print what they found."""
+    job = json.loads(sys.argv[1])
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        mp.spawn(run, args=(port, job, folder), nprocs=job["ranks"])
+        print(json.dumps([json.loads(Path(folder, str(rank)).read_text()) for rank in range(job["ranks"])]))
+
+
+if __name__ == "__main__":
+    main()
