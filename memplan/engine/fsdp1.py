@@ -124,6 +124,10 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
             _gathered(book, f"layer {i}, and the one ahead", size + copied, instant, instant, "in use and prefetched")
             _gathered(book, "layers below", earlier if stays else 0, instant, instant, "SHARD_GRAD_OP")
         end = traced.end_of(i)
+        if i == 0:
+            _enter_held_inputs(book, recipe, traced, i, f"{name}.embedding-backward")
+        for instant in (*(instant for instant, _ in traced.layer_instants(i)), end):
+            _enter_held_inputs(book, recipe, traced, i, instant)
         _gathered(book, "layers below", earlier if stays else 0, end, end, "SHARD_GRAD_OP")
         book.add(
             f"gradient of the residual stream, below layer {i}",
@@ -140,6 +144,29 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
         _enter_flat(book, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
         if waits_for_reduction(recipe) and recipe.accumulation > 1:
             _enter_last_step(book, recipe, own, i, end)
+
+
+def _enter_held_inputs(book: Ledger, recipe: Recipe, traced: TracedPass, i: int, instant: str) -> None:
+    """Inputs of the checkpoints of frozen units above, and their gradients.
+
+    The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
+    AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
+    of backward.
+    """
+    if recipe.adapter is None or not recipe.checkpointing or not recipe.trainer.checkpoints_units:
+        return
+    size = 2 * sum(trace.boundary for trace in traced.layers[i + 1 :])
+    book.add(
+        f"inputs of checkpoints above layer {i}, and their gradients",
+        "activations",
+        size,
+        instant,
+        instant,
+        template="layers × 2 × T × h × bytes",
+        numbers=(len(traced.layers) - 1 - i, 2, traced.layers[i].boundary),
+        why="held by the hooks that reshard frozen units",
+        source=f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
+    )
 
 
 def _not_ahead(traced: TracedPass, i: int, instant: str, below: int) -> int:

@@ -156,7 +156,8 @@ def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held,
     if base is None:
         _enter_stored(book, recipe, f"frozen weights of the {owner}", "parameters", frozen, held)
         return
-    enter_quantised(book, base, "the policy", "parameters", [weight for weight in frozen if weight.quantised_by(base)])
+    packed = [weight for weight in frozen if weight.quantised_by(base)]
+    enter_quantised(book, base, "the policy", "parameters", packed, held.parameter_shards)
     rest = [weight for weight in frozen if not weight.quantised_by(base)]
     why = f"embeddings, head, norms and biases are not quantised{'' if base.experts else ', stacked experts neither'}"
     _enter_stored(book, recipe, "unquantised weights of the policy", "parameters", rest, held, why)
@@ -175,15 +176,20 @@ def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held,
         )
 
 
-def enter_quantised(book: Ledger, base: Quantised, owner: str, category: str, weights: list[Weight]) -> int:
-    """The tensors that quantised matrices become, each rounded up as the allocator does; returns their bytes."""
+def enter_quantised(
+    book: Ledger, base: Quantised, owner: str, category: str, weights: list[Weight], shards: int = 1
+) -> int:
+    """The tensors that quantised matrices become, each rounded up as the allocator does; returns their bytes.
+
+    ``shards``: packed weights are split over so many ranks (FSDP); scales are no parameters, and whole on each.
+    """
     packed = scales = elements = 0
     for weight in weights:
         first, *rest = (
             ceil_div(size, BLOCK) * BLOCK for size in base.scheme.tensors(weight.rows, weight.columns).values()
         )
         matrices = weight.copies * weight.stacked
-        packed, scales = packed + first * matrices, scales + sum(rest) * matrices
+        packed, scales = packed + ceil_div(first, shards) * matrices, scales + sum(rest) * matrices
         elements += weight.elements * weight.copies
     scheme = base.scheme
     for label, size, why in (

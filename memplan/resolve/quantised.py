@@ -40,7 +40,7 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
             )
         return Base(None, stored)
     scheme = QUANTIZATIONS[job.quantization]
-    _check(job, scheme, split)
+    _check(job, scheme, split, notes)
     compute = DTYPE_BYTES[stored.precision.dtype]
     experts = trainer.name == "transformers" and trainer.since == "4.0"
     base = Quantised(scheme, compute, stored.precision.weights, stored.precision.dtype == "fp16", experts)
@@ -49,6 +49,9 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
     if scheme.assumed:
         notes.assume(f"quantization {scheme.name}: transients are those of {scheme.source}, taken from its code")
     upcast = _upcast(job, trainer, scheme, stored, notes)
+    if upcast != "none" and split.is_fsdp and split.ranks > 1:
+        notes.remark("kbit_upcast: none under FSDP, whose units hold one dtype (TRL skips it on sharded QLoRA)")
+        upcast = "none"
     if upcast == "all" and stored.precision.weights != FP32:
         wide = stored.precision._replace(weights=FP32, gradients=FP32)
         stored = stored._replace(precision=wide, compute_itemsize=FP32, gradient_itemsize=FP32, reduce_itemsize=FP32)
@@ -56,19 +59,26 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
     return Base(base, stored, norms, upcast)
 
 
-def _check(job: Job, scheme: Quantization, split: Split) -> None:
+def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
     """What transformers, PEFT or the libraries refuse."""
     if job.lora is None:
         raise InvalidJob(
             f"quantization: {scheme.name} weights cannot be trained", "add lora (QLoRA), such as --lora-r 16"
         )
-    if split.name in ("zero3", "fsdp2") and split.ranks > 1:
-        why = (
-            "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
-            if scheme.product == "bnb-int8"
-            else "a quantised base split over ranks is not modelled yet"
-        )
-        raise InvalidJob(f"sharding: {split.name} with quantization {scheme.name}: {why}", "use sharding ddp or zero2")
+    if split.name in ("zero3", "fsdp", "fsdp2") and split.ranks > 1:
+        why = "a quantised base split over ranks is not modelled"
+        if scheme.product == "bnb-int8":
+            why = "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
+        elif scheme.product == "bnb-4bit" and split.is_fsdp:
+            notes.assume(
+                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} (FSDP splits packed weights in the dtype of the others; "
+                "left at uint8, they stay whole on every GPU)"
+            )
+            why = ""
+        if why:
+            raise InvalidJob(
+                f"sharding: {split.name} with quantization {scheme.name}: {why}", "use sharding ddp or zero2"
+            )
     if job.lora.dora and scheme.product == "awq":
         raise InvalidJob("lora.dora: PEFT has no DoRA over AWQ", "leave dora out, or use another quantization")
 

@@ -20,6 +20,9 @@ class Trainer(NamedTuple):
     """Megatron's states: bf16 weights, an fp32 buffer of gradients that stays, fp32 main weights and moments."""
     accelerate: bool = False
     """accelerate prepares the model: DDP's and FSDP's settings are its own."""
+    checkpoints_units: bool = False
+    """Checkpointing calls the layer as FSDP has wrapped it, reentrant by default (transformers before 5); elsewhere the
+    layer checkpoints itself, within its unit."""
     reduce_dtype: str = ""
     """Dtype of FSDP's reductions; empty for the compute dtype."""
     loads_fp32: bool = False

@@ -62,6 +62,7 @@ ROWS = (
         "Hugging Face Trainer",
         since="4.0",
         accelerate=True,
+        checkpoints_units=True,
         syncs_each_batch=False,
         autocast=True,
         loads_fp32=True,
