@@ -1,5 +1,6 @@
 """Proves that the sums a search asks for are the ledger's, whatever was asked before, and that nothing read is lost."""
 
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
@@ -168,3 +169,11 @@ def test_ranks_of_megatron_are_remembered_too(degrees: Keys) -> None:
     for each in (recipe, recipe._replace(batch_size=4), recipe._replace(gpu=None), recipe):
         for of in rank_classes(each):
             agrees(of.recipe)
+
+
+def test_a_specs_hash_is_its_own_and_made_once() -> None:
+    spec = recipe_of(method="sft").model
+    changed, copied, pickled = spec.model_copy(update={"tied": True}), spec.model_copy(), loads(dumps(spec))
+    assert hash(spec) == hash(spec) == hash(copied) == hash(pickled) != hash(changed)
+    assert spec == copied == pickled != changed
+    assert not hasattr(loads(dumps(spec)), "_hashed"), "another process hashes strings in another way"

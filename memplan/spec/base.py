@@ -11,6 +11,15 @@ class Frozen(BaseModel):
     """A value: immutable, hashable, and closed to unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    __slots__ = ("_hashed",)
+
+    def __hash__(self) -> int:
+        """Of the fields, computed once: models are looked up in caches again and again."""
+        hashed: int | None = getattr(self, "_hashed", None)
+        if hashed is None:
+            hashed = hash((type(self), *map(self.__dict__.__getitem__, type(self).__pydantic_fields__)))
+            object.__setattr__(self, "_hashed", hashed)
+        return hashed
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other values in some fields. What the original had cached is computed anew."""
