@@ -108,7 +108,7 @@ def _checkpointing(keys: Keys) -> None:
     if on is not None:
         keys.put("gradient_checkpointing", "full" if on else "none", name)
     for arguments in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-        if on and keys.has(arguments):
+        if keys.has(arguments):
             inner = mapping(keys, arguments)
             reentrant = inner.flag("use_reentrant")
             if reentrant is not None:

@@ -23,7 +23,7 @@ def arguments(job: Job) -> dict[str, Any]:
         "fp16": half == "fp16",
         "optim": optim(job),
     }
-    if job.gradient_checkpointing != "none":
+    if job.gradient_checkpointing != "none" or job.gradient_checkpointing_reentrant:
         values["gradient_checkpointing_kwargs"] = {"use_reentrant": job.gradient_checkpointing_reentrant}
     own = job.optimizer_args.model_dump(exclude_none=True)
     pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)

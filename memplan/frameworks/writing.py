@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import InternalError, InvalidJob, UsageError
@@ -48,7 +48,11 @@ class Emission:
     framework: Framework
     files: list[File]
     report: Report
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str]
+
+    def read_back(self, job: Job) -> JobInput:
+        """The job that the texts make."""
+        return read_back(job, self.texts, self.framework)
 
 
 def emit(given: JobInput, row: Framework) -> Emission:
