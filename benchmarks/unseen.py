@@ -110,6 +110,8 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
         (kinds, _), *_ = config["attention_types"]
         small["num_layers"] = max(small["num_layers"] // len(kinds), 1) * len(kinds)
         small["attention_types"] = [[kinds, small["num_layers"] // len(kinds)]]
+    if "deepstack_visual_indexes" in config:  # Qwen3-VL's: layers of the tower, each with a merger
+        small["deepstack_visual_indexes"] = list(range(len(config["deepstack_visual_indexes"])))[: small["depth"]]
     if not counts and not any(key in config for key in INNER):
         small["num_hidden_layers"] = layers
     return small
@@ -125,6 +127,8 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
         job["sequence_length"] = 64
     if job["lora"]:
         job["lora"] = job["lora"] | rng.choice(ADAPTERS)
+        if "dtype" in job["lora"] and job["precision"].startswith("fp16"):
+            job["lora"]["dtype"] = "fp16"
     if job["method"] not in PAIRS:
         del job["pair_pass"]
     if job["gradient_checkpointing"] in ("none", "selective"):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from memplan.engine.fsdp2_units import gathers
 from memplan.engine.ledger import Ledger
 from memplan.engine.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
-from memplan.engine.states import FP32, last_update, refresh_bytes, shard_elements, step_temporaries
+from memplan.engine.states import (
+    FP32,
+    last_update,
+    loop_bytes,
+    refresh_bytes,
+    shard_elements,
+    step_temporaries,
+    stepped_tensors,
+)
 from memplan.engine.tensors import Weight
 from memplan.engine.zero_rules import takes_gradients
 from memplan.spec.recipe import Recipe
@@ -82,6 +90,10 @@ def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[i
 
     foreach takes one dtype at a time, but its loop's variables hold the copies of the one before.
     """
+    optimizer = recipe.optimizer
+    if recipe.optimizer_impl == "loop" and optimizer.rule != "muon" and not optimizer.gathers:  # all dtypes in one loop
+        smallest = min(holds.stepped_itemsize(recipe, weight) for weight in trained)
+        return loop_bytes(recipe, stepped_tensors(recipe, trained, holds)) // smallest, smallest
     sizes = {}
     for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
         same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]

@@ -156,7 +156,8 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         if spec.head.bias:
             weights.append(Weight(spec.head.name + ".bias", spec.head.outputs, 1, 1, trained, "head"))
     if adapter and adapter.saved:
-        weights += saved_weights(spec, adapter)
+        saved = saved_weights(spec, adapter)  # in the order of the modules that hold them
+        weights = [*(w for w in saved if w.unit == "embedding"), *weights, *(w for w in saved if w.unit != "embedding")]
     if spec.frozen:
         inside = ("layer", "vision")
         weights = [next(marked([w], spec.frozen)) if w.unit not in inside else w for w in weights]

@@ -38,6 +38,8 @@ def build_model(
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     if recipe.trainer.unties:
         parsed.tie_word_embeddings = False
+    if recipe.trainer.unties:
+        parsed.tie_word_embeddings = parsed.get_text_config().tie_word_embeddings = False
     parsed.use_cache = False
     parsed.get_text_config().use_cache = False
     maker: Any = AutoModelForImageTextToText if recipe.model.tower else AutoModelForCausalLM

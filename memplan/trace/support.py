@@ -57,6 +57,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
     if recipe.job.get("quantization", "none") != "none":
         raise InvalidJob("quantization: a quantised base cannot be traced: its kernels need a GPU", "quantization none")
+    if name != "pytorch" and recipe.sources.get("logits_dtype"):
+        raise InvalidJob(f"logits_dtype: {name} decides it itself", "leave logits_dtype out")
     if recipe.kernels.compiled:
         raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.loss_head not in HEADS:
