@@ -38,11 +38,12 @@ class Buffer(NamedTuple):
 
 
 def buffers(recipe: Recipe, shares: Sequence[Share]) -> list[Buffer]:
-    """The dense parameters' buffer, and the experts', which is reduced over other ranks."""
+    """The dense parameters' buffer, and that of experts that are divided over ranks, which is reduced over others
+    (``allreduce`` of a parameter in megatron-core's linears)."""
     degrees, found = recipe.parallel, []
     divided = recipe.sharding == "distributed-optimizer"
     for label, expert, ranks in (("", False, degrees.shards), (" of experts", True, degrees.expert_shards)):
-        mine = [share for share in shares if share.expert is expert]
+        mine = [share for share in shares if (share.expert and degrees.expert > 1) is expert]
         if not mine:
             continue
         elements = padded_elements(mine, ranks, recipe.megatron) if divided else sum(share.elements for share in mine)
