@@ -16,6 +16,7 @@ from memplan.tables import (
     terms_of_modules,
     terms_of_other_models,
     terms_of_steps,
+    terms_of_zero,
 )
 from memplan.tables.term import Term
 
@@ -26,6 +27,7 @@ ROWS: tuple[Term, ...] = (
     *terms_of_buffers.ROWS,
     *terms_of_modules.ROWS,
     *terms_of_steps.ROWS,
+    *terms_of_zero.ROWS,
     *terms_of_megatron.ROWS,
 )
 TERMS: dict[str, Term] = {row.key: row for row in ROWS}

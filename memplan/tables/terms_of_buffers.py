@@ -11,7 +11,7 @@ ROWS = (
             "every gradient unless gradient_as_bucket_view is set."
         ),
         formula=(
-            "DDP e·Pt; ZeRO bucket and its copy 2·e·reduce_bucket_size; FSDP2 e_reduce·(unit); rotary 2·s·head_dim·e"
+            "DDP e·Pt; ZeRO e·reduce_bucket_size, and its copy; FSDP2 e_reduce·(unit); rotary 2·s·head_dim·e"
         ),
         lifetime="DDP and ZeRO-3 the whole step; ZeRO-1 and 2 backward; FSDP2 one unit's reduction",
         shards=NOTHING,
@@ -24,7 +24,7 @@ ROWS = (
             "缓冲区",
             "DDP 与 ZeRO-3 为整个训练步；ZeRO-1/2 为反向；FSDP2 为一个单元的归约",
             NOTHING_ZH,
-            "DDP e·Pt；ZeRO 桶及其副本 2·e·reduce_bucket_size；FSDP2 e_reduce·（单元）；旋转表 2·s·head_dim·e",
+            "DDP e·Pt；ZeRO e·reduce_bucket_size 及其副本；FSDP2 e_reduce·（单元）；旋转表 2·s·head_dim·e",
         ),
     ),
     Term(
@@ -34,7 +34,7 @@ ROWS = (
             "Whole weights that ZeRO-3 and FSDP2 put together from their shards for use: a layer or two at a time, "
             "and the root (embedding, final norm, head). More GPUs do not make them smaller."
         ),
-        formula="FSDP2 e·(root + 2 layers), e·P without reshard; ZeRO-3 e·(layer + prefetch) + e·(head)",
+        formula="FSDP2 e·(root + 2 layers), e·P without reshard; ZeRO-3 e·(module + prefetch + what is soon used again)",
         lifetime="from first use to the end of its unit's backward (root: embedding-backward)",
         shards=NOTHING,
         source=f"{FSDP2}; deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py",
@@ -46,7 +46,7 @@ ROWS = (
             "聚合的参数",
             "从首次使用到所在单元反向结束（root：embedding-backward）",
             NOTHING_ZH,
-            "FSDP2 e·（root + 2 层），不 reshard 时 e·P；ZeRO-3 e·（层 + 预取）+ e·（输出头）",
+            "FSDP2 e·（root + 2 层），不 reshard 时 e·P；ZeRO-3 e·（模块 + 预取 + 即将再用的）",
         ),
     ),
     Term(

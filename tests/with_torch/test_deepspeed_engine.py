@@ -1,0 +1,34 @@
+"""The real DeepSpeed, run on CPU in processes of its own, holds what tests/data/deepspeed says it held."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+
+HERE = Path(__file__).parent
+MEASURED = json.loads((HERE.parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))["rows"]
+NAMES = ("stage 0", "stage 1", "BF16_Optimizer", "stage 2, two micro-steps", "stage 3", "stage 3, all on the host")
+EXACT = ("optimizer", "resident", "after_forward", "step_peak")
+"""What a rerun gives to the byte; peaks of backward depend on when Python lets go of gradients."""
+
+
+@pytest.mark.parametrize("row", [row for row in MEASURED if row["name"] in NAMES], ids=lambda row: row["name"])
+def test_the_engine_holds_what_is_written_down(row: dict[str, Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "deepspeed_worker.py"), json.dumps(row["job"])],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for then, now in zip(row["found"], found, strict=True):
+        assert {key: now[key] for key in EXACT} == {key: then[key] for key in EXACT}
