@@ -133,7 +133,7 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
 
 
 def _enter_pipeline(book: Ledger, parts: Parts) -> None:
-    if parts.recipe.parallel.pipeline > 1:
+    if parts.recipe.divided.pipeline > 1:
         enter_pipeline(book, parts.recipe, [traced for traced, point in parts.passes if point == "backward"])
 
 

@@ -16,7 +16,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
     code, fused = recipe.loss_code, recipe.loss_head in FUSED_PROGRAMS
     if recipe.loss_head == "score":
         return Head("score")
-    if not recipe.parallel.last:
+    if not recipe.divided.last:
         return Head("hidden")
     whole = graph and rows == recipe.rows
     projected, sliced = _completion_lengths(recipe)
@@ -52,7 +52,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
 
 def _program(recipe: Recipe) -> str:
     """The program of the loss; of a vocabulary that ranks share, its parallel form."""
-    if recipe.parallel.tensor > 1:
+    if recipe.divided.tensor > 1:
         return "parallel-cross-entropy"
     return "plain-cross-entropy" if recipe.model.encoder else recipe.loss_head
 

@@ -33,8 +33,8 @@ def policy_mode(recipe: Recipe) -> Mode:
         kernels=recipe.kernels,
         in_place=recipe.gpu is not None,
         mixer_kernels=recipe.mixer_kernels,
-        tensor=recipe.parallel.tensor,
-        context=recipe.parallel.context,
+        tensor=recipe.divided.tensor,
+        context=recipe.divided.context,
     )
 
 

@@ -1,5 +1,6 @@
 """Recipe: a job in which nothing is left open. The engine takes this and nothing else."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from memplan.spec.cluster import Cluster
@@ -149,6 +150,11 @@ class ImageBatch(NamedTuple):
     """Tokens of these rows without their ends, before they are shrunk (LLaVA-OneVision)."""
 
 
+@lru_cache(maxsize=256)
+def _one_copy(degrees: Parallel) -> Parallel:
+    return degrees._replace(world=degrees.model, replicas=1)
+
+
 class Recipe(NamedTuple):
     """Everything that decides the bytes of one rank. No None, no auto, but for the card."""
 
@@ -242,6 +248,11 @@ class Recipe(NamedTuple):
         """Whether GPUs share the model states. Rows that need no more than that are the same for any number of them,
         and a search adds them up once."""
         return self.ranks > 1
+
+    @property
+    def divided(self) -> Parallel:
+        """How one copy of the model is divided, whatever the number of copies: what decides the passes of a rank."""
+        return _one_copy(self.parallel)
 
     @property
     def accumulates(self) -> bool:
