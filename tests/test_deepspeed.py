@@ -462,3 +462,9 @@ def test_a_reference_is_a_replica_but_under_stage_3(stage: int, shards: int) -> 
 def test_a_reference_waits_on_the_host_as_the_policys_weights_do() -> None:
     found = rows_on("host", method="dpo", trainer="trl", zero_stage=3, offload="parameters")
     assert any(name.startswith("reference model") for name in found)
+
+
+def test_an_option_replaces_the_stage_of_a_files_settings() -> None:
+    file = {"deepspeed": {"zero_optimization": {"stage": 2, "overlap_comm": True}}, "num_gpus": 2}
+    found = resolve(read_job({"zero_stage": 3, "model": LLAMA, "method": "sft"}, file))
+    assert (found.sharding, found.deepspeed.overlap_comm) == ("zero3", True)

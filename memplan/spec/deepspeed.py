@@ -182,6 +182,29 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def lift_stage(job: dict[str, Any], where: str = "") -> None:
+    """The stage of DeepSpeed's settings becomes the job's ``zero_stage``, so that an option replaces it. Raises
+    InvalidJob where the same mapping names another."""
+    given = job.get("deepspeed")
+    if not isinstance(given, Mapping):
+        return
+    inner = given.get("zero_optimization")
+    nested = isinstance(inner, Mapping) and "stage" in inner
+    stage = inner["stage"] if nested else given.get("stage")  # type: ignore[index]
+    if not isinstance(stage, int) or isinstance(stage, bool):
+        return
+    named = job.get("zero_stage", job.get("sharding"))
+    if named is not None and str(named).strip().lower().removeprefix("zero").lstrip("-_") != str(stage):
+        key = "zero_stage" if "zero_stage" in job else "sharding"
+        raise InvalidJob(f"{where}deepspeed: stage {stage} contradicts {key} {named}", "give one of them")
+    if named is None:
+        job["zero_stage"] = stage
+    rest = {key: value for key, value in given.items() if key != "stage"}
+    if nested:
+        rest["zero_optimization"] = {key: value for key, value in inner.items() if key != "stage"}  # type: ignore[union-attr]
+    job["deepspeed"] = rest
+
+
 def _half(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """What ``bf16`` or ``fp16`` says beside ``enabled``, which is the job's dtype."""
     for key in ("bf16_master_weights_and_grads", "fp16_master_weights_and_grads", "bf16_optimizer_states"):
