@@ -175,3 +175,15 @@ def test_more_ranks_never_hold_more_states_each(name: str, tensor: int, stages: 
     assert most(tensor * 2, stages, data) <= before + padding
     assert most(tensor, stages * 2, data) <= before + table
     assert most(tensor, stages, data * 2) <= before + 18 * 128 * 16
+
+
+def test_what_is_offloaded_waits_on_the_host_in_fp32() -> None:
+    """Main weights, moments and gradients of every rank's shard: 16 bytes a parameter over the node."""
+    job = {**JOB, "model": LLAMA, "num_gpus": 4}
+    settings_of = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}
+    named, meant = estimate({**job, "megatron": settings_of}), estimate({**job, "offload": ["optimizer"]})
+    parameters = load_model(LLAMA).params.total
+    rows = [row for row in named.per_gpu.ledger if row.place == "host"]
+    assert sum(row.bytes for row in rows) * 4 == pytest.approx(16 * parameters, rel=0.003)
+    assert meant.per_gpu.allocated_bytes == named.per_gpu.allocated_bytes
+    assert meant.host.bytes_per_node == named.host.bytes_per_node

@@ -15,7 +15,7 @@ from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
-from memplan.resolve.megatron import runs_in_megatron
+from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.models import adapter, as_trainer_ties, references
 from memplan.resolve.notes import Notes
@@ -168,7 +168,7 @@ def resolve(given: JobInput) -> Recipe:
         parallel=degrees,
         fsdp=settings,
         ddp=job.ddp,
-        megatron=job.megatron,
+        megatron=megatron_settings(job),
         in_megatron=in_megatron,
         cluster=nodes,
         gpus_per_node=job.gpus_per_node,

@@ -76,11 +76,22 @@ def runs_in_megatron(
         return True
     if trainer.name == "megatron" or degrees.model > 1 or degrees.expert > 1:
         raise InvalidJob(f"trainer: {trainer.title} with {why} is not modelled", "use another trainer, or leave it out")
+    if "optimizer" in job.offload:
+        raise InvalidJob(f"offload: optimizer of {trainer.title} with {why} is not modelled", "leave offload out")
     others = set(job.megatron.recompute_modules) - {"core_attn", "mlp", "moe"}
     if others:
         raise InvalidJob(f"megatron.recompute_modules: {min(others)} with {why} is not modelled", "leave it out")
     notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
     return False
+
+
+def megatron_settings(job: Job) -> Megatron:
+    """The job's settings; ``offload: optimizer`` is Megatron's optimizer_cpu_offload, all of it, on its precision-aware
+    optimizer."""
+    if "optimizer" not in job.offload or job.megatron.optimizer_cpu_offload:
+        return job.megatron
+    update = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}
+    return job.megatron.model_copy(update=update)
 
 
 def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: Notes) -> None:

@@ -106,7 +106,8 @@ def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes)
         ("parameters", "outside DeepSpeed and FSDP no trainer modelled here moves the weights that it trains"),
         ("reference", f"say {REFERENCE_OFFLOADS}, with a trainer that swaps its reference in"),
     ):
-        if name in job.offload and not (split.is_deepspeed and name != "reference"):
+        elsewhere = split.is_deepspeed and name != "reference"
+        if name in job.offload and not elsewhere and not (trainer.megatron and name == "optimizer"):
             raise InvalidJob(f"offload: {name} is not modelled ({why})", "use offload: activations, or leave it out")
     if "activations" not in job.offload:
         return ""

@@ -15,7 +15,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.layers import RECOMPUTE, layer_steps, recomputed_steps
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.stages import Chunk
-from memplan.engine.megatron.steps import Held, Step, Steps, fullest_forward, kept_bytes
+from memplan.engine.megatron.steps import Held, Step, Steps, fullest_forward, kept_bytes, size
 
 PASS = "policy"
 FORWARD, END = f"{PASS}.layer-forward", f"{PASS}.forward"
@@ -92,25 +92,25 @@ def _enter_waiting(book: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
         others = chunk.in_flight - 1
         if others < 1:
             continue
-        size = kept_bytes(steps_of(s, chunk))
+        of_layer = kept_bytes(steps_of(s, chunk))
         layers = _checkpoints(s, chunk, chunk.layers)
         book.add(
             "layers of other micro-batches in flight",
             "activations",
-            int(size * layers * others),
+            int(of_layer * layers * others),
             FORWARD,
             book.schedule[-2],
             template="bytes of a layer × layers × micro-batches",
-            numbers=(size, layers, others),
-            high=_high(s, size, sum(held.bytes for _, held in _rows(s, chunk) if held.routed), layers * others),
+            numbers=(of_layer, layers, others),
+            high=_high(s, of_layer, sum(held.bytes for _, held in _rows(s, chunk) if held.routed), layers * others),
             why="they went forward and wait for their gradients from the stages behind",
             source="megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
         )
 
 
-def _high(s: Shape, size: int, routed: int, times: float = 1) -> int:
+def _high(s: Shape, expected: int, routed: int, times: float = 1) -> int:
     """The high figure, where what the experts receive is not known; -1 where nothing of it is routed."""
-    return int((size + routed * (s.spread - 1)) * times) if routed and s.spread > 1 else -1
+    return int((expected + routed * (s.spread - 1)) * times) if routed and s.spread > 1 else -1
 
 
 def _enter_others(book: Ledger, s: Shape, chunk: Chunk, but: int, until: str) -> None:
@@ -145,11 +145,20 @@ def _enter_last(book: Ledger, s: Shape, unit: Unit, first: bool) -> None:
             _enter_kept(book, s, unit, step, held, (born, own))
             if held.again and first and not chunk.recomputed and position == fullest:
                 _moment(book, s, step, held, FORWARD)
-        for held in step.backward:
+        for held in _moments(steps, step, fullest):
             _moment(book, s, step, held, own)
     if first:
         for held in steps[fullest].forward:
             _moment(book, s, steps[fullest], held, FORWARD)
+
+
+def _moments(steps: Steps, step: Step, fullest: int) -> tuple[Held, ...]:
+    """What a step holds for a moment in backward; where most of the layer is made again first, what its forward holds
+    then, if that is more."""
+    if step is not steps[-1] or not any(held.again == step.name for each in steps for held in each.kept):
+        return step.backward
+    again = (step.backward[0], *steps[fullest].forward)
+    return max(step.backward, again, key=size)
 
 
 def _enter_kept(book: Ledger, s: Shape, unit: Unit, step: Step, held: Held, life: tuple[str, str]) -> None:

@@ -16,6 +16,8 @@ from memplan.units import ceil_div
 
 BUFFER = "megatron-core 0.14 distributed/param_and_grad_buffer.py: _ParamAndGradBuffer"
 DISTRIBUTED = "megatron-core 0.14 optimizer/distrib_optimizer.py"
+OFFLOADED = "megatron-core 0.14 optimizer/cpu_offloading/hybrid_optimizer.py"
+FP32 = 4
 WHOLE = "megatron-core 0.14 optimizer/optimizer.py: Float16OptimizerWithFloat16Params"
 DTYPE_BYTES = {**DTYPES, "fp8": 1}
 REMAINDER = 2
@@ -124,17 +126,17 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, buffer: Buffer, last_instant:
     source = DISTRIBUTED if recipe.sharding == "distributed-optimizer" else WHOLE
     rows = [("main weights", "master_weights", main), *((name, "optimizer_states", size) for name, size in moments)]
     for name, category, itemsize in rows:
-        for place, part in (("gpu", here), ("host", away)):
-            numbers: tuple[object, ...] = (buffer.shard, itemsize)
+        for place, part, size in (("gpu", here, itemsize), ("host", away, FP32)):
+            numbers: tuple[object, ...] = (buffer.shard, size)
             book.add(
                 f"{name}{buffer.label}",
                 category,
-                int(buffer.shard * itemsize * part),
+                int(buffer.shard * size * part) if itemsize else 0,
                 place=place,
                 template=f"elements{ranks} × bytes" + (" × share" if away else ""),
                 numbers=(*numbers, round(part, 4)) if away else numbers,
-                why="fp32 of what this rank steps on" if itemsize == 4 else "of what this rank steps on",
-                source=source,
+                why="fp32 of what this rank steps on" if size == FP32 else "of what this rank steps on",
+                source=source if place == "gpu" else OFFLOADED,
             )
     if away:
         book.add(
@@ -145,7 +147,7 @@ def _enter_optimizer(book: Ledger, recipe: Recipe, buffer: Buffer, last_instant:
             template="elements × 4 × share",
             numbers=(buffer.shard, 4, round(away, 4)),
             why="pinned copies that the host's optimizer reads",
-            source="megatron-core 0.14 optimizer/cpu_offloading/hybrid_optimizer.py",
+            source=OFFLOADED,
         )
     unfused = {settings.exp_avg_dtype, settings.exp_avg_sq_dtype} - {"fp32"} not in (set(), {"bf16"})
     if settings.use_precision_aware_optimizer and (unfused or settings.exp_avg_dtype != settings.exp_avg_sq_dtype):
