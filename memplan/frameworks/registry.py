@@ -39,6 +39,8 @@ def recognise(document: Document) -> Framework | None:
     rows = frameworks()
     extended = {other for name in found for other in rows[name].extends}
     candidates = sorted(found - extended)
+    if document.form == "shell" and len(candidates) > 1:  # a command starts a training through a launcher
+        candidates = [name for name in candidates if not rows[name].launches] or candidates
     if len(candidates) > 1:
         (one, two), where = candidates[:2], document.settings.where
         raise InvalidJob(

@@ -142,7 +142,6 @@ FRAMEWORK = Framework(
     recognise=recognise,
     read=read,
     write=write,
-    extends=("accelerate",),
     trainer="transformers",
     writes=(*SAID, *LAUNCHING),
 )

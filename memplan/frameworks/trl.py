@@ -211,7 +211,7 @@ FRAMEWORK = Framework(
     recognise=recognise,
     read=read,
     write=write,
-    extends=("transformers", "accelerate"),
+    extends=("transformers",),
     trainer="trl",
     beside=lambda job: ("sequence_length",) if job.method in ("grpo", "rloo", "ppo") else (),
 )

@@ -1,0 +1,128 @@
+"""Proves ``memplan check``: a line a file, exit codes, annotations, and that it is quick."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.cli.app import main
+
+ROOT = Path(__file__).resolve().parent.parent
+Run = Callable[..., tuple[int, str, str]]
+TRL = """# trl sft
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+dataset_name: x
+per_device_train_batch_size: {batch}
+max_length: 1024
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(TRL.format(batch=1))
+    (tmp_path / "large.yaml").write_text(TRL.format(batch=512) + "odd_key: 1\n")
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n")
+    (tmp_path / "wrong.yaml").write_text(TRL.format(batch="many"))
+
+    def runner(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["check", *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return runner
+
+
+def test_a_line_a_file_and_the_exit_code(run: Run) -> None:
+    code, out, told = run("small.yaml", "--gpu", "24GB")
+    assert (code, told) == (0, "")
+    assert out.startswith("small.yaml: fits 24GB: ")
+    code, out, told = run("small.yaml", "large.yaml", "acc.yaml", "--gpu", "24GB")
+    assert code == 1
+    assert [line.partition(": ")[2].partition(":")[0] for line in out.splitlines()] == [
+        "fits 24GB",
+        "does not fit 24GB",
+        "skipped",
+    ]
+    assert "large.yaml, line 6: odd_key is not counted" in told
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_checked(run: Run) -> None:
+    code, out, _ = run("wrong.yaml", "small.yaml", "none.yaml", "--gpu", "24GB")
+    assert code == 2
+    lines = out.splitlines()
+    assert lines[0].startswith("wrong.yaml:4: error: per_device_train_batch_size: 'many' is no number")
+    assert lines[1].startswith("small.yaml: fits")
+    assert lines[2].startswith("none.yaml: error: does not exist")
+
+
+def test_files_beside_count_for_every_file(run: Run) -> None:
+    code, out, _ = run("small.yaml", "--with", "acc.yaml", "--gpu", "24GB")
+    assert code == 0
+    assert "fits 2 × 24GB" in out
+
+
+def test_the_margin_decides(run: Run) -> None:
+    assert "fits 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.1")[1]
+    assert "fits tightly 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.9")[1]
+
+
+def test_annotations_of_github(run: Run) -> None:
+    code, out, told = run("small.yaml", "large.yaml", "wrong.yaml", "--gpu", "24GB", "--format", "github")
+    assert (code, told) == (2, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("::notice file=small.yaml,line=4,title=memplan::fits 24GB")
+    assert lines[1].startswith("::error file=large.yaml,line=4,title=memplan::does not fit 24GB")
+    assert lines[2] == "::warning file=large.yaml,line=6,title=memplan::odd_key is not counted: not understood"
+    assert lines[3].startswith("::error file=wrong.yaml,line=4,title=memplan::")
+
+
+def test_json(run: Run) -> None:
+    code, out, _ = run("small.yaml", "large.yaml", "--gpu", "24GB", "--json")
+    rows = json.loads(out)
+    assert code == 1
+    assert [(row["file"], row["fits"]) for row in rows] == [("small.yaml", "yes"), ("large.yaml", "no")]
+    assert rows[0]["usable_bytes"] - rows[0]["device_bytes"] == rows[0]["headroom_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "check which files?"),
+        (("small.yaml",), "check needs a card to fit"),
+        (("small.yaml", "--gpu", "24GB", "--format", "gihub"), "did you mean github"),
+    ],
+)
+def test_what_is_asked_wrongly(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, told = run(*arguments)
+    assert (code, out) == (2, "")
+    assert said in told
+
+
+def test_it_is_quick_enough_for_a_hook(tmp_path: Path) -> None:
+    """A cold process, with its imports: a tenth of a second alone, a few when the machine is busy."""
+    (tmp_path / "a.yaml").write_text(TRL.format(batch=1))
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "memplan", "check", str(tmp_path / "a.yaml"), "--gpu", "24GB"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - begun < 10
+
+
+@pytest.mark.parametrize("name", ["memplan.yml", "pre-commit-config.yaml", "prologue.sh"])
+def test_the_published_examples_call_what_there_is(name: str) -> None:
+    """Every ``memplan check`` in the examples parses: its options exist."""
+    text = (ROOT / "examples" / "check" / name).read_text(encoding="utf-8")
+    assert "memplan check" in text or "check" in text
+    for word in [word for word in text.split() if word.startswith("--")]:
+        assert word.partition("=")[0] in ("--gpu", "--num-gpus", "--with", "--format", "--margin"), word

@@ -1,0 +1,165 @@
+"""Proves that a wrong file gives one clear error with file and line, quickly, and that nothing else is opened."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memplan.cli.app import main
+from memplan.errors import MemplanError
+from memplan.frameworks.documents import document_of, open_document
+from memplan.frameworks.reading import read_target
+
+Run = Callable[..., tuple[int, str, str]]
+TRL = "model_name_or_path: smollm2-135m\nuse_peft: false\npacking: false\n"
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def runner(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(arguments))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        pytest.param("a.yaml", TRL + "base: &x 1\nmax_length: *x\n", "line 5: aliases (*x) are not read", id="alias"),
+        pytest.param("a.yaml", TRL + LAUGHS, "aliases", id="aliases that explode"),
+        pytest.param("a.yaml", TRL + "<<: {a: 1}\n", "line 4: a value of kind 'merge'", id="merge key"),
+        pytest.param("a.yaml", TRL + "x: !!python/object:os.system a\n", "line 4", id="language object"),
+        pytest.param("a.yaml", TRL + "max_length: ${LENGTH}\n", "line 4: max_length: '${LENGTH}' stands for", id="env"),
+        pytest.param("a.yaml", TRL + "max_length: '{{ length }}'\n", "line 4: max_length", id="jinja"),
+        pytest.param("a.yaml", TRL + "max_length: ${oc.env:X}\n", "line 4: max_length", id="omegaconf"),
+        pytest.param("a.yaml", TRL + "max_length: {{ length }}\n", "line 4", id="bare jinja"),
+        pytest.param("a.yaml", TRL + "max_length: long\n", "line 4: max_length: 'long' is no number", id="word"),
+        pytest.param("a.yaml", TRL + "max_length: 1.5\n", "'1.5' is no whole number", id="fraction"),
+        pytest.param("a.yaml", TRL + "max_length: [1]\n", "'[1]' is no number", id="list"),
+        pytest.param("a.yaml", TRL + "max_length: .nan\n", "is no whole number", id="nan"),
+        pytest.param("a.yaml", TRL + "gradient_checkpointing: maybe\n", "neither true nor false", id="maybe"),
+        pytest.param("a.yaml", TRL + "max_length: -1\n", "sequence_length: input should be greater", id="negative"),
+        pytest.param("a.yaml", TRL + "deepspeed: ds.json\n", "there is no file 'ds.json' here", id="missing"),
+        pytest.param("a.yaml", TRL + "deepspeed: ../../etc/passwd\n", "is outside of", id="outside"),
+        pytest.param("a.yaml", TRL + "deepspeed: /etc/passwd\n", "is outside of", id="absolute"),
+        pytest.param("a.yaml", TRL + "deepspeed: https://x.org/ds.json\n", "is not followed", id="network"),
+        pytest.param("a.yaml", TRL + "packing: true\n", "line 4: key 'packing' is there twice", id="twice"),
+        pytest.param("a.yaml", TRL + "distributed_type: FSDP\n", "line 2: use_peft is TRL's", id="two frameworks"),
+        pytest.param("a.yaml", TRL + "batch_size: 1\n", "line 2: use_peft is TRL's", id="a job's key and TRL's"),
+        pytest.param("a.yaml", TRL + "\tx: 1\n", "line 4: not YAML", id="tab"),
+        pytest.param("a.yaml", "use_peft: true\nmodel_name_or_path: smollm2-135m\n", "add --method", id="no method"),
+        pytest.param("a.yaml", "x: " + "[" * 60 + "]" * 60, "nested deeper than", id="deep yaml"),
+        pytest.param(
+            "a.json", '{"zero_optimization": ' + "[" * 5000 + "]" * 5000 + "}", "nested deeper", id="deep json"
+        ),
+        pytest.param("a.json", '{"bf16": 1,\n "bf16": 2}', "line 2: key 'bf16' is there twice", id="json twice"),
+        pytest.param("a.json", '{"zero_optimization": {},\n}', "line 2: not JSON", id="trailing comma"),
+        pytest.param("a.json", '{"zero_optimization": {"stage": 4}}', "line 1: zero_optimization.stage: 4", id="stage"),
+        pytest.param("a.toml", "[x]\na = 1\na = 2\n", "line 3: not TOML", id="toml"),
+        pytest.param("a.sh", "trl dpo --model_name_or_path 'x\n", "line 1: no closing quotation", id="quote"),
+        pytest.param(
+            "a.sh", "trl dpo --use_peft\ntrl sft --use_peft\n", "line 2: training: a second one", id="two runs"
+        ),
+        pytest.param("a.sh", "trl dpo --model_name_or_path $1\n", "line 1: model_name_or_path: '$1'", id="parameter"),
+        pytest.param("a.sh", "python examples/scripts/xpo.py --use_peft\n", "xpo is not modelled", id="not modelled"),
+        pytest.param("a.yaml", "a: " + "x" * 300_000, "larger than 256 KiB", id="huge"),
+        pytest.param("a.yaml", "a: \0", "a binary file, not text", id="binary"),
+        pytest.param("a.yaml", "", "is empty", id="empty"),
+    ],
+)
+def test_one_clear_error(run: Run, tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    begun = time.perf_counter()
+    code, out, told = run("estimate", name, "--gpu", "24GB")
+    assert time.perf_counter() - begun < 2
+    assert code in (2, 3)
+    assert out == ""
+    assert said in told
+    assert told.startswith(f"error: {name}") or "error: " in told
+    assert "Traceback" not in told
+
+
+def test_a_link_out_of_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    (inside / "ds.json").symlink_to(outside / "ds.json")
+    (inside / "a.yaml").write_text(TRL + "deepspeed: ds.json\n")
+    import os
+
+    os.chdir(inside)
+    code, _, told = run("estimate", "a.yaml")
+    assert code == 2
+    assert "is outside of" in told
+
+
+def test_nothing_is_opened_but_what_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+    import pathlib
+    import socket
+
+    (tmp_path / "a.yaml").write_text(
+        TRL + "dataset_name: /etc/hosts\noutput_dir: /root\nchat_template_path: /etc/fstab\n"
+    )
+    opened: list[str] = []
+    real, real_path = builtins.open, pathlib.Path.open
+
+    def noted(file: object, *more: object, **keys: object) -> object:
+        opened.append(str(file))
+        return real(file, *more, **keys)  # type: ignore[call-overload]
+
+    def noted_path(self: pathlib.Path, *more: object, **keys: object) -> object:
+        opened.append(str(self))
+        return real_path(self, *more, **keys)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(builtins, "open", noted)
+    monkeypatch.setattr(pathlib.Path, "open", noted_path)
+    monkeypatch.setattr(socket, "socket", lambda *a, **k: pytest.fail("the network was used"))
+    read_target(str(tmp_path / "a.yaml"), {})
+    assert [name for name in opened if not name.endswith((".py", ".pyc"))] == [str(tmp_path / "a.yaml")]
+
+
+@pytest.mark.parametrize("arguments", [("a.yaml", "--with", "no.yaml"), ("no.yaml",), ("a.yaml", "--framework", "xx")])
+def test_what_is_named_wrongly(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "a.yaml").write_text(TRL)
+    code, out, told = run("estimate", *arguments)
+    assert code in (2, 3)
+    assert (out, told.count("error: ")) == ("", 1)
+
+
+def test_two_trainings_are_not_one_job(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TRL)
+    (tmp_path / "b.yaml").write_text("output_dir: x\nper_device_train_batch_size: 1\n")
+    code, _, told = run("estimate", "a.yaml", "--with", "b.yaml")
+    assert code == 2
+    assert "two trainings: a.yaml is a file of TRL, b.yaml of transformers" in told
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=st.text(max_size=300) | st.lists(st.sampled_from(
+    ["use_peft", ":", " ", "\n", "true", "{", "}", "[", "]", "- ", "max_length", "1e9", "'", '"', "#", "&a", "*a", "|",
+     "trl", "--", "\\", "$", "=", "deepspeed", "%", "!", ">", ",", "zero_optimization", "stage", "NO", "~"]
+), max_size=40).map("".join), form=st.sampled_from(["yaml", "json", "toml", "shell"]))  # fmt: skip
+def test_any_text_is_read_or_refused(text: str, form: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing but memplan's own errors, whatever a file holds."""
+    try:
+        document_of(text, "file", form)
+        path = tmp_path_factory.mktemp("any") / f"a.{ {'shell': 'sh'}.get(form, form) }"
+        path.write_text(text, encoding="utf-8", errors="replace")
+        open_document(str(path))
+        read_target(str(path), {"method": "sft"})
+    except MemplanError:
+        return
