@@ -23,6 +23,7 @@ from memplan.engine.fsdp2_rows import (
     enter_left,
     enter_root,
     enter_root_reduction,
+    gathered,
 )
 from memplan.engine.fsdp2_units import Frame, frame, frozen_frame, waits_for_reduction
 from memplan.engine.ledger import Ledger
@@ -33,16 +34,20 @@ from memplan.spec.recipe import Recipe
 
 def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
     """Every row that FSDP2 adds to the passes of a micro-step."""
-    policy, opened, there = frame(recipe, weights), "", False
+    policy, opened, there, tail_from = frame(recipe, weights), "", False, ""
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
     late = waits_for_reduction(recipe)
+    if policy.resharding not in (True, False):
+        layers = next(traced.layers for traced, point in passes if point == "backward")
+        policy = policy._replace(left=sum(not trace.backward for trace in layers))
+        enter_left(book, policy.layers[: policy.left], policy, "layers without a backward")
     for position, (traced, point) in enumerate(passes):
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
             if sharded:
                 own = frozen_frame(recipe, traced)
-                enter_root(book, own, "reference's root", "", "")
+                enter_root(book, own._replace(root=own.always), "reference's root", "", "")
                 enter_forward(book, recipe, own, traced, there=own.resharding is not True)
                 enter_left(book, own.layers, own, "reference's layers")
             continue
@@ -50,22 +55,23 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             if not opened:
                 opened = f"{name}.gather" if f"{name}.gather" in book.index else traced.forward_instants()[0]
                 enter_first_gather(book, own, traced, opened)
-                there = False
-            enter_forward(book, recipe, own, traced, there)
-            there = own.resharding is not True
+                there, tail_from = False, ""
+            enter_forward(book, recipe, own, traced, there, bool(tail_from))
+            there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
             continue
         reduces = not late or (name == trained[-1] and recipe.accumulation == 1)
         reduces = reduces and not (recipe.pair_pass == "two-forward" and name != trained[-1])
         enter_backward(book, recipe, own, traced, reduces)
+        if not own.opens:
+            why, born = "it stays from its forward to its reduction", tail_from or f"{name}.head-backward"
+            gathered(book, "gathered tail (norm, head)", own.tail.gathered, born, why, f"{name}.final-norm-backward")
+            tail_from = ""
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
             enter_root(book, own, "root (embedding, norm, head)", opened, f"{name}.embedding-backward")
             opened = ""
         if name == trained[-1] and reduces:
             enter_root_reduction(book, own, f"{name}.reduce", late)
     backwards = [traced for traced, point in passes if point == "backward"]
-    unused = [unit for unit, trace in zip(policy.layers, backwards[0].layers, strict=True) if not trace.backward]
-    if policy.resharding not in (True, False):
-        enter_left(book, unused, policy, "layers without a backward")
     if late:
         _enter_whole_gradients(book, recipe, policy, backwards)
     elif recipe.accumulation == 1:

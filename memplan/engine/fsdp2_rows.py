@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.fsdp2_units import Frame, Unit, waits_for_reduction
+from memplan.engine.fsdp2_units import Frame, Unit, adds_in_place, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
@@ -83,9 +83,11 @@ def enter_left(book: Ledger, units: list[Unit], own: Frame, label: str) -> None:
     )
 
 
-def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, there: bool) -> None:
+def enter_forward(
+    book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, there: bool, has_tail: bool = False
+) -> None:
     """Within the layer that is an instant; at norm and head; at the loss, where the model computes it itself.
-    ``there``: layers stay gathered from a forward before.
+    ``there``: layers stay gathered from a forward before; ``has_tail``: so does the tail.
     """
     instants, at = traced.forward_instants()[-3:], traced.forward_layer
     if traced.plan.style == "no-grad":
@@ -100,19 +102,18 @@ def enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, 
     gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
     if not traced.plan.name == "reference":
         forward_kept(book, own, traced, within, end, loss, there)
-    last, tail, opens = own.layers[-1].gathered, own.tail.gathered, own.opens
+    last, tail, opens = own.layers[-1].gathered, 0 if has_tail else own.tail.gathered, own.opens
     over = traced.tail.forward["loss"].size if "loss" in traced.tail.forward else 0
     sizes = [traced.tail.forward[point].size for point in ("final-norm", "head") if point in traced.tail.forward]
     ends = max(sizes, default=0)
     why = "the last all-gather's output is held until the root's forward returns"
     if tail and not opens:
-        gathered(book, "gathered tail", tail, end, "final norm and head", loss)
         last = max(tail, last + tail - max(0, ends - traced.tail.input_gradient)) if loss else tail
     held = max(0, last - max(0, over - ends)) if traced.plan.style == "no-grad" else last
     held = 0 if there and not own.reshards else held
     gathered(book, "all-gather of the last unit", held, end, why)
     if loss and loss_is_inside(recipe) and held:
-        gathered(book, "all-gather of the last unit, loss", tail if tail and not opens else last, loss, why)
+        gathered(book, "all-gather of the last unit, loss", tail if tail and not opens and not has_tail else last, loss, why)
 
 
 def forward_kept(
@@ -123,9 +124,10 @@ def forward_kept(
         return
     at, why = traced.forward_layer, f"reshard_after_forward={own.resharding}"
     embedding = own.kept(own.first)
-    earlier = own.layers if there else own.layers[:at]
-    gathered(book, "layers gathered before", embedding + sum(own.kept(unit) for unit in earlier), within, why)
-    every = embedding + sum(own.kept(unit) for unit in own.layers)
+    count = len(own.layers) if there else at
+    this = own.kept(own.layers[at]) if there and own.reshards else 0
+    gathered(book, "layers gathered before", embedding + own.kept_until(count) - this, within, why)
+    every = embedding + own.kept_until(len(own.layers))
     gathered(book, "layers gathered before, all of them", every, end, why, loss)
 
 
@@ -138,17 +140,17 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     """The unit in use, the one gathered ahead, the input of the reduction before."""
     name, last = traced.plan.name, own.layers[-1].gathered
     tail = own.tail if not own.opens else None
-    stays = own.kept(own.first) + sum(own.kept(unit) for unit in own.layers)
+    stays = own.kept(own.first) + own.kept_until(len(own.layers))
     for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
         # The root gathers ahead once in a backward, before the first of two uses.
         again = recipe.pair_pass == "two-forward" and name == "chosen"
         begins = loss_is_inside(recipe) and not own.tail.gathered
         ahead = last if (point != "loss-backward" or begins) and not again and own.reshards else 0
+        if point == "head-backward" and ahead and not begins:
+            ahead += max(0, own.layers[-1].cast - own.tail.gradients - own.root.last)
         gathered(book, f"gathered ahead, {point}", ahead + stays, f"{name}.{point}", "the last layer, gathered ahead")
-        if tail and point != "tail-reduce":
-            gathered(book, f"gathered tail, {point}", tail.gathered, f"{name}.{point}", "it stays from its forward on")
     if tail and tail.gathered:
-        _enter_reduction(book, own, tail, own.layers[-1], f"{name}.tail-reduce", "the tail", reduces)
+        _enter_tail_reduction(book, tail, f"{name}.tail-reduce", reduces, waits_for_reduction(recipe))
     book.add(
         "gradient of the residual stream, last layer",
         "temporaries",
@@ -181,13 +183,24 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
         reduction(book, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
 
 
+def _enter_tail_reduction(book: Ledger, tail: Unit, instant: str, reduces: bool, late: bool) -> None:
+    """Its input beside its gradients, which are rows of their own; then its output in their place. New gradients are
+    added to those that waited, and gone when the input comes.
+    """
+    if reduces:
+        size = max(0, tail.reduced - tail.gradients) if late else tail.reduced
+        reduction(book, "reduce-scatter input of the tail", size, instant)
+        beyond = max(0, tail.scattered + tail.last - tail.gradients)
+        reduction(book, "reduce-scatter output of the tail", 0 if late else beyond, instant)
+
+
 NO_UNIT = Unit(0, 0, 0, 0, 0, 0, 0)
 
 
 def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:
     """The layer in use, the one below gathered ahead, and what stays of others."""
     used = own.layers[i].gathered + (below.gathered if own.reshards else own.kept(own.first))
-    others = sum(unit.gathered if not own.reshards else own.kept(unit) for unit in own.layers[:i])
+    others = own.kept_until(i)
     others += own.kept(own.first) if own.reshards else 0
     gathered(book, f"gathered layer {i}, and the one before", used, instant, "the next is gathered ahead")
     gathered(book, "layers below", others if own.resharding is not True else 0, instant, "reshard_after_forward")
@@ -206,25 +219,26 @@ def _enter_layer_end(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
         source="torch.autograd",
     )
     below = own.layers[i - 1] if i else own.first
-    kept = own.kept(own.first) + sum(own.kept(unit) for unit in own.layers[:i])
+    kept = own.kept(own.first) + own.kept_until(i)
     gathered(book, "layers below", kept, instant, "reshard_after_forward")
     if own.reshards:
         gathered(book, f"gathered ahead of layer {i}'s reduction", below.gathered, instant, "the next is gathered ahead")
-    _enter_reduction(book, own, own.layers[i], below, instant, f"layer {i}", reduces)
+    _enter_reduction(book, recipe, own, own.layers[i], below, instant, f"layer {i}", reduces)
     if waits_for_reduction(recipe) and recipe.accumulation > 1:
         _enter_last_step(book, own, i, traced)
 
 
 def _enter_reduction(
-    book: Ledger, own: Frame, unit: Unit, below: Unit, instant: str, label: str, reduces: bool
+    book: Ledger, recipe: Recipe, own: Frame, unit: Unit, below: Unit, instant: str, label: str, reduces: bool
 ) -> None:
     """Its input stands beside the whole gradients; then beside its output, or the next copy-out."""
     out = below.gathered if own.reshards else 0
     if not reduces:
+        first = not recipe.accumulates and recipe.reduce_itemsize != recipe.compute_itemsize
         book.add(
             f"whole gradients of {label}",
             "gradients",
-            max(unit.gradients, out),
+            max(unit.reduced if first else unit.gradients, out),
             instant,
             instant,
             template="elements × bytes",
@@ -232,8 +246,13 @@ def _enter_reduction(
             source=f"{SOURCE}/_fsdp_param.py: to_accumulated_grad_if_needed",
         )
         return
-    reduction(book, f"reduce-scatter input of {label}", unit.reduced, instant)
     scattered = unit.scattered + unit.last
+    if waits_for_reduction(recipe):  # gradients that wait are rows of their own, to which new ones are added first
+        new = 0 if adds_in_place(recipe) else unit.gradients
+        after = unit.reduced + max(0, scattered - unit.reduced, out + unit.shard - unit.reduced)
+        reduction(book, f"reduce-scatter input of {label}", max(new, after), instant)
+        return
+    reduction(book, f"reduce-scatter input of {label}", unit.reduced, instant)
     if max(unit.gradients, scattered) >= out + unit.shard:
         why = "copied into the input, and freed; then its output comes"
         reduction(book, f"whole gradients of {label}", max(unit.gradients, scattered), instant, why)

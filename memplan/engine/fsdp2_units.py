@@ -50,6 +50,8 @@ class Frame(NamedTuple):
     """Final norm and head, where they are one; with a tied embedding, which then opens the unit."""
     opens: bool = False
     """The tail is gathered at the embedding, and reduced at the end: its inputs are token ids."""
+    left: int = 0
+    """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
 
     @property
     def reshards(self) -> bool:
@@ -59,6 +61,15 @@ class Frame(NamedTuple):
     def kept(self, unit: Unit) -> int:
         """Bytes that stay of a layer from its forward to its backward."""
         return 0 if self.resharding is True else unit.gathered // max(1, int(self.resharding))
+
+    def kept_until(self, i: int) -> int:
+        """Bytes that stay of the layers below ``i``, but for those that always do."""
+        return sum(self.kept(unit) for unit in self.layers[self.left : i])
+
+    @property
+    def always(self) -> Unit:
+        """Of a model that only runs forward: what no forward reshards, root and tail."""
+        return self.root._replace(gathered=self.root.gathered + self.tail.gathered)
 
     @property
     def ends(self) -> tuple[Unit, Unit, Unit]:
@@ -79,7 +90,7 @@ class Frame(NamedTuple):
 
 def padded(weight: Weight, ranks: int) -> int:
     """Elements of a tensor whose first dimension is filled up to a multiple of the ranks."""
-    first = weight.stacked if weight.stacked > 1 else weight.rows
+    first = weight.first or (weight.stacked if weight.stacked > 1 else weight.rows)
     return ceil_div(first, ranks) * ranks * (weight.elements // first)
 
 
@@ -203,6 +214,14 @@ def frozen_frame(recipe: Recipe, traced: TracedPass) -> Frame:
         return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
     layers = [unit(list(layer_weights(run.layer, 1, False, None))) for run in spec.runs for _ in range(run.count)]
-    outside = (weight for weight in model_weights(spec, False) if weight.unit != "layer")
-    root = [weight for weight in outside if not in_tower(weight)]
-    return Frame(layers, unit(root), recipe.reshard_after_forward)
+    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not in_tower(weight)]
+    if recipe.fsdp.reference_whole:
+        whole = unit(model_weights(spec, False))
+        return Frame([NOTHING] * len(layers), whole, True)
+    if not recipe.fsdp.own_ends or spec.head_is_tied:
+        return Frame(layers, unit(outside), recipe.reshard_after_forward)
+    ends = _tail_names(recipe._replace(adapter=None))
+    first = [weight for weight in outside if weight.name == "embed_tokens"]
+    tail = [weight for weight in outside if weight.name in ends]
+    root = [weight for weight in outside if weight not in first and weight not in tail]
+    return Frame(layers, unit(root), recipe.reshard_after_forward, unit(first), unit(tail))

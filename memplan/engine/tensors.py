@@ -33,6 +33,8 @@ class Weight(NamedTuple):
     norm: bool = False
     itemsize: int = 0
     """Bytes per element where they are its own; 0: those of its kind."""
+    first: int = 0
+    """Its first extent, where that is neither of rows and stacked: of a parameter such as 1 × positions × width."""
 
     @property
     def elements(self) -> int:
@@ -113,7 +115,8 @@ def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
     """A parameter of any shape: its last extent are columns, the one before rows, what is left are stacked."""
     *stacked, rows, columns = (1, *bare.shape, 1) if len(bare.shape) == 1 else (1, *bare.shape)
     trained = trained and not bare.frozen
-    return Weight(bare.name, rows, columns, count, trained, unit, stacked=prod(stacked))
+    first = bare.shape[0] if len(bare.shape) > 1 else 0
+    return Weight(bare.name, rows, columns, count, trained, unit, stacked=prod(stacked), first=first)
 
 
 def part_weights(part: Part, trained: bool, unit: str) -> Iterator[Weight]:

@@ -172,5 +172,7 @@ class FsdpSettings(NamedTuple):
     """A unit for each decoder layer."""
     own_ends: bool = False
     """accelerate with FSDP2: input embedding, and final norm with the head, are units of their own."""
+    reference_whole: bool = False
+    """FSDP2: the reference is one unit, as TRL prepares it."""
     casts: bool = False
     """Units are gathered in the compute dtype, whatever they are stored in (MixedPrecision's param_dtype)."""

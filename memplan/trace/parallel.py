@@ -12,10 +12,11 @@ from memplan.spec.recipe import Recipe
 from memplan.trace import building
 
 
-def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int) -> Any:
+def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bool = False) -> Any:
     """FSDP2: a unit for each decoder layer, and the root around them, in the job's dtypes.
 
     Where accelerate wraps (1.15 utils/fsdp_utils.py: fsdp2_prepare_model), input embedding and tail are units too.
+    ``whole``: one unit, as TRL's prepare_fsdp wraps a reference.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -35,13 +36,17 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int) -> Any:
         }
         layers = set(getattr(model, "_no_split_modules", None) or ())
         resharding = recipe.reshard_after_forward
+    if whole:
+        return fully_shard(model, **settings)
     if recipe.fsdp.casts:
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 parameter.data = parameter.data.to(torch.float32)
-    for module in list(model.modules()):
-        if type(module).__name__ in layers:
-            fully_shard(module, reshard_after_forward=resharding, **settings)
+    found = [module for module in model.modules() if type(module).__name__ in layers]
+    if not found:  # nothing that accelerate would wrap: a plain loop wraps its longest list of layers
+        found = list(max((each for each in model.modules() if isinstance(each, torch.nn.ModuleList)), key=len))
+    for module in found:
+        fully_shard(module, reshard_after_forward=resharding, **settings)
     if recipe.fsdp.own_ends:
         _wrap_ends(model, settings, resharding)
     # The root is not resharded after forward, as is torch's default.

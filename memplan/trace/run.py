@@ -105,8 +105,8 @@ class _State:
         dtype = torch.float32 if itemsize == 4 else building.NAMED[self.recipe.precision.dtype]
         model = building.build_model(config, self.recipe, dtype, device).eval()
         model.requires_grad_(not self.recipe.trainer.reference_is_frozen)
-        whole = self.recipe.sharding != "fsdp2" or not any(model.sharded for model in self.recipe.residents)
-        return model if whole else self._split(model, device)
+        whole = self.recipe.sharding not in ("fsdp", "fsdp2") or not any(model.sharded for model in self.recipe.residents)
+        return model if whole else self._split(model, device, self.recipe.fsdp.reference_whole)
 
     def _beside(self, config: Mapping[str, Any], device: str) -> dict[str, Any]:
         """The critic that is trained too, and the teacher."""
@@ -132,13 +132,13 @@ class _State:
             found["teacher"].requires_grad_(not recipe.teacher.frozen)
         return found
 
-    def _split(self, model: Any, device: str) -> Any:
+    def _split(self, model: Any, device: str, whole: bool = False) -> Any:
         """The model as one rank holds it."""
         recipe = self.recipe
         if recipe.ranks == 1:
             return model
         if recipe.sharding == "fsdp2":
-            return parallel.fully_sharded(model, recipe, device, recipe.parallel.world)
+            return parallel.fully_sharded(model, recipe, device, recipe.parallel.world, whole)
         if recipe.sharding == "fsdp":
             return flat_sharded(model, recipe, device)
         with self.tracker.naming("gradients" if recipe.gradient_as_bucket_view else "buffers"):
