@@ -10,8 +10,9 @@ from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.states import dummy_gradients
 from memplan.engine.megatron.weights import Share
 from memplan.engine.overhead import enter_overhead
+from memplan.spec.latent import LatentAttention
 from memplan.spec.recipe import Recipe
-from memplan.units import KiB, MiB
+from memplan.units import KiB, MiB, ceil_div
 
 BATCH_BYTES = 8 + 8 + 4 + 8
 """Tokens, labels, loss mask and positions of each token (megatron/training/utils.py: get_batch_on_this_tp_rank)."""
@@ -37,18 +38,7 @@ def enter_buffers(book: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Share
             "Megatron's global memory buffer",
             head.OUTPUT,
         )
-    if degrees.pipeline > 1 and not degrees.first and recipe.accumulation > 1:
-        held = te.stream(s, "gradient that was sent to the stage before")
-        _whole(
-            book,
-            held.name,
-            "buffers",
-            held.bytes,
-            held.template,
-            held.factors,
-            "the schedule's variable, until the next backward",
-            SCHEDULE,
-        )
+    _enter_boundaries(book, recipe, s)
     elements = dummy_gradients(recipe, shares)
     _whole(
         book,
@@ -60,23 +50,55 @@ def enter_buffers(book: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Share
         "autograd must be handed a gradient though the true one is in the buffer: one for each shape, kept",
         "TransformerEngine 2.11 pytorch/module/base.py: get_dummy_wgrad",
     )
-    rotary = max((mixer.rotary_width for mixer in recipe.model.mixers), default=0)
-    positions = recipe.sequence_length // degrees.context
-    _whole(
-        book,
-        "rotary table",
-        "buffers",
-        positions * rotary * te.FP32,
-        "positions·head_dim·4",
-        (positions, rotary, te.FP32),
-        "angles of every position, cached",
-        "megatron-core 0.14 models/common/embeddings/rotary_pos_embedding.py",
-    )
+    _enter_rotary(book, recipe)
     if degrees.first or degrees.last:
         _whole(
             book, "batch", "batch", s.tokens * BATCH_BYTES, "T·(8 + 8 + 4 + 8)", (s.tokens, BATCH_BYTES),
             "tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py",
         )  # fmt: skip
+
+
+def _enter_boundaries(book: Ledger, recipe: Recipe, s: Shape) -> None:
+    """Gradients that the schedule's variables name one round longer: what was sent to the stage before until the next
+    backward, what came from the stage behind over the next forward."""
+    degrees = recipe.parallel
+    if degrees.pipeline == 1 or recipe.accumulation == 1:
+        return
+    held = te.stream(s, "gradient that was sent to the stage before")
+    if not degrees.first:
+        why = "the schedule's variable, until the next backward"
+        _whole(book, held.name, "buffers", held.bytes, held.template, held.factors, why, SCHEDULE)
+    if not degrees.last:
+        book.add(
+            "gradient that came from the stage behind",
+            "buffers",
+            held.bytes,
+            book.schedule[0],
+            book.schedule[1],
+            template=held.template,
+            numbers=held.factors,
+            why="the schedule's variable, over the next forward",
+            source=SCHEDULE,
+        )
+
+
+def _enter_rotary(book: Ledger, recipe: Recipe) -> None:
+    """Angles of every position in fp32, once; latent attention keeps them, and cosines and sines, for each layer."""
+    positions = recipe.sequence_length // recipe.parallel.context
+    width = max((mixer.rotary_width for mixer in recipe.model.mixers), default=0)
+    latent = any(isinstance(mixer, LatentAttention) for mixer in recipe.model.mixers)
+    tables = ceil_div(recipe.model.num_layers, recipe.parallel.pipeline) if latent else 1
+    e = te.FP32 + (2 * recipe.precision.weights if latent else 0)
+    _whole(
+        book,
+        "rotary tables" if latent else "rotary table",
+        "buffers",
+        tables * positions * width * e,
+        "tables·positions·width·bytes",
+        (tables, positions, width, e),
+        "cached, by each layer's own module" if latent else "angles of every position, cached",
+        "megatron-core 0.14 models/common/embeddings/rotary_pos_embedding.py, yarn_rotary_pos_embedding.py",
+    )
 
 
 def _whole(
