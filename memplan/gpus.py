@@ -30,6 +30,12 @@ def _rows() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(text)["gpus"]}
 
 
+@lru_cache(maxsize=256)
+def _preset(name: str) -> Gpu:
+    """One card of the catalogue, the same object each time: a search asks a thousand times."""
+    return Gpu.model_validate(_rows()[name])
+
+
 def gpu_names() -> list[str]:
     """Names of all presets, in the catalogue's order."""
     return list(_rows())
@@ -45,6 +51,8 @@ def find_gpu(text: str) -> Gpu:
 
     Raises InvalidJob when nothing, or more than one card, is meant.
     """
+    if text in _rows():
+        return _preset(text)
     wanted = "-".join(text.lower().replace("_", " ").split())
     if wanted == "local":
         from memplan.local_gpu import local_gpu
@@ -54,7 +62,7 @@ def find_gpu(text: str) -> Gpu:
         return _from_size(text.strip())
     matches = _matches(wanted)
     if len(matches) == 1:
-        return Gpu.model_validate(_rows()[matches[0]])
+        return _preset(matches[0])
     if matches:
         raise InvalidJob(f"gpu: {text!r} could be any of several cards", "write " + " or ".join(matches))
     raise InvalidJob(f"gpu: no such card: {_shortened(text)!r}", _hint(wanted))

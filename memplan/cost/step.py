@@ -55,7 +55,6 @@ def step(recipe: Recipe, device: Device, rates: Rates) -> Step:
     head = head_pass(recipe, work, device, rates)
     degrees, micro = recipe.parallel, recipe.accumulation
     share = 1 / degrees.pipeline
-    others = _other_passes(recipe, work, trained, head, device, rates) * share
     forward, backward = (
         trained.forward * share + head.forward,
         (trained.backward + trained.again) * share + head.backward,
@@ -64,6 +63,7 @@ def step(recipe: Recipe, device: Device, rates: Rates) -> Step:
     sizes = _sizes(recipe, work)
     data = data_parallel(recipe, sizes, over)
     hidden = rates.overlap if data.hides else 0.0
+    others = _other_passes(recipe, work, trained, head, data.forward, device, rates) * share
     exposed = max(0.0, data.forward - hidden * forward) + max(0.0, data.backward - hidden * backward)
     once = max(0.0, data.last - hidden * backward) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
@@ -96,20 +96,20 @@ def _trained_share(recipe: Recipe, work: ModelWork) -> float:
     return 0.0 if recipe.adapter else work.trained_share
 
 
-_PASSES: dict[tuple[int, Shape, Device, Rates], tuple[ModelWork, Pass]] = {}
+_PASSES: dict[tuple[int, Shape, int, int], tuple[ModelWork, Device, Rates, Pass]] = {}
 MOST = 20_000
 
 
 def _remembered(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pass:
-    """``layers_pass``, once for equal shapes."""
-    key = id(work), shape, device, rates
+    """``layers_pass``, once for equal shapes of the same objects, which are kept so that their ``id`` stays theirs."""
+    key = id(work), shape, id(device), id(rates)
     known = _PASSES.get(key)
-    if known is not None and known[0] is work:
-        return known[1]
+    if known is not None:
+        return known[3]
     if len(_PASSES) >= MOST:
         _PASSES.clear()
     made = layers_pass(work, shape, device, rates)
-    _PASSES[key] = work, made
+    _PASSES[key] = work, device, rates, made
     return made
 
 
@@ -122,12 +122,17 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links) ->
     return waits + max(0.0, ring - trained.attention * (times + 1))
 
 
-def _other_passes(recipe: Recipe, work: ModelWork, trained: Pass, head: Head, device: Device, rates: Rates) -> float:
-    """Seconds of one micro-step's passes beside the trained one.
+def _other_passes(
+    recipe: Recipe, work: ModelWork, trained: Pass, head: Head, gathered: float, device: Device, rates: Rates
+) -> float:
+    """Seconds of one micro-step's passes beside the trained one, as if one stage did them all.
 
-    A reference that is precomputed costs the same forward once for each example, charged here as in one epoch.
+    A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
+    is offloaded comes to the card, each rank's share of it, for each of its forwards. ``gathered``: seconds that the
+    policy's weights take to gather, for which sharded models wait as it does.
     """
     own = trained.forward + head.forward * recipe.parallel.pipeline
+    own += max(0.0, gathered * recipe.parallel.pipeline - rates.overlap * own)
     total = 0.0
     if recipe.method.pairs:
         total += SCORING.get(recipe.pair_pass, 0.0) * own
@@ -135,12 +140,15 @@ def _other_passes(recipe: Recipe, work: ModelWork, trained: Pass, head: Head, de
         total += own
     if recipe.trainer.scores_rollouts and recipe.method.online:
         total += own
-    if recipe.reference in ("adapter", "precomputed"):
+    if recipe.reference in ("adapter", "precomputed", "offloaded"):
         total += own
+    if recipe.reference == "offloaded":
+        share = recipe.parallel.tensor * (max(recipe.ranks, 1) if gathered else 1)
+        total += work.elements * recipe.compute_itemsize / share / HOST_BANDWIDTH
     for model in recipe.residents:
-        total += _scored(recipe, model.spec, device, rates)
-        if model.role == "reference" and recipe.reference == "offloaded":
-            total += model.spec.params.total * model.itemsize / max(recipe.ranks, 1) / HOST_BANDWIDTH
+        seconds = _scored(recipe, model.spec, device, rates)
+        waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)
+        total += seconds + (max(0.0, waits - rates.overlap * seconds) if model.sharded else 0.0)
     if recipe.critic is not None:
         total += 4 * _scored(recipe, recipe.critic.spec, device, rates)
     return total

@@ -6,19 +6,24 @@ A recipe with another batch and accumulation is what ``resolve`` makes of the jo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from memplan.cost import examples_per_step, seconds
 from memplan.cost.rates import Device
 from memplan.errors import MemplanError
-from memplan.plan.space import CHOSEN, Keys, Space, alternatives, batches, data_ranks, layouts, others
+from memplan.plan.space import CHOSEN, OTHERS, Keys, Space, alternatives, batches, data_ranks, layouts, others
 from memplan.plan.words import layout_name
+from memplan.reporting import floor
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
 
 HALF = ("bf16", "fp16")
+NEVER = "is not modelled"
+"""How a refusal ends that names a trainer and one value, and so is of these two alone."""
 NESTED = ("fsdp", "megatron", "allocator", "offload")
 
 
@@ -51,17 +56,25 @@ class Refused(NamedTuple):
     plans: int
 
 
+class Floored(NamedTuple):
+    """A layout whose model states alone are too large."""
+
+    layout: int
+    keys: Keys
+    plans: int
+
+
 class Candidates(NamedTuple):
     """All that can run, the fastest first, and what cannot."""
 
     legal: list[Candidate]
     refused: list[Refused]
-    layouts: list[Keys]
+    floored: list[Floored]
 
     @property
     def considered(self) -> int:
         """Plans looked at."""
-        return len(self.legal) + sum(each.plans for each in self.refused)
+        return len(self.legal) + sum(each.plans for each in self.refused) + sum(each.plans for each in self.floored)
 
 
 def depends_on_batch(recipe: Recipe) -> bool:
@@ -91,11 +104,14 @@ class Builder:
 
     def __init__(self, given: JobInput, space: Space, device: Device) -> None:
         self.given, self.space, self.device = given, space, device
+        self.above = Floors()
         self.legal: list[Candidate] = []
         self.refused: dict[tuple[int, str], Refused] = {}
         self.structures = 0
         self.nested: dict[str, JobInput] = {}
-        self.seen: set[Hashable] = set()
+        self.floored: list[Floored] = []
+        self.never: dict[tuple[Any, str, Any], str] = {}
+        """What a trainer has in no layout, by its own words."""
 
     def recipe(self, keys: Keys) -> Recipe:
         """The resolved job. Raises MemplanError."""
@@ -117,33 +133,48 @@ class Builder:
             self.nested[name] = self.given._replace(job=build_job(values))
         return self.nested[name]
 
-    def add(self, number: int, layout: Keys, other: Keys) -> None:
-        """A structure with all of its batches."""
-        sizes = batches(self.space, data_ranks(self.space, layout))
-        keys = same_training(self.space, {**layout, **other})
-        batch = {"batch_size": sizes[0][0], **self._steps(sizes[0][1])}
-        refused: MemplanError | None = None
-        for attempt in (keys, *alternatives(self.space, keys)):
-            try:
-                recipe = self.recipe({**attempt, **batch})
-            except MemplanError as error:
-                refused = refused or error
+    def add(self, family: int, layout: Keys) -> None:
+        """A layout with everything else, unless its model states alone are too large."""
+        sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
+        everything = list(others(self.space, layout))
+        asked = False
+        for other in everything:
+            if frozenset(other.items()) in known:
                 continue
-            if self._is_new(number, layout, recipe):
-                self._batches(number, attempt, recipe, sizes)
-            return
-        assert refused is not None
-        self._refuse(number, keys, refused.message, len(sizes))
+            keys = same_training(self.space, {**layout, **other})
+            found = self._resolved(family, keys, sizes)
+            if found is None:
+                continue
+            keys, recipe = found
+            if not asked and self.above(recipe):
+                self.floored.append(Floored(family, keys, len(everything) * len(sizes)))
+                return
+            asked = True
+            known.update(_named(other, recipe))
+            self._batches(family, keys, recipe, sizes)
 
-    def _is_new(self, number: int, layout: Keys, recipe: Recipe) -> bool:
-        """Whether no other choice came to the same: ``auto`` is one of the values that have a name."""
-        chosen = tuple(recipe.job.get(key) for key in ("gradient_checkpointing", "pair_pass"))
-        resolved = recipe.loss_head, recipe.logits_to_fp32, recipe.attention, recipe.optimizer_impl, recipe.reference
-        key = (number, repr(layout), chosen, resolved)
-        if key in self.seen:
-            return False
-        self.seen.add(key)
-        return True
+    def _resolved(self, family: int, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | None:
+        """A structure's recipe with its first batch, dominated values where the dominating ones are refused; None where
+        it cannot be."""
+        batch = {"batch_size": sizes[0][0], **self._steps(sizes[0][1])}
+        trainer = keys.get("trainer", self.space.job.trainer)
+        never = next((self.never[at] for key in OTHERS if (at := (trainer, key, keys.get(key))) in self.never), None)
+        if never is not None:
+            self._refuse(family, keys, never, len(sizes))
+            return None
+        try:
+            return keys, self.recipe({**keys, **batch})
+        except MemplanError as error:
+            refused = error
+        for attempt in alternatives(self.space, keys, f"{refused.message} {refused.hint}"):
+            with suppress(MemplanError):
+                return attempt, self.recipe({**attempt, **batch})
+        self._refuse(family, keys, refused.message, len(sizes))
+        for key in OTHERS:
+            said = f"with {key} {keys.get(key)} {NEVER}"
+            if refused.message.startswith("trainer: ") and refused.message.endswith(said):
+                self.never[trainer, key, keys[key]] = refused.message
+        return None
 
     def _steps(self, steps: int) -> Keys:
         """The accumulation; where there is none that makes the global batch, that itself, for its reason."""
@@ -170,6 +201,24 @@ class Builder:
             group = (self.structures, accumulation_class(recipe))
             order = (took, _changes(self.space, full), len(self.legal))
             self.legal.append(Candidate(full, recipe, took, number, group, order))
+
+
+class Floors:
+    """Whether model states alone are too large for the card: whatever the passes hold, it cannot fit."""
+
+    def __call__(self, recipe: Recipe) -> bool:
+        """States depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py)."""
+        assert recipe.gpu is not None
+        return floor(recipe) > int(recipe.gpu.usable_bytes * (1 - recipe.margin))
+
+
+def _named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
+    """The choices that name what ``auto`` came to: the same again."""
+    came_to = {"reference": recipe.reference, "loss_head": recipe.job.get("loss_head")}
+    autos = {key: value for key, value in came_to.items() if other.get(key) == "auto"}
+    for size in range(1, len(autos) + 1):
+        for keys in combinations(autos, size):
+            yield frozenset({**other, **{key: autos[key] for key in keys}}.items())
 
 
 def accumulation_class(recipe: Recipe) -> int:
@@ -199,8 +248,6 @@ def candidates(given: JobInput, space: Space, device: Device) -> Candidates:
     builder = Builder(bare, space, device)
     families: dict[str, int] = {}
     for number, layout in enumerate(found):
-        family = families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number)
-        for other in others(space, layout):
-            builder.add(family, layout, other)
+        builder.add(families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number), layout)
     builder.legal.sort(key=lambda each: each.order)
-    return Candidates(builder.legal, list(builder.refused.values()), found)
+    return Candidates(builder.legal, list(builder.refused.values()), builder.floored)

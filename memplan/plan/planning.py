@@ -10,8 +10,8 @@ from memplan.cost.rates import Device
 from memplan.errors import UsageError
 from memplan.gpus import find_gpu
 from memplan.models import load_model
-from memplan.plan.candidates import Candidate, Candidates, Refused, candidates
-from memplan.plan.pricing import Floors, Priced, Pricing
+from memplan.plan.candidates import Candidate, Candidates, Floored, Refused, candidates
+from memplan.plan.pricing import Priced, Pricing
 from memplan.plan.result import Plan, Point, Rejected
 from memplan.plan.search import Found, best, front
 from memplan.plan.space import BATCH, CHOSEN, Space
@@ -109,7 +109,6 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         of.legal,
         pricing_of(asked),
         lambda priced: priced.fits,
-        Floors(),
         wanted,
         lambda priced: tell("pricing plans", priced, whole),
     )
@@ -123,7 +122,6 @@ def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candi
         of.legal,
         pricing_of(asked),
         lambda priced: priced.fits,
-        Floors(),
         lambda priced: priced.bytes,
         lambda priced: tell("pricing plans for the front", priced, whole),
     )
@@ -168,7 +166,8 @@ def rejections(searched: Searched) -> tuple[Rejected, ...]:
             nearest[each.layout] = each, priced
     misses = sorted(nearest.values(), key=lambda pair: (pair[1].short, pair[0].order))
     rows = [_miss(each, priced) for each, priced in misses[:MISSES]]
-    rows += [_floored(each) for each in found.floored if each.layout not in nearest][:MISSES]
+    floored = {each.layout: each for each in searched.of.floored}
+    rows += [_floored(each) for each in floored.values()][:MISSES]
     return (*rows, *_refused(searched.of.refused))
 
 
@@ -181,7 +180,7 @@ def _miss(each: Candidate, priced: Priced) -> Rejected:
     return Rejected(plan_name(keys), keys, f"short by {format_bytes(priced.short)} at {instant}", priced.short)
 
 
-def _floored(each: Candidate) -> Rejected:
+def _floored(each: Floored) -> Rejected:
     return Rejected(layout_name(each.keys), each.keys, "model states alone need more than the card has")
 
 

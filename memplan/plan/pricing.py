@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memplan.plan.candidates import Candidate
 from memplan.plan.space import Keys
-from memplan.reporting import Peak, floor, peak
+from memplan.reporting import Peak, peak
 from memplan.spec.recipe import Recipe
 
 EXPANDABLE: Keys = {"allocator": {"expandable_segments": True}}
@@ -68,16 +68,3 @@ class Pricing:
             if priced.fits:
                 return priced
         return least
-
-
-class Floors:
-    """Whether model states alone are too large, asked once for states that are the same."""
-
-    def __init__(self) -> None:
-        self.priced = 0
-
-    def __call__(self, candidate: Candidate) -> bool:
-        """Whether the candidate cannot fit, whatever its passes hold."""
-        recipe = candidate.recipe
-        assert recipe.gpu is not None
-        return floor(recipe) > int(recipe.gpu.usable_bytes * (1 - recipe.margin))

@@ -10,7 +10,7 @@ from memplan.gpus import load_gpus
 from memplan.models import load_model
 from memplan.plan.candidates import Builder, Candidate, candidates, depends_on_batch, without_choices
 from memplan.plan.planning import Question, Tell, nothing, pricing_of
-from memplan.plan.pricing import Floors, Priced
+from memplan.plan.pricing import Priced
 from memplan.plan.result import Answer
 from memplan.plan.search import largest
 from memplan.plan.words import plan_name
@@ -23,10 +23,10 @@ MOST_BATCH, MOST_LENGTH = 1 << 16, 1 << 20
 
 def first_fit(asked: Question, tell: Tell = nothing) -> tuple[Candidate, Priced] | None:
     """Any plan that fits, small batches and slow plans first; None where there is none."""
-    of, pricing, above = candidates(asked.given, asked.space, asked.device), pricing_of(asked), Floors()
+    of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     blocked: dict[object, int] = {}
     for each in sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order)):
-        if each.batch >= blocked.get(each.group, each.batch + 1) or above(each):
+        if each.batch >= blocked.get(each.group, each.batch + 1):
             continue
         priced = pricing(each)
         if priced.fits:
@@ -106,13 +106,11 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     """The largest value of a key with which any structure fits: memory grows with it, so each structure is first asked
     whether it does better than those before it. A length that a layout does not divide is brought down to one that it
     does."""
-    of, pricing, above = candidates(asked.given, asked.space, asked.device), pricing_of(asked), Floors()
+    of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
     value, words = 0, "nothing fits"
     for number, each in enumerate(sorted(of.legal, key=lambda each: (-each.seconds, each.order))):
         tell(f"largest {key}", number, len(of.legal))
-        if above(each):
-            continue
 
         def fits(size: int, each: Candidate = each) -> bool:
             return pricing(each._replace(recipe=at(builder, each, size))).fits

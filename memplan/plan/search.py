@@ -1,9 +1,9 @@
 """The exact search: plans in the order of their speed, each priced only where nothing rules it out.
 
-The speed of every candidate is known before its memory is, so the first ones that fit are the best. Two bounds, and
-nothing else, rule a candidate out without its price: a smaller micro-batch of the same group that did not fit (memory
-grows with the batch: tests/test_plan_order.py), and model states that alone need more than there is. So of a group that
-is met for the first time the smallest batch is priced first.
+The speed of every candidate is known before its memory is, so the first ones that fit are the best. One bound, and
+nothing else, rules a candidate out without its price: a smaller micro-batch of the same group that did not fit, as
+memory grows with the batch (tests/test_plan_order.py). So of a group that is met for the first time the smallest batch
+is priced first. Layouts whose model states alone are too large are left out before (``candidates.Floors``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ class Found(Generic[_C, _P]):
     """The best of each layout, in the order of the candidates."""
     rejected: list[tuple[_C, _P]] = field(default_factory=list)
     """Priced, and too large."""
-    floored: list[_C] = field(default_factory=list)
-    """The first of each layout that a floor ruled out."""
     priced: int = 0
     """Candidates whose memory was computed."""
 
@@ -51,19 +49,14 @@ def best(
     ordered: Iterable[_C],
     price: Callable[[_C], _P],
     fits: Callable[[_P], bool],
-    above: Callable[[_C], bool],
     wanted: int,
     tell: Callable[[int], None] = lambda priced: None,
 ) -> Found[_C, _P]:
-    """The first ``wanted`` candidates that fit, one of each layout.
-
-    ``above`` says, without a price, that a candidate cannot fit.
-    """
+    """The first ``wanted`` candidates that fit, one of each layout."""
     ordered, found = list(ordered), Found[_C, _P]()
     smallest = _smallest(ordered)
     blocked: dict[Hashable, int] = {}
     shown: set[Hashable] = set()
-    floored: set[Hashable] = set()
     known: dict[int, _P] = {}
 
     def fitting(each: _C) -> _P | None:
@@ -82,12 +75,6 @@ def best(
 
     for each in ordered:
         if each.layout in shown or each.batch >= blocked.get(each.group, each.batch + 1):
-            continue
-        if above(each):
-            blocked[each.group] = each.batch
-            if each.layout not in floored:
-                floored.add(each.layout)
-                found.floored.append(each)
             continue
         first = smallest[each.group]
         if first is not each and fitting(first) is None:
@@ -115,7 +102,6 @@ def front(
     ordered: Iterable[_C],
     price: Callable[[_C], _P],
     fits: Callable[[_P], bool],
-    above: Callable[[_C], bool],
     size: Callable[[_P], int],
     tell: Callable[[int], None] = lambda priced: None,
 ) -> Found[_C, _P]:
@@ -126,7 +112,7 @@ def front(
     smallest: int | None = None
     for each in ordered:
         least = blocked.get(each.group)
-        if (least is not None and each.batch >= least) or above(each):
+        if least is not None and each.batch >= least:
             continue
         floor = max((of for batch, of in known.get(each.group, ()) if batch <= each.batch), default=0)
         if smallest is not None and floor >= smallest:

@@ -250,13 +250,12 @@ def values(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
     return ("flash",) if space.job.padded else ("sdpa",)
 
 
-def alternatives(space: Space, keys: Keys) -> Iterator[Keys]:
-    """What to try in order where a dominating value is refused: the next ones of one axis at a time."""
+def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
+    """What to try in order where a dominating value is what is refused: the next ones of its axis."""
     for key, ordered in DOMINATED.items():
-        if key in space.fixed or key not in keys or keys[key] not in ordered:
+        if key in space.fixed or keys.get(key) not in ordered or key.split("_")[0] not in refusal:
             continue
-        following = ordered[ordered.index(keys[key]) + 1 :]
-        for value in following:
+        for value in ordered[ordered.index(keys[key]) + 1 :]:
             yield {**keys, key: value}
-    if "optimizer_impl" in keys and "optimizer_impl" not in space.fixed:
-        yield {**keys, "optimizer_impl": "auto"}
+        if key == "optimizer_impl":
+            yield {**keys, key: "auto"}
