@@ -125,6 +125,12 @@ def test_the_step_is_that_of_the_class_that_deepspeed_takes(stage: int, keys: di
         ({"offload": "optimizer", "optimizer": "sgd"}, "optimizer: sgd with an offloaded optimizer"),
         ({"zero_stage": 3, "deepspeed": {"zero_quantized_nontrainable_weights": True}}, "quantises fp16 weights alone"),
         ({"zero_stage": 0, "grad_dtype": "fp32"}, "stage 0 accumulates in the dtype of the model"),
+        ({"deepspeed": {"train_micro_batch_size_per_gpu": 4}, "batch_size": 2}, "contradicts batch_size 2"),
+        ({"deepspeed": {"fp16": {"enabled": True}}, "dtype": "bf16"}, "deepspeed: fp16 contradicts dtype bf16"),
+        (
+            {"optimizer": "sgd", "deepspeed": {"zero_allow_untested_optimizer": False}},
+            "optimizer: sgd is one that DeepSpeed's ZeRO has not tested",
+        ),
         ({"deepspeed": {"zenflow": {"topk_ratio": 0.1}}}, "deepspeed: zenflow"),
         ({"reduce_dtype": "bf16", "deepspeed": {"communication_data_type": "fp32"}}, "contradicts reduce_dtype bf16"),
     ],
@@ -468,3 +474,15 @@ def test_an_option_replaces_the_stage_of_a_files_settings() -> None:
     file = {"deepspeed": {"zero_optimization": {"stage": 2, "overlap_comm": True}}, "num_gpus": 2}
     found = resolve(read_job({"zero_stage": 3, "model": LLAMA, "method": "sft"}, file))
     assert (found.sharding, found.deepspeed.overlap_comm) == ("zero3", True)
+
+
+def test_a_deepspeed_file_says_batch_and_dtype_of_the_job() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": "auto",
+        "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+    }
+    found = recipe_of(deepspeed=config)
+    assert (found.batch_size, found.accumulation, found.precision.name) == (4, 2, "fp16-master")

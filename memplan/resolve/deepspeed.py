@@ -74,6 +74,7 @@ def zero_settings(
     optimizer = _offloaded("optimizer", given.offload_optimizer, "optimizer" in job.offload)
     parameters = _offloaded("parameters", given.offload_param, "parameters" in job.offload)
     _check_offload(given, stage, row, optimizer, parameters)
+    _check_tested(given, stage, row, trainer, notes)
     accumulate = _accumulates_in(job, stored)
     wrapper = _wrapper(given, stage, stored, accumulate, optimizer)
     integrated, hidden = trainer.name != "pytorch", spec.hidden_size
@@ -153,6 +154,19 @@ def _communicates_in(job: Job, stored: Stored) -> int:
         )
     named = named or (job.reduce_dtype if job.reduce_dtype != "auto" else None)
     return DTYPE_BYTES[named] if named else stored.precision.weights
+
+
+def _check_tested(given: DeepSpeed, stage: int, row: Optimizer, trainer: Trainer, notes: Notes) -> None:
+    """ZeRO knows a few optimizers and refuses others unless it is told to try (engine.py; zero/utils.py)."""
+    if stage == 0 or row.name == "adamw" or given.zero_allow_untested_optimizer:
+        return
+    if given.zero_allow_untested_optimizer is False:
+        raise InvalidJob(
+            f"optimizer: {row.name} is one that DeepSpeed's ZeRO has not tested (zero_allow_untested_optimizer false)",
+            "use adamw, or deepspeed.zero_allow_untested_optimizer=true",
+        )
+    if trainer.name == "pytorch":
+        notes.assume(f"deepspeed.zero_allow_untested_optimizer: true (ZeRO refuses {row.name} without it)")
 
 
 def _needs_stage_3(given: DeepSpeed, split: Split) -> None:

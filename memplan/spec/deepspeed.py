@@ -182,27 +182,49 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def lift_stage(job: dict[str, Any], where: str = "") -> None:
-    """The stage of DeepSpeed's settings becomes the job's ``zero_stage``, so that an option replaces it. Raises
-    InvalidJob where the same mapping names another."""
+JOBS_OWN = {
+    "train_micro_batch_size_per_gpu": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_batch_size": "global_batch_size",
+}
+"""Keys of a DeepSpeed file that are the job's under other names."""
+
+
+def lift_shared(job: dict[str, Any], where: str = "") -> None:
+    """What DeepSpeed's settings say of the stage, the batch and the dtype becomes the job's own, so that an option
+    replaces it. Raises InvalidJob where the same mapping says something else."""
     given = job.get("deepspeed")
     if not isinstance(given, Mapping):
         return
-    inner = given.get("zero_optimization")
-    nested = isinstance(inner, Mapping) and "stage" in inner
-    stage = inner["stage"] if nested else given.get("stage")  # type: ignore[index]
-    if not isinstance(stage, int) or isinstance(stage, bool):
-        return
-    named = job.get("zero_stage", job.get("sharding"))
-    if named is not None and str(named).strip().lower().removeprefix("zero").lstrip("-_") != str(stage):
-        key = "zero_stage" if "zero_stage" in job else "sharding"
-        raise InvalidJob(f"{where}deepspeed: stage {stage} contradicts {key} {named}", "give one of them")
-    if named is None:
-        job["zero_stage"] = stage
-    rest = {key: value for key, value in given.items() if key != "stage"}
-    if nested:
-        rest["zero_optimization"] = {key: value for key, value in inner.items() if key != "stage"}  # type: ignore[union-attr]
+    rest = dict(given)
+    for name, key in JOBS_OWN.items():
+        _lift(job, rest.pop(name, None), key, f"{where}deepspeed: {name}")
+    for dtype in ("bf16", "fp16"):
+        section = rest.get(dtype)
+        if isinstance(section, Mapping) and section.get("enabled") is True and "precision" not in job:
+            _lift(job, dtype, "dtype", f"{where}deepspeed:", str)
+    stage = rest.pop("stage", None)
+    inner = rest.get("zero_optimization")
+    if isinstance(inner, Mapping):
+        stage = inner.get("stage", stage)
+        rest["zero_optimization"] = {key: value for key, value in inner.items() if key != "stage"}
+    if "sharding" in job and stage not in (None, AUTO):
+        if str(job["sharding"]).strip().lower() not in (f"zero{stage}", f"zero-{stage}", f"zero_{stage}"):
+            raise InvalidJob(
+                f"{where}deepspeed: stage {stage} contradicts sharding {job['sharding']}", "give one of them"
+            )
+    else:
+        _lift(job, stage, "zero_stage", f"{where}deepspeed: stage")
     job["deepspeed"] = rest
+
+
+def _lift(job: dict[str, Any], value: Any, key: str, said: str, kind: type = int) -> None:
+    """One value, where it is one; ``auto`` is the trainer's."""
+    if not isinstance(value, kind) or isinstance(value, bool) or value == AUTO:
+        return
+    if job.get(key) not in (None, value):
+        raise InvalidJob(f"{said} {value} contradicts {key} {job[key]}", "give one of them")
+    job[key] = value
 
 
 def _half(name: str, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
-from memplan.spec.deepspeed import lift_stage
+from memplan.spec.deepspeed import lift_shared
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.choices import ALIASES, TRAINING_ONLY
@@ -65,7 +65,7 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
             raise InvalidJob(f"{where}unknown key {key[:80]!r}", did_you_mean(name, [*Job.model_fields, *ALIASES]))
     if isinstance(job.get("lora"), dict):
         job["lora"] = {LORA_ALIASES.get(str(key), key): value for key, value in job["lora"].items()}
-    lift_stage(job, where)
+    lift_shared(job, where)
     for name, value in shorthands.items():
         _SHORTHANDS[name](job, value)
     return job, tuple(ignored)
