@@ -151,14 +151,15 @@ def test_fsdp2_of_accelerate(tmp_path: Path) -> None:
 
 
 def test_a_deepspeed_file_has_its_own_defaults_and_auto_is_the_trainer_s(tmp_path: Path) -> None:
-    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"}}
+    zero: dict[str, Any] = {"stage": 2, "reduce_bucket_size": "auto"}
+    config = {"zero_optimization": zero, "bf16": {"enabled": "auto"}}
     (tmp_path / "ds.json").write_text(json.dumps(config))
     given = read(tmp_path, DPO + "deepspeed: ds.json\n", model="smollm2-135m", num_gpus=2)
     recipe = resolve(given)
     assert (recipe.sharding, recipe.precision.name) == ("zero2", "bf16-master")
     assert recipe.deepspeed.reduce_bucket_size == recipe.model.hidden_size**2
-    config["zero_optimization"].pop("reduce_bucket_size")
-    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    zero.pop("reduce_bucket_size")
+    zero["offload_optimizer"] = {"device": "cpu"}
     (tmp_path / "ds.json").write_text(json.dumps(config))
     recipe = resolve(read(tmp_path, DPO + "deepspeed: ds.json\n", model="smollm2-135m", num_gpus=2))
     assert recipe.deepspeed.reduce_bucket_size == 500_000_000

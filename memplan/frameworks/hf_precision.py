@@ -32,13 +32,21 @@ def settle(draft: Draft) -> None:
     """Put the job's precision, once sharding and every file's word on dtypes are known."""
     if {"precision", "dtype"} & (draft.given | set(draft.values)):
         return
-    amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "no mixed precision is asked for")))
-    load, loaded = draft.facts.get("load", ("auto", Origin(DEFAULT, "the checkpoint's own dtype")))
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
-    zero = sharding.startswith("zero") or "zero_stage" in draft.given
-    if zero:
-        _deepspeed(draft, amp, why)
+    if not {"amp", "load", "deepspeed dtype"} & set(draft.facts):
         return
+    amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "no mixed precision is asked for")))
+    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    if sharding.startswith("zero") or "zero_stage" in draft.given:
+        _deepspeed(draft, amp, why)
+    elif "load" not in draft.facts:
+        _under_a_launcher(draft, amp, why, sharding)
+    else:
+        _loaded(draft, amp, why, sharding)
+
+
+def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
+    """The dtype that weights are loaded in is known."""
+    load, loaded = draft.facts["load"]
     if amp != "no" and (sharding.startswith("fsdp") or load == "fp32"):
         # FSDP upcasts trained weights; elsewhere the weights are fp32 as they were loaded.
         draft.put("precision", f"{amp}-amp", why if why.kind == "file" else loaded if load == "fp32" else why)
@@ -54,9 +62,19 @@ def settle(draft: Draft) -> None:
         draft.put("autocast", amp != "no", why)
 
 
+def _under_a_launcher(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
+    """accelerate's word alone: how the weights are loaded is the trainer's, which the job names."""
+    if amp != "no":
+        draft.put("dtype", amp, why)
+    if not sharding.startswith("fsdp"):
+        draft.put("autocast", amp != "no", why)
+
+
 def _deepspeed(draft: Draft, amp: str, why: Origin) -> None:
     """DeepSpeed casts by its own settings; ``auto`` there is what the trainer's arguments say."""
     dtype, origin = draft.facts.get("deepspeed dtype", ("auto", why))
     if dtype == "auto":
+        if "amp" not in draft.facts:
+            return
         dtype, origin = (amp if amp != "no" else "fp32"), why
     draft.put("dtype", dtype, origin)

@@ -61,10 +61,10 @@ def read(document: Document, draft: Draft) -> None:
     if document.form == "json":
         plans = given.get("plans")
         found = plans[0] if isinstance(plans, list) and plans else given
-        given = found.get("job") if isinstance(found, Mapping) else None
-        if not isinstance(given, Mapping):
+        job = found.get("job") if isinstance(found, Mapping) else None
+        if not isinstance(job, Mapping):
             raise InvalidJob(f"{document.path}: there is no job in it", "give the JSON of memplan plan or estimate")
-        given = {key: value for key, value in given.items() if value is not None}
+        given = {key: value for key, value in job.items() if value is not None}
     values, ignored = normalise(given, f"{document.path}: ")
     for key, value in values.items():
         draft.put(key, value, Origin(FILE, f"{document.settings.where(key)}: {key}"))
