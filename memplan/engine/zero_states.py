@@ -171,12 +171,13 @@ def _enter_persistent(book: Ledger, recipe: Recipe, weights: list[Weight], of_ow
         source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )
     if zero.hpz > 1 and not zero.parameters:
-        elements = sum(-(-w.elements // recipe.ranks) * recipe.ranks // zero.hpz * w.copies for w in weights)
+        released = [w for w in weights if w.elements > zero.param_persistence_threshold]
+        elements = sum(-(-w.elements // recipe.ranks) * recipe.ranks // zero.hpz * w.copies for w in released)
         book.add(
             f"hpZ's second partition{of_owner}",
             "parameters",
             elements * recipe.precision.weights,
-            template="padded elements / zero_hpz_partition_size × bytes",
+            template="padded elements of what is released / zero_hpz_partition_size × bytes",
             numbers=(elements, recipe.precision.weights),
             why="backward gathers within the node, from a copy that the forward leaves there",
             source=f"{ZERO}/partition_parameters.py: _partition_param_sec",
