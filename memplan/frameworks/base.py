@@ -8,7 +8,6 @@ with a ``FRAMEWORK`` row; nothing else lists it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Document, Settings, is_template, open_document
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.following import open_reference
 
 if TYPE_CHECKING:
     from memplan.spec.job import Job
@@ -145,31 +145,9 @@ class Draft:
 
         Raises InvalidJob for a reference out of these, to the network, or to nothing.
         """
-        if "://" in reference or is_template(reference):
-            raise settings.error(key, f"{reference[:80]!r} is not followed", "name a file beside this one")
-        here = Path(settings.path).resolve().parent
-        roots = [here, *_project(here)]
-        outside = False
-        for root in roots:
-            path = (root / reference).resolve()
-            if not any(path.is_relative_to(allowed) for allowed in roots):
-                outside = True
-            elif path.is_file():
-                shown = os.path.relpath(path)
-                self.followed.append(str(path))
-                return open_document(shown if not shown.startswith("..") else str(path))
-        if outside:
-            raise settings.error(key, f"{reference[:80]!r} is outside of {roots[-1]}", "give it with --with")
-        raise settings.error(
-            key, f"there is no file {reference[:80]!r} here", "run from the project's folder, or give it with --with"
-        )
-
-
-def _project(folder: Path) -> list[Path]:
-    """The working directory, where the folder is in it and it is not the whole disk or a home."""
-    here = Path.cwd().resolve()
-    whole = here == Path(here.anchor) or here == Path.home().resolve()
-    return [here] if folder.is_relative_to(here) and not whole else []
+        document = open_reference(settings, key, reference)
+        self.followed.append(str(Path(document.path).resolve()))
+        return document
 
 
 def _short(value: object) -> str:
