@@ -48,8 +48,10 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
     if config["model_type"] in LOOPS:
         job["sequence_length"] = 64
     job["sync_each_batch"] = rng.random() < 0.5
-    if job["method"] in PAIRS:
-        job["pair_pass"] = rng.choice(("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache"))
+    if job["method"] in PAIRS and job["trainer"] == "pytorch":  # no trainer has other schedules
+        job["pair_pass"] = rng.choice(
+            ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache")
+        )
     if job["sharding"] == "ddp":
         job["gradient_as_bucket_view"] = rng.random() < 0.4
     else:

@@ -30,9 +30,7 @@ class Tensor(NamedTuple):
     itemsize: int
 
 
-def enter_ddp(
-    book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Callable[[Recipe, Weight], int]
-) -> None:
+def enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Callable[[Recipe, Weight], int]) -> None:
     """Buckets are a second copy of every gradient, or, where gradients are views of them, gradients that stay.
 
     They are never freed: ``zero_grad`` drops the views alone. Weights without a gradient have their place too.
@@ -40,9 +38,7 @@ def enter_ddp(
     views = recipe.gradient_as_bucket_view
     asked = [weight for weight in weights if weight.trained or rests(recipe, weight)]
     size = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked)
-    unseen = sum(
-        weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked if not weight.trained
-    )
+    unseen = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked if not weight.trained)
     book.add(
         "gradients in DDP's buckets" if views else "DDP gradient buckets",
         "gradients" if views else "buffers",
@@ -90,9 +86,7 @@ def buckets(tensors: Iterable[Tensor], cap: int, first: int) -> list[list[Tensor
     return [bucket for bucket in found if bucket]
 
 
-def _enter_hook(
-    book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Callable[[Recipe, Weight], int]
-) -> None:
+def _enter_hook(book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Callable[[Recipe, Weight], int]) -> None:
     """A compressed copy of one bucket while it is reduced; PowerSGD's factors, and its error from step to step."""
     hook = recipe.ddp.comm_hook
     if hook == "none":

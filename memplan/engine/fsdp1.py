@@ -49,7 +49,9 @@ def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         _enter_backward(book, recipe, policy, traced, reduces)
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
             why = "the root stays gathered from the first forward to the end of backward"
-            _gathered(book, "root (embedding, norm, head)", policy.root.gathered, opened, f"{name}.embedding-backward", why)
+            _gathered(
+                book, "root (embedding, norm, head)", policy.root.gathered, opened, f"{name}.embedding-backward", why
+            )
             opened = ""
         _enter_flat(book, recipe, policy.root, NO_UNIT, f"{name}.reduce", "the root", reduces, policy.root.gathered)
     backwards = [traced for traced, point in passes if point == "backward"]
@@ -236,7 +238,7 @@ def _enter_waiting(book: Ledger, recipe: Recipe, own: Frame, backwards: list[Tra
     """Flat gradients that wait whole between micro-steps (``accumulated gradients``), or between the halves of pairs."""
     total = sum(unit.shard for unit in (*own.layers, own.root))
     if recipe.accumulation > 1:
-        _shards(book, "gradients", total, book.schedule[-1])
+        _shards(book, "gradients", total, book.schedule[-1], own.place)
         return
     chosen, rejected = backwards[0], backwards[-1]
     order = chosen.backward_layers
@@ -245,10 +247,10 @@ def _enter_waiting(book: Ledger, recipe: Recipe, own: Frame, backwards: list[Tra
         units = own.layers[under + 1 : i + 1]
         born, dies = book.after(chosen.end_of(i)), rejected.end_of(i)
         _whole(book, f"layers {under + 1}-{i}", sum(unit.gradients for unit in units), born, dies)
-        _shards(book, f"layers {under + 1}-{i}", sum(unit.shard for unit in units), book.after(dies))
+        _shards(book, f"layers {under + 1}-{i}", sum(unit.shard for unit in units), book.after(dies), own.place)
     born, dies = book.after(f"{chosen.plan.name}.reduce"), f"{rejected.plan.name}.reduce"
     _whole(book, "the root", own.root.gradients, born, dies)
-    _shards(book, "the root", own.root.shard, book.after(dies))
+    _shards(book, "the root", own.root.shard, book.after(dies), own.place)
 
 
 def _whole(book: Ledger, label: str, size: int, born: str, dies: str) -> None:
@@ -270,17 +272,18 @@ def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
     for position, i in enumerate(order):
         under = order[position + 1] if position + 1 < len(order) else -1
         shard = sum(unit.shard for unit in own.layers[under + 1 : i + 1])
-        _shards(book, f"layers {under + 1}-{i}", shard, book.after(traced.end_of(i)))
-    _shards(book, "the root", own.root.shard, book.after(f"{traced.plan.name}.reduce"))
+        _shards(book, f"layers {under + 1}-{i}", shard, book.after(traced.end_of(i)), own.place)
+    _shards(book, "the root", own.root.shard, book.after(f"{traced.plan.name}.reduce"), own.place)
 
 
-def _shards(book: Ledger, label: str, size: int, born: str) -> None:
+def _shards(book: Ledger, label: str, size: int, born: str, place: str) -> None:
     book.add(
         f"shards of the gradients of {label}",
         "gradients",
         size,
         born,
         "",
+        place=place,
         template="elements / ranks × bytes",
         why="reduced, in the dtype of the stored weights",
         source=f"{RUN}: _accumulate_sharded_grad",

@@ -25,7 +25,7 @@ from memplan.engine.fsdp2_rows import (
     enter_root_reduction,
     gathered,
 )
-from memplan.engine.fsdp2_units import Frame, frame, frozen_frame, waits_for_reduction
+from memplan.engine.fsdp2_units import NOTHING, Frame, frame, frozen_frame, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
@@ -48,6 +48,9 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             if sharded:
                 own = frozen_frame(recipe, traced)
                 enter_root(book, own._replace(root=own.always), "reference's root", "", "")
+                if f"{name}.gather" in book.index:
+                    runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
+                    enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
                 enter_forward(book, recipe, own, traced, there=own.resharding is not True)
                 enter_left(book, own.layers, own, "reference's layers")
             continue
@@ -89,7 +92,9 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
     total = sum(unit.shard for unit in (*own.layers, *own.ends))
     if recipe.accumulates:
         step = book.schedule[-1]
-        _gradients(book, "shards of the gradients", total, step, "", "left by the last micro-step's reductions")
+        _gradients(
+            book, "shards of the gradients", total, step, "", "left by the last micro-step's reductions", own.place
+        )
         return
     chosen, rejected = backwards[0], backwards[-1]
     first_of, last_of = ({i: list(each.layer_instants(i)) for i in each.backward_layers} for each in (chosen, rejected))
@@ -103,13 +108,15 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
         ):
             whole, shard = sum(unit.reduced for unit in units), sum(unit.shard for unit in units)
             _gradients(book, f"gradients of {label}, unreduced", whole, born, dies, "they wait for the rejected half's")
-            _gradients(book, f"shards of the gradients of {label}", shard, book.after(dies), "", "reduced")
+            _gradients(book, f"shards of the gradients of {label}", shard, book.after(dies), "", "reduced", own.place)
             born = first_of[below][0][0] if below >= 0 else f"{chosen.plan.name}.embedding-backward"
     for label, unit, point in own.named_ends:
         born, end = book.after(f"{chosen.plan.name}.{point}"), f"{rejected.plan.name}.{point}"
         why = "they wait for the rejected half's"
         _gradients(book, f"gradients of the {label}, unreduced", unit.reduced, born, end, why)
-        _gradients(book, f"shards of the gradients of the {label}", unit.shard, book.after(end), "", "reduced")
+        _gradients(
+            book, f"shards of the gradients of the {label}", unit.shard, book.after(end), "", "reduced", own.place
+        )
 
 
 def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
@@ -119,14 +126,16 @@ def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
         below = order[position + 1] if position + 1 < len(order) else -1
         units, born = own.layers[below + 1 : i + 1], book.after(traced.end_of(i))
         shard, held = sum(unit.shard for unit in units), sum(unit.held for unit in units)
-        _gradients(book, f"shards of the gradients of layers {below + 1}-{i}", shard, born, "", "reduced")
+        _gradients(book, f"shards of the gradients of layers {below + 1}-{i}", shard, born, "", "reduced", own.place)
         _held(book, f"layers {below + 1}-{i}", held, born, f"{name}.embedding-backward")
     end = book.after(f"{name}.reduce")
     tail = end if own.opens else book.after(f"{name}.tail-reduce")
-    _gradients(book, "shards of the gradients of the tail", own.tail.shard, tail, "", "reduced")
+    _gradients(book, "shards of the gradients of the tail", own.tail.shard, tail, "", "reduced", own.place)
     if not own.opens:
         _held(book, "the tail", own.tail.held, tail, f"{name}.embedding-backward")
-    _gradients(book, "shards of the gradients of the root", own.root.shard + own.first.shard, end, "", "reduced")
+    _gradients(
+        book, "shards of the gradients of the root", own.root.shard + own.first.shard, end, "", "reduced", own.place
+    )
 
 
 def _held(book: Ledger, label: str, size: int, born: str, dies: str) -> None:
@@ -142,13 +151,14 @@ def _held(book: Ledger, label: str, size: int, born: str, dies: str) -> None:
     )
 
 
-def _gradients(book: Ledger, label: str, size: int, born: str, dies: str, why: str) -> None:
+def _gradients(book: Ledger, label: str, size: int, born: str, dies: str, why: str, place: str = "gpu") -> None:
     book.add(
         label,
         "gradients",
         size,
         born,
         dies,
+        place=place,
         template="padded elements × bytes",
         why=why,
         source=f"{SOURCE}/_fsdp_param_group.py: reduce_grads",

@@ -14,9 +14,7 @@ Stage = tuple[TracedPass, str]
 def gathered(book: Ledger, label: str, size: int, instant: str, why: str, dies: str = "") -> None:
     """A row of whole weights, at one instant or from one to another."""
     template = "padded elements × bytes"
-    book.add(
-        label, "gathered_parameters", size, instant, dies or instant, template=template, why=why, source=SOURCE
-    )
+    book.add(label, "gathered_parameters", size, instant, dies or instant, template=template, why=why, source=SOURCE)
 
 
 def reduction(book: Ledger, label: str, size: int, instant: str, why: str = "kept until the next unit's") -> None:
@@ -113,12 +111,12 @@ def enter_forward(
     held = 0 if there and not own.reshards else held
     gathered(book, "all-gather of the last unit", held, end, why)
     if loss and loss_is_inside(recipe) and held:
-        gathered(book, "all-gather of the last unit, loss", tail if tail and not opens and not has_tail else last, loss, why)
+        gathered(
+            book, "all-gather of the last unit, loss", tail if tail and not opens and not has_tail else last, loss, why
+        )
 
 
-def forward_kept(
-    book: Ledger, own: Frame, traced: TracedPass, within: str, end: str, loss: str, there: bool
-) -> None:
+def forward_kept(book: Ledger, own: Frame, traced: TracedPass, within: str, end: str, loss: str, there: bool) -> None:
     """What stays of layers that have run: whole, or a part of each."""
     if own.resharding is True:
         return
@@ -167,9 +165,12 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
         for instant, alive in traced.layer_instants(i):
             _enter_whole(book, own, i, below, instant)
             trace = traced.layers[i]
-            before = trace.saved.size + trace.boundary + (below.cast if own.reshards else 0)
-            why = "the next gather's input, before anything runs back"
-            gathered(book, f"cast of the layer below {i}", max(0, before - alive.size) if first else 0, instant, why)
+            ahead = below.gathered if own.reshards else 0
+            whole = own.layers[i].gathered + own.kept(own.layers[i]) if own.reshards else 0
+            before = trace.saved.size + trace.boundary + max(whole, ahead + (below.cast if own.reshards else 0))
+            why = "its own all-gather's output, or the next one's input, before anything runs back"
+            more = max(0, before - ahead - alive.size) if first else 0
+            gathered(book, f"gathers before layer {i}", more, instant, why)
             first = False
             if reduces:
                 reduction(book, f"reduce-scatter input before layer {i}", above[i].reduced, instant)
@@ -178,7 +179,9 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
                 reduction(book, f"reduce-scatter input before layer {i}, last micro-step", more, instant)
         _enter_layer_end(book, recipe, own, traced, i, reduces)
     size = own.first.gathered if own.first.gathered and own.resharding is True else own.kept(own.first)
-    gathered(book, "gathered embedding", max(size, own.first.gathered), f"{name}.embedding-backward", "a unit of its own")
+    gathered(
+        book, "gathered embedding", max(size, own.first.gathered), f"{name}.embedding-backward", "a unit of its own"
+    )
     if reduces:
         reduction(book, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
 
@@ -222,7 +225,9 @@ def _enter_layer_end(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
     kept = own.kept(own.first) + own.kept_until(i)
     gathered(book, "layers below", kept, instant, "reshard_after_forward")
     if own.reshards:
-        gathered(book, f"gathered ahead of layer {i}'s reduction", below.gathered, instant, "the next is gathered ahead")
+        gathered(
+            book, f"gathered ahead of layer {i}'s reduction", below.gathered, instant, "the next is gathered ahead"
+        )
     _enter_reduction(book, recipe, own, own.layers[i], below, instant, f"layer {i}", reduces)
     if waits_for_reduction(recipe) and recipe.accumulation > 1:
         _enter_last_step(book, own, i, traced)

@@ -31,7 +31,8 @@ class Unit(NamedTuple):
     held: int
     """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy in another dtype."""
     cast: int = 0
-    """The rank's part in the gathered dtype, where it is stored in another: the all-gather's input."""
+    """The all-gather's input: the rank's part in the gathered dtype, where it is stored in another; before that, its
+    copy from the host."""
 
 
 NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
@@ -50,6 +51,8 @@ class Frame(NamedTuple):
     """Final norm and head, where they are one; with a tied embedding, which then opens the unit."""
     opens: bool = False
     """The tail is gathered at the embedding, and reduced at the end: its inputs are token ids."""
+    place: str = "gpu"
+    """Where shards are: on the host under CPU offload."""
     left: int = 0
     """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
 
@@ -65,6 +68,11 @@ class Frame(NamedTuple):
     def kept_until(self, i: int) -> int:
         """Bytes that stay of the layers below ``i``, but for those that always do."""
         return sum(self.kept(unit) for unit in self.layers[self.left : i])
+
+    @property
+    def all_layers(self) -> int:
+        """Gathered bytes of all layers."""
+        return sum(unit.gathered for unit in self.layers)
 
     @property
     def always(self) -> Unit:
@@ -123,6 +131,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         gathered += elements * used
         stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
         cast += elements // recipe.ranks * used if used != stored else 0
+        cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
         if weight.trained:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
             last = elements * used
@@ -175,20 +184,21 @@ def has_tail(recipe: Recipe) -> bool:
 
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units."""
+    place = "host" if recipe.fsdp.cpu_offload else "gpu"
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not in_tower(weight)]
     layers, resharding = layer_units(recipe), recipe.reshard_after_forward
     if not recipe.fsdp.own_ends:
-        return Frame(layers, unit_of(outside, recipe), resharding)
+        return Frame(layers, unit_of(outside, recipe), resharding, place=place)
     ends = _tail_names(recipe)
     if spec.head_is_tied:
         tail = [weight for weight in outside if weight.name in ends or weight.name == "embed_tokens"]
         root = [weight for weight in outside if weight not in tail]
-        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True)
+        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True, place)
     first = [weight for weight in outside if weight.name == "embed_tokens"]
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]
     own = (unit_of(each, recipe) for each in (root, first, tail))
-    return Frame(layers, next(own), resharding, next(own), next(own))
+    return Frame(layers, next(own), resharding, next(own), next(own), place=place)
 
 
 def in_tower(weight: Weight) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memplan.engine.encoder_rows import enter_relative, enter_relative_gradient, relative_mixer
 from memplan.engine.front_rows import enter_front, enter_front_backward, enter_probabilities
+from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import scored
-from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.stack_rows import enter_stacks
 from memplan.spec.recipe import Recipe

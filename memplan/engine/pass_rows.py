@@ -6,8 +6,8 @@ Between the layers whose backward is an instant lie segments: all of their layer
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import loss_and_casts
 from memplan.engine.passes import TracedPass
@@ -15,35 +15,6 @@ from memplan.engine.traces import NOTHING, Alive, LayerTrace
 from memplan.tables.loss_heads import LOSS_HEADS
 
 TORCH = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, activations"
-
-
-class KeptGradients(NamedTuple):
-    """What remains of gradients after their layer's backward: all of them, the root's until its reduction, or
-    shards.
-    """
-
-    layers: bool
-    root: bool
-    shards: int
-    """Ranks that share; 0 where a buffer that is there all along takes them."""
-    whole_itemsize: int
-    shard_itemsize: int
-    tail: str = ""
-    """The point at which those of head and final norm are reduced, where they are a unit of their own."""
-    into_step: bool = True
-    """Whole gradients are still there in the optimizer's step."""
-    until: str = ""
-    """The last instant of what remains, where an engine of its own steps before the end."""
-
-    def shard(self, whole: int) -> int:
-        """Bytes of one rank's shard of ``whole`` bytes of gradients."""
-        return -(-whole // self.whole_itemsize // self.shards) * self.shard_itemsize if self.shards else 0
-
-    def last(self, book: Ledger, name: str) -> str:
-        """The last instant of gradients that are kept whole."""
-        if self.layers:
-            return self.until if self.into_step else book.schedule[-2]
-        return f"{name}.reduce"
 
 
 class PassRows:

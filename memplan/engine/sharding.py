@@ -12,11 +12,12 @@ from memplan.engine.ddp import enter_ddp
 from memplan.engine.fsdp1 import enter_fsdp1
 from memplan.engine.fsdp2 import Stage, enter_fsdp2
 from memplan.engine.fsdp2_units import adds_in_place, gathers, has_tail, waits_for_reduction
+from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
-from memplan.engine.pass_rows import KeptGradients
 from memplan.engine.tensors import Weight
 from memplan.engine.zero_rules import gradient_mode_of_zero, takes_gradients
 from memplan.spec.recipe import Recipe
+
 
 class Held(NamedTuple):
     """Divisors and element sizes of one rank's model states."""

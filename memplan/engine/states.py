@@ -17,6 +17,7 @@ from memplan.engine.optimizer_states import (
 from memplan.engine.optimizer_steps import PROGRAMS, REFRESHES, peak_bytes
 from memplan.engine.sharding import Held
 from memplan.engine.tensors import Weight
+from memplan.engine.zero_groups import pinned
 from memplan.spec.recipe import Quantised, Recipe
 from memplan.units import ceil_div
 
@@ -125,6 +126,7 @@ def enter_optimizer(
         f"{optimizer.title} states{of_owner}",
         "optimizer_states",
         size,
+        place=place_of(recipe),
         template=template,
         numbers=(elements, round(size / over, 4)),
         why="kept between steps from the first step on",
@@ -142,12 +144,30 @@ def _enter_stored(
         book.add(
             label,
             category,
-            elements * itemsize,
+            host_bytes(recipe, same, itemsize) if recipe.fsdp.cpu_offload else elements * itemsize,
+            place=place_of(recipe),
             template=f"elements{_over(held.parameter_shards)} × bytes",
             numbers=(elements, itemsize),
             why=why or f"stored in {itemsize} bytes per element ({recipe.precision.name})",
             source="MEMORY_ESTIMATION.md, parameters",
         )
+
+
+def place_of(recipe: Recipe) -> str:
+    """Where FSDP's shards of weights, gradients and states are."""
+    return "host" if recipe.fsdp.cpu_offload else "gpu"
+
+
+def host_bytes(recipe: Recipe, weights: list[Weight], itemsize: int) -> int:
+    """Bytes of shards that wait on the host: pinned, each tensor in a block of a power of two (torch 2.13
+    CachingHostAllocator); one flat tensor for each unit under FSDP1.
+    """
+    fsdp2 = recipe.sharding == "fsdp2"
+    sizes = [
+        (shard_elements([weight._replace(copies=1)], recipe.ranks, fsdp2) * itemsize, weight.copies)
+        for weight in weights
+    ]
+    return sum((pinned(size) if fsdp2 and recipe.fsdp.pin_memory else size) * copies for size, copies in sizes)
 
 
 def enter_frozen(book: Ledger, recipe: Recipe, frozen: list[Weight], held: Held, owner: str = "policy") -> None:

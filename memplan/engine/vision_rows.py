@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.pass_rows import KeptGradients
+from memplan.engine.kept import KeptGradients
 from memplan.engine.passes import TracedPass
 
 SOURCE = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, images"

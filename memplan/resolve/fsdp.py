@@ -29,7 +29,9 @@ def replicas(job: Job, split: Split) -> int:
     if given.sharding_strategy in HYBRID:
         copies = given.replicate or max(1, job.num_gpus // job.gpus_per_node)
     elif given.sharding_strategy == "NO_SHARD":
-        copies = job.num_gpus
+        raise InvalidJob(
+            "fsdp.sharding_strategy: NO_SHARD splits nothing, and torch has deprecated it", "use sharding: ddp"
+        )
     else:
         copies = given.replicate or 1
         if copies > 1 and split.name == "fsdp":
@@ -42,7 +44,7 @@ def replicas(job: Job, split: Split) -> int:
             f"fsdp.replicate: {copies} does not divide num_gpus {job.num_gpus}",
             f"use {next(n for n in range(min(copies, job.num_gpus), 0, -1) if job.num_gpus % n == 0)}",
         )
-    if copies == job.num_gpus > 1 and given.sharding_strategy != "NO_SHARD":
+    if copies == job.num_gpus > 1:
         raise InvalidJob(
             f"fsdp.replicate: {copies} of {job.num_gpus} GPUs leaves nothing to share", "use sharding: ddp"
         )
@@ -82,7 +84,8 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
     wraps = given.auto_wrap_policy != "NO_WRAP"
     if split.name == "fsdp2" and not wraps:
         raise InvalidJob(
-            "fsdp.auto_wrap_policy: NO_WRAP under FSDP2 is not modelled: the root alone", "leave it out, or use sharding: fsdp"
+            "fsdp.auto_wrap_policy: NO_WRAP under FSDP2 is not modelled: the root alone",
+            "leave it out, or use sharding: fsdp",
         )
     prefetch = given.backward_prefetch or ("NO_PREFETCH" if by_accelerate else "BACKWARD_PRE")
     offload = given.cpu_offload or "parameters" in job.offload
@@ -92,7 +95,6 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         cpu_offload=offload,
         pin_memory=given.pin_memory,
         keeps_gathered=given.sharding_strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"),
-        whole=given.sharding_strategy == "NO_SHARD",
         backward_prefetch=prefetch,
         forward_prefetch=given.forward_prefetch,
         limit_all_gathers=given.limit_all_gathers,

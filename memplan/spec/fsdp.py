@@ -161,8 +161,6 @@ class FsdpSettings(NamedTuple):
     pin_memory: bool = True
     keeps_gathered: bool = False
     """FSDP1: weights stay gathered from forward to backward (SHARD_GRAD_OP)."""
-    whole: bool = False
-    """FSDP1: nothing is split (NO_SHARD)."""
     backward_prefetch: str = "BACKWARD_PRE"
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
