@@ -110,6 +110,10 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
             "Megatron-LM needs --cross-entropy-loss-fusion --cross-entropy-fusion-impl te for it, and takes 4 bytes "
             "per logit more without"
         )
+    if degrees.context > 1 and "cp_comm_type" not in settings.model_fields_set:
+        notes.assume(
+            "megatron.cp_comm_type: p2p, Megatron's default; a2a keeps attention's output of every layer twice"
+        )
     if (
         routed
         and settings.moe_expert_capacity_factor is None
