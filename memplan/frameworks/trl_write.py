@@ -104,7 +104,7 @@ def _lora(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {
         "use_peft": True,
         "lora_r": lora.r,
-        "lora_alpha": int(lora.alpha or 2 * lora.r),
+        **({"lora_alpha": int(lora.alpha)} if lora.alpha is not None else {}),
         "lora_dropout": lora.dropout,
         "lora_target_modules": lora.targets if isinstance(lora.targets, str) else list(lora.targets),
     }

@@ -98,9 +98,9 @@ def hub_id(job: Job, row: Framework) -> str:
 def expects(report: Report, job: Job) -> tuple[str, ...]:
     """What memplan expects of the job, for the comment at a file's head."""
     gpu, device = report.per_gpu, report.per_gpu.device_bytes
-    card = f" of {job.gpu}" if job.gpu else ""
+    where = f"each of {job.num_gpus} GPUs" if job.num_gpus > 1 else "the GPU"
     lines = [
-        f"memplan expects on each of {job.num_gpus} GPU{'s' if job.num_gpus > 1 else ''}{card}:",
+        f"memplan expects on {where}{f' ({job.gpu})' if job.gpu else ''}:",
         f"  {format_bytes(gpu.allocated_bytes)} allocated at the peak ({gpu.peak_instant}),",
         f"  {format_bytes(device.expected)} in nvidia-smi, {format_bytes(device.high)} at most.",
     ]

@@ -120,6 +120,17 @@ def precisions() -> Rows:
     return [{name: getattr(row, name) for name in names} for row in PRECISIONS.values()]
 
 
+def frameworks() -> Rows:
+    """Whose files are read and written, and the version whose defaults are taken."""
+    from memplan.frameworks.registry import frameworks as every
+
+    return [
+        {"name": row.name, "title": row.title, "version": row.version, "emits": row.write is not None}
+        for row in every().values()
+        if row.name != "memplan"
+    ]
+
+
 LISTS: dict[str, Callable[[], Rows]] = {
     "gpus": gpus,
     "clusters": clusters,
@@ -129,6 +140,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
     "optimizers": optimizers,
     "trainers": trainers,
     "precisions": precisions,
+    "frameworks": frameworks,
 }
 
 SHOWN = {
@@ -140,6 +152,7 @@ SHOWN = {
     "optimizers": ("name", "title", "states_like_the_weights", "bytes_per_element", "implementations"),
     "trainers": ("name", "since", "title", "loads_fp32", "autocast", "gradient_checkpointing"),
     "precisions": ("name", "title", "weights", "gradients", "master", "states"),
+    "frameworks": ("name", "title", "version", "emits"),
 }
 """The columns of the text, in order; the data forms have all."""
 
