@@ -236,8 +236,9 @@ def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6,
     trainer/sft_trainer.py)."""
     head_kernels.entropy_by_rows(p, logits, gradient=False, sliced=False)
-    shifted = _copied(p, logits, p.tokens, "logits, shifted")
-    del shifted
+    if p.rows > 1:  # a single row is contiguous as it is
+        shifted = _copied(p, logits, p.tokens, "logits, shifted")
+        del shifted
     return []
 
 

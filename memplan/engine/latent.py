@@ -174,8 +174,9 @@ def eager(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     scores = Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
     weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
     weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    weights = ops.softmax(tape, weights, "attention probabilities", half_to_float=p.mode.half_to_float)
-    weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
+    wide = ops.softmax(tape, weights, "attention probabilities", half_to_float=p.mode.half_to_float)
+    weights = ops.cast(tape, wide, q.itemsize, "attention probabilities")  # the masked scores are a local until then
+    del wide
     values = ops.copy(tape, v, "values") if p.rows > 1 else v
     out = ops.matmul(tape, weights, values, out_dim, "attention output")
     del values

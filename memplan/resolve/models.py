@@ -52,6 +52,11 @@ class Targets(NamedTuple):
         lora, master = self.lora, stored.precision.master
         itemsize = stored.precision.weights if master else DTYPE_BYTES[lora.dtype]
         magnitude = itemsize
+        halves = {"bf16", "fp16"} & {lora.dtype, stored.precision.dtype}
+        if len(halves) == 2 and not master:
+            notes.assume(
+                f"lora.dtype: {lora.dtype} in {stored.precision.dtype} products; copies between are not counted"
+            )
         if base.quantised and base.upcast == "none" and trainer.quantised_adapters and not master:
             itemsize = DTYPE_BYTES[trainer.quantised_adapters]
             notes.assume(

@@ -151,7 +151,7 @@ def fused(run: Run) -> Tensor:
     def score(model: Any) -> Tensor:
         backbone, lm_head = _backbone(model)
         with run.autocast():
-            outputs = backbone(input_ids=run.ids, attention_mask=run.mask)
+            outputs = backbone(input_ids=run.ids, attention_mask=run.mask, **run.images)
             return found(outputs.last_hidden_state, lm_head.weight)
 
     def found(hidden_states: Tensor, weight: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def litgpt_lora(run: Run) -> tuple[Tensor, Any]:
     """litgpt 0.5, model.py: lm_head_chunk_size, finetune/lora.py: fit."""
     backbone, lm_head = _backbone(run.policy)
     with run.autocast():
-        x = backbone(input_ids=run.ids, attention_mask=run.mask).last_hidden_state
+        x = backbone(input_ids=run.ids, attention_mask=run.mask, **run.images).last_hidden_state
         logits = [lm_head(part) for part in x.split(ROWS_AT_ONCE, dim=1)]
         del x
     logits = to_fp32(tuple(logits)) if run.recipe.fp32_outputs else logits

@@ -60,7 +60,7 @@ def plain_policy_gradient(run: Run) -> Tensor:
 
     def log_probs(model: Any) -> Tensor:
         with run.autocast():
-            logits = model(input_ids=run.ids, attention_mask=run.mask, logits_to_keep=length + 1).logits
+            logits = model(input_ids=run.ids, attention_mask=run.mask, **run.images, logits_to_keep=length + 1).logits
             logits = logits.float() if recipe.logits_to_fp32 else logits
             return losses.label_log_probs(logits[:, :-1], run.ids[:, -length:], recipe)
 
@@ -72,7 +72,9 @@ def plain_value_loss(run: Run) -> Tensor:
     """A value for each token of the critic, and its loss over completions."""
     critic, length = run.beside["critic"], _length(run.recipe)
     with run.autocast():
-        hidden = getattr(critic, critic.base_model_prefix)(input_ids=run.ids, attention_mask=run.mask).last_hidden_state
+        hidden = getattr(critic, critic.base_model_prefix)(
+            input_ids=run.ids, attention_mask=run.mask, **run.images
+        ).last_hidden_state
         values = critic.score(hidden)
         del hidden
     return clipped_value_loss(values[:, -length - 1 : -1, 0], _scored(run, "values"), _scored(run, "returns"))
@@ -82,10 +84,10 @@ def plain_distillation(run: Run) -> Tensor:
     """Forward KL of the whole distribution; the teacher speaks first."""
     wide = run.recipe.logits_to_fp32
     with torch.no_grad(), run.autocast():
-        teacher_logits = run.beside["teacher"](input_ids=run.ids, attention_mask=run.mask).logits
+        teacher_logits = run.beside["teacher"](input_ids=run.ids, attention_mask=run.mask, **run.images).logits
         teacher_logits = teacher_logits.float() if wide else teacher_logits
     with run.autocast():
-        logits = run.policy(input_ids=run.ids, attention_mask=run.mask).logits
+        logits = run.policy(input_ids=run.ids, attention_mask=run.mask, **run.images).logits
         scores = logits.float() if wide else logits
         student, teacher = functional.log_softmax(scores, dim=-1), functional.log_softmax(teacher_logits, dim=-1)
         return functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
@@ -122,7 +124,9 @@ def trl_fused_grpo(run: Run) -> Tensor:
     def log_probs(model: Any) -> Tensor:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         with run.autocast():
-            hidden = inner.base_model(input_ids=run.ids, attention_mask=run.mask).last_hidden_state[:, :-1]
+            hidden = inner.base_model(input_ids=run.ids, attention_mask=run.mask, **run.images).last_hidden_state[
+                :, :-1
+            ]
             labels = run.ids[:, 1:][rows, columns]
             scores: Any = Tiles.apply(hidden[rows, columns], inner.get_output_embeddings().weight, labels)
         return scores.view(-1, length)

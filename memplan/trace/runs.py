@@ -28,9 +28,11 @@ class Run:
         mask: Tensor | None,
         beside: Mapping[str, Any] = NOTHING,
         rollout: Mapping[str, Tensor] = NOTHING,
+        images: Mapping[str, Any] = NOTHING,
     ) -> None:
         self.recipe, self.policy, self.reference, self.ids, self.mask = recipe, policy, reference, ids, mask
         self.beside, self.rollout = beside, rollout
+        self.images = images if recipe.model.tower is not None else NOTHING
         self.pairs = ids.shape[0] // 2
         count = recipe.rows * min(recipe.completion_length, recipe.sequence_length - 1)
         self.scored = torch.arange(count, device=ids.device)
@@ -46,7 +48,7 @@ class Run:
     def call(self, model: Any, **keys: Any) -> Any:
         """The model's outputs; accelerate and Fabric make fp32 copies of all of them when autocast is left."""
         with self.autocast():
-            outputs = model(input_ids=self.ids, attention_mask=self.mask, **keys)
+            outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
         if not self.recipe.loss_code.leaves_autocast:
             return outputs
         return {key: to_fp32(value) for key, value in outputs.items()}

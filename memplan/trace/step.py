@@ -155,7 +155,8 @@ class MicroStep:
 
     def _loop(self, loop: Callable[[Run], Any], batch: Batch) -> None:
         """A trainer's own loss code; what it returns beside the loss is held through backward."""
-        found = loop(Run(self.recipe, self.policy, self.reference, batch.ids, batch.mask, self.beside, batch.rollout))
+        models, beside = (self.policy, self.reference), (self.beside, batch.rollout, batch.images)
+        found = loop(Run(self.recipe, *models, batch.ids, batch.mask, *beside))
         loss, held = found if isinstance(found, tuple) else (found, None)
         del found
         self._backward(loss)

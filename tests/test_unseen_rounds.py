@@ -1,0 +1,34 @@
+"""Proves that the page of unseen rounds is whole: every round has its rows, and every miss of today's engine a reason."""
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    """benchmarks/rounds.py, which is no part of the package."""
+    spec = spec_from_file_location("rounds", BENCHMARKS / "rounds.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_round_has_the_rows_that_it_says(page: ModuleType) -> None:
+    rounds = page.rounds()["rounds"]
+    kept = {each["seed"]: len(json.loads(page.rows_of(each["seed"]).read_text())["rows"]) for each in rounds}
+    assert kept == {each["seed"]: each["kept"] for each in rounds}
+    assert all(each["kept"] <= each["traced"] <= each["drawn"] for each in rounds)
+
+
+def test_every_miss_has_a_reason_and_every_reason_a_miss(
+    page: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rounds.py"])
+    assert page.main() == 0, capsys.readouterr().out.split("off by more")[-1]
