@@ -54,7 +54,7 @@ def saved_activations(book: Ledger) -> int:
 
 
 EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic",
-    "optimizer: Megatron steps with", *(
+    "optimizer: Megatron steps with", "sharding: distributed-optimizer is Megatron's", *(
     f"sharding: {eras[-1].title} runs on Megatron" for eras in TRAINERS.values() if eras[-1].megatron
 ))  # fmt: skip
 """How the refusals of a method or a strategy that a trainer has not begin."""

@@ -13,6 +13,7 @@ from memplan.engine.megatron.moe import routed
 from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.steps import kept_bytes
+from memplan.render.words import POINTS
 from memplan.report import Report
 from memplan.resolve import resolve
 from memplan.spec.parallel import Parallel
@@ -195,6 +196,15 @@ def test_every_row_says_what_it_is() -> None:
         assert row.formula
         assert row.why
         assert row.source
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [{}, {"megatron": {"recompute_method": "block", "recompute_num_layers": 4}}], ids=str)
+def test_every_instant_has_words(name: str, how: dict[str, Any]) -> None:
+    model = MODELS[name] | ({"model_type": "qwen3"} if name == "dense" else {})
+    keys = {"model": model, "gradient_checkpointing": "full" if how else "none", **how}
+    for instant in report_of(**keys).per_gpu.instants:
+        assert instant.name.split(".", 1)[1] in POINTS
 
 
 def test_shapes_are_values() -> None:

@@ -64,6 +64,7 @@ JOBS: list[dict[str, Any]] = [
     {"method": "reward", "num_gpus": 8, "sharding": "fsdp2", "optimizer": "muon"},
     {"model": "mixtral-8x7b", "num_gpus": 8, "sharding": "fsdp2", "gradient_checkpointing": True},
     {"model": "gemma-2-2b", "optimizer": "paged-adamw-8bit", "images": {"width": 336, "height": 336}},
+    {"model": "qwen3-30b-a3b", "trainer": "megatron", "num_gpus": 16, "tensor_parallel": 2, "expert_parallel": 8},
 ]
 
 

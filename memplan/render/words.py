@@ -7,6 +7,28 @@ from memplan.report import Report
 from memplan.units import format_bytes, format_count
 
 WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
+STEPS = {
+    "qkv": "the last layer's q, k, v product",
+    "head-norms": "the last layer's norms of q and k",
+    "input-norm": "the last layer's first norm",
+    "down-projections": "the last layer's latents",
+    "up-projections": "the last layer's up-projections",
+    "projection": "the last layer's output product",
+    "fc1": "the last layer's first product",
+    "activation": "the last layer's activation",
+    "fc2": "the last layer's second product",
+    "router-norm": "the last layer's second norm",
+    "router": "the last layer's router",
+    "dispatch": "what was sent to the last layer's experts",
+    "shared-fc1": "the shared experts' first product",
+    "shared-activation": "the shared experts' activation",
+    "shared-fc2": "the shared experts' second product",
+    "experts-fc1": "the experts' first product",
+    "experts-activation": "the experts' activation",
+    "experts-fc2": "the experts' second product",
+    "combine": "what the last layer's experts sent back",
+}
+"""Steps of Megatron's layers."""
 POINTS = {
     "layer-forward": (
         "the forward of a layer",
@@ -36,19 +58,10 @@ POINTS = {
         "nearly all gradients are there, and one layer's activations still are",
     ),
     "embedding-backward": ("the backward of the embedding", "every gradient is there"),
+    **{f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP) for name, what in STEPS.items()},
     **{
-        f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP)
-        for name, what in {
-            "qkv": "the last layer's q, k, v product",
-            "projection": "the last layer's output product",
-            "fc1": "the last layer's first product",
-            "fc2": "the last layer's second product",
-            "activation": "the last layer's activation",
-            "combine": "what the last layer's experts sent back",
-            "experts-fc1": "the experts' first product",
-            "experts-fc2": "the experts' second product",
-            "experts-activation": "the experts' activation",
-        }.items()
+        f"recomputed-{name}-backward": (f"the backward of {what}, made again", WITHIN_A_STEP)
+        for name, what in (STEPS | {"attention": "the last layer's attention"}).items()
     },
     "gather": ("the gathering of the first weights", "whole copies of sharded weights are made before anything runs"),
     "reduce": ("the reduction of the gradients", "communication buffers stand beside every gradient"),
