@@ -318,3 +318,10 @@ def test_a_deepspeed_file_says_batch_and_dtype_of_the_job() -> None:
     }
     found = recipe_of(deepspeed=config)
     assert (found.batch_size, found.accumulation, found.precision.name) == (4, 2, "fp16-master")
+
+
+def test_one_gpu_copies_what_it_needs_of_the_weights_on_its_host() -> None:
+    kept = {"stage3_param_persistence_threshold": 0}
+    found = rows_on("gpu", zero_stage=3, num_gpus=1, offload="parameters", deepspeed=kept)
+    assert "weights of the policy" not in found
+    assert found["gathered weights"] > 0

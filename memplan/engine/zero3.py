@@ -101,7 +101,7 @@ def limits(recipe: Recipe) -> Limits:
         zero.max_reuse_distance,
         zero.param_persistence_threshold,
         recipe.ranks,
-        zero.allgather_sequential or zero.fetch_by_all_reduce,
+        zero.allgather_sequential or zero.fetch_by_all_reduce or not recipe.several,
     )
 
 
@@ -151,7 +151,7 @@ def largest_module(spec: ModelSpec, adapter: Adapter | None) -> int:
 def enter_gathered(book: Ledger, recipe: Recipe, traced: TracedPass, point: str, trained: bool) -> None:
     """Whole weights at the instants of one half of a pass. ``trained``: a backward follows, and what it needs soon
     stays."""
-    if not recipe.several:
+    if not recipe.several and not recipe.deepspeed.parameters:
         return
     plan = traced.plan
     forward = forward_of(plan.spec, plan.mode.adapter)

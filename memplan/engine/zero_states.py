@@ -158,16 +158,17 @@ GROUP_OF_8_BITS = 4000
 def _enter_persistent(book: Ledger, recipe: Recipe, weights: list[Weight], of_owner: str) -> None:
     """Small parameters stay gathered; hpZ keeps a second partition within a node."""
     zero = recipe.deepspeed
-    if not recipe.several:
+    if not recipe.several and not zero.parameters:
         return
     small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
     book.add(
         f"persistent parameters{of_owner}",
         "gathered_parameters",
         small * recipe.precision.weights,
+        dies=book.schedule[-2],
         template="Σ elements of parameters up to the threshold × bytes",
         numbers=(small, recipe.precision.weights),
-        why=f"parameters of {zero.param_persistence_threshold:,} elements or fewer stay whole beside their partitions",
+        why=f"parameters of {zero.param_persistence_threshold:,} elements or fewer stay whole, but in the step",
         source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )
     if zero.hpz > 1 and not zero.parameters:

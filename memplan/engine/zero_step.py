@@ -10,7 +10,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import flat
 from memplan.engine.states import loop_bytes, step_temporaries
 from memplan.engine.tensors import Weight
-from memplan.engine.zero_groups import Group, groups_of, largest, largest_slice, owned_elements, sub_groups
+from memplan.engine.zero_groups import Group, groups_of, largest, largest_slice, owned_elements, persistent, sub_groups
 from memplan.engine.zero_offload import moved
 from memplan.engine.zero_states import weight_itemsize
 from memplan.spec.recipe import Recipe
@@ -82,6 +82,10 @@ def _sub_grouped(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     zero, e = recipe.deepspeed, recipe.deepspeed.accumulation
     biggest = ceil_div(max(largest(group) for group in groups), recipe.ranks)
     moments = {"": 0} if zero.optimizer else {"largest partition × 8 (its norm)": biggest * FP64}
+    if recipe.several or zero.parameters:
+        weights = [weight for group in groups for weight in group.weights]
+        small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
+        moments["persistent parameters × bytes, gathered and copied out"] = 2 * small * recipe.precision.weights
     for group in groups:
         parts = sub_groups(group, recipe.ranks, zero.sub_group_size)
         for part, away in zip(parts, moved(recipe, groups, group, parts), strict=True):

@@ -91,6 +91,11 @@ def zero_settings(
         value = getattr(given, name)
         return default if value is None else bool(value)
 
+    if stage and stored.precision.weights == 2 and not stored.precision.master:
+        notes.remark(
+            f"precision: {stored.precision.name} with {split.name}: DeepSpeed keeps fp32 master weights and states "
+            f"all the same, as {stored.precision.dtype}-master says"
+        )
     sequential = switch("stage3_allgather_sequential", False)
     persistent = size("stage3_model_persistence_threshold", MOST)
     return Zero(
