@@ -77,7 +77,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
         given = options.read_given({**values, "set_": fixed})
-        return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, bar)
+        return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
 
 
 def _count(text: str | None) -> int:

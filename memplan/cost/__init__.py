@@ -8,6 +8,6 @@ docs/accuracy.md.
 
 from __future__ import annotations
 
-from memplan.cost.face import Speed, card, examples_per_step, seconds, speed
+from memplan.cost.face import Speed, card, examples_per_step, prepare, seconds, speed
 
-__all__ = ["Speed", "card", "examples_per_step", "seconds", "speed"]
+__all__ = ["Speed", "card", "examples_per_step", "prepare", "seconds", "speed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
-from memplan.cost.step import PARTS, step
+from memplan.cost.step import PARTS, Prepared, prepared, step
 from memplan.gpus import load_gpus
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
@@ -51,9 +51,14 @@ def examples_per_step(recipe: Recipe) -> int:
     return recipe.batch_size * recipe.accumulation * recipe.parallel.data
 
 
-def seconds(recipe: Recipe, on: Device) -> float:
-    """Expected seconds of one optimizer step."""
-    return step(recipe, on, EXPECTED).seconds
+def seconds(recipe: Recipe, on: Device, ready: Prepared | None = None) -> float:
+    """Expected seconds of one optimizer step. ``ready``: what ``prepare`` made of the same with another batch."""
+    return step(recipe, on, EXPECTED, ready).seconds
+
+
+def prepare(recipe: Recipe, on: Device) -> Prepared:
+    """What all batches of a recipe share."""
+    return prepared(recipe, on, EXPECTED)
 
 
 def speed(recipe: Recipe) -> Speed:

@@ -14,7 +14,15 @@ from memplan.cost.links import Links, links
 from memplan.cost.optimizer import host_seconds, optimizer_seconds, trained_elements
 from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
-from memplan.cost.traffic import Sizes, context_parallel, data_parallel, expert_parallel, pipeline, tensor_parallel
+from memplan.cost.traffic import (
+    Data,
+    Sizes,
+    context_parallel,
+    data_parallel,
+    expert_parallel,
+    pipeline,
+    tensor_parallel,
+)
 from memplan.cost.work import ModelWork, model_work
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
@@ -47,11 +55,30 @@ class Step(NamedTuple):
 PARTS = Step._fields[1:]
 
 
-def step(recipe: Recipe, device: Device, rates: Rates) -> Step:
-    """One optimizer step of the recipe."""
+class Prepared(NamedTuple):
+    """What does not depend on micro-batch and accumulation: once for all batches of a structure."""
+
+    work: ModelWork
+    shape: Shape
+    over: Links
+    sizes: Sizes
+    data: Data
+    ending: float
+    """Seconds of the optimizer."""
+
+
+def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
+    """That of a recipe, whatever its batch."""
     work = model_work(recipe.model)
-    over = links(device, rates, recipe.cluster)
-    trained = _remembered(work, shape_of(recipe, work), device, rates)
+    over, sizes = links(device, rates, recipe.cluster), _sizes(recipe, work)
+    data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
+    return Prepared(work, shape_of(recipe, work), over, sizes, data, ending)
+
+
+def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
+    """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
+    work, shape, over, sizes, data, ending = ready or prepared(recipe, device, rates)
+    trained = _remembered(work, shape._replace(rows=recipe.rows), device, rates)
     head = head_pass(recipe, work, device, rates)
     degrees, micro = recipe.parallel, recipe.accumulation
     share = 1 / degrees.pipeline
@@ -60,16 +87,13 @@ def step(recipe: Recipe, device: Device, rates: Rates) -> Step:
         (trained.backward + trained.again) * share + head.backward,
     )
     activations = _activations(recipe, work, trained, over) * share
-    sizes = _sizes(recipe, work)
-    data = data_parallel(recipe, sizes, over)
     hidden = rates.overlap if data.hides else 0.0
     others = _other_passes(recipe, work, trained, head, data.forward, device, rates) * share
     exposed = max(0.0, data.forward - hidden * forward) + max(0.0, data.backward - hidden * backward)
-    once = max(0.0, data.last - hidden * backward) + data.after
+    once = max(0.0, data.first - hidden * forward) + max(0.0, data.last - hidden * backward) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
-    ending = optimizer_seconds(recipe, sizes, device, rates)
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, trained))
     seconds = micro * each + bubble + once + ending + waiting
     products = micro * share * trained.products * (2 + _trained_share(recipe, work))

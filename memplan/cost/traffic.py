@@ -31,6 +31,8 @@ class Data(NamedTuple):
     """Of gathering weights in each micro-step's forward."""
     backward: float
     """The same in each backward, and of gradients that every micro-step reduces."""
+    first: float
+    """Of weights that the first forward of a step gathers, for all of them."""
     last: float
     """Of gradients that only the last backward of a step reduces."""
     after: float
@@ -44,7 +46,7 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     degrees, name = recipe.parallel, recipe.sharding
     ranks = recipe.ranks
     if name == "none" or degrees.world == 1:
-        return Data(0, 0, 0, 0, hides=True)
+        return Data(0, 0, 0, 0, 0, hides=True)
     inner = degrees.tensor * degrees.context if degrees.context > 1 and degrees.data == 1 else degrees.tensor
     of = group(max(ranks, 1), inner, recipe.gpus_per_node)
     gradients = sizes.trained * recipe.reduce_itemsize
@@ -52,18 +54,18 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     if name in ("ddp", "zero0"):
         each = reduce(gradients, group(degrees.data * degrees.context, inner, recipe.gpus_per_node), over)
         every = recipe.sync_each_batch and name == "ddp"
-        return Data(0, each if every else 0, 0 if every else each, 0, hides=name == "ddp")
+        return Data(0, each if every else 0, 0, 0 if every else each, 0, hides=name == "ddp")
     if name in ("zero1", "zero2"):
         trained = sizes.trained * recipe.compute_itemsize
         each, after = gather(gradients, of, over), gather(trained, of, over)
         each *= 1 if recipe.deepspeed.reduce_scatter else 2
         first, last = (each, 0.0) if name == "zero2" else (0.0, each)
-        return Data(0, first, last, after, hides=recipe.deepspeed.overlap_comm)
+        return Data(0, first, 0, last, after, hides=recipe.deepspeed.overlap_comm)
     if name == "distributed-optimizer":
         fetched = gather(sizes.trained * HALF, of, over)
         settings = recipe.megatron
-        first, after = (fetched / recipe.accumulation, 0.0) if settings.overlap_param_gather else (0.0, fetched)
-        return Data(first, 0, gather(gradients, of, over), after, hides=settings.overlap_grad_reduce)
+        first, after = (fetched, 0.0) if settings.overlap_param_gather else (0.0, fetched)
+        return Data(0, 0, first, gather(gradients, of, over), after, hides=settings.overlap_grad_reduce)
     return _sharded_weights(recipe, of, weights, gradients, over)
 
 
@@ -81,7 +83,7 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
     again = once if kept is True else gather(weights, Group(int(kept), min(int(kept), of.near)), over) if kept else 0.0
     each = gather(gradients, of, over) + across
     every = recipe.sync_each_batch or recipe.sharding == "zero3"
-    return Data(once, again + (each if every else 0), 0 if every else each, 0, hides=True)
+    return Data(once, again + (each if every else 0), 0, 0 if every else each, 0, hides=True)
 
 
 def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:

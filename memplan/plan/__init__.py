@@ -26,12 +26,14 @@ def plan(
     wanted: int = WANTED,
     front: bool = False,
     ask: Sequence[str] = (),
+    suggest: bool = True,
     tell: Tell = nothing,
 ) -> Plans:
     """Search every legal way to run the job.
 
     ``allow``: changes to the training (``changes.NAMES``) that may be made where nothing fits without; ``front``: the
-    Pareto front too; ``ask``: further questions (``questions.QUESTIONS``). Raises UsageError for a job without a card.
+    Pareto front too; ``ask``: further questions (``questions.QUESTIONS``);
+    ``suggest``: where nothing fits, what would have to change. Raises UsageError for a job without a card.
     """
     allowed, asked = checked(allow), question(given)
     searched = search(asked, wanted, tell)
@@ -40,7 +42,7 @@ def plan(
     first, final = searched, asked
     if not searched.found.plans:
         final, searched, training = _with_changes(asked, allowed, wanted, tell) or (asked, searched, ())
-    if not searched.found.plans:
+    if not searched.found.plans and suggest:
         final, searched, needed = _with_changes(asked, NAMES, wanted, tell) or (asked, searched, ())
         training = needed
     points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()

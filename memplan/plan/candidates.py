@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from memplan.cost import examples_per_step, seconds
+from memplan.cost import examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.errors import MemplanError
 from memplan.plan.space import CHOSEN, OTHERS, Keys, Space, alternatives, batches, data_ranks, layouts, others
@@ -178,7 +178,11 @@ class Builder:
 
     def _steps(self, steps: int) -> Keys:
         """The accumulation; where there is none that makes the global batch, that itself, for its reason."""
-        return {"gradient_accumulation_steps": steps} if steps else {"global_batch_size": self.space.global_batch}
+        if steps:
+            return {"gradient_accumulation_steps": steps}
+        kept = self.space.fixed.get("gradient_accumulation_steps")
+        said = {"gradient_accumulation_steps": kept} if kept else {}
+        return {"global_batch_size": self.space.global_batch, **said}
 
     def _refuse(self, number: int, keys: Keys, reason: str, count: int) -> None:
         known = self.refused.get((number, reason))
@@ -188,6 +192,7 @@ class Builder:
 
     def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
         self.structures += 1
+        ready = prepare(first, self.device)
         for size, steps in sizes:
             full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
             recipe = first._replace(batch_size=size, accumulation=steps)
@@ -197,7 +202,7 @@ class Builder:
                 except MemplanError as error:
                     self._refuse(number, full, error.message, 1)
                     continue
-            took = seconds(recipe, self.device) / examples_per_step(recipe)
+            took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group = (self.structures, accumulation_class(recipe))
             order = (took, _changes(self.space, full), len(self.legal))
             self.legal.append(Candidate(full, recipe, took, number, group, order))

@@ -95,7 +95,8 @@ def longest_sequence(asked: Question, tell: Tell) -> Answer:
         except MemplanError:
             return each.recipe._replace(sequence_length=size, completion_length=size)
 
-    space = asked.space._replace(fixed=fixed)
+    both = "gradient_accumulation_steps" in fixed
+    space = asked.space._replace(fixed=fixed, global_batch=0 if both else asked.space.global_batch)
     return _largest(asked._replace(space=space, fixed=fixed), "sequence_length", most, at, tell)
 
 

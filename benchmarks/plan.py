@@ -1,0 +1,91 @@
+"""The planner's speed: whole commands, cold, in CPU seconds; and plans priced per second, memory and cost together.
+
+``--check`` exits with 1 where a bound is missed: 8 GPUs within 1.5 s, 1,024 within 4 s, 5,000 plans a second on a core.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from memplan.cost import seconds
+from memplan.plan.candidates import candidates
+from memplan.plan.planning import question
+from memplan.reporting import peak
+from memplan.spec.reading import read_job
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = (
+    ("SimPO, 8B, 8 × H100", "llama-3.1-8b --method simpo --gpu h100-80gb --num-gpus 8", 1.5),
+    ("SimPO, 8B, 8 × Ascend", "llama-3.1-8b --method simpo --gpu ascend-910b-64gb --num-gpus 8", 1.5),
+    ("DPO, 8B, 8 × H100", "llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8", 1.5),
+    ("DPO, 70B, 64 × H100", "llama-3.1-70b --method dpo --gpu h100-80gb --num-gpus 64", 4.0),
+    (
+        "SFT, 405B, 1,024 × H100",
+        "llama-3.1-405b --method sft --gpu h100-80gb --num-gpus 1024 --global-batch-size 1024",
+        4.0,
+    ),
+)
+PER_SECOND = 5000
+PRICED = {"model": "llama-3.1-8b", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 8}
+
+
+def command_seconds(arguments: str) -> tuple[float, str]:
+    """CPU seconds of the whole command in a process of its own, and its first line."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "memplan", "plan", *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stderr)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout.splitlines()[0]
+
+
+def plans_per_second(least: float = 1.0) -> tuple[float, float]:
+    """(plans priced in a second, when their passes are met for the first time; and when they were met before), each the
+    time of the job's memory and its cost."""
+    asked = question(read_job(PRICED))
+    legal = candidates(asked.given, asked.space, asked.device).legal
+    rates: list[float] = []
+    for _ in range(2):
+        done, start = 0, time.process_time()
+        while time.process_time() - start < least and done < 20 * len(legal):
+            recipe = legal[done % len(legal)].recipe
+            peak(recipe)
+            seconds(recipe, asked.device)
+            done += 1
+            if done == len(legal) and not rates:
+                break
+        rates.append(done / (time.process_time() - start))
+        if len(rates) == 1:
+            for each in legal:
+                peak(each.recipe)
+    return rates[0], rates[1]
+
+
+def main() -> int:
+    """Print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
+    check, missed = parser.parse_args().check, 0
+    for title, arguments, bound in COMMANDS:
+        took, said = command_seconds(arguments)
+        missed += took > bound
+        print(f"{title:28}{took:6.2f} s of CPU (bound {bound}): {said.split(';')[-1].strip()}")
+    cold, warm = plans_per_second()
+    missed += warm < PER_SECOND
+    print(f"{'plans priced per second':28}{warm:6,.0f} (bound {PER_SECOND:,}); {cold:,.0f} when none was met before")
+    return int(check and missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

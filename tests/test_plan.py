@@ -1,0 +1,286 @@
+"""Proves that the search finds what brute force finds, and that a plan is what ``estimate`` says of its job."""
+
+import json
+import random
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import memplan
+from memplan.cli.app import main
+from memplan.cost import card, examples_per_step, seconds
+from memplan.errors import InvalidJob, UsageError
+from memplan.plan import Plans, plan
+from memplan.plan.planning import question
+from memplan.plan.search import best, front, largest
+from memplan.plan.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
+from memplan.reporting import peak
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+
+SMALL = {"model": "qwen3-0.6b", "method": "simpo", "sequence_length": 512, "global_batch_size": 8, "gpu": "8GiB"}
+
+
+class Made(NamedTuple):
+    """A candidate that was drawn."""
+
+    order: tuple[float, int]
+    group: int
+    batch: int
+    layout: int
+    size: int
+
+
+def drawn(random_: random.Random) -> list[Made]:
+    """A small space: groups whose memory grows with the batch, speeds that do what they like, some of them equal."""
+    made: list[Made] = []
+    for group in range(random_.randint(1, 6)):
+        size, layout = random_.randint(1, 30), random_.randint(0, 3)
+        for batch in sorted(random_.sample(range(1, 9), random_.randint(1, 4))):
+            size += random_.randint(0, 12)
+            made.append(Made((random_.randint(1, 12), len(made)), group, batch, layout, size))
+    return sorted(made)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_finds_what_brute_force_finds_in_thousands_of_spaces(seed: int) -> None:
+    random_ = random.Random(seed)
+    for _ in range(500):
+        space, room, wanted = drawn(random_), random_.randint(1, 60), random_.randint(1, 3)
+        priced: list[Made] = []
+
+        def price(each: Made, priced: list[Made] = priced) -> int:
+            priced.append(each)
+            return each.size
+
+        found = best(space, price, lambda size, room=room: size <= room, wanted)
+        fitting = [each for each in space if each.size <= room]
+        first: dict[int, Made] = {}
+        for each in fitting:
+            first.setdefault(each.layout, each)
+        assert [each for each, _ in found.plans] == sorted(first.values())[:wanted]
+        assert found.priced == len(priced) == len(set(priced)) <= len(space)
+        assert all(each.size > room for each, _ in found.rejected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_front_is_that_of_brute_force(seed: int) -> None:
+    random_ = random.Random(seed)
+    for _ in range(500):
+        space, room = drawn(random_), random_.randint(1, 60)
+        found = front(space, lambda each: each.size, lambda size, room=room: size <= room, lambda size: size)
+        fitting = [each for each in space if each.size <= room]
+        expected = [each for i, each in enumerate(fitting) if all(each.size < before.size for before in fitting[:i])]
+        assert [each for each, _ in found.plans] == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_largest_is_exact(seed: int) -> None:
+    random_ = random.Random(seed)
+    for _ in range(500):
+        low, most = random_.randint(1, 20), random_.randint(1, 3000)
+        limit = random_.randint(0, 3200)
+        assert largest(lambda value, limit=limit: value <= limit, low, most) == max(low - 1, min(limit, most))
+
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "gradient_checkpointing": CHECKPOINTING,
+    "loss_head": HEADS,
+    "pair_pass": PAIR_PASSES,
+    "optimizer_impl": ("fused", "foreach"),
+    "attention": ("sdpa", "flash", "eager"),
+}
+
+
+def everything(job: dict[str, Any]) -> list[tuple[float, int]]:
+    """(seconds of an example, device bytes) of every combination that is legal, nothing left out."""
+    asked = question(read_job(job))
+    found = []
+    free = {key: axis for key, axis in AXES.items() if key not in job}
+    for layout in layouts(asked.space):
+        precision = {"precision": "bf16-amp"} if layout["sharding"] in ("none", "ddp") else {}
+        ranks = data_ranks(asked.space, layout)
+        for (size, _), *chosen in product(batches(asked.space, ranks), *free.values()):
+            keys = {**job, **layout, **precision, **dict(zip(free, chosen, strict=True)), "batch_size": size}
+            try:
+                recipe = resolve(read_job(keys))
+            except InvalidJob:
+                continue
+            took = seconds(recipe, asked.device) / examples_per_step(recipe)
+            variants = (recipe._replace(expandable_segments=expandable) for expandable in (False, True))
+            found += [(took, peak(each).device.high) for each in variants]
+    return found
+
+
+REAL: tuple[dict[str, Any], ...] = (
+    {"num_gpus": 1, "global_batch_size": 2, "pair_pass": "concatenated"},
+    {"num_gpus": 1, "global_batch_size": 4, "loss_head": "auto", "gradient_checkpointing": "every:2"},
+    {"num_gpus": 2, "global_batch_size": 4, "pair_pass": "split", "loss_head": "fused", "attention": "sdpa"},
+    {"num_gpus": 2, "global_batch_size": 2, "method": "sft", "loss_head": "auto", "optimizer_impl": "fused"},
+)
+
+
+@pytest.mark.parametrize("keys", REAL, ids=str)
+def test_a_real_plan_is_the_best_of_all_that_can_be(keys: dict[str, Any]) -> None:
+    job = {**SMALL, **keys, "gpu": "24GiB"}
+    every = everything(job)
+    assert len(every) > 50
+    for room in (4, 6, 8, 10, 12, 16, 24):
+        margin = 1 - room / 24 * 0.95
+        fitting = [took for took, size in every if size <= int(24 * 2**30 * (1 - margin))]
+        found = plan(read_job({**job, "margin": margin}), wanted=1, suggest=False)
+        assert found.fits == bool(fitting), room
+        if fitting:
+            recipe = found.plans[0].report.recipe
+            assert recipe is not None
+            took = seconds(recipe, question(read_job(job)).device) / examples_per_step(recipe)
+            assert took == pytest.approx(min(fitting), rel=1e-9), room
+
+
+@pytest.fixture(scope="module")
+def planned() -> Plans:
+    return plan(read_job({"model": "llama-3.1-8b", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 8}))
+
+
+def test_plans_are_ranked_and_fit(planned: Plans) -> None:
+    assert planned.fits
+    assert len(planned.plans) == 5
+    speeds = [each.speed.tokens_per_second for each in planned.plans]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(each.report.verdict is not None and each.report.verdict.fits == "yes" for each in planned.plans)
+    assert 0 < planned.priced < planned.considered
+
+
+def test_a_plan_is_estimated_to_the_same_bytes(planned: Plans) -> None:
+    for each in planned.plans:
+        again = memplan.estimate(each.job)
+        assert again.per_gpu.device_bytes.high == each.report.per_gpu.device_bytes.high
+        assert again.per_gpu.allocated_bytes == each.report.per_gpu.allocated_bytes
+
+
+def test_the_same_question_has_the_same_answer(planned: Plans) -> None:
+    again = plan(read_job({"model": "llama-3.1-8b", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 8}))
+    assert again.to_dict() == planned.to_dict()
+
+
+def test_misses_say_how_much_and_where(planned: Plans) -> None:
+    misses = [each for each in planned.rejected if each.short_bytes]
+    assert misses
+    assert all("short by" in each.reason and " at " in each.reason for each in misses)
+    assert any("model states alone" in each.reason and each.name == "DDP" for each in planned.rejected)
+
+
+FIXED = [
+    ({"zero_stage": 3}, "sharding", "zero3"),
+    ({"batch_size": 2}, "batch_size", 2),
+    ({"gradient_checkpointing": "full"}, "gradient_checkpointing", "full"),
+    ({"loss_head": "chunked"}, "loss_head", "chunked"),
+    ({"precision": "bf16", "sharding": "ddp"}, "precision", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("keys", "key", "value"), FIXED, ids=str)
+def test_what_is_given_stays(keys: dict[str, Any], key: str, value: Any) -> None:
+    found = plan(read_job({**SMALL, "gpu": "80GB", "num_gpus": 2, **keys}))
+    assert found.plans
+    assert all(each.job[key] == value for each in found.plans)
+
+
+def test_a_job_files_choices_are_chosen_anew_and_its_batch_is_kept() -> None:
+    values = {**SMALL, "gpu": "80GB", "num_gpus": 2, "gradient_checkpointing": "full", "gradient_accumulation_steps": 4}
+    values.pop("global_batch_size")
+    found = plan(read_job({}, {**values, "batch_size": 2}))
+    best_ = found.plans[0].job
+    assert best_["gradient_checkpointing"] == "none"
+    assert best_["batch_size"] * best_["gradient_accumulation_steps"] * 2 == 16
+
+
+NOTHING = {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090-24gb", "sharding": "none"}
+
+
+def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(read_job(NOTHING))
+    assert not found.fits
+    assert found.needed == ("LoRA of rank 16",)
+    assert found.plans[0].job["lora"]["r"] == 16
+    assert main(["plan", "llama-3.1-8b", "--method", "sft", "--gpu", "rtx-4090", "--sharding", "none"]) == 1
+    assert "nothing fits as asked" in capsys.readouterr().out
+
+
+def test_an_allowed_change_is_made_only_where_it_is_needed() -> None:
+    found = plan(read_job(NOTHING), allow=["lora"])
+    assert found.fits
+    assert found.plans[0].training == ("LoRA of rank 16",)
+    assert not plan(read_job({**NOTHING, "gpu": "b300"}), allow=["lora"]).plans[0].training
+
+
+@pytest.mark.parametrize("key", ["batch_size", "sequence_length"])
+def test_the_largest_fits_and_one_more_does_not(key: str) -> None:
+    job = {**SMALL, "gpu": "12GiB", "sharding": "none", "gradient_checkpointing": "full", "loss_head": "auto"}
+    job |= {"pair_pass": "concatenated", "attention": "sdpa", "allocator": {"expandable_segments": True}}
+    job.pop("global_batch_size")
+    answer = plan(read_job({**job, "gradient_accumulation_steps": 1}), ask=[key]).answers[0]
+    assert isinstance(answer.value, int)
+    fixed = {**job, "precision": "bf16-amp", "optimizer_impl": "fused", "batch_size": 1}
+    fits = [
+        memplan.estimate({**fixed, key: value}).verdict.fits  # type: ignore[union-attr]
+        for value in (answer.value, answer.value + 1)
+    ]
+    assert fits[0] == "yes"
+    assert fits[1] != "yes"
+
+
+def test_the_fewest_gpus_and_the_smallest_card() -> None:
+    job = {"model": "llama-3.2-1b", "method": "sft", "gpu": "rtx-4090-24gb", "num_gpus": 4, "trainer": "pytorch"}
+    few, small = plan(read_job(job), ask=["min_gpus", "smallest_card"]).answers
+    assert few.value == 2
+    assert plan(read_job({**job, "num_gpus": 2}), wanted=1, suggest=False).fits
+    assert not plan(read_job({**job, "num_gpus": 1}), wanted=1, suggest=False).fits
+    assert isinstance(small.value, str)
+    assert plan(read_job({**job, "gpu": small.value})).fits
+
+
+@pytest.mark.parametrize(
+    ("keys", "allow", "message"),
+    [
+        ({"model": "qwen3-0.6b"}, (), "a plan is for a card"),
+        ({"gpu": "h100-80gb"}, (), "a plan is for a model"),
+        (SMALL, ("lorra",), "unknown change"),
+    ],
+)
+def test_what_cannot_be_asked(keys: dict[str, Any], allow: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(read_job(keys), allow=allow)
+
+
+COMMAND = ["plan", "qwen3-0.6b", "--method", "simpo", "--gpu", "80GB", "--sequence-length", "512"]
+
+
+def test_the_written_plan_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.yaml"
+    assert main([*COMMAND, "--output", str(path)]) == 0
+    assert "considered" in capsys.readouterr().out
+    assert main([*COMMAND, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert main(["estimate", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    first = plans["plans"][0]["report"]
+    assert report["per_gpu"]["device_bytes"] == first["per_gpu"]["device_bytes"]
+
+
+@pytest.mark.parametrize("width", ["60", "140"])
+def test_the_view_keeps_its_width(width: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert main([*COMMAND, "--pareto", "--maximize", "batch_size"]) == 0
+    out = capsys.readouterr().out
+    assert "Speed against memory" in out
+    assert max(map(len, out.splitlines())) <= int(width)
+
+
+def test_speeds_are_those_of_the_cost_model(planned: Plans) -> None:
+    recipe = planned.plans[0].report.recipe
+    assert recipe is not None
+    assert recipe.gpu is not None
+    assert planned.plans[0].speed.step_seconds == pytest.approx(seconds(recipe, card(recipe.gpu)))

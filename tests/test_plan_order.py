@@ -1,0 +1,135 @@
+"""Proves what the search rests on: memory grows with the batch, dominated choices never hold less, states alone do not
+depend on what passes, and a recipe with another batch is the one that ``resolve`` makes of it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from memplan.cost import card, seconds
+from memplan.errors import InvalidJob
+from memplan.gpus import find_gpu
+from memplan.plan.candidates import accumulation_class, depends_on_batch
+from memplan.plan.space import CHECKPOINTING, HEADS, PAIR_PASSES, REFERENCES
+from memplan.reporting import floor, peak
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.tables.methods import METHODS
+from tests.any_jobs import MODELS
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"sharding": "none"},
+    *({"sharding": name, "num_gpus": 4} for name in ("ddp", "zero0", "zero1", "zero2", "zero3")),
+    {"sharding": "fsdp2", "num_gpus": 4},
+    {"sharding": "fsdp2", "num_gpus": 4, "reshard_after_forward": False},
+    {"sharding": "zero3", "num_gpus": 4, "offload": ["optimizer", "parameters"]},
+    {"sharding": "distributed-optimizer", "num_gpus": 4, "trainer": "megatron"},
+    {"tensor_parallel": 2, "sequence_parallel": True, "num_gpus": 4, "trainer": "megatron"},
+    {"pipeline_parallel": 2, "virtual_pipeline": 2, "num_gpus": 4, "trainer": "megatron"},
+    {"context_parallel": 2, "num_gpus": 4, "trainer": "megatron"},
+)
+OTHERS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(list(MODELS.values())),
+        "method": st.sampled_from([name for name in METHODS if name not in ("ppo", "distill")]),
+        "sequence_length": st.sampled_from([16, 64, 100]),
+        "gradient_checkpointing": st.sampled_from(CHECKPOINTING),
+        "gradient_accumulation_steps": st.sampled_from([1, 4]),
+    },
+    optional={
+        "loss_head": st.sampled_from(HEADS),
+        "pair_pass": st.sampled_from(PAIR_PASSES),
+        "reference": st.sampled_from(REFERENCES),
+        "optimizer_impl": st.sampled_from(["fused", "foreach"]),
+        "attention": st.sampled_from(["sdpa", "flash", "eager"]),
+        "padded": st.booleans(),
+        "lora": st.just({"r": 8}),
+        "precision": st.sampled_from(["bf16", "bf16-amp", "bf16-master"]),
+    },
+)
+LAYOUT = st.sampled_from(LAYOUTS)
+
+
+def recipe(**keys: Any) -> Recipe:
+    """The job's recipe; another is drawn where it is refused."""
+    try:
+        return resolve(read_job({"gpu": "h100-80gb", **keys}))
+    except InvalidJob:
+        assume(False)
+        raise
+
+
+@given(others=OTHERS, layout=LAYOUT, batch=st.integers(1, 6), more=st.integers(1, 6))
+@settings(max_examples=100, derandomize=True, deadline=None)
+def test_memory_grows_with_the_batch(others: dict[str, Any], layout: dict[str, Any], batch: int, more: int) -> None:
+    small = recipe(**others, **layout, batch_size=batch)
+    assume(not depends_on_batch(small))
+    large = small._replace(batch_size=batch + more)
+    assert accumulation_class(small) == accumulation_class(large)
+    assert peak(small).device.high <= peak(large).device.high
+    assert peak(small).host.bytes_per_node <= peak(large).host.bytes_per_node
+
+
+@given(others=OTHERS, layout=LAYOUT, length=st.integers(8, 200), more=st.integers(1, 200))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_memory_grows_with_the_sequence(others: dict[str, Any], layout: dict[str, Any], length: int, more: int) -> None:
+    shorter = recipe(**{**others, **layout, "sequence_length": length})
+    longer = recipe(**{**others, **layout, "sequence_length": length + more})
+    assert peak(shorter).device.high <= peak(longer).device.high
+
+
+@given(others=OTHERS, layout=LAYOUT)
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_any_accumulation_is_as_large_as_another(others: dict[str, Any], layout: dict[str, Any]) -> None:
+    found = recipe(**{**others, **layout, "gradient_accumulation_steps": 2})
+    assume(found.parallel.pipeline == 1 and not depends_on_batch(found))
+    assert peak(found).device == peak(found._replace(accumulation=7)).device
+
+
+@given(others=OTHERS, layout=LAYOUT, size=st.integers(1, 5), steps=st.integers(1, 5))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_a_recipe_with_another_batch_is_the_resolved_one(
+    others: dict[str, Any], layout: dict[str, Any], size: int, steps: int
+) -> None:
+    first = recipe(**{**others, **layout, "batch_size": 1, "gradient_accumulation_steps": 1})
+    assume(not depends_on_batch(first))
+    again = recipe(**{**others, **layout, "batch_size": size, "gradient_accumulation_steps": steps})
+    told = ("job", "sources", "assumptions", "warnings")
+    made = first._replace(batch_size=size, accumulation=steps)
+    for field in (name for name in Recipe._fields if name not in told):
+        assert getattr(made, field) == getattr(again, field), field
+
+
+DOMINATING = [
+    ({"optimizer_impl": "fused"}, {"optimizer_impl": "foreach"}),
+    ({"attention": "flash"}, {"attention": "sdpa"}),
+    ({"attention": "sdpa"}, {"attention": "eager"}),
+    ({"allocator": {"expandable_segments": True}}, {}),
+]
+
+
+@pytest.mark.parametrize(("better", "worse"), DOMINATING, ids=str)
+@given(others=OTHERS, layout=LAYOUT, batch=st.integers(1, 3))
+@settings(max_examples=30, derandomize=True, deadline=None)
+def test_a_dominated_choice_never_holds_less_and_is_never_faster(
+    better: dict[str, Any], worse: dict[str, Any], others: dict[str, Any], layout: dict[str, Any], batch: int
+) -> None:
+    keys = {key: value for key, value in {**others, **layout}.items() if key not in better}
+    first, second = (recipe(**keys, **choice, batch_size=batch) for choice in (better, worse))
+    assert peak(first).device.high <= peak(second).device.high
+    on = card(find_gpu("h100-80gb"))
+    assert seconds(first, on) <= seconds(second, on)
+
+
+@given(one=OTHERS, other=OTHERS, layout=LAYOUT)
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_states_alone_are_those_of_the_layout_and_below_every_peak(
+    one: dict[str, Any], other: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    same = {key: one[key] for key in ("model", "method", "lora", "precision", "sequence_length") if key in one}
+    rest = {key: value for key, value in other.items() if key not in ("model", "method", "lora", "precision")}
+    first, second = recipe(**{**one, **layout}), recipe(**{**rest, **same, **layout, "batch_size": 3})
+    assert floor(first) == floor(second)
+    assert floor(first) <= peak(first).allocated.expected
