@@ -232,7 +232,7 @@ def kimi(raw: Config) -> tuple[Encoder, Config]:
             num_heads=heads,
             head_dim=head_width(config, h, heads),
             linears=attention_linears(h, "proj", True, True),
-            rotary="complex",
+            rotary="fp32",
             packed=True,
         ),
         feed_forward=plain_mlp(h, config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS)),

@@ -77,3 +77,19 @@ def square(encoder: Encoder, tokens: int, kind: str = "fixed", **more: Any) -> I
         channels=encoder.channels,
         **more,
     )
+
+
+def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """``image_grid_pinpoints``: resolutions (height, width)."""
+    given = config.keys.get("image_grid_pinpoints")
+    if given is None:
+        return default
+    if not isinstance(given, (list, tuple)) or not given:
+        raise config.wrong("image_grid_pinpoints", "a list of [height, width]", given)
+    found = []
+    for pair in given:
+        sides = [side for side in pair if isinstance(side, int) and side > 0] if isinstance(pair, (list, tuple)) else []
+        if len(sides) != 2:
+            raise config.wrong("image_grid_pinpoints", "a list of [height, width]", pair)
+        found.append((sides[0], sides[1]))
+    return tuple(found)

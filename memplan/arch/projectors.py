@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.arch import patch_towers, tile_towers, tower_kinds, towers
 from memplan.arch.config import Config
-from memplan.arch.projecting import assemble, deepest, feature_layers, integer, square, two_linears
+from memplan.arch.projecting import assemble, deepest, feature_layers, integer, pinpoints, square, two_linears
 from memplan.arch.towers import Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
@@ -66,22 +66,6 @@ def llava_onevision(config: Config, vision: Config, text: ModelSpec) -> Made:
     grids = pinpoints(config, tuple((a, b) for a in ONEVISION_SIDES for b in ONEVISION_SIDES))
     rule = square(encoder, square_tokens(config, encoder, "full"), "anyres", grids=grids, max_tiles=9)
     return assemble(encoder, projector, rule, used, projection="anyres", after_is_read=False), {}
-
-
-def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """``image_grid_pinpoints``: resolutions (height, width)."""
-    given = config.keys.get("image_grid_pinpoints")
-    if given is None:
-        return default
-    if not isinstance(given, (list, tuple)) or not given:
-        raise config.wrong("image_grid_pinpoints", "a list of [height, width]", given)
-    found = []
-    for pair in given:
-        sides = [side for side in pair if isinstance(side, int) and side > 0] if isinstance(pair, (list, tuple)) else []
-        if len(sides) != 2:
-            raise config.wrong("image_grid_pinpoints", "a list of [height, width]", pair)
-        found.append((sides[0], sides[1]))
-    return tuple(found)
 
 
 def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -147,7 +131,9 @@ def qwen3_5(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 
 def kimi_k25(config: Config, vision: Config, text: ModelSpec) -> Made:
-    """Kimi K2.5: a norm, then two linear modules over joined patches."""
+    """Kimi K2.5: a norm, then two linear modules over joined patches. At most 16384 patches, 512 a side:
+    image_processing_kimi_k25.py.
+    """
     encoder, keys = patch_towers.kimi(vision)
     vision.notes.extend(keys.notes)
     merged = encoder.width * merge_area(keys)
@@ -156,8 +142,9 @@ def kimi_k25(config: Config, vision: Config, text: ModelSpec) -> Made:
         Linear(name="in_proj", inputs=merged, outputs=merged, bias=True),
         Linear(name="out_proj", inputs=merged, outputs=text.hidden_size, bias=True),
     )
-    rule = ImageRule(kind="smart-resize", patch=encoder.patch, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 4096)
-    return assemble(encoder, Part(norms=(norm,), linears=linears), rule), {}
+    rule = ImageRule(kind="native", patch=encoder.patch, merge=2, longest=512, max_pixels=16384 * encoder.patch**2)
+    projection = "averaged" if merged == 4 * encoder.width else ""
+    return assemble(encoder, Part(norms=(norm,), linears=linears), rule, projection=projection), {}
 
 
 def merge_area(config: Config) -> int:
@@ -173,8 +160,8 @@ def llama4(config: Config, vision: Config, text: ModelSpec) -> Made:
     encoder, keys = tile_towers.llama4(vision)
     vision.notes.extend(keys.notes)
     linear = Linear(name="linear_1", inputs=keys.integer("vision_output_dim"), outputs=text.hidden_size)
-    rule = square(encoder, encoder.rows * encoder.columns // 4, "tiles", max_tiles=16)
-    return assemble(encoder, Part(linears=(linear,)), rule), {}
+    rule = square(encoder, encoder.rows * encoder.columns // 4, "best-fit", max_tiles=16)
+    return assemble(encoder, Part(linears=(linear,)), rule, projection="adapted"), {}
 
 
 def mllama(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -233,11 +220,13 @@ def gated_linears(inputs: int, inner: int, outputs: int) -> tuple[Linear, ...]:
 
 def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Four tiles a side at most, and the whole image: preprocessor_config.json of HuggingFaceM4/Idefics3-8B-Llama3."""
-    encoder = towers.vit(vision, "idefics3_vision", towers.IDEFICS3, "siglip")
+    encoder = towers.vit(vision, "idefics3_vision", towers.IDEFICS3, "idefics")
     factor = integer(config, "scale_factor", 2)
     linear = Linear(name="proj", inputs=encoder.width * factor**2, outputs=text.hidden_size)
     tokens = encoder.rows * encoder.columns // factor**2
-    return assemble(encoder, Part(linears=(linear,)), square(encoder, tokens, "split", longest=4 * encoder.side)), {}
+    rule = square(encoder, tokens, "split", longest=4 * encoder.side)
+    projection = "connected, held" if config.model_type == "smolvlm" else "connected"
+    return assemble(encoder, Part(linears=(linear,)), rule, projection=projection), {}
 
 
 def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
@@ -271,7 +260,8 @@ def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
     linears = (merge, *two_linears(config, encoder.width * len(layers), text.hidden_size, default_bias=False))
     projector = Part(norms=(Norm(name="norm", width=encoder.width),), linears=linears)
     used = deepest(config, layers, sum(run.count for run in encoder.runs))
-    return assemble(encoder, projector, longest_edge(encoder, factor, encoder.side), used), {}
+    rule = longest_edge(encoder, factor, encoder.side)
+    return assemble(encoder, projector, rule, used, projection="patch-merger" if len(layers) == 1 else ""), {}
 
 
 PROJECTORS: dict[str, Callable[[Config, Config, ModelSpec], Made]] = {

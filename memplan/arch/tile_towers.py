@@ -72,6 +72,7 @@ def llama4(raw: Config) -> tuple[Encoder, Config]:
             head_dim=head_width(config, h, heads),
             linears=attention_linears(h, "o_proj", True, True),
             rotary="complex",
+            wide_softmax=False,
         ),
         feed_forward=plain_mlp(h, inner, "gelu"),
         norms=(layer_norm("input_layernorm", h), layer_norm("post_attention_layernorm", h)),

@@ -120,6 +120,7 @@ def pixtral(raw: Config) -> Encoder:
             linears=attention_linears(h, "o_proj", False, False),
             rotary="narrow",
             packed=True,
+            blocked=True,
         ),
         feed_forward=FeedForward(
             intermediate=inner,

@@ -27,6 +27,8 @@ class Joint:
         """Held by the model's forward until it returns."""
         self.deep: list[Tensor] = []
         """Image tokens that enter later layers of the language model."""
+        self.outputs: list[Tensor] = []
+        """What the model's outputs hold in place of the image tokens."""
         self.in_outputs = True
         """The model's outputs hold the image tokens until the loss is whole."""
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from memplan.engine.projection import Projection, linear, llava, merged, pooled, shuffled
-from memplan.engine.tile_projection import anyres
+from memplan.engine.tile_projection import adapted, anyres, averaged, connected, connected_held, patch_merger
 
 PROJECTIONS: dict[str, Projection] = {
     "llava": llava,
     "anyres": anyres,
+    "adapted": adapted,
+    "averaged": averaged,
+    "connected": connected,
+    "connected, held": connected_held,
+    "patch-merger": patch_merger,
     "pooled": pooled,
     "linear": linear,
     "shuffled": shuffled,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.ledger import Ledger
 from memplan.engine.kept import KeptGradients
 from memplan.engine.passes import TracedPass
+from memplan.spec.vision import Tower
 
 SOURCE = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, images"
 
@@ -52,6 +53,25 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
         why="image_hidden_states of the outputs",
         source=SOURCE,
     )
+    if keeps_outputs and traced.plan.style == "plain" and tower_of(traced).loss_within and not traced.layers[0].keeps_input:
+        book.add(
+            "embedded sequence, held by the model's forward",
+            "activations",
+            traced.layers[0].boundary,
+            f"{name}.loss",
+            f"{name}.loss",
+            template="T × h × bytes",
+            numbers=(traced.layers[0].boundary,),
+            why="the class computes the loss where it embeds the images",
+            source="transformers 5.23 modeling_llama4.py",
+        )
+
+
+def tower_of(traced: TracedPass) -> Tower:
+    """The tower that the pass runs."""
+    tower = traced.plan.spec.tower
+    assert tower is not None
+    return tower
 
 
 def enter_tower_backward(book: Ledger, traced: TracedPass, kept: KeptGradients) -> None:

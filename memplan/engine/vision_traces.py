@@ -18,7 +18,7 @@ from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
-from memplan.engine.vision import embed_patches
+from memplan.engine.patches import embed_patches
 from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
@@ -138,24 +138,37 @@ def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, in
 def front(plan: TowerPlan) -> Piece:
     """From pixels to the first block's input, which is not counted here: the first block keeps it."""
     tape = start(plan)
-    p, _, _ = passes(plan, tape)
-    images = plan.images
-    pixels = Tensor(Dim("pixels", plan.rows * images.per_example * images.pixels), FP32, None)
-    if plan.tower.projection == "anyres":  # tiles are gathered from the batch
-        pixels = tape.new(pixels.dim, FP32, "pixels")
+    p, _, images = passes(plan, tape)
+    p.held = []
     with tape.at("embedding"):
-        x = embed_patches(
-            p, plan.tower, pixels, p.tokens // p.rows - plan.tower.rule.extra_patches, plan.input_needs_grad
-        )
+        patches = p.tokens // p.rows - plan.tower.rule.extra_patches
+        x = embed_patches(p, plan.tower, read_pixels(plan, p), patches, images, plan.input_needs_grad)
     most, cast = peak(tape), casts(tape)
     node, like = x.node, (x.dim, x.itemsize)
     del x
     leave_autocast(tape)
     everything = tape.live
-    del pixels
+    p.held.clear()
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
+
+
+def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
+    """The batch's pixels, or those of the tiles that are there, gathered by the model's forward."""
+    dim = Dim("pixels", plan.rows * plan.images.per_example * plan.images.pixels)
+    pixels = Tensor(dim, plan.mode.weight_itemsize if plan.tower.cast_pixels else FP32, None)
+    assert p.held is not None
+    if plan.tower.projection.startswith("connected"):
+        pixels = ops.cast(p.tape, pixels, plan.mode.weight_itemsize, "pixels")
+        zeros = p.tape.new(pixels.dim, 1, "empty pixels")
+        del zeros
+    if plan.tower.projection in ("anyres", "connected", "connected, held"):
+        pixels = p.tape.new(pixels.dim, pixels.itemsize, "pixels")
+        p.held.append(pixels)
+    if plan.tower.pixel_masks:
+        p.held.append(p.tape.new(Dim("pixels", dim.elements // plan.tower.rule.channels), 8, "masks of pixels"))
+    return pixels
 
 
 def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
@@ -178,7 +191,7 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
         features = ops.cast(tape, features, itemsize, "image tokens")
         out = scatter(tape, embedded, (features, *joint.deep))
     joint.model_locals += joint.deep
-    outer = [features] if joint.in_outputs else []
+    outer = [features] if joint.in_outputs else joint.outputs
     joint.deep.clear()
     most, cast, node, like = peak(tape), casts(tape), out.node, (out.dim, out.itemsize)
     del out, embedded, features
@@ -208,10 +221,32 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
 
 
 def rotary_tables(plan: TowerPlan) -> int:
-    """cos and sin of every patch, in fp32, which all blocks share."""
+    """cos and sin of every patch, which all blocks share."""
     attention = plan.tower.runs[0].block.attention
-    patches = plan.rows * plan.images.per_example * plan.images.rows * plan.images.columns
-    return 2 * patches * attention.head_dim * FP32 if attention.rotary != "none" else 0
+    if attention.rotary in ("none", "complex"):
+        return 0
+    itemsize = plan.vision_mode.residual_itemsize if attention.rotary == "narrow" else FP32
+    return 2 * patches_of(plan) * attention.head_dim * itemsize
+
+
+def patches_of(plan: TowerPlan) -> int:
+    """Patches of all images."""
+    return plan.rows * plan.images.per_example * plan.images.rows * plan.images.columns
+
+
+def block_mask(plan: TowerPlan) -> int:
+    """A mask of blocks, in the dtype of the residual stream, which all blocks share."""
+    if not plan.tower.runs[0].block.attention.blocked or plan.mode.attention == "flash":
+        return 0
+    return patches_of(plan) ** 2 * plan.vision_mode.residual_itemsize
+
+
+def keeps_mask(plan: TowerPlan) -> bool:
+    """Whether a backward needs that mask itself: checkpoints, and kernels that take it as it is."""
+    if plan.style != "plain":
+        return plan.style != "no-grad"
+    as_it_is = not plan.mode.autocast or plan.vision_mode.residual_itemsize == plan.mode.autocast
+    return plan.mode.attention == "sdpa" and as_it_is and not patches_of(plan) % 8
 
 
 @lru_cache(maxsize=256)
@@ -250,8 +285,10 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     trains = gradients > 0 or first.reached or reached
     held = last.locals + beyond + captured
     tables = rotary_tables(plan)
-    most, worst = most + tables, worst + tables
-    saved += tables if trains and plan.style != "no-grad" else 0
+    mask = block_mask(plan)
+    kept = tables + mask * keeps_mask(plan)
+    most, worst = most + tables + mask, worst + kept
+    saved += kept if trains and plan.style != "no-grad" else 0
     copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[: plan.tower.used_blocks])
     held += copies
     idle = sum(layer.casts for layer in layers[plan.tower.used_blocks :]) if plain else 0

@@ -48,7 +48,20 @@ def longest_edge(rule: ImageRule, width: int, height: int) -> ImageBatch:
     if ratio > 1:
         width, height = floor(width / ratio), floor(height / ratio)
     side = rule.patch * rule.merge
-    return packed(rule, ceil_div(height, side) * rule.merge, ceil_div(width, side) * rule.merge)
+    down, across = ceil_div(height, side), ceil_div(width, side)
+    return packed(rule, down * rule.merge, across * rule.merge)._replace(breaks=down)
+
+
+def native(rule: ImageRule, width: int, height: int) -> ImageBatch:
+    """Scaled down to a number of patches, and of patches a side, then padded to whole tokens
+    (image_processing_kimi_k25.py: navit_resize).
+    """
+    patches = max(1, height // rule.patch) * max(1, width // rule.patch)
+    most = rule.longest * rule.patch
+    scale = min(1.0, sqrt(rule.max_pixels // rule.patch**2 / patches), most / height, most / width)
+    tall, wide = (min(max(1, int(side * scale)), most) for side in (height, width))
+    factor = rule.patch * rule.merge
+    return packed(rule, ceil_div(tall, factor) * rule.merge, ceil_div(wide, factor) * rule.merge)
 
 
 def packed(rule: ImageRule, rows: int, columns: int) -> ImageBatch:
@@ -96,14 +109,37 @@ def split(rule: ImageRule, width: int, height: int) -> ImageBatch:
     else:
         wide, tall = int(longest * width / height), longest
         wide += wide % 2
-    down, across = ceil_div(max(tall, 1), rule.side), ceil_div(max(wide, 1), rule.side)
-    return tiles_of(rule, down * across + 1 if down * across > 1 else 1)
+    ratio = wide / tall
+    if wide >= tall:
+        across = ceil_div(wide, rule.side)
+        down = ceil_div(int(across * rule.side / ratio), rule.side)
+    else:
+        down = ceil_div(tall, rule.side)
+        across = ceil_div(int(down * rule.side * ratio), rule.side)
+    tiles = down * across
+    if tiles == 1:
+        return tiles_of(rule, 1)._replace(breaks=3)
+    return tiles_of(rule, tiles + 1)._replace(breaks=2 * tiles + down + 4)
+
+
+def best_fit(rule: ImageRule, width: int, height: int) -> ImageBatch:
+    """The canvas of tiles that shrinks an image least, or enlarges it least; of these the smallest; the whole image
+    beside more than one tile (image_processing_llama4.py: get_best_fit).
+    """
+    sides = range(1, rule.max_tiles + 1)
+    grids = [(down, across) for down in sides for across in sides if down * across <= rule.max_tiles]
+    scales = {grid: min(grid[1] * rule.side / width, grid[0] * rule.side / height) for grid in grids}
+    larger = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(larger) if larger else max(scales.values())
+    down, across = min((grid for grid in grids if scales[grid] == chosen), key=lambda grid: grid[0] * grid[1])
+    tiles = down * across
+    return tiles_of(rule, tiles + (tiles > 1))._replace(breaks=3 + (tiles if tiles > 1 else 0))
 
 
 def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The resolution that keeps most of the image, in tiles, and the whole image; padding is taken off again, and each
-    row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than so many tiles have are shrunk
-    to that (processing_llava_onevision.py).
+    row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than so many tiles have are
+    shrunk to that (processing_llava_onevision.py).
     """
     best, kept, wasted = rule.grids[0], 0, float("inf")
     for tall, wide in rule.grids:
@@ -131,6 +167,8 @@ CUTS: dict[str, Cut] = {
     "longest-edge": longest_edge,
     "fixed": fixed,
     "tiles": tiled,
+    "native": native,
+    "best-fit": best_fit,
     "split": split,
     "anyres": anyres,
 }
@@ -203,15 +241,17 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
             "use reference resident, or adapter with LoRA",
         )
     one = one_image(rule, images)._replace(per_example=images.per_example)
-    positions = one.tokens * one.per_example
+    positions = (one.tokens + one.breaks) * one.per_example
     if positions > job.sequence_length:
         raise InvalidJob(
-            f"sequence_length: {job.sequence_length} is shorter than {one.per_example} images of {one.tokens} tokens",
+            f"sequence_length: {job.sequence_length} is shorter than {one.per_example} images of "
+            f"{one.tokens + one.breaks} tokens",
             f"use sequence_length {positions} and more, smaller images, or fewer",
         )
     tiles = f" in {one.squares} tiles" if one.squares > 1 else ""
+    marks = f" beside {one.breaks} of text" if one.breaks else ""
     notes.assume(
         f"images: {one.per_example} an example, each {one.squares * one.rows * one.columns} patches{tiles} and "
-        f"{one.tokens} tokens of the sequence, as the processor of the published checkpoint cuts them"
+        f"{one.tokens} tokens of the sequence{marks}, as the processor of the published checkpoint cuts them"
     )
     return one

@@ -146,6 +146,8 @@ class ImageBatch(NamedTuple):
     """Numbers of one image in the batch."""
     lines: int = 0
     """Rows of tokens, each with one more at its end (LLaVA-NeXT)."""
+    breaks: int = 0
+    """Tokens of text that the processor writes among an image's, such as the end of each row (Pixtral)."""
     unpadded: int = 0
     """Tokens of these rows without their ends, before they are shrunk (LLaVA-OneVision)."""
 
@@ -271,8 +273,13 @@ class Recipe(NamedTuple):
 
     @property
     def image_bytes(self) -> int:
-        """Pixels of one example, in the batch: the processor gives fp32."""
-        return self.images.per_example * self.images.pixels * 4 if self.images else 0
+        """Pixels of one example, in the batch: the processor gives fp32, or they are cast beforehand."""
+        if not self.images:
+            return 0
+        cast = self.model.tower is not None and self.model.tower.cast_pixels
+        masks = 8 * self.images.pixels // 3 if self.model.tower and self.model.tower.pixel_masks else 0
+        pixels = self.images.pixels * (self.precision.weights if cast else 4)
+        return self.images.per_example * (pixels + masks)
 
     @property
     def rows(self) -> int:

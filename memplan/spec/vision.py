@@ -20,13 +20,17 @@ class VisionAttention(Mixer):
     kind: Literal["vision"] = "vision"
     category: str = "vision"
     head_dim: int
+    blocked: bool = False
+    """All patches stand in one sequence, under a mask of blocks (Pixtral)."""
+    wide_softmax: bool = True
+    """Eager attention's softmax is in fp32; else as autocast has it."""
     packed: bool = False
     """Patches of all images stand in one sequence, and attention runs image by image (or window by window)."""
     window_patches: int | None = None
     """Patches of a window, where attention is confined to windows (Qwen2.5-VL)."""
     rotary: Literal["none", "fp32", "narrow", "complex"] = "none"
-    """'fp32': queries and keys turn in fp32 (Qwen); 'narrow': in their own dtype (Pixtral); 'complex': as complex
-    numbers (Llama 4, Kimi)."""
+    """'fp32': queries and keys turn in fp32 (Qwen, Kimi); 'narrow': in their own dtype (Pixtral); 'complex': as complex
+    numbers (Llama 4)."""
 
 
 class ImageCross(Mixer):
@@ -99,7 +103,9 @@ class ImageRule(Frozen):
     Sides are in pixels, tokens are positions in the language model's sequence.
     """
 
-    kind: Literal["smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "canvas"]
+    kind: Literal[
+        "smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "native", "best-fit", "canvas"
+    ]
     """A key of ``resolve.images.CUTS``."""
     patch: int
     """Side of a patch."""
@@ -160,6 +166,21 @@ class Tower(Frozen):
     rule: ImageRule
     unused: Part = Part()
     """Parameters that no forward reads, such as a pooling head."""
+
+    @property
+    def cast_pixels(self) -> bool:
+        """The class does not cast pixels to its weights' dtype, so that they come in it (Llama 4, Kimi K2.5)."""
+        return self.kind in ("llama4", "kimi")
+
+    @property
+    def loss_within(self) -> bool:
+        """The class that embeds images computes the loss too (Llama 4)."""
+        return self.kind == "llama4"
+
+    @property
+    def pixel_masks(self) -> bool:
+        """The processor gives a mask of pixels, in int64 (Idefics 2 and 3)."""
+        return self.kind == "idefics"
 
     @property
     def num_layers(self) -> int:

@@ -23,6 +23,7 @@ from memplan.errors import InvalidJob
 from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
+from memplan.trace.images import fill_tiles
 from memplan.trace.selective import selective_contexts
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -58,6 +59,7 @@ def build_model(
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()
     _gather_strays(model, device)
+    fill_tiles(model)
     return model.train()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -29,14 +30,28 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
             "image_grid_thw": grid,
             "mm_token_type_ids": types,
         }
+    if tower.kind in ("pixtral", "kimi"):
+        return native_inputs(recipe, device, count)
     side = rule.side
     pixels = torch.zeros((count * images.squares, rule.channels, side, side), device=device)
     inputs: dict[str, Any] = {"pixel_values": pixels}
+    if tower.projection.startswith("connected"):
+        masks = torch.ones((pixels.shape[0], side, side), dtype=torch.long, device=device)
+        return {"pixel_values": pixels.unflatten(0, (rows, -1)), "pixel_attention_mask": masks.unflatten(0, (rows, -1))}
+    if tower.kind == "llama4":
+        return {"pixel_values": pixels.to(torch.float32 if recipe.precision.weights == 4 else torch.bfloat16)}
     if rule.kind == "anyres":
         return inputs | anyres_inputs(recipe, pixels, device, count)
     if recipe.model.family in ("gemma3", "paligemma"):
         inputs["token_type_ids"] = torch.zeros((rows, recipe.sequence_length), dtype=torch.long, device=device)
     return inputs
+
+
+def fill_tiles(model: torch.nn.Module) -> None:
+    """Every tile is full, so that no mask reaches attention: the class finds that out on a GPU, and not on fakes."""
+    for module in model.modules():
+        if type(module).__name__ in ("Idefics3VisionTransformer", "SmolVLMVisionTransformer"):
+            sys.modules[type(module).__module__].create_bidirectional_mask = lambda **_: None  # type: ignore[attr-defined]
 
 
 def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:
@@ -54,6 +69,22 @@ def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int)
         alone = [images.per_example] * (count // images.per_example)
         inputs["batch_num_images"] = torch.tensor(alone, device=device)
     return inputs
+
+
+def native_inputs(recipe: Recipe, device: str, count: int) -> dict[str, Any]:
+    """Images of their own shape, whole (Pixtral) or in patches that are cast beforehand (Kimi)."""
+    images, tower = recipe.images, recipe.model.tower
+    assert images is not None
+    assert tower is not None
+    patch, channels = tower.rule.patch, tower.rule.channels
+    height, width = images.rows * patch, images.columns * patch
+    if tower.kind == "pixtral":
+        sizes = torch.tensor([[height, width]] * count, device=device)
+        return {"pixel_values": torch.zeros((count, channels, height, width), device=device), "image_sizes": sizes}
+    dtype = torch.float32 if recipe.precision.weights == 4 else torch.bfloat16
+    grid = torch.tensor([[1, images.rows, images.columns]] * count, device=device)
+    shape = (count * images.rows * images.columns, channels, patch, patch)
+    return {"pixel_values": torch.zeros(shape, dtype=dtype, device=device), "image_grid_thw": grid}
 
 
 def token_types(recipe: Recipe) -> list[int]:

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 MOST = 1 << 20
 """Elements of a tensor whose values are followed."""
+LEAST = 3 * 32 * 32
+"""Values of the smallest tile."""
 INTEGERS = (torch.int32, torch.int64, torch.bool)
 FACTORIES = ("aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor")
 _item = torch.Tensor.item
@@ -67,6 +69,9 @@ def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     flat, _ = tree_flatten((args, kwargs))
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     if tensors:
+        if is_tile_check(func, args):
+            with no_dispatch():
+                return torch.ones(args[0].shape, dtype=torch.bool)
         if any(values(each) is None for each in tensors):
             _forget(func, args)
             return None
@@ -79,6 +84,13 @@ def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*real_args, **real_kwargs)
     followed = all(each.dtype in INTEGERS and each.numel() <= MOST for each in _tensors(out))
     return out if followed else None
+
+
+def is_tile_check(func: Any, args: Any) -> bool:
+    """Whether the number of zeros in each tile is compared with that of its values: no tile is empty (Idefics 3)."""
+    if func is not torch.ops.aten.ne.Scalar or args[1] < LEAST or values(args[0]) is not None:
+        return False
+    return args[0].dim() == 1 and args[0].dtype is torch.int64
 
 
 def _forget(func: Any, args: Any) -> None:

@@ -28,6 +28,18 @@ TOWER: Job = {
 SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
 PATCHES: Job = {"depth": 4, "hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "out_hidden_size": 512}
 ROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
+MLA: Job = {
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 8,
+}
 MODELS: dict[str, Job] = {
     "llava": {
         "text_config": {"model_type": "llama", **TEXT},
@@ -42,6 +54,27 @@ MODELS: dict[str, Job] = {
         "text_config": {"model_type": "qwen2", **TEXT},
         "vision_config": SIGLIP,
         "image_grid_pinpoints": [[224 * a, 224 * b] for a in range(1, 7) for b in range(1, 7)],
+    },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", "head_dim": 64, **TEXT},
+        "vision_config": TOWER | {"model_type": "pixtral", "image_size": 1024},
+    },
+    "idefics3": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": TOWER, "image_token_id": 7},
+    "smolvlm": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": TOWER, "image_token_id": 7},
+    "llama4": {
+        "text_config": TEXT | {"head_dim": 64, "num_local_experts": 2, "intermediate_size_mlp": 1024, "moe_layers": []},
+        "vision_config": TOWER
+        | {
+            "intermediate_size": 1024,
+            "vision_output_dim": 512,
+            "projector_input_dim": 512,
+            "projector_output_dim": 512,
+        },
+    },
+    "kimi_k25": {
+        "text_config": TEXT | MLA | {"model_type": "deepseek_v3", "first_k_dense_replace": 3},
+        "vision_config": {key: TOWER[key] for key in TOWER if key not in ("image_size", "patch_size")},
+        "projection_hidden_size": 256,
     },
     "gemma3": {
         "text_config": TEXT | {"head_dim": 64, "sliding_window": 1024},
@@ -76,7 +109,7 @@ MODELS: dict[str, Job] = {
 }
 IMAGE = {"images": {"width": 336, "height": 336}}
 WIDE = {"images": {"width": 1400, "height": 1100}}
-LENGTHS = {"internvl": 1024, "llava_next": 1536, "llava_onevision": 3072}
+LENGTHS = {"internvl": 1024, "idefics3": 1536, "smolvlm": 1536, "llava_next": 1536, "llava_onevision": 3072}
 LORA = {"lora": {"r": 8}}
 FULL = {"gradient_checkpointing": "full"}
 
@@ -99,6 +132,11 @@ JOBS = [
     job("llava_next", **IMAGE, **LORA, precision="bf16-amp"),
     job("llava_next", **IMAGE, precision="fp32"),
     job("llava_onevision", **WIDE, **FULL),
+    *(job(model, **IMAGE, **LORA, **FULL) for model in ("mistral3", "idefics3", "kimi_k25")),
+    job("mistral3", **IMAGE, precision="bf16-amp"),
+    job("mistral3", images={"per_example": 2, "width": 200, "height": 130}, attention="eager"),
+    job("smolvlm", **IMAGE, **FULL),
+    job("llama4", **IMAGE, **FULL),
     job("qwen2_vl", **IMAGE, precision="fp32"),
 ]
 
