@@ -198,6 +198,17 @@ def test_a_reference_is_divided_as_the_policy_is() -> None:
     assert report.host.bytes_per_node >= sum(row.bytes for row in hosts)
 
 
+def test_policy_and_reference_pass_the_stages_in_one_tensor() -> None:
+    """MindSpeed-LLM's DPO: stages behind the first keep twice the rows of each micro-batch that waits."""
+    keys = {"trainer": "mindspeed", "pipeline_parallel": 2, "num_gpus": 2, "sharding": "distributed-optimizer"}
+    report = estimate({**JOB, "model": LLAMA | {"vocab_size": 128000}, "method": "dpo", **keys})
+    assert report.per_gpu.rank.startswith("each GPU of pipeline stage 2")
+    stream = 2 * 1024 * 512 * 2
+    rows = {row.name: row.bytes for row in report.per_gpu.ledger}
+    assert rows["the reference's half of what was received"] == stream
+    assert rows["gradient that was sent to the stage before"] == 2 * stream
+
+
 # -- time -------------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, te
 from memplan.engine.megatron.shape import Shape
+from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.states import dummy_gradients
 from memplan.engine.megatron.weights import Share
 from memplan.engine.overhead import enter_overhead
@@ -62,9 +63,15 @@ def _enter_boundaries(book: Ledger, recipe: Recipe, s: Shape) -> None:
     """Gradients that the schedule's variables name one round longer: what was sent to the stage before until the next
     backward, what came from the stage behind over the next forward."""
     degrees = recipe.parallel
-    if degrees.pipeline == 1 or recipe.accumulation == 1:
+    if degrees.pipeline == 1:
         return
+    if recipe.loss_code.stacked and not degrees.first:
+        _enter_stacked(book, recipe, s)
+    if recipe.accumulation == 1:
+        return
+    both = 2 if recipe.loss_code.stacked else 1
     held = te.stream(s, "gradient that was sent to the stage before")
+    held = held._replace(template=f"{both}·{held.template}", factors=(both, *held.factors)) if both > 1 else held
     if not degrees.first:
         why = "the schedule's variable, until the next backward"
         _whole(book, held.name, "buffers", held.bytes, held.template, held.factors, why, SCHEDULE)
@@ -80,6 +87,24 @@ def _enter_boundaries(book: Ledger, recipe: Recipe, s: Shape) -> None:
             why="the schedule's variable, over the next forward",
             source=SCHEDULE,
         )
+
+
+def _enter_stacked(book: Ledger, recipe: Recipe, s: Shape) -> None:
+    """Policy and reference pass from stage to stage in one tensor of twice the rows: what the policy's first layer
+    keeps is a view of it."""
+    waiting = in_flight(recipe.parallel, recipe.accumulation, 0)
+    held = te.stream(s, "the reference's half of what was received")
+    book.add(
+        held.name,
+        "activations",
+        held.bytes * waiting,
+        book.schedule[0],
+        book.schedule[-2],
+        template=f"micro-batches·{held.template}",
+        numbers=(waiting, *held.factors),
+        why="one tensor with the policy's half, which is saved",
+        source="MindSpeed-LLM tasks/posttrain/dpo: actual_micro_batch_size, four times micro_batch_size",
+    )
 
 
 def _enter_rotary(book: Ledger, recipe: Recipe) -> None:
