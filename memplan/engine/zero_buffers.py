@@ -45,7 +45,8 @@ def _enter_bucket(book: Ledger, recipe: Recipe, groups: list[Group], born: str, 
     zero, e = recipe.deepspeed, weight_itemsize(recipe, groups[0])
     if not zero.contiguous_gradients:
         if takes:
-            waiting = min(zero.reduce_bucket_size + max(map(largest, groups)), sum(g.elements for g in groups))
+            trained = sum(group.elements for group in groups)
+            waiting = min(zero.reduce_bucket_size, trained)
             book.add(
                 "gradients that wait for a bucket",
                 "gradients",
@@ -57,6 +58,7 @@ def _enter_bucket(book: Ledger, recipe: Recipe, groups: list[Group], born: str, 
                 why="contiguous_gradients false: gradients stay where they are until enough of them are there",
                 source=f"{SOURCE}: buffered_reduce_fallback",
                 low=0,
+                high=min(waiting + max(map(largest, groups)), trained) * e,
             )
         return
     buckets = 2 if zero.overlap_comm else 1
