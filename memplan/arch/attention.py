@@ -1,6 +1,6 @@
 """Softmax attention from a config: heads, projections, and the window of each layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
 from memplan.arch.config import Config
@@ -120,14 +120,17 @@ def layered(config: Config, default: Sequence[str], size: int | None) -> Windows
     return [size if kind == SLIDING else None for kind in kinds]
 
 
-def layer_types(config: Config, layers: int) -> list[str] | None:
-    """The kind of each layer as the config lists them; None when it does not."""
+def layer_types(config: Config, layers: int, names: Mapping[str, str] | None = None) -> list[str] | None:
+    """The kind of each layer as the config lists them; None when it does not. ``names``: what each is called here,
+    where they are others than full and sliding attention.
+    """
+    names = LAYER_TYPES if names is None else names
     given = config.keys.get("layer_types")
     if given is None:
         return None
     if not isinstance(given, (list, tuple)) or len(given) != layers:
         raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", given)
     for kind in given:
-        if not isinstance(kind, str) or kind not in LAYER_TYPES:
-            raise config.wrong("layer_types", f"a list of {FULL} and {SLIDING}", kind)
-    return [LAYER_TYPES[kind] for kind in given]
+        if not isinstance(kind, str) or kind not in names:
+            raise config.wrong("layer_types", "a list of " + " and ".join(dict.fromkeys(names.values())), kind)
+    return [names[kind] for kind in given]

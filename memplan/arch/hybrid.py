@@ -9,6 +9,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config, Scalar, shown
 from memplan.arch.decoder import DROPOUT, Family, activation, build, gated, softmax_attention
 from memplan.arch.dense import gated_everywhere
+from memplan.arch.moe_keys import GRANITEMOE
 from memplan.arch.routed import (
     ROUTER_LOSS,
     expert_count,
@@ -77,27 +78,17 @@ BAMBA: dict[str, Scalar] = DUAL | {
     "attn_layer_indices": None,
     "head_dim": None,
 }
-GRANITE_HYBRID: dict[str, Scalar] = DUAL | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "output_router_logits": False,
-    "shared_intermediate_size": 1024,
-    "position_embedding_type": None,
-    "layer_types": None,
-    "layers_block_type": None,
-    "head_dim": None,
-}
+GRANITE_HYBRID: dict[str, Scalar] = (
+    DUAL
+    | GRANITEMOE
+    | {
+        "shared_intermediate_size": 1024,
+        "position_embedding_type": None,
+        "layer_types": None,
+        "layers_block_type": None,
+        "head_dim": None,
+    }
+)
 JAMBA_KEYS = {
     "state_size": "mamba_d_state",
     "conv_kernel": "mamba_d_conv",

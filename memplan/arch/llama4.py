@@ -9,6 +9,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Routing
 
 CHUNKED = "chunked_attention"
+KINDS = {name: name for name in (attention.FULL, CHUNKED)}
 
 
 def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -37,7 +38,7 @@ def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:
     queries scaled by their position.
     """
     layers = config.integer("num_hidden_layers")
-    turning, kinds = turning_layers(config, layers), layer_kinds(config, layers)
+    turning, kinds = turning_layers(config, layers), attention.layer_types(config, layers, KINDS)
     chunk = config.optional_integer("attention_chunk_size")
     made: dict[tuple[bool, int | None], AnyMixer] = {}
     for turns, kind in zip(turning, kinds or [CHUNKED if turns else attention.FULL for turns in turning], strict=True):
@@ -68,19 +69,6 @@ def turning_layers(config: Config, layers: int) -> list[bool]:
     if not isinstance(given, (list, tuple)) or len(given) < layers or any(turns not in (0, 1) for turns in given):
         raise config.wrong("no_rope_layers", f"a list of num_hidden_layers ({layers}) zeros and ones", given)
     return [bool(turns) for turns in given[:layers]]
-
-
-def layer_kinds(config: Config, layers: int) -> list[str] | None:
-    """chunked_attention or full_attention for each layer as the config lists them; None when it does not."""
-    given = config.keys.get("layer_types")
-    if given is None:
-        return None
-    if not isinstance(given, (list, tuple)) or len(given) != layers:
-        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", given)
-    for kind in given:
-        if kind not in (CHUNKED, attention.FULL):
-            raise config.wrong("layer_types", f"a list of {attention.FULL} and {CHUNKED}", kind)
-    return [str(kind) for kind in given]
 
 
 def llama4_masks(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -122,6 +122,32 @@ def olmo3(spec: ModelSpec, config: Config) -> ModelSpec:
     return tables_by_kind(both_masks(spec, config), config)
 
 
+OLMO2_ROW = Family(
+    model_type="olmo2",
+    defaults=OLMO2,
+    feed_forward=gated_everywhere,
+    windows=attention.no_windows,
+    null_kv_heads=True,
+    qkv_bias="by attention_bias",
+    norms=POST_NORMS,
+    form="post",
+    norm_kind="rms-wide",
+    mixer=olmo2_attention,
+)
+COHERE_ROW = Family(
+    model_type="cohere",
+    defaults=COHERE | {"use_qk_norm": False},
+    feed_forward=gated_everywhere,
+    windows=attention.no_windows,
+    null_kv_heads=True,
+    qkv_bias="by attention_bias",
+    norms=("input_layernorm",),
+    form="parallel",
+    norm_kind="layer-wide",
+    mixer=cohere_attention,
+    scaled_logits=True,
+    classifies=False,
+)
 ROWS = (
     Family(
         model_type="glm4",
@@ -143,30 +169,9 @@ ROWS = (
         norm_kind="layer-bare",
         mixer=olmo_attention,
     ),
-    Family(
-        model_type="olmo2",
-        defaults=OLMO2,
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        norms=POST_NORMS,
-        form="post",
-        norm_kind="rms-wide",
-        mixer=olmo2_attention,
-    ),
-    Family(
-        model_type="olmo3",
-        defaults=OLMO2 | {"sliding_window": 4096},
-        feed_forward=gated_everywhere,
-        windows=olmo3_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        norms=POST_NORMS,
-        form="post",
-        norm_kind="rms-wide",
-        mixer=olmo2_attention,
-        finish=olmo3,
+    OLMO2_ROW,
+    OLMO2_ROW._replace(
+        model_type="olmo3", defaults=OLMO2 | {"sliding_window": 4096}, windows=olmo3_windows, finish=olmo3
     ),
     Family(
         model_type="exaone4",
@@ -178,34 +183,13 @@ ROWS = (
         form="post",
         mixer=exaone4_attention,
     ),
-    Family(
-        model_type="cohere",
-        defaults=COHERE | {"use_qk_norm": False},
-        feed_forward=gated_everywhere,
-        windows=attention.no_windows,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        norms=("input_layernorm",),
-        form="parallel",
-        norm_kind="layer-wide",
-        mixer=cohere_attention,
-        scaled_logits=True,
-        classifies=False,
-    ),
-    Family(
+    COHERE_ROW,
+    COHERE_ROW._replace(
         model_type="cohere2",
         defaults=COHERE | {"sliding_window": 4096},
-        feed_forward=gated_everywhere,
         windows=every_fourth,
-        null_kv_heads=True,
-        qkv_bias="by attention_bias",
-        norms=("input_layernorm",),
-        form="parallel",
-        norm_kind="layer-wide",
         mixer=cohere2_attention,
         finish=both_masks,
-        scaled_logits=True,
-        classifies=False,
     ),
 )
 
