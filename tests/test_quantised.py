@@ -132,7 +132,7 @@ def test_more_rank_is_more_bytes(name: str, rank: int, dora: bool, checkpointing
             "kbit_upcast: prepare_model_for_kbit_training casts nothing",
         ),
         ({"quantization": "int8", "sharding": "zero3", "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
-        ({"quantization": "nf4", "sharding": "fsdp2", "num_gpus": 2, "precision": "auto"}, "sharding: fsdp2 with"),
+        ({"quantization": "nf4", "zero_stage": 3, "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
         ({"quantization": "awq-4bit", "lora": {"dora": True}}, "lora.dora: PEFT has no DoRA over AWQ"),
         ({"quantization": "nf5"}, "quantization: unknown value 'nf5'"),
         ({"lora": {"modules_to_save": ["norm"]}}, "lora.modules_to_save: 'norm' is not modelled"),

@@ -98,6 +98,10 @@ class _Handle:
     device_count = is_initialized = is_available = lambda self: 1
 
 
+def _nothing(*_: Any) -> None:
+    """Not a mock, which would remember the tensors that it was called with."""
+
+
 def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """A mesh is numbers on the host, of which torch asks which are where."""
 
@@ -122,7 +126,7 @@ def fake_world(ranks: int, device: str) -> Iterator[None]:
                     stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
             if device == "cuda":
                 for module in (_flat_param, _runtime_utils):  # which stream a block was used on is no size
-                    stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream"))
+                    stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", _nothing))
                 handle = classmethod(lambda cls, device: _Handle())
                 stack.enter_context(mock.patch.object(_common_utils._FSDPDeviceHandle, "from_device", handle))
                 stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _Stream))

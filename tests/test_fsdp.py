@@ -1,0 +1,219 @@
+"""Proves FSDP's and DDP's own settings: what is refused, what each changes, and the order that must hold."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.engine.build import ledger
+from memplan.engine.ddp import Tensor, buckets
+from memplan.engine.fsdp2_units import frame
+from memplan.engine.ledger import Ledger
+from memplan.engine.tensors import model_weights
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.units import MiB
+
+TINY = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 1000, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTURE = TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+BASE: dict[str, Any] = {"model": TINY, "method": "sft", "num_gpus": 8, "sequence_length": 64, "sharding": "fsdp2"}
+ONE = BASE | {"sharding": "fsdp"}
+STATES = ("parameters", "adapters", "gradients", "optimizer_states")
+MODEL = (*STATES, "gathered_parameters", "buffers")
+
+
+def recipe_of(**keys: Any) -> Recipe:
+    return resolve(read_job({**BASE, **keys}))
+
+
+def book_of(**keys: Any) -> Ledger:
+    return ledger(recipe_of(**keys))
+
+
+def states(book: Ledger) -> int:
+    last = len(book.schedule) - 1
+    return sum(row.bytes for row in book.rows if row.category in STATES and row.born <= last <= row.dies)
+
+
+def peak(book: Ledger, place: str = "gpu") -> int:
+    return max(book.totals(place=place))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"fsdp": {"replicate": 3}}, "fsdp.replicate: 3 does not divide num_gpus 8"),
+        ({"fsdp": {"replicate": 8}}, "leaves nothing to share"),
+        ({"fsdp": {"replicat": 2}}, "unknown key 'replicat'"),
+        ({"fsdp": {"backward_prefetch": "BACKWARD_PRE"}}, "fsdp2 has no such setting"),
+        ({"fsdp": {"fsdp_reshard_after_forward": True}}, "said in a key of its own"),
+        ({"reshard_after_forward": 3}, "does not divide the 8 ranks"),
+        ({"reshard_after_forward": "half"}, "neither true, false nor a number"),
+        ({"sharding": "fsdp", "reshard_after_forward": 4}, "needs FSDP2"),
+        ({"sharding": "fsdp", "fsdp": {"sharding_strategy": "NO_SHARD"}}, "NO_SHARD splits nothing"),
+        ({"sharding": "fsdp", "fsdp": {"sharding_strategy": "SHARD"}}, "unknown value 'SHARD'"),
+        ({"sharding": "fsdp", "fsdp": {"replicate": 2}}, "fsdp.replicate: 2 with sharding_strategy"),
+        ({"sharding": "fsdp", "fsdp": {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "SIZE_BASED_WRAP is not modelled"),
+        ({"sharding": "ddp", "fsdp": {"replicate": 2}}, "settings without FSDP"),
+        ({"sharding": "ddp", "ddp": {"comm_hook": "int8"}}, "ddp.comm_hook: unknown value"),
+        ({"sharding": "ddp", "ddp": {"bucket_cap": 5}}, "ddp: unknown key 'bucket_cap'"),
+        ({"quantization": "int8", "lora": {"r": 4}}, "int8 weights cannot be split"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidJob) as refusal:
+        recipe_of(**keys)
+    assert said in f"{refusal.value.message} {refusal.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("given_name", "value", "field", "resolved"),
+    [
+        ("fsdp_sharding_strategy", 2, "keeps_gathered", True),
+        ("fsdp_backward_prefetch_policy", "BACKWARD_POST", "backward_prefetch", "BACKWARD_POST"),
+        ("fsdp_offload_params", "true", "cpu_offload", True),
+        ("fsdp_use_orig_params", False, "use_orig_params", False),
+        ("fsdp_sync_module_states", True, "replicas", 1),
+    ],
+)
+def test_accelerates_names_are_read(given_name: str, value: Any, field: str, resolved: Any) -> None:
+    assert getattr(recipe_of(sharding="fsdp", fsdp={given_name: value}).fsdp, field) == resolved
+
+
+def test_prefetching_is_that_of_whoever_wraps() -> None:
+    assert recipe_of(sharding="fsdp").fsdp.backward_prefetch == "BACKWARD_PRE"
+    assert recipe_of(sharding="fsdp", trainer="transformers").fsdp.backward_prefetch == "NO_PREFETCH"
+
+
+@pytest.mark.parametrize("base", [BASE, ONE], ids=["fsdp2", "fsdp"])
+def test_hybrid_sharding_holds_what_the_ranks_of_one_copy_hold(base: dict[str, Any]) -> None:
+    hybrid = {"replicate": 2} if base is BASE else {"sharding_strategy": "HYBRID_SHARD", "replicate": 2}
+    four, copies = book_of(**base | {"num_gpus": 4}), book_of(**base | {"fsdp": hybrid})
+    assert states(copies) == states(four) > states(book_of(**base))
+
+
+def test_accelerate_makes_units_of_the_embedding_and_of_norm_and_head() -> None:
+    recipe = recipe_of(trainer="transformers")
+    own = frame(recipe, model_weights(recipe.model))
+    matrix = 1000 * 256 * 2
+    assert (own.root.gathered, own.first.gathered, own.tail.gathered) == (0, matrix, matrix + 256 * 2)
+    plain = recipe_of()
+    assert frame(plain, model_weights(plain.model)).root.gathered == 2 * matrix + 256 * 2
+
+
+def test_a_tied_embedding_opens_the_tail() -> None:
+    recipe = recipe_of(trainer="transformers", model=TINY | {"tie_word_embeddings": True})
+    own = frame(recipe, model_weights(recipe.model))
+    assert own.opens and own.first.gathered == 0 and own.tail.gathered == 1000 * 256 * 2 + 256 * 2
+
+
+def test_resharding_to_a_number_keeps_that_part_of_the_layers() -> None:
+    always, some, never = (
+        book_of(reshard_after_forward=how).by_category("policy.loss")["gathered_parameters"] for how in (True, 4, False)
+    )
+    layers = sum(unit.gathered for unit in frame(recipe_of(), model_weights(recipe_of().model)).layers)
+    assert some - always == layers // 4
+    assert never > some
+
+
+def test_stacked_experts_are_padded_to_the_ranks() -> None:
+    """Four experts over eight ranks: half of every gathered layer is padding."""
+    four, eight = (recipe_of(model=MIXTURE, num_gpus=ranks) for ranks in (4, 8))
+    whole, padded = (frame(recipe, model_weights(recipe.model)).layers[0].gathered for recipe in (four, eight))
+    experts, router = 4 * 3 * 256 * 704 * 2, 4 * 256 * 2
+    assert padded - whole == experts + router
+
+
+def test_offload_moves_states_to_the_host() -> None:
+    card, host = book_of(), book_of(fsdp={"cpu_offload": True})
+    assert host.by_category("step.optimizer").get("optimizer_states", 0) == 0
+    assert peak(host, "host") >= states(card)
+    assert peak(host) < peak(card)
+
+
+def test_pinned_memory_is_rounded_up() -> None:
+    pinned, plain = (peak(book_of(fsdp={"cpu_offload": True, "pin_memory": pin}), "host") for pin in (True, False))
+    assert pinned > plain
+
+
+def test_packed_weights_are_split_and_scales_are_not() -> None:
+    rows = {row.name: row.bytes for row in book_of(quantization="nf4", lora={"r": 4}).rows}
+    alone = {row.name: row.bytes for row in book_of(quantization="nf4", lora={"r": 4}, sharding="ddp").rows}
+    assert rows["quantised weights of the policy"] * 8 == alone["quantised weights of the policy"]
+    assert (
+        rows["scales of the quantised weights of the policy"] == alone["scales of the quantised weights of the policy"]
+    )
+
+
+def test_a_flat_gradient_stands_beside_those_it_is_made_of() -> None:
+    rows = {row.name: row.bytes for row in book_of(sharding="fsdp", sequence_length=16).rows}
+    layer = frame(recipe_of(), model_weights(recipe_of().model)).layers[0].gradients
+    assert rows["flat gradient of layer 1"] == 2 * layer
+
+
+def test_shard_grad_op_keeps_every_layer() -> None:
+    full, kept = (
+        book_of(sharding="fsdp", fsdp={"sharding_strategy": how}).by_category("policy.loss")["gathered_parameters"]
+        for how in ("FULL_SHARD", "SHARD_GRAD_OP")
+    )
+    layers = sum(unit.gathered for unit in frame(recipe_of(), model_weights(recipe_of().model)).layers)
+    assert kept - full == layers
+
+
+def test_buckets_are_cut_as_the_reducer_cuts_them() -> None:
+    half = Tensor(MiB // 8, 1, 4)
+    cut = buckets([half] * 60, 25 * MiB, MiB)
+    assert [len(bucket) for bucket in cut] == [2, 50, 8]
+
+
+@pytest.mark.parametrize(("hook", "more"), [("bf16_compress_hook", True), ("powerSGD_hook", True), ("none", False)])
+def test_hooks_add_buffers(hook: str, more: bool) -> None:
+    keys = {"sharding": "ddp", "precision": "fp32", "ddp": {"comm_hook": hook}}
+    buffers = [book_of(**each).by_category("policy.reduce")["buffers"] for each in (keys, keys | {"ddp": {}})]
+    assert (buffers[0] > buffers[1]) == more
+
+
+SHARDED = st.fixed_dictionaries(
+    {
+        "sharding": st.sampled_from(["fsdp", "fsdp2"]),
+        "model": st.sampled_from([TINY, MIXTURE]),
+        "trainer": st.sampled_from(["pytorch", "transformers"]),
+        "precision": st.sampled_from(["bf16", "bf16-amp", "fp32"]),
+        "gradient_checkpointing": st.sampled_from(["none", "full"]),
+        "gradient_accumulation_steps": st.sampled_from([1, 3]),
+        "sync_each_batch": st.booleans(),
+        "lora": st.sampled_from([None, {"r": 4}]),
+    }
+)
+PADDING = 1 << 20
+"""Bytes by which tensors of a tiny model may be padded."""
+
+
+@given(SHARDED, st.sampled_from([2, 4, 8, 16]))
+@settings(max_examples=25, deadline=None)
+def test_more_ranks_never_hold_more_of_the_states(keys: dict[str, Any], ranks: int) -> None:
+    """Up to the padding of stacked experts, of which a rank holds whole ones; hybrid sharding lies between."""
+    few, many = (states(book_of(**keys | {"num_gpus": count})) for count in (ranks, 2 * ranks))
+    assert many <= few + PADDING
+    hybrid = {"replicate": 2} if keys["sharding"] == "fsdp2" else {"sharding_strategy": "HYBRID_SHARD", "replicate": 2}
+    assert states(book_of(**keys | {"num_gpus": 2 * ranks, "fsdp": hybrid})) == few
+
+
+@given(SHARDED)
+@settings(max_examples=20, deadline=None)
+def test_resharding_never_raises_what_the_model_occupies(keys: dict[str, Any]) -> None:
+    """Weights, gradients, states and buffers: at no instant more than where layers stay gathered."""
+    how = ({"reshard_after_forward": False}, {}) if keys["sharding"] == "fsdp2" else ()
+    how = how or ({"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}, {})
+    kept, freed = (book_of(**keys | each) for each in how)
+
+    def most(book: Ledger) -> int:
+        return max(sum(book.by_category(instant).get(name, 0) for name in MODEL) for instant in book.schedule)
+
+    assert most(freed) <= most(kept) + PADDING
