@@ -62,7 +62,7 @@ def _row(row: LedgerRow, report: Report) -> list[tuple[Cell, Cell]]:
 def _lifetime(row: LedgerRow, report: Report) -> str:
     """From birth to death in words of the schedule."""
     instants = report.per_gpu.instants
-    place = "" if row.place == "gpu" else f", in the memory of the {row.place}"
+    place = {"gpu": "", "nvme": ", on NVMe"}.get(row.place, f", in the memory of the {row.place}")
     if row.born == instants[0].name and row.dies == instants[-1].name:
         return f"alive throughout the step{place}"
     if row.born == row.dies:
