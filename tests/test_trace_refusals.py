@@ -55,11 +55,24 @@ REFUSED: dict[str, dict[str, Any]] = {
     "attention": {"attention": "flash", "padded": True},
     "sft_term": {"sft_term": True, "pair_pass": "gradcache"},
     "quantization": {"quantization": "nf4", "lora": {"r": 8}},
-    "loss_head: fused": {"method": "dpo", "loss_head": "fused", "pair_pass": "split"},
-    "attention: flash has no kernels for fp32": {"attention": "flash", "precision": "fp32"},
     "logits_dtype": {"method": "dpo", "trainer": "llamafactory", "logits_dtype": "bf16"},
     "recompute_loss": {"method": "online-dpo", "trainer": "trl", "recompute_loss": True},
 }
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"method": "dpo", "loss_head": "fused", "pair_pass": "split"},
+            "loss_head: fused is not traced with pair_pass",
+        ),
+        ({"attention": "flash", "precision": "fp32"}, "attention: flash has no kernels for fp32"),
+    ],
+)
+def test_what_runs_no_such_code_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        check(resolve(read_job({"model": MODEL, **keys})))
 
 
 SHARDED: dict[str, dict[str, Any]] = {

@@ -54,14 +54,8 @@ class Targets(NamedTuple):
         magnitude = itemsize
         halves = {"bf16", "fp16"} & {lora.dtype, stored.precision.dtype}
         if len(halves) == 2 and not master:
-            notes.assume(
-                f"lora.dtype: {lora.dtype} in {stored.precision.dtype} products; copies between are not counted"
-            )
-        if base.quantised and base.upcast == "none" and trainer.quantised_adapters and not master:
-            itemsize = DTYPE_BYTES[trainer.quantised_adapters]
-            notes.assume(
-                f"lora.dtype: {trainer.quantised_adapters} ({trainer.title} casts adapters over a quantised base)"
-            )
+            here = stored.precision.dtype
+            notes.assume(f"lora.dtype: {lora.dtype} in {here} products: copies between both are not counted")
         return Adapter(
             lora.r,
             self.names,

@@ -18,9 +18,10 @@ SHORT: dict[str, Any] = {"batch_size": 1, "sequence_length": 64}
 AMP: dict[str, Any] = {"precision": "bf16-amp", "autocast": True}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 REENTRANT: dict[str, Any] = {**FULL, "gradient_checkpointing_reentrant": True}
+TWICE: dict[str, Any] = {"gradient_accumulation_steps": 2}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 EAGER: dict[str, Any] = {"attention": "eager", "lora": {"r": 8, "targets": ["q_proj", "v_proj"]}}
-PARTIAL: dict[str, Any] = {"num_key_value_heads": 16, "head_dim": None, "partial_rotary_factor": 0.5}
+PARTIAL: dict[str, Any] = {"num_key_value_heads": 16, "partial_rotary_factor": 0.5}
 HEADS: dict[str, Any] = {"num_key_value_heads": 16}
 DENSE: dict[str, Any] = {
     "n_routed_experts": 8, "moe_intermediate_size": 512, "num_experts_per_tok": 2, "first_k_dense_replace": 4,
@@ -29,8 +30,10 @@ DENSE: dict[str, Any] = {
 SAVED: dict[str, Any] = {"lora": {"r": 8, "modules_to_save": ["embed_tokens", "lm_head"]}}
 JOBS = [
     *(job(SMALL, model, method="simpo", pair_pass="two-forward", **SHORT, **style, **precision, **steps)
-      for model in ({}, TIED) for style in ({}, FULL, REENTRANT) for precision in ({}, AMP)
-      for steps in ({}, {"gradient_accumulation_steps": 2})),
+      for model, style, precision, steps in (
+          ({}, REENTRANT, {}, {}), ({}, REENTRANT, {}, TWICE), ({}, {}, {}, TWICE), ({}, {}, AMP, {}),
+          (TIED, REENTRANT, {}, {}), (TIED, FULL, {}, TWICE), (TIED, REENTRANT, AMP, {}), (TIED, {}, AMP, {}),
+      )),
     job(SMALL, {"model_type": "glm4_moe", **DENSE}, lora={"r": 64}),
     *(job(SMALL, {"model_type": family, **heads}, **EAGER, **style)
       for family, heads in (("helium", HEADS), ("phi", PARTIAL), ("stablelm", PARTIAL))
