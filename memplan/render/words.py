@@ -64,6 +64,18 @@ POINTS = {
         for name, what in (STEPS | {"attention": "the last layer's attention"}).items()
     },
     "gather": ("the gathering of the first weights", "whole copies of sharded weights are made before anything runs"),
+    "tail-reduce": (
+        "the reduction of norm and head",
+        "their whole gradients stand beside what they are copied into, and all that the layers saved",
+    ),
+    "last-layer-reduce": (
+        "the reduction of the last layer's gradients",
+        "they stand beside what they are copied into, and nothing that the other layers saved is free yet",
+    ),
+    "first-layer-reduce": (
+        "the reduction of the first layer's gradients",
+        "they stand beside what they are copied into, and the root is gathered still",
+    ),
     "reduce": ("the reduction of the gradients", "communication buffers stand beside every gradient"),
     "optimizer": (
         "the optimizer's step",
@@ -94,6 +106,7 @@ SHARDING = {
     "zero1": "ZeRO-1: optimizer states divided",
     "zero2": "ZeRO-2: optimizer states and gradients divided",
     "zero3": "ZeRO-3: optimizer states, gradients and parameters divided",
+    "fsdp": "FSDP1: optimizer states, gradients and parameters divided",
     "fsdp2": "FSDP2: optimizer states, gradients and parameters divided",
     "distributed-optimizer": "Megatron's distributed optimizer: main weights and moments divided",
 }

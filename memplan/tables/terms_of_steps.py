@@ -129,6 +129,34 @@ ROWS = (
         zh=Chinese("FSDP2", formula="fp32 分片 16·Pt / N + 2·(root) + 2·2·(层) + reduce-scatter e_reduce·（单元）"),
     ),
     Term(
+        key="fsdp1",
+        title="FSDP1",
+        what=(
+            "torch's FullyShardedDataParallel: each layer is one flat parameter, divided and gathered as a whole. Its "
+            "flat gradient is put together when all parts are there, and stands beside them for a moment."
+        ),
+        formula="fp32 shards 16·Pt / N + 2·(root) + 2·(layer) + flat gradient 2·2·(layer) + e_reduce·(layer)",
+        source="torch 2.13 distributed/fsdp/_flat_param.py, _runtime_utils.py",
+        section="fsdp1",
+        see=("fsdp2", "gathered-parameters", "ddp"),
+        aliases=("flat parameter", "shard grad op", "full shard", "fully sharded data parallel"),
+        zh=Chinese("FSDP1", formula="fp32 分片 16·Pt / N + 2·(root) + 2·(层) + 扁平梯度 2·2·(层) + e_reduce·(层)"),
+    ),
+    Term(
+        key="hybrid-sharding",
+        title="hybrid sharding",
+        what=(
+            "States are divided within a group of GPUs, and groups hold copies of each other. Gradients are reduced "
+            "within a group and then between groups."
+        ),
+        formula="N = num_gpus / replicate",
+        source="torch 2.13 distributed/fsdp/_fully_shard; distributed/fsdp/_runtime_utils.py: _reduce_grad",
+        section="fsdp2",
+        see=("fsdp2", "fsdp1", "ddp"),
+        aliases=("hsdp", "hybrid shard", "replicate"),
+        zh=Chinese("混合切分", formula="N = num_gpus / replicate"),
+    ),
+    Term(
         key="meters",
         title="meters",
         what=(
