@@ -325,3 +325,9 @@ def test_one_gpu_copies_what_it_needs_of_the_weights_on_its_host() -> None:
     found = rows_on("gpu", zero_stage=3, num_gpus=1, offload="parameters", deepspeed=kept)
     assert "weights of the policy" not in found
     assert found["gathered weights"] > 0
+
+
+@pytest.mark.parametrize(("bucket", "instant"), [(100, "policy.final-norm-backward"), (10**6, "policy.reduce")])
+def test_what_fits_in_the_bucket_is_reduced_at_the_end(bucket: int, instant: str) -> None:
+    book = ledger(recipe_of(zero_stage=2, deepspeed={"reduce_bucket_size": bucket}))
+    assert [book.schedule[row.born] for row in book.rows if row.name == "gradients in partition"] == [instant]

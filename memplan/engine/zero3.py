@@ -11,7 +11,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.engine.zero_fetch import Limits, Module, Stretch, backward_of, gathered
-from memplan.engine.zero_groups import divided, groups_of
+from memplan.engine.zero_groups import divided, fills, groups_of
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Recipe
 
@@ -25,6 +25,7 @@ def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, 
     """Buffers of the reductions in backward of the pass ``name``; ``born``: when the first gradient has come."""
     zero, groups = recipe.deepspeed, groups_of(recipe, weights)
     end, own = f"{name}.reduce", zero.communication
+    born = born if fills(recipe, groups) else end
     if zero.contiguous_gradients:
         book.add(
             "reduction bucket",

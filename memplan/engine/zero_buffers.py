@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from memplan.engine.ledger import Ledger
 from memplan.engine.tensors import Weight
 from memplan.engine.zero3 import enter_norms
-from memplan.engine.zero_groups import Group, groups_of, largest, largest_slice, owned_elements, sizes_in_order
+from memplan.engine.zero_groups import Group, fills, groups_of, largest, largest_slice, owned_elements, sizes_in_order
 from memplan.engine.zero_states import weight_itemsize
 from memplan.spec.recipe import Recipe
 
@@ -30,9 +30,10 @@ def enter_buffers_of_zero(
         return
     if zero.wrapper == "zero":
         _enter_bucket(book, recipe, groups, born, end, takes)
-        _enter_owned(book, recipe, groups, born if takes else end, end, takes)
+        flushes = born if takes and fills(recipe, groups) else end
+        _enter_owned(book, recipe, groups, flushes, end, takes)
         if recipe.several:
-            _enter_copies(book, recipe, groups, born if takes else end, end, takes)
+            _enter_copies(book, recipe, groups, flushes, end, takes)
     elif recipe.several:
         _enter_engine_copies(book, recipe, groups, end)
 

@@ -105,6 +105,11 @@ def owned_elements(groups: Iterable[Group]) -> int:
     return sum(owned(group) for group in groups)
 
 
+def fills(recipe: Recipe, groups: Iterable[Group]) -> bool:
+    """Whether the bucket is full before backward is over: else all is reduced at its end, as with small adapters."""
+    return sum(group.elements for group in groups) > recipe.deepspeed.reduce_bucket_size
+
+
 def largest_slice(group: Group) -> int:
     """Elements of the largest piece of one parameter within a part."""
     return min(largest(group), group.partition)
