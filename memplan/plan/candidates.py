@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 from memplan.cost import examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.errors import MemplanError
-from memplan.plan.space import CHOSEN, OTHERS, Keys, Space, alternatives, batches, data_ranks, layouts, others
+from memplan.plan.space import (
+    CHECKPOINTING,
+    CHOSEN,
+    OTHERS,
+    Keys,
+    Space,
+    alternatives,
+    batches,
+    data_ranks,
+    layouts,
+    others,
+)
 from memplan.plan.words import layout_name
 from memplan.reporting import floor
 from memplan.resolve import resolve
@@ -36,7 +47,8 @@ class Candidate(NamedTuple):
     seconds: float
     """Expected, of one example over all GPUs."""
     layout: int
-    """Number of its layout, those alike that differ in the chunks of a pipeline stage."""
+    """Number of its layout, those alike that differ in the chunks of a pipeline stage; of its checkpointing where there
+    is one layout alone."""
     group: Hashable
     """Candidates that differ in nothing but the micro-batch: one that does not fit rules out the larger ones."""
     order: tuple[float, int, int]
@@ -254,5 +266,8 @@ def candidates(given: JobInput, space: Space, device: Device) -> Candidates:
     families: dict[str, int] = {}
     for number, layout in enumerate(found):
         builder.add(families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number), layout)
-    builder.legal.sort(key=lambda each: each.order)
-    return Candidates(builder.legal, list(builder.refused.values()), builder.floored)
+    legal = sorted(builder.legal, key=lambda each: each.order)
+    if len(families) == 1:
+        ways = {how: number for number, how in enumerate(CHECKPOINTING)}
+        legal = [each._replace(layout=ways.get(each.keys.get("gradient_checkpointing", ""), -1)) for each in legal]
+    return Candidates(legal, list(builder.refused.values()), builder.floored)

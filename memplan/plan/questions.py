@@ -9,8 +9,7 @@ from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import load_gpus
 from memplan.models import load_model
 from memplan.plan.candidates import Builder, Candidate, candidates, depends_on_batch, without_choices
-from memplan.plan.planning import Question, Tell, nothing, pricing_of
-from memplan.plan.pricing import Priced
+from memplan.plan.planning import Question, Tell, nothing, pricing_of, search
 from memplan.plan.result import Answer
 from memplan.plan.search import largest
 from memplan.plan.words import plan_name
@@ -21,18 +20,23 @@ from memplan.spec.recipe import Recipe
 MOST_BATCH, MOST_LENGTH = 1 << 16, 1 << 20
 
 
-def first_fit(asked: Question, tell: Tell = nothing) -> tuple[Candidate, Priced] | None:
-    """Any plan that fits, small batches and slow plans first; None where there is none."""
+def fits(asked: Question) -> bool:
+    """Whether any plan fits: small batches and slow plans are asked first, as they need the least."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     blocked: dict[object, int] = {}
     for each in sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order)):
         if each.batch >= blocked.get(each.group, each.batch + 1):
             continue
-        priced = pricing(each)
-        if priced.fits:
-            return each, priced
+        if pricing(each).fits:
+            return True
         blocked[each.group] = each.batch
-    return None
+    return False
+
+
+def fastest(asked: Question) -> str:
+    """The name of the best plan of a question that has one."""
+    candidate, priced = search(asked, 1).found.plans[0]
+    return plan_name({**candidate.keys, **priced.keys})
 
 
 def gpu_counts(asked: Question) -> Iterator[int]:
@@ -46,10 +50,9 @@ def min_gpus(asked: Question, tell: Tell) -> Answer:
     """The fewest GPUs, up to those at hand, on which the job runs with its global batch."""
     for count in gpu_counts(asked):
         tell(f"trying {count} GPUs", 0, 0)
-        found = first_fit(asked._replace(given=_with(asked, num_gpus=count), space=asked.space._replace(gpus=count)))
-        if found is not None:
-            name = plan_name({**found[0].keys, **found[1].keys})
-            return Answer("min_gpus", count, f"{count} × {asked.gpu.name}: {name}")
+        changed = asked._replace(given=_with(asked, num_gpus=count), space=asked.space._replace(gpus=count))
+        if fits(changed):
+            return Answer("min_gpus", count, f"{count} × {asked.gpu.name}: {fastest(changed)}")
     return Answer("min_gpus", None, f"not on {asked.space.gpus} GPUs or fewer")
 
 
@@ -58,9 +61,8 @@ def smallest_card(asked: Question, tell: Tell) -> Answer:
     for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         tell(f"trying {gpu.name}", 0, 0)
         changed = asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu))
-        found = first_fit(changed)
-        if found is not None:
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan_name({**found[0].keys, **found[1].keys})}")
+        if fits(changed):
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {fastest(changed)}")
     return Answer("smallest_card", None, "none of the catalogue")
 
 
@@ -113,10 +115,10 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     for number, each in enumerate(sorted(of.legal, key=lambda each: (-each.seconds, each.order))):
         tell(f"largest {key}", number, len(of.legal))
 
-        def fits(size: int, each: Candidate = each) -> bool:
+        def accepts(size: int, each: Candidate = each) -> bool:
             return pricing(each._replace(recipe=at(builder, each, size))).fits
 
-        found = largest(fits, value + 1, most)
+        found = largest(accepts, value + 1, most)
         while found > value and not _is_legal(builder, each, key, found):
             found -= 1
         if found > value:
@@ -142,9 +144,9 @@ def largest_model(asked: Question, tell: Tell) -> Answer:
     for name, spec in sorted(specs, key=lambda pair: (-pair[1].params.total, pair[0])):
         tell(f"trying {name}", 0, 0)
         given = _with(asked, model=name)._replace(spec=None)
-        found = first_fit(asked._replace(given=given, space=asked.space._replace(spec=spec)))
-        if found is not None:
-            return Answer("largest_model", name, f"{name}: {plan_name({**found[0].keys, **found[1].keys})}")
+        changed = asked._replace(given=given, space=asked.space._replace(spec=spec))
+        if fits(changed):
+            return Answer("largest_model", name, f"{name}: {fastest(changed)}")
     return Answer("largest_model", None, f"no preset of {family}")
 
 
