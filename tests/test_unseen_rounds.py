@@ -1,4 +1,4 @@
-"""Proves that the page of unseen rounds is whole: every round has its rows, and every miss of today's engine a reason."""
+"""Proves that the page of unseen rounds is whole: every round has its rows, and each miss of today a reason."""
 
 import json
 from importlib.util import module_from_spec, spec_from_file_location
@@ -14,7 +14,8 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 def page() -> ModuleType:
     """benchmarks/rounds.py, which is no part of the package."""
     spec = spec_from_file_location("rounds", BENCHMARKS / "rounds.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
