@@ -18,7 +18,7 @@ _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*)")
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_PLAIN = re.compile(r"[^'\"`()\\;&|<>]{0,4000}")
+_PLAIN = re.compile(r"[^'\"`\\;&|<>]{0,4000}")
 """Values that are put in as they stand."""
 MAX_WORDS = 5000
 ENDS = (";", "&&", "||", "|", "&")
