@@ -7,6 +7,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
+from memplan.resolve.attention import attention_form
+from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_method_head
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
@@ -69,15 +71,7 @@ def resolve(given: JobInput) -> Recipe:
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
     check_task(job, method, trainer, spec, notes)
-    if method.score_head:
-        if not spec.classifies:
-            raise InvalidJob(
-                f"method: {method.name} needs a sequence-classification class, and transformers has none for "
-                f"{spec.family}",
-                "use another method or a model that has one",
-            )
-        spec = spec.as_reward_model()
-    spec = as_trainer_ties(trainer, spec, notes)
+    spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     _check(job, method.pairs, method.name)
     images = image_batch(job, spec, notes)
     lora = adapter(job, spec, notes)
@@ -93,14 +87,11 @@ def resolve(given: JobInput) -> Recipe:
     rewards, whole = reward_model(job, method, trainer, spec, stored.compute_itemsize, notes), spec
     spec = frozen_model(job, trainer, spec, notes)
     _check_positions(job, spec, notes)
-    attention = _attention(job, spec, notes)
+    attention = attention_form(job, spec, stored, notes)
     accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, accumulation, notes)
-    gpu = _gpu(job, notes)
-    checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and base.upcast == "all")
+    how = checkpointing_form(job, trainer, base.upcast, notes)
     wide = stored.precision.dtype == "fp32" and not job.padded
-    given_how = job.gradient_checkpointing if job.gradient_checkpointing != "none" else ""
-    how = notes.default("gradient_checkpointing", given_how, "full" if checkpoints else "", job.trainer) or "none"
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     fused = kernels(job, trainer, spec, again, stored, notes)
@@ -109,20 +100,12 @@ def resolve(given: JobInput) -> Recipe:
     if not away and sends_checkpoints(job, fused, checkpointing, notes):
         away = "unsloth"
     chosen = optimizer(job, trainer, split, spec, notes)
-    sync = trainer.syncs_each_batch if job.sync_each_batch is None else job.sync_each_batch
-    if job.sync_each_batch is None and accumulation > 1 and split.name == "fsdp2" and not sync:
-        notes.fill(
-            "sync_each_batch", sync, "trainer", f"{trainer.title} accumulates under no_sync: whole gradients stay"
-        )
-    for key in given.ignored:
-        notes.remark(f"{key} has no effect on memory")
     settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     adapted = upcast(adapted, settings, notes) if adapted else None
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
-    for key in ("beta",) if method.optional_reference and "beta" in given.ignored else ():
-        notes.remark(f"{key}: where it is 0 no reference is needed: say reference: none")
+    remark_ignored(given.ignored, method, notes)
     resolved = _resolved(job, stored, program) | {
         "sharding": split.name,
         "attention": attention,
@@ -173,12 +156,12 @@ def resolve(given: JobInput) -> Recipe:
         cluster=nodes,
         gpus_per_node=job.gpus_per_node,
         reshard_after_forward=resharding(job, split, degrees),
-        sync_each_batch=sync,
+        sync_each_batch=syncs(job, trainer, split, accumulation, notes),
         gradient_as_bucket_view=job.gradient_as_bucket_view,
         deepspeed=zero_settings(job, trainer, split, spec, stored, chosen.row, notes),
         expandable_segments=job.allocator.expandable_segments,
         images=images,
-        gpu=gpu,
+        gpu=card(job, notes),
         margin=job.margin,
         quantised=base.quantised,
         norm_itemsize=base.norm_itemsize,
@@ -217,20 +200,6 @@ def _check_positions(job: Job, spec: ModelSpec, notes: Notes) -> None:
     notes.remark(f"{said}, which cannot run: set sequence_length to {longest} or less")
 
 
-def _attention(job: Job, spec: ModelSpec, notes: Notes) -> str:
-    """Soft-capped scores exist in eager only, as sdpa and flash cannot compute them; some classes have no other."""
-    if spec.eager_only and job.attention != "eager":
-        capped = any(mixer.softcap is not None for mixer in spec.mixers)
-        if notes.is_given("attention"):
-            cannot = f"cannot soft-cap the scores of {spec.name}" if capped else f"is not described for {spec.family}"
-            raise InvalidJob(f"attention: {job.attention} {cannot}", "use attention: eager")
-        why = "caps its attention scores, which only eager attention computes"
-        why = why if capped else "has eager attention alone"
-        notes.fill("attention", "eager", "default", f"{spec.family} {why}")
-        return "eager"
-    return notes.plain("attention", job.attention)
-
-
 def _accumulation(job: Job, ranks: int, notes: Notes) -> int:
     if job.global_batch_size is None:
         return notes.plain("gradient_accumulation_steps", job.gradient_accumulation_steps)
@@ -248,22 +217,6 @@ def _accumulation(job: Job, ranks: int, notes: Notes) -> int:
             f"use {steps}",
         )
     return steps
-
-
-def _gpu(job: Job, notes: Notes) -> Any:
-    if job.gpu is None:
-        return None
-    from memplan.gpus import find_gpu
-    from memplan.units import GiB
-
-    gpu = find_gpu(job.gpu)
-    if gpu.vendor == "custom":
-        notes.assume(
-            f"gpu {job.gpu} is read as {gpu.usable_bytes:,} bytes = {gpu.usable_bytes / GiB:.1f} GiB of usable memory"
-        )
-    if gpu.usable_is_assumed:
-        notes.assume(f"usable memory of {gpu.name} is derived, not published: {gpu.source}")
-    return gpu
 
 
 def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:

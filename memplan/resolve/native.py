@@ -52,8 +52,8 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
     grouped = min(mixer.num_kv_heads for mixer in spec.mixers if isinstance(mixer, Attention))
     if grouped % job.tensor_parallel:
         raise InvalidJob(
-            f"tensor_parallel: {job.tensor_parallel} does not divide the {grouped} key/value heads of {spec.name}, which "
-            "DTensor's plans need",
+            f"tensor_parallel: {job.tensor_parallel} does not divide the {grouped} key/value heads of {spec.name}, "
+            "as DTensor's plans need",
             f"use a divisor of {grouped}",
         )
     if job.sequence_length % (job.context_parallel * job.tensor_parallel):

@@ -1,0 +1,31 @@
+"""Which attention runs: what was asked for, where the model's class has it."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Stored
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.units import DTYPE_BYTES
+
+
+def attention_form(job: Job, spec: ModelSpec, stored: Stored, notes: Notes) -> str:
+    """Soft-capped scores exist in eager only, as sdpa and flash cannot compute them; some classes have no other.
+
+    Raises InvalidJob for what no kernel computes.
+    """
+    if job.attention == "flash" and stored.compute_itemsize == DTYPE_BYTES["fp32"] and not stored.autocast:
+        raise InvalidJob(
+            "attention: flash has no kernels for fp32 products", "use attention: sdpa, or precision bf16-amp"
+        )
+    if spec.eager_only and job.attention != "eager":
+        capped = any(mixer.softcap is not None for mixer in spec.mixers)
+        if notes.is_given("attention"):
+            cannot = f"cannot soft-cap the scores of {spec.name}" if capped else f"is not described for {spec.family}"
+            raise InvalidJob(f"attention: {job.attention} {cannot}", "use attention: eager")
+        why = "caps its attention scores, which only eager attention computes"
+        why = why if capped else "has eager attention alone"
+        notes.fill("attention", "eager", "default", f"{spec.family} {why}")
+        return "eager"
+    return notes.plain("attention", job.attention)
