@@ -139,8 +139,7 @@ def _joined(keys: Keys, over: Keys, section: str, prefix: str) -> Keys:
     if not names or (prefix == "" and not set(names) & ZERO_OPTIONS):
         return Keys(keys.draft, inner, FRAMEWORK)
     taken = {key: over.settings.values[key] for key in names if (key in ZERO_OPTIONS) == (prefix == "")}
-    lines = {**inner.lines, **{f"{inner.prefix}{key}": over.settings.lines[key] for key in taken}}
-    merged = Settings(over.settings.path if taken else inner.path, {**inner.values, **taken}, lines, inner.prefix)
+    merged = inner.under(taken, over.settings)
     return Keys(keys.draft, merged, FRAMEWORK)
 
 

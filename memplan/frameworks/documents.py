@@ -45,13 +45,16 @@ class Settings:
     """Line of each key, nested ones as ``outer.inner``."""
     prefix: str = ""
     """What stands before these keys in ``lines``."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Where keys stand that are of another file, such as options of a command over a config."""
 
     def where(self, key: str = "") -> str:
         """``train.yaml, line 3``; the nearest line that is known for the key."""
         name = f"{self.prefix}{key}"
         while name and name not in self.lines:
             name = name.rpartition(".")[0]
-        return f"{self.path}, line {self.lines[name]}" if name else self.path
+        path = self.paths.get(name, self.path)
+        return f"{path}, line {self.lines[name]}" if name else path
 
     def error(self, key: str, problem: str, hint: str = "") -> InvalidJob:
         """An error about a key's value (to be raised), with file and line."""
@@ -64,7 +67,15 @@ class Settings:
             value = {}
         if not isinstance(value, Mapping):
             raise self.error(key, f"{str(value)[:60]!r} is no set of keys", f"write key: value lines under {key}")
-        return Settings(self.path, value, self.lines, f"{self.prefix}{key}.")
+        return Settings(self.path, value, self.lines, f"{self.prefix}{key}.", self.paths)
+
+    def under(self, options: Mapping[str, Any], over: Settings) -> Settings:
+        """These settings with some options of ``over`` in place of them; each keeps its own file and line."""
+        lines = {f"{self.prefix}{key}": over.lines[key] for key in options if key in over.lines}
+        paths = dict.fromkeys(lines, over.path)
+        return Settings(
+            self.path, {**self.values, **options}, {**self.lines, **lines}, self.prefix, {**self.paths, **paths}
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Defaults are TRL's by method (``trl_keys``); what it shares with transformers is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob
@@ -70,9 +71,7 @@ def _with_config(arguments: Settings, draft: Draft) -> Settings:
     if not isinstance(path, str):
         return arguments
     document = draft.follow(arguments, "config", path)
-    inner = document.settings
-    lines = {**inner.lines, **arguments.lines}
-    return Settings(inner.path, {**inner.values, **arguments.values}, lines)
+    return document.settings.under(arguments.values, arguments)
 
 
 def _positive(arguments: Settings) -> Settings:
@@ -80,7 +79,7 @@ def _positive(arguments: Settings) -> Settings:
     values = dict(arguments.values)
     for key in [key for key in values if key.startswith("no_") and key[3:] in FIELDS | HARMLESS]:
         values[key[3:]] = values.pop(key) is not True
-    return Settings(arguments.path, values, arguments.lines, arguments.prefix)
+    return replace(arguments, values=values)
 
 
 def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) -> None:
