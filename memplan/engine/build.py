@@ -12,6 +12,7 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_weights
 from memplan.engine.deepspeed import enter_whole_weights, enter_zero
 from memplan.engine.front_rows import enter_buffers
+from memplan.engine.fsdp2_units import gathers
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.build import megatron_ledger
 from memplan.engine.mixer_rows import enter_mixer_kernels
@@ -23,7 +24,7 @@ from memplan.engine.passes import TracedPass
 from memplan.engine.pipeline_rows import enter_pipeline
 from memplan.engine.resident import enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
-from memplan.engine.sharding import enter_sharding, gathers, held, kept_gradients
+from memplan.engine.sharding import enter_sharding, held, kept_gradients
 from memplan.engine.stages import instants_of, shares_casts, stages
 from memplan.engine.states import enter_states
 from memplan.engine.step_rows import enter_gradients, enter_step

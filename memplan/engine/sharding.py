@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from memplan.engine.ddp import enter_ddp
 from memplan.engine.fsdp1 import enter_fsdp1
-from memplan.engine.fsdp2 import Stage, enter_fsdp2
+from memplan.engine.fsdp2 import enter_fsdp2
+from memplan.engine.fsdp2_rows import Stage
 from memplan.engine.fsdp2_units import adds_in_place, gathers, has_tail, waits_for_reduction
 from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger

@@ -5,12 +5,12 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
-from memplan.engine.fsdp2_units import gathered_layers, used_adapter
+from memplan.engine.fsdp2_units import gathered_layers, gathers, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.resident import reference_pass, teacher_pass
-from memplan.engine.sharding import gathers, gradient_mode, second_mode
+from memplan.engine.sharding import gradient_mode, second_mode
 from memplan.spec.recipe import Recipe
 
 

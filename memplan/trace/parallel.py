@@ -44,7 +44,8 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
                 parameter.data = parameter.data.to(torch.float32)
     found = [module for module in model.modules() if type(module).__name__ in layers]
     if not found:  # nothing that accelerate would wrap: a plain loop wraps its longest list of layers
-        found = list(max((each for each in model.modules() if isinstance(each, torch.nn.ModuleList)), key=len))
+        lists: list[Any] = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+        found = list(max(lists, key=len))
     for module in found:
         fully_shard(module, reshard_after_forward=resharding, **settings)
     if recipe.fsdp.own_ends:
