@@ -61,6 +61,8 @@ class Framework(NamedTuple):
     """Files that make this job, the main one first. What they cannot say is found by reading them (``writing``)."""
     trainer: str = ""
     """The job's ``trainer`` that its files run; empty where any may."""
+    trainer_of: Callable[[Job], Mapping[str, Any]] | None = None
+    """Where it depends on the job: its ``trainer`` and ``trainer_version``."""
     writes: tuple[str, ...] = ()
     """Keys of a job that its files say, where the rest is said elsewhere; empty for all."""
     beside: Callable[[Job], tuple[str, ...]] = lambda job: ()

@@ -72,14 +72,17 @@ def emit(given: JobInput, row: Framework) -> Emission:
 
 def _with_trainer(given: JobInput, row: Framework) -> JobInput:
     """The job under the framework's own trainer, where it names none. Raises InvalidJob for another."""
-    if not row.trainer or given.job.trainer == row.trainer:
+    own = row.trainer_of(given.job) if row.trainer_of else {"trainer": row.trainer} if row.trainer else {}
+    trainer = own.get("trainer")
+    missing = {key: value for key, value in own.items() if key not in given.job.model_fields_set}
+    if not own or (given.job.trainer == trainer and not missing):
         return given
-    if given.sources.get("trainer") in ("option", "file"):
+    if given.job.trainer != trainer and given.sources.get("trainer") in ("option", "file"):
         raise InvalidJob(
-            f"trainer: {given.job.trainer} is not what {row.title} runs", f"add --trainer {row.trainer} to change it"
+            f"trainer: {given.job.trainer} is not what {row.title} runs", f"add --trainer {trainer} to change it"
         )
-    job = build_job({**given.job.model_dump(exclude_unset=True), "trainer": row.trainer})
-    return given._replace(job=job, sources={**given.sources, "trainer": "option"})
+    job = build_job({**given.job.model_dump(exclude_unset=True), **missing, "trainer": trainer})
+    return given._replace(job=job, sources={**given.sources, **dict.fromkeys(own, "option")})
 
 
 def hub_id(job: Job, row: Framework) -> str:

@@ -1,0 +1,181 @@
+"""Axolotl's YAML of a job, the DeepSpeed JSON that it names, and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.accelerate_write import ZERO_FILE, run_script, stage_of, zero_config
+from memplan.frameworks.axolotl_keys import METHODS, TRANSFORMERS_VERSION, TRL_VERSION
+from memplan.frameworks.base import File, Writing
+from memplan.frameworks.hf_write import ATTENTION, optim
+from memplan.spec.job import Job
+
+CONFIG = "axolotl.yaml"
+WORDS = {method: word for word, method in reversed(METHODS.items())}
+"""Method -> ``rl``."""
+
+
+def trainer_of(job: Job) -> Mapping[str, Any]:
+    """The trainer that Axolotl runs, in the version that it pins; weights in bf16 where the job names nothing."""
+    sft = job.method == "sft"
+    own: dict[str, Any] = {
+        "trainer": "transformers" if sft else "trl",
+        "trainer_version": TRANSFORMERS_VERSION if sft else TRL_VERSION,
+    }
+    given = job.model_fields_set
+    if not given & {"trainer", "precision", "dtype"} and (job.sharding or "none") in ("none", "ddp"):
+        own |= {"precision": "bf16", "autocast": True} if stage_of(job) is None else {}
+    return own
+
+
+def write(job: Job, writing: Writing) -> list[File]:
+    """axolotl.yaml, deepspeed.json where ZeRO is on, run.sh."""
+    if job.method not in (*WORDS, "sft", "reward"):
+        raise InvalidJob(
+            f"method: {job.method} is not what Axolotl trains", f"it trains {', '.join(WORDS)}, sft, reward"
+        )
+    values: dict[str, Any] = {"base_model": writing.model, **_training(job), **_adapter(job), **_spread(job)}
+    own = {"output_dir": "OUTPUT"}
+    values["datasets"] = [{"path": "DATASET", "type": "TYPE"}]
+    head = ("Axolotl, as memplan planned it: axolotl train axolotl.yaml", *writing.expects,
+            "FILL IN datasets and output_dir.")  # fmt: skip
+    files = [File(CONFIG, values, comment=head, placeholders=own)]
+    if stage_of(job) is not None:
+        files.append(File(ZERO_FILE, zero_config(job, "auto")))
+    command = f"axolotl train {CONFIG} --launcher accelerate -- --num_processes {job.num_gpus}"
+    return [*files, run_script(command, job, ("FILL IN datasets and output_dir first.", *writing.expects))]
+
+
+def _training(job: Job) -> dict[str, Any]:
+    """Method, batch, lengths, precision, checkpointing, optimizer, attention, kernels."""
+    values: dict[str, Any] = {}
+    if job.method in WORDS:
+        values["rl"] = WORDS[job.method]
+    elif job.method == "reward":
+        values["reward_model"] = True
+    if job.method == "grpo":
+        group = job.rollout.group_size if job.rollout else None
+        values["trl"] = {
+            "beta": 0.0 if job.reference == "none" else 0.04,
+            "max_completion_length": job.completion_length or job.sequence_length,
+            **({"num_generations": group} if group else {}),
+            **({"temperature": job.temperature} if job.temperature is not None else {}),
+        }
+    else:
+        values["sequence_len"] = job.sequence_length
+    values |= {
+        "micro_batch_size": job.batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        **_precision(job),
+        "gradient_checkpointing": job.gradient_checkpointing != "none",
+        "optimizer": "muon" if job.optimizer == "muon" else optim(job),
+        "attn_implementation": ATTENTION.get(job.attention, job.attention),
+    }
+    if job.gradient_checkpointing != "none":
+        values["gradient_checkpointing_kwargs"] = {"use_reentrant": job.gradient_checkpointing_reentrant}
+    if "activations" in job.offload:
+        values["activation_offloading"] = True
+    if job.eval_batch_size is not None:
+        values["eval_batch_size"] = job.eval_batch_size
+    own = job.optimizer_args.model_dump(exclude_none=True)
+    pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)
+    if pairs:
+        values["optim_args"] = pairs
+    if "targets" in own:
+        values["optim_target_modules"] = own["targets"] if isinstance(own["targets"], str) else list(own["targets"])
+    if job.method == "simpo":
+        values["cpo_alpha"] = 1.0 if job.sft_term else 0.0
+    elif job.sft_term and job.method == "dpo":
+        values["dpo_loss_type"], values["dpo_loss_weights"] = ["sigmoid", "sft"], [1.0, 1.0]
+    if job.reference == "precomputed":
+        values["precompute_ref_log_probs"] = True
+    if job.compile:
+        values["torch_compile"] = True
+    return values | _kernels(job)
+
+
+def _kernels(job: Job) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    plugins = []
+    if job.kernels == "liger":
+        plugins.append("axolotl.integrations.liger.LigerPlugin")
+        names = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
+        values |= dict.fromkeys(names, True)
+        values["liger_fused_linear_cross_entropy"] = job.method == "sft" and job.loss_head == "fused"
+    if job.loss_head == "cut-cross-entropy":
+        plugins.append("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
+        values["cut_cross_entropy"] = True
+    return {"plugins": plugins, **values} if plugins else {}
+
+
+def _precision(job: Job) -> dict[str, Any]:
+    kind, _, how = job.precision.partition("-")
+    if stage_of(job) is not None and not how and kind == "fp32":
+        return {"bf16": False, "fp16": False}
+    if kind == "fp32":
+        return {"bf16": False, "fp16": False}
+    pure = not how and job.autocast is False
+    if kind == "bf16":
+        return {"bf16": "full" if pure else True, "fp16": False}
+    return {"bf16": False, **({"float16": True} if pure else {"fp16": True})}
+
+
+def _adapter(job: Job) -> dict[str, Any]:
+    if job.lora is None:
+        return {}
+    lora = job.lora
+    values: dict[str, Any] = {
+        "adapter": "qlora" if job.quantization.startswith(("nf4", "fp4")) else "lora",
+        "lora_r": lora.r,
+        "lora_alpha": lora.alpha if lora.alpha is not None else 2 * lora.r,
+        "lora_dropout": lora.dropout,
+    }
+    if isinstance(lora.targets, str):
+        values["lora_target_linear"] = True
+    else:
+        values["lora_target_modules"] = list(lora.targets)
+    if lora.modules_to_save:
+        values["lora_modules_to_save"] = list(lora.modules_to_save)
+    values |= {key: True for key, on in (("peft_use_dora", lora.dora), ("peft_use_rslora", lora.rslora)) if on}
+    if lora.dtype != "fp32":
+        values["peft_autocast_adapter_dtype"] = False
+    if job.quantization.startswith(("nf4", "fp4")):
+        values["load_in_4bit"] = True
+        if job.quantization != "nf4-double":
+            kind = job.quantization.partition("-")[0]
+            values["bnb_config_kwargs"] = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": False}
+    elif job.quantization == "int8":
+        values["load_in_8bit"] = True
+    return values
+
+
+def _spread(job: Job) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if stage_of(job) is not None:
+        values["deepspeed"] = ZERO_FILE
+    elif job.sharding in ("fsdp", "fsdp2"):
+        given = job.fsdp.model_dump(exclude_unset=True)
+        one = job.sharding == "fsdp"
+        config: dict[str, Any] = {
+            "auto_wrap_policy": given.get("auto_wrap_policy") or "TRANSFORMER_BASED_WRAP",
+            "offload_params": bool(given.get("cpu_offload")) or "parameters" in job.offload,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
+        if one:
+            config["sharding_strategy"] = given.get("sharding_strategy") or "FULL_SHARD"
+            config["use_orig_params"] = given.get("use_orig_params") is not False
+            config["backward_prefetch"] = given.get("backward_prefetch") or "NO_PREFETCH"
+            config["forward_prefetch"] = bool(given.get("forward_prefetch"))
+        else:
+            config["reshard_after_forward"] = job.reshard_after_forward is not False
+        values |= {"fsdp_version": 1 if one else 2, "fsdp_config": config}
+        values |= {"fsdp": ["full_shard", "auto_wrap"]} if one else {}
+    if job.tensor_parallel > 1:
+        values["tensor_parallel_size"] = job.tensor_parallel
+    if job.context_parallel > 1:
+        values["context_parallel_size"] = job.context_parallel
+    if job.ddp.bucket_cap_mb is not None:
+        values["ddp_bucket_cap_mb"] = job.ddp.bucket_cap_mb
+    return values

@@ -1,0 +1,62 @@
+"""What several frameworks name alike: optimizers of transformers, targets of adapters, where GPUs are counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.documents import Settings
+from memplan.frameworks.hf_arguments import OPTIMIZERS
+from memplan.tables.optimizers import find_optimizer
+
+
+def put_hf_optimizer(keys: Keys, key: str, trainer: str, other: Mapping[str, str] | None = None) -> None:
+    """An optimizer under transformers' name; ``other`` are further names of the same."""
+    name = (keys.text(key) or "").lower()
+    name = (other or {}).get(name, name)
+    row = OPTIMIZERS.get(name)
+    if row is None:
+        if keys.has(key):
+            keys.warn(key, f"optimizer {str(keys.get(key))[:40]} is not modelled: adamw is counted in its place")
+        return
+    for job_key in ("optimizer", "optimizer_impl"):
+        if job_key in row:
+            keys.put(job_key, row[job_key], key)
+    library = row.get("library", "")
+    usual = find_optimizer(row["optimizer"], trainer)
+    if library and find_optimizer(row["optimizer"], trainer, library) != usual:
+        keys.put("optimizer_args", {"library": library}, key)
+
+
+_ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
+
+
+def module_names(pattern: str) -> tuple[str, ...]:
+    """The linears that a regular expression ends in: ``…\\.(q|k)_proj`` is q_proj and k_proj; empty where unclear."""
+    last = re.split(r"\\?\.", pattern)[-1]
+    if last != pattern:
+        last = _whole_group(pattern) or last
+    match = _ALTERNATIVES.fullmatch(last)
+    if match is None:
+        return ()
+    if match.group(4):
+        return (match.group(4),)
+    return tuple(f"{match.group(1)}{name}{match.group(3)}" for name in match.group(2).split("|"))
+
+
+def _whole_group(pattern: str) -> str:
+    """The last part of a path whose separators may be dots or escaped dots."""
+    found = re.search(r"(?:^|\.)(\w*\([\w|]+\)\w*|\w+)\$?$", pattern)
+    return found.group(1) if found else ""
+
+
+def lora_targets(names: tuple[str, ...], every: tuple[str, ...] = ("all-linear", "all")) -> str | list[str]:
+    """``targets`` of a list of names; one of ``every`` is all of them."""
+    return "all-linear" if any(name in every for name in names) else [name.rsplit(".", 1)[-1] for name in names]
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The same settings with some more or other values."""
+    return Settings(settings.path, {**settings.values, **values}, settings.lines, settings.prefix)

@@ -1,0 +1,157 @@
+"""Proves what is read of Axolotl's files, and that what is written comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.own_names import module_names
+from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.registry import find_framework
+from memplan.frameworks.writing import emit
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, read_job
+
+QLORA = """base_model: NousResearch/Llama-3.2-1B
+datasets: [{path: teknium/GPT4-LLM-Cleaned, type: alpaca}]
+output_dir: ./out
+adapter: qlora
+load_in_4bit: true
+sequence_len: 2048
+sample_packing: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_modules: [gate_proj, down_proj]
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+optimizer: paged_adamw_8bit
+bf16: auto
+gradient_checkpointing: true
+attn_implementation: flash_attention_2
+"""
+
+
+def read(tmp_path: Path, text: str, **options: Any) -> JobInput:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_target(str(path), options)
+
+
+def test_a_published_example(tmp_path: Path) -> None:
+    found = read(tmp_path, QLORA)
+    job = found.job
+    assert (job.trainer, job.trainer_version, job.method) == ("transformers", "5.14", "sft")
+    assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length) == (2, 4, 2048)
+    assert (job.quantization, job.kbit_upcast, job.optimizer) == ("nf4-double", False, "paged-adamw-8bit")
+    assert job.lora is not None and (job.lora.r, job.lora.targets) == (32, ("gate_proj", "down_proj"))
+    assert (job.gradient_checkpointing, job.gradient_checkpointing_reentrant, job.attention) == ("full", True, "flash")
+    assert found.sources["batch_size"] == "file" and found.sources["gradient_checkpointing_reentrant"] == "trainer"
+    assert framework_of(str(tmp_path / "config.yaml")).name == "axolotl"
+    assert not [line for line in found.warnings if "not counted" in line]
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("rl: dpo", "trainer", "trl"),
+        ("rl: ipo", "method", "ipo"),
+        ("rl: simpo", "sft_term", True),
+        ("rl: simpo\ncpo_alpha: 0", "sft_term", False),
+        ("reward_model: true", "method", "reward"),
+        ("rl: dpo", "gradient_checkpointing_reentrant", False),
+        ("gradient_checkpointing_kwargs: {use_reentrant: false}", "gradient_checkpointing_reentrant", False),
+        ("cut_cross_entropy: true", "loss_head", "cut-cross-entropy"),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rms_norm: true", "kernels", "liger"),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}", "sharding", "fsdp2"),
+        ("fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: false}", "sharding", "fsdp"),
+        ("dp_shard_size: 4\ntensor_parallel_size: 2", "num_gpus", 8),
+        ("activation_offloading: true", "offload", ("activations",)),
+        ("activation_offloading: true", "gradient_checkpointing", "none"),
+    ],
+)
+def test_one_key(tmp_path: Path, line: str, key: str, value: object) -> None:
+    assert getattr(read(tmp_path, f"{QLORA}{line}\n").job, key) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "precision", "autocast"),
+    [
+        ("bf16: full", "bf16", False),
+        ("bf16: true", "bf16", True),
+        ("fp16: true", "fp16", True),
+        ("bf16: false", "fp32", None),
+    ],
+)
+def test_the_dtype_that_weights_are_in(tmp_path: Path, line: str, precision: str, autocast: bool | None) -> None:
+    text = "".join(each + "\n" for each in QLORA.splitlines() if not each.startswith(("bf16", "adapter", "load_in")))
+    job = read(tmp_path, f"{text}{line}\n").job
+    assert (job.precision, job.autocast) == (precision, autocast)
+
+
+def test_what_is_not_understood_is_named_with_its_line(tmp_path: Path) -> None:
+    warnings = read(tmp_path, f"{QLORA}sequence_lem: 4096\nquantize_moe_experts: true\n").warnings
+    assert any("line 18: sequence_lem is not counted: not understood" in line for line in warnings)
+    assert any("line 19: quantize_moe_experts" in line for line in warnings)
+    with pytest.raises(InvalidJob, match=r"line 18: rl: ebft is not modelled"):
+        read(tmp_path, f"{QLORA}rl: ebft\n")
+
+
+def test_deepspeed_is_followed_within_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "zero3.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    assert read(tmp_path, f"{QLORA}deepspeed: ds/zero3.json\n").job.sharding == "zero3"
+    with pytest.raises(InvalidJob, match="outside"):
+        read(tmp_path, f"{QLORA}deepspeed: ../../../zero3.json\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (r"model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj", ("up_proj", "down_proj", "q_proj")),
+        (r".*\.mlp\.down_proj$", ("down_proj",)),
+        (r"(a\.(q|k)_proj|b\.fc[12])", ()),
+    ],
+)
+def test_the_linears_that_an_expression_ends_in(pattern: str, names: tuple[str, ...]) -> None:
+    assert module_names(pattern) == names
+
+
+DRAWN = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(["sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"]),
+        "batch_size": st.integers(1, 8),
+        "gradient_accumulation_steps": st.sampled_from([1, 16]),
+        "sequence_length": st.sampled_from([128, 1000]),
+        "gradient_checkpointing": st.sampled_from(["none", "full"]),
+    },
+    optional={
+        "optimizer": st.sampled_from(["adamw", "adafactor", "sgd", "adamw-8bit", "paged-adamw-8bit"]),
+        "attention": st.sampled_from(["sdpa", "flash", "eager"]),
+        "lora": st.sampled_from([{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}]),
+        "num_gpus": st.sampled_from([1, 4, 16]),
+        "sharding": st.sampled_from(["zero2", "zero3", "fsdp2"]),
+        "padded": st.booleans(),
+    },
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(keys=DRAWN)
+def test_drawn_jobs_come_back(keys: dict[str, Any]) -> None:
+    asked = read_job({"model": "smollm2-135m", **keys})
+    try:
+        resolve(asked)
+    except MemplanError:
+        assume(False)
+    assert "axolotl.yaml" in emit(asked, find_framework("axolotl")).texts
+
+
+def test_what_axolotl_does_not_train_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="method: rloo is not what Axolotl trains"):
+        emit(read_job({"model": "smollm2-135m", "method": "rloo"}), find_framework("axolotl"))
+    with pytest.raises(InvalidJob, match="pair_pass: split cannot be said"):
+        emit(read_job({"model": "smollm2-135m", "method": "dpo", "pair_pass": "split"}), find_framework("axolotl"))
