@@ -67,6 +67,12 @@ def test_files_beside_count_for_every_file(run: Run) -> None:
     assert "fits 2 × 24GB" in out
 
 
+def test_an_option_is_stronger_than_the_file(run: Run) -> None:
+    code, out, _ = run("small.yaml", "--gpu", "24GB", "--model", "llama-3.1-8b")
+    assert code == 1
+    assert "does not fit 24GB" in out
+
+
 def test_the_margin_decides(run: Run) -> None:
     assert "fits 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.1")[1]
     assert "fits tightly 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.9")[1]

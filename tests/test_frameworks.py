@@ -201,6 +201,19 @@ def test_trl_s_built_in_accelerate_configs() -> None:
     assert (given.job.sharding, given.job.num_gpus) == ("zero2", 2)
 
 
+def test_the_simpo_repository_has_a_trainer_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "simpo.yaml"
+    config.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: null\ngamma_beta_ratio: 0.3\nsft_weight: 0.0\nbf16: true\n"
+        "dataset_mixer: {a: 1.0}\nper_device_train_batch_size: 2\ngradient_checkpointing: true\nmax_length: 2048\n"
+    )
+    job = read(
+        tmp_path, f"#!/bin/sh\naccelerate launch --num_processes 4 scripts/run_simpo.py {config} --max_length=512\n"
+    ).job
+    assert (job.trainer, job.method, job.sequence_length, job.batch_size) == ("simpo-repo", "simpo", 512, 2)
+    assert (job.num_gpus, job.precision, job.sft_term) == (4, "bf16-amp", False)
+
+
 def test_training_arguments_alone_need_a_model(tmp_path: Path) -> None:
     text = json.dumps({"output_dir": "x", "per_device_train_batch_size": 4, "bf16": True, "num_train_epochs": 1})
     given = read(tmp_path, text, model="smollm2-135m", sequence_length=512)

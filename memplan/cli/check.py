@@ -41,7 +41,8 @@ def check(values: Mapping[str, Any]) -> int:
     if form not in FORMS:
         raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, FORMS))
     form = "json" if values.get("json") else form
-    _, keys = options.collect(values)
+    model, keys = options.collect(values)
+    keys |= {"model": model} if model is not None else {}
     found = [check_file(path, keys, values.get("with_") or (), values.get("framework") or "") for path in files]
     if form == "json":
         print_text(json.dumps([each.to_dict() for each in found], indent=2) + "\n")

@@ -41,9 +41,14 @@ def is_training(launch: Launch) -> bool:
     if launch.program == "trl":
         return bool(launch.words) and bool(method_of(launch.words[0].text))
     options = set(launch.arguments().values)
-    return bool(method_of(launch.program)) and bool(
-        options & {*MARKS, "dataset_name", "reward_model_path", "config", "model_name_or_path"}
-    )
+    named = options & {*MARKS, "dataset_name", "reward_model_path", "config", "model_name_or_path"}
+    return bool(method_of(launch.program)) and bool(named or config_word(launch))
+
+
+def config_word(launch: Launch) -> str:
+    """The YAML file that scripts of the alignment handbook take first: ``run_simpo.py config.yaml --x=1``."""
+    first = launch.words[0].text if launch.words else ""
+    return first if first.endswith((".yaml", ".yml")) else ""
 
 
 def read(document: Document, draft: Draft) -> None:
@@ -53,6 +58,9 @@ def read(document: Document, draft: Draft) -> None:
         return
     launch = only_launch([found for found in launches(document) if is_training(found)])
     arguments = launch.arguments(1 if launch.program == "trl" else 0)
+    if config_word(launch) and "config" not in arguments.values:
+        values = {**arguments.values, "config": config_word(launch)}
+        arguments = replace(arguments, values=values, lines={**arguments.lines, "config": launch.words[0].line})
     arguments = _positive(_with_config(arguments, draft))
     name = launch.words[0].text if launch.program == "trl" else launch.program
     method = by_loss(arguments, method_of(name), draft)
@@ -85,9 +93,14 @@ def _positive(arguments: Settings) -> Settings:
 def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) -> None:
     """The arguments of one trainer."""
     name, origin = method
-    keys = Keys(draft, settings, FRAMEWORK, defaults_of(name, str(draft.options.get("trainer_version") or "")))
+    simpo = settings.values.get("gamma_beta_ratio") is not None
+    version = "0.9.6" if simpo else str(draft.options.get("trainer_version") or "")
+    keys = Keys(draft, settings, FRAMEWORK, defaults_of(name, version))
     draft.put("method", name, origin)
-    draft.put("trainer", "trl", Origin(FILE, f"{settings.path}: TRL's arguments"))
+    if simpo:
+        keys.put("trainer", "simpo-repo", "gamma_beta_ratio")
+    else:
+        draft.put("trainer", "trl", Origin(FILE, f"{settings.path}: TRL's arguments"))
     keys.copy("model", "model_name_or_path")
     if keys.has("model_revision") and keys.text("model_revision") != "main":
         keys.copy("revision", "model_revision")
@@ -185,7 +198,9 @@ def _losses_of(keys: Keys, method: str) -> None:
     losses = [str(item) for item in value] if isinstance(value, list) else [str(value)]
     if method in ("cpo", "simpo"):
         alpha = keys.number("cpo_alpha")
-        keys.put("sft_term", bool(alpha), "cpo_alpha")
+        weight = keys.number("sft_weight")  # princeton-nlp/SimPO's own
+        term = bool(weight) if keys.has("gamma_beta_ratio") else bool(alpha)
+        keys.put("sft_term", term, "sft_weight" if keys.has("gamma_beta_ratio") else "cpo_alpha")
     if method in ("dpo", "ipo") and ("sft" in losses or keys.number("rpo_alpha")):
         keys.put("sft_term", True, "loss_type" if "sft" in losses else "rpo_alpha")
     keys.skip("rpo_alpha", "cpo_alpha", "beta")
