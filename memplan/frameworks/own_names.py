@@ -1,4 +1,4 @@
-"""What several frameworks name alike: optimizers of transformers, targets of adapters, where GPUs are counted."""
+"""What several frameworks name alike: optimizers of transformers, targets of adapters, commands that name a config."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks.base import Keys
+from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.hf_arguments import OPTIMIZERS
+from memplan.frameworks.launch import Launch
+from memplan.frameworks.shell import Word, options_of, scalar
 from memplan.tables.optimizers import find_optimizer
 
 
@@ -60,3 +62,29 @@ def lora_targets(names: tuple[str, ...], every: tuple[str, ...] = ("all-linear",
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The same settings with some more or other values."""
     return Settings(settings.path, {**settings.values, **values}, settings.lines, settings.prefix)
+
+
+def is_command_of(launch: Launch, programs: tuple[str, ...], verbs: tuple[str, ...] = ("train",)) -> bool:
+    """``llamafactory-cli train …``, or a script of that name; a program that is a script has no verb."""
+    if launch.program not in programs and not any(launch.program.endswith(f"/{name}") for name in programs):
+        return False
+    return launch.program.endswith(".py") or bool(launch.words and launch.words[0].text in verbs)
+
+
+def config_of(launch: Launch, draft: Draft) -> Settings:
+    """The settings of ``program train config.yaml key=value --key value``: the file's, under the options."""
+    words = list(launch.words[0 if launch.program.endswith(".py") else 1 :])
+    loose: list[Word] = []
+    while words and not words[0].text.startswith("-"):
+        loose.append(words.pop(0))
+    values, lines, _ = options_of(words)
+    for word in loose:
+        key, equals, text = word.text.partition("=")
+        if equals:
+            values[key], lines[key] = scalar(text), word.line
+    path = next((word for word in loose if word.text.endswith((".yaml", ".yml", ".json"))), None)
+    options = Settings(launch.path, values, {**lines, **({"config": path.line} if path else {})})
+    if path is None:
+        return options
+    inner = draft.follow(options, "config", path.text).settings
+    return Settings(inner.path, {**inner.values, **values}, {**inner.lines, **lines})

@@ -1,0 +1,198 @@
+"""LLaMA-Factory's YAML, and ``llamafactory-cli train`` with one and options over it.
+
+Its arguments stand beside transformers' TrainingArguments (``hf_arguments``); defaults are those of 0.9.5. The dtype of
+weights is the trainer's own: trained ones in fp32 unless ``pure_bf16`` or ZeRO-3, frozen ones as they compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks import hf_precision
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
+from memplan.frameworks.hf_arguments import read_arguments
+from memplan.frameworks.launch import launches, put_gpus
+from memplan.frameworks.llamafactory_keys import (
+    ATTENTIONS,
+    DEFAULTS,
+    HARMLESS,
+    LOSSES,
+    MARKS,
+    NOT_MODELLED,
+    STAGES,
+)
+from memplan.frameworks.llamafactory_write import write
+from memplan.frameworks.own_names import config_of, is_command_of, lora_targets
+from memplan.frameworks.transformers import assume_one_gpu, only_launch
+
+PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "src/train.py", "src/train_bash.py")
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Its arguments beside a stage or a template; ``llamafactory-cli train`` in a script."""
+    if document.form == "shell":
+        return tuple(launch.program for launch in launches(document) if is_command_of(launch, PROGRAMS))[:1]
+    if document.form not in ("yaml", "json"):
+        return ()
+    marks = tuple(key for key in document.settings.values if key in MARKS)
+    return marks if document.keys & {"stage", "template", "finetuning_type"} else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """A file, or the one that a command names with its options."""
+    if document.form != "shell":
+        read_settings(document.settings, draft)
+        return
+    launch = only_launch([found for found in launches(document) if is_command_of(found, PROGRAMS)])
+    read_settings(config_of(launch, draft), draft)
+    put_gpus(launch, draft)
+
+
+def read_settings(settings: Settings, draft: Draft) -> None:
+    """All arguments of one training."""
+    keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
+    draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
+    method = _method(keys)
+    keys.copy("model", "model_name_or_path")
+    if keys.has("model_revision") and keys.text("model_revision") != "main":
+        keys.copy("revision", "model_revision")
+    keys.skip("model_revision", "do_train", "do_eval")
+    keys.copy("sequence_length", "cutoff_len", "whole")
+    read_arguments(keys)
+    _checkpointing(keys)
+    _optimizer(keys)
+    _finetuning(keys)
+    _quantisation(keys)
+    word = (keys.text("flash_attn") or "auto").lower()
+    if word in ATTENTIONS:
+        keys.put("attention", ATTENTIONS[word], "flash_attn")
+    else:
+        raise keys.settings.error("flash_attn", f"{word[:20]!r} is no attention", f"use {', '.join(ATTENTIONS)}")
+    if keys.flag("enable_liger_kernel"):
+        keys.put("kernels", "liger", "enable_liger_kernel")
+    if keys.number("pref_ftx") and method in ("dpo", "ipo"):
+        keys.put("sft_term", True, "pref_ftx")
+    if keys.flag("pure_bf16"):
+        keys.put("precision", "bf16", "pure_bf16")
+        keys.put("autocast", False, "pure_bf16")
+    if keys.flag("upcast_layernorm"):
+        if keys.draft.values.get("quantization"):
+            keys.put("kbit_upcast", True, "upcast_layernorm")
+        else:
+            keys.warn("upcast_layernorm", "norms are counted in the checkpoint's dtype")
+    for key, why in NOT_MODELLED.items():
+        value = keys.get(key)
+        if value and (value is True or value != 1):
+            keys.warn(key, why)
+    assume_one_gpu(draft)
+    keys.close(HARMLESS | TRAINER_HARMLESS)
+    draft.finishers["precision"] = hf_precision.settle
+
+
+def _method(keys: Keys) -> str:
+    """``stage`` and, of preferences, ``pref_loss``. Raises InvalidJob for PPO, which is not modelled."""
+    stage = (keys.text("stage") or "").lower()
+    if stage not in STAGES:
+        raise keys.settings.error("stage", f"{stage[:20]!r} is not modelled", f"modelled: {', '.join(STAGES)}")
+    loss = (keys.text("pref_loss") or "").lower()
+    if stage != "dpo":
+        keys.put("method", STAGES[stage], "stage")
+        return STAGES[stage]
+    if loss not in LOSSES:
+        raise keys.settings.error("pref_loss", f"{loss[:20]!r} is no loss", f"known: {', '.join(LOSSES)}")
+    keys.put("method", LOSSES[loss], "pref_loss", "stage")
+    return LOSSES[loss]
+
+
+def _checkpointing(keys: Keys) -> None:
+    """On by default, and reentrant; LLaMA-Factory's own switches are stronger than transformers'."""
+    for table in (keys.draft.values, keys.draft.origins):
+        table.pop("gradient_checkpointing", None)
+        table.pop("gradient_checkpointing_reentrant", None)
+    off = bool(keys.flag("disable_gradient_checkpointing"))
+    keys.put("gradient_checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
+    keys.put("gradient_checkpointing_reentrant", bool(keys.flag("use_reentrant_gc")), "use_reentrant_gc")
+
+
+def _optimizer(keys: Keys) -> None:
+    """``use_galore`` and its like, in place of ``optim``."""
+    for flag, name in (("use_galore", "galore"), ("use_apollo", "apollo"), ("use_adam_mini", "adam-mini"),
+                       ("use_muon", "muon")):  # fmt: skip
+        if not keys.flag(flag):
+            continue
+        for table in (keys.draft.values, keys.draft.origins):
+            table.pop("optimizer", None)
+            table.pop("optimizer_impl", None)
+            table.pop("optimizer_args", None)
+        keys.put("optimizer", name, flag)
+        if name in ("galore", "apollo"):
+            settings: dict[str, Any] = {
+                "rank": keys.whole(f"{name}_rank") or 16,
+                "update_proj_gap": keys.whole(f"{name}_update_interval") or 200,
+                "targets": lora_targets(keys.names(f"{name}_target") or ("all",)),
+            }
+            keys.put("optimizer_args", settings, f"{name}_rank", flag)
+    keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
+
+
+def _finetuning(keys: Keys) -> None:
+    """lora, full, freeze or oft; of a model with a vision tower what is frozen."""
+    kind = (keys.text("finetuning_type") or "lora").lower()
+    own = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target")
+    keys.skip(*own, "oft_rank", "oft_block_size", "oft_target", "freeze_trainable_layers", "freeze_trainable_modules")
+    frozen = [pattern for key, pattern in (("freeze_vision_tower", "visual"), ("freeze_multi_modal_projector", "projector"))
+              if keys.has(key) and keys.flag(key)]  # fmt: skip
+    keys.skip("freeze_vision_tower", "freeze_multi_modal_projector")
+    if kind == "full":
+        if frozen:
+            keys.warn("freeze_vision_tower", "of a model with a vision tower, it is counted as trained: add --freeze")
+        keys.put("lora", None, "finetuning_type")
+        return
+    if kind == "freeze":
+        keys.warn("finetuning_type", "all weights are counted as trained, though only the last layers are")
+        return
+    if kind != "lora":
+        keys.warn("finetuning_type", f"{kind[:20]} is not modelled: it is counted as LoRA")
+    rank = keys.whole("lora_rank") or 8
+    lora: dict[str, Any] = {
+        "r": rank,
+        "alpha": keys.number("lora_alpha") or 2.0 * rank,
+        "dropout": keys.number("lora_dropout"),
+        "targets": lora_targets(keys.names("lora_target") or ("all",)),
+    }
+    if keys.names("additional_target"):
+        lora["modules_to_save"] = list(keys.names("additional_target") or ())
+    lora |= {job: True for key, job in (("use_dora", "dora"), ("use_rslora", "rslora")) if keys.flag(key)}
+    if keys.flag("pure_bf16"):
+        lora["dtype"] = "bf16"
+    keys.put("lora", lora, "finetuning_type", "lora_rank", "lora_target")
+
+
+def _quantisation(keys: Keys) -> None:
+    bits = keys.whole("quantization_bit")
+    method = (keys.text("quantization_method") or "").lower()
+    kind, twice = (keys.text("quantization_type") or "nf4").lower(), keys.flag("double_quantization")
+    if bits is None:
+        return
+    if method.startswith(("bnb", "bitsandbytes")) and bits in (4, 8):
+        found = "int8" if bits == 8 else "nf4-double" if twice and kind == "nf4" else kind
+        keys.put("quantization", found, "quantization_bit")
+    elif method == "hqq" and bits == 4:
+        keys.put("quantization", "hqq-4bit", "quantization_bit")
+    else:
+        keys.warn("quantization_bit", f"{bits} bits of {method[:20]} are not modelled: the base is counted as loaded")
+
+
+FRAMEWORK = Framework(
+    "llamafactory",
+    "LLaMA-Factory",
+    "0.9.5",
+    recognise=recognise,
+    read=read,
+    write=write,
+    extends=("transformers", "trl", "memplan"),
+    trainer="llamafactory",
+    beside=lambda job: ("num_gpus", "gpus_per_node"),
+)

@@ -1,0 +1,153 @@
+"""Proves what is read of the files of LLaMA-Factory, verl, OpenRLHF, Megatron, torchtitan and LitGPT, and that what
+is written for them comes back as the same job.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.registry import find_framework
+from memplan.frameworks.writing import emit
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, read_job
+
+LLAMAFACTORY = """model_name_or_path: Qwen/Qwen2.5-0.5B
+stage: dpo
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj,v_proj
+pref_loss: simpo
+dataset: dpo_en_demo
+template: qwen
+cutoff_len: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+flash_attn: fa2
+"""
+FILES = {"llamafactory": ("train.yaml", LLAMAFACTORY)}
+SAID: dict[str, dict[str, Any]] = {
+    "llamafactory": {
+        "trainer": "llamafactory",
+        "method": "simpo",
+        "batch_size": 2,
+        "gradient_accumulation_steps": 8,
+        "sequence_length": 4096,
+        "attention": "flash",
+        "gradient_checkpointing": "full",
+        "gradient_checkpointing_reentrant": True,
+        "dtype": "bf16",
+    },
+}
+LINES: list[tuple[str, str, str, object]] = [
+    ("llamafactory", "disable_gradient_checkpointing: true", "gradient_checkpointing", "none"),
+    ("llamafactory", "use_reentrant_gc: false", "gradient_checkpointing_reentrant", False),
+    ("llamafactory", "quantization_bit: 4", "quantization", "nf4-double"),
+    ("llamafactory", "quantization_bit: 4\ndouble_quantization: false", "quantization", "nf4"),
+    ("llamafactory", "quantization_bit: 4\nquantization_method: hqq", "quantization", "hqq-4bit"),
+    ("llamafactory", "enable_liger_kernel: true", "kernels", "liger"),
+    ("llamafactory", "use_galore: true", "optimizer", "galore"),
+]
+"""A framework, a line more, a key of the job and its value."""
+UNREAD = {"llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key"))}
+
+
+def read(tmp_path: Path, name: str, more: str = "", **options: Any) -> JobInput:
+    file, text = FILES[name]
+    path = tmp_path / file
+    path.write_text(f"{text}{more}\n" if more else text, encoding="utf-8")
+    return read_target(str(path), options)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_known_and_read(tmp_path: Path, name: str) -> None:
+    found = read(tmp_path, name)
+    assert framework_of(str(tmp_path / FILES[name][0])).name == name
+    assert {key: getattr(found.job, key) for key in SAID[name]} == SAID[name]
+    assert not [line for line in found.warnings if "not counted" in line]
+    assert resolve(found)
+
+
+@pytest.mark.parametrize(("name", "line", "key", "value"), LINES)
+def test_one_key(tmp_path: Path, name: str, line: str, key: str, value: object) -> None:
+    assert getattr(read(tmp_path, name, line).job, key) == value
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_is_not_understood_is_named_with_its_line(tmp_path: Path, name: str) -> None:
+    more, keys = UNREAD[name]
+    warnings = read(tmp_path, name, more).warnings
+    for key in keys:
+        assert any("line" in line and key in line and "is not counted" in line for line in warnings), (key, warnings)
+
+
+def test_a_command_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.yaml").write_text(LLAMAFACTORY, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    job = read_target("llamafactory-cli train train.yaml cutoff_len=512 lora_rank=4", {}).job
+    assert (job.sequence_length, job.lora.r if job.lora else 0, job.batch_size) == (512, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("llamafactory", LLAMAFACTORY.replace("stage: dpo", "stage: ppo"), r"line 2: stage: 'ppo' is not modelled"),
+        ("llamafactory", LLAMAFACTORY.replace("fa2", "fa9"), r"line 14: flash_attn: 'fa9' is no attention"),
+    ],
+)
+def test_what_cannot_be_read_says_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / FILES[name][0]
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidJob, match=message):
+        read_target(str(path), {})
+
+
+PLAIN = {"method": ["sft"], "batch_size": [1, 4], "sequence_length": [128, 1024], "gradient_accumulation_steps": [1, 8]}
+DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
+    "llamafactory": (
+        {**PLAIN, "method": ["sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "gradient_checkpointing_reentrant": [True, False],
+            "optimizer": ["adamw", "adafactor", "sgd", "adamw-8bit"],
+            "attention": ["sdpa", "flash", "eager"],
+            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["zero1", "zero2", "zero3", "fsdp2"],
+            "num_gpus": [1, 4],
+            "padded": [True, False],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_drawn_jobs_come_back(name: str, data: st.DataObject) -> None:
+    required, optional = ({key: st.sampled_from(row) for key, row in rows.items()} for rows in DRAWN[name])
+    keys = data.draw(st.fixed_dictionaries(required, optional=optional))
+    try:
+        asked = read_job({"model": "smollm2-135m", **keys})
+        resolve(asked)
+    except MemplanError:
+        assume(False)
+    assert emit(asked, find_framework(name)).texts
+
+
+REFUSED = [
+    ("llamafactory", {"method": "rloo"}, "trainer: LLaMA-Factory has no rloo"),
+    ("llamafactory", {"method": "dpo", "pair_pass": "split"}, "pair_pass: split cannot be said"),
+    ("llamafactory", {"method": "sft", "trainer": "trl"}, "trainer: trl is not what LLaMA-Factory runs"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
+def test_what_a_framework_cannot_say_is_refused(name: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        emit(read_job({"model": "smollm2-135m", **keys}), find_framework(name))
