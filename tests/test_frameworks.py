@@ -201,6 +201,16 @@ def test_trl_s_built_in_accelerate_configs() -> None:
     assert (given.job.sharding, given.job.num_gpus) == ("zero2", 2)
 
 
+def test_a_path_that_says_the_method_is_an_assumption(tmp_path: Path) -> None:
+    folder = tmp_path / "zephyr" / "orpo"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_mixer: {a: 1.0}\nbeta: 0.1\n")
+    given = read_target(str(folder / "config.yaml"), {})
+    assert given.job.method == "orpo"
+    assert given.sources["method"] == "default"
+    assert any(text.startswith("method: orpo (the file's path says it") for text in given.assumptions)
+
+
 def test_the_simpo_repository_has_a_trainer_of_its_own(tmp_path: Path) -> None:
     config = tmp_path / "simpo.yaml"
     config.write_text(

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.hf_arguments import DEFAULTS
 from memplan.frameworks.trl_keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
@@ -44,12 +44,22 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
     word = method_of(said.group(1) or said.group(2)) if said else ""
     if word in METHODS:
         return by_loss(settings, word, draft), Origin(FILE, f"{settings.path}: {said.group() if said else ''}")
+    of_path = _of_path(settings.path)
+    if not found and of_path:
+        return by_loss(settings, of_path, draft), Origin(ASSUMED, f"the file's path says it: {settings.path}")
     if len(found) > 1:
         (one, a), (two, b) = list(found.items())[:2]
         problem = f"{settings.where(a)}: {a} is of TRL's {one}, and {b} of its {two}"
     else:
         problem = f"{settings.path}: nothing says which of TRL's trainers reads it"
     raise InvalidJob(problem, "add --method, such as --method dpo")
+
+
+def _of_path(path: str) -> str:
+    """The one method that a path has a word of: recipes/zephyr-7b/dpo/config.yaml; empty where there are two."""
+    words = re.split(r"[^a-z0-9]+", path.lower())
+    found = {COMMANDS[word] for word in words if word in COMMANDS}
+    return found.pop() if len(found) == 1 and "online" not in words else ""
 
 
 def _losses(settings: Settings) -> list[str]:
