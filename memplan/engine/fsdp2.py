@@ -40,8 +40,10 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
     late = waits_for_reduction(recipe)
     if policy.resharding not in (True, False):
         layers = next(traced.layers for traced, point in passes if point == "backward")
-        policy = policy._replace(left=sum(not trace.backward for trace in layers))
-        enter_left(book, policy.layers[: policy.left], policy, "layers without a backward")
+        rests = recipe.adapter is not None and not recipe.checkpointing and not policy.first.gradients
+        policy = policy._replace(left=sum(not trace.backward for trace in layers), first_left=rests)
+        unused = [*policy.layers[: policy.left], *([policy.first] if rests else [])]
+        enter_left(book, unused, policy, "units without a backward")
     for position, (traced, point) in enumerate(passes):
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
@@ -52,13 +54,18 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                     runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
                     enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
                 enter_forward(book, recipe, own, traced, there=own.resharding is not True)
-                enter_left(book, own.layers, own, "reference's layers")
+                enter_left(book, [*own.layers, own.first], own, "reference's units")
             continue
         if point == "forward":
             if not opened:
                 opened = f"{name}.gather" if f"{name}.gather" in book.index else traced.forward_instants()[0]
                 enter_first_gather(book, own, traced, opened)
                 there, tail_from = False, ""
+            elif f"{name}.gather" in book.index:
+                runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers), first=NOTHING)
+                enter_first_gather(book, runs._replace(root=NOTHING, opens=False), traced, f"{name}.gather")
+                kept = own.kept_until(len(own.layers)) if there else 0
+                gathered(book, "layers gathered before", kept, f"{name}.gather", "kept from a forward before")
             enter_forward(book, recipe, own, traced, there, bool(tail_from))
             there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
             continue

@@ -52,7 +52,7 @@ def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: st
     """
     before = own.tail if own.opens else own.first if own.first.gathered else own.root
     first, embedded = own.layers[0].gathered, traced.layers[0].boundary
-    stays = 0 if own.resharding is True else own.kept(own.first)
+    stays = 0 if own.resharding is True else own.first_kept
     into = before.gathered + 2 * first + stays + embedded
     alone = own.root.gathered + (own.tail.gathered if own.opens else 2 * own.first.gathered)
     label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
@@ -121,7 +121,7 @@ def forward_kept(book: Ledger, own: Frame, traced: TracedPass, within: str, end:
     if own.resharding is True:
         return
     at, why = traced.forward_layer, f"reshard_after_forward={own.resharding}"
-    embedding = own.kept(own.first)
+    embedding = own.first_kept
     count = len(own.layers) if there else at
     this = own.kept(own.layers[at]) if there and own.reshards else 0
     gathered(book, "layers gathered before", embedding + own.kept_until(count) - this, within, why)
@@ -138,7 +138,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     """The unit in use, the one gathered ahead, the input of the reduction before."""
     name, last = traced.plan.name, own.layers[-1].gathered
     tail = own.tail if not own.opens else None
-    stays = own.kept(own.first) + own.kept_until(len(own.layers))
+    stays = own.first_kept + own.kept_until(len(own.layers))
     for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
         # The root gathers ahead once in a backward, before the first of two uses.
         again = recipe.pair_pass == "two-forward" and name == "chosen"
@@ -178,7 +178,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
                 more = max(0, above[i].reduced - _gone(own, i))
                 reduction(book, f"reduce-scatter input before layer {i}, last micro-step", more, instant)
         _enter_layer_end(book, recipe, own, traced, i, reduces)
-    size = own.first.gathered if own.first.gathered and own.resharding is True else own.kept(own.first)
+    size = own.first.gathered if own.first.gathered and own.resharding is True else own.first_kept
     gathered(
         book, "gathered embedding", max(size, own.first.gathered), f"{name}.embedding-backward", "a unit of its own"
     )
@@ -202,9 +202,9 @@ NO_UNIT = Unit(0, 0, 0, 0, 0, 0, 0)
 
 def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:
     """The layer in use, the one below gathered ahead, and what stays of others."""
-    used = own.layers[i].gathered + (below.gathered if own.reshards else own.kept(own.first))
+    used = own.layers[i].gathered + (below.gathered if own.reshards else own.first_kept)
     others = own.kept_until(i)
-    others += own.kept(own.first) if own.reshards else 0
+    others += own.first_kept if own.reshards else 0
     gathered(book, f"gathered layer {i}, and the one before", used, instant, "the next is gathered ahead")
     gathered(book, "layers below", others if own.resharding is not True else 0, instant, "reshard_after_forward")
 
@@ -222,7 +222,7 @@ def _enter_layer_end(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
         source="torch.autograd",
     )
     below = own.layers[i - 1] if i else own.first
-    kept = own.kept(own.first) + own.kept_until(i)
+    kept = own.first_kept + own.kept_until(i)
     gathered(book, "layers below", kept, instant, "reshard_after_forward")
     if own.reshards:
         gathered(

@@ -53,6 +53,8 @@ class Frame(NamedTuple):
     """The tail is gathered at the embedding, and reduced at the end: its inputs are token ids."""
     place: str = "gpu"
     """Where shards are: on the host under CPU offload."""
+    first_left: bool = False
+    """The embedding, a unit of its own, has no backward: its part is always there under resharding to a number."""
     left: int = 0
     """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
 
@@ -68,6 +70,11 @@ class Frame(NamedTuple):
     def kept_until(self, i: int) -> int:
         """Bytes that stay of the layers below ``i``, but for those that always do."""
         return sum(self.kept(unit) for unit in self.layers[self.left : i])
+
+    @property
+    def first_kept(self) -> int:
+        """Bytes that stay of the embedding, from its forward to its backward."""
+        return 0 if self.first_left else self.kept(self.first)
 
     @property
     def all_layers(self) -> int:
@@ -125,7 +132,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
             gathered += ceil_div(first, recipe.ranks) * recipe.ranks * weight.stacked * weight.copies
             continue
-        elements, used = padded(weight, recipe.ranks) * weight.copies, recipe.compute_itemsize
+        exact, used = weight.elements * weight.copies, recipe.compute_itemsize
+        elements = padded(weight, recipe.ranks) * weight.copies if recipe.sharding == "fsdp2" else exact
         if weight.adapter and recipe.adapter and not casts(recipe):
             used = weight.itemsize or recipe.adapter.itemsize
         gathered += elements * used
@@ -134,7 +142,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
         if weight.trained:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
-            last = elements * used
+            last = exact * used
             gradients += last
             reduced += elements * summed
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))

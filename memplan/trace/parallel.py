@@ -45,7 +45,7 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     found = [module for module in model.modules() if type(module).__name__ in layers]
     if not found:  # nothing that accelerate would wrap: a plain loop wraps its longest list of layers
         lists: list[Any] = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
-        found = list(max(lists, key=len))
+        found = list(max(lists, key=lambda each: sum(1 for _ in each)))
     for module in found:
         fully_shard(module, reshard_after_forward=resharding, **settings)
     if recipe.fsdp.own_ends:

@@ -1,0 +1,47 @@
+"""Proves FSDP1's rows: what torch's flat parameters allocate on a pretended group, phase by phase."""
+
+from typing import Any
+
+import pytest
+from traced_jobs import TINY, job, name, phases, traces
+
+from memplan.engine.build import ledger
+from memplan.errors import MemplanError
+from memplan.reporting import phase_of
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.trace.result import Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+COMMON = {"batch_size": 2, "sequence_length": 48, "optimizer_impl": "fused", "sharding": "fsdp", "num_gpus": 8}
+FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
+
+
+def fsdp1(changes: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    return job(TINY, changes, **{**COMMON, **keys})
+
+
+JOBS = [
+    *(fsdp1(reduce_dtype=dtype, **full) for dtype in ("bf16", "fp32") for full in ({}, FULL)),
+    *(fsdp1(fsdp={"backward_prefetch": how}, **FULL) for how in ("BACKWARD_POST", "NO_PREFETCH")),
+    fsdp1(fsdp={"sharding_strategy": "SHARD_GRAD_OP"}),
+    fsdp1(fsdp={"sharding_strategy": "HYBRID_SHARD", "replicate": 2}),
+    *(fsdp1(gradient_accumulation_steps=3, sync_each_batch=sync) for sync in (True, False)),
+    fsdp1(precision="bf16", **FULL),
+    fsdp1({"tie_word_embeddings": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, Trace | MemplanError]:
+    return dict(zip(map(name, JOBS), traces(JOBS), strict=True))
+
+
+@pytest.mark.parametrize("described", JOBS, ids=name)
+def test_an_estimate_equals_the_trace(described: dict[str, Any], traced: dict[str, Trace | MemplanError]) -> None:
+    book = ledger(resolve(read_job(described)))
+    found: dict[str, int] = {}
+    for instant, size in zip(book.schedule, book.totals(), strict=True):
+        found[phase_of(instant)] = max(size, found.get(phase_of(instant), 0))
+    assert found == pytest.approx(phases(traced[name(described)]), rel=0.01)
