@@ -256,6 +256,7 @@ def test_what_cannot_be_asked(keys: dict[str, Any], allow: tuple[str, ...], mess
 
 
 COMMAND = ["plan", "qwen3-0.6b", "--method", "simpo", "--gpu", "80GB", "--sequence-length", "512"]
+COMMAND += ["--pair-pass", "concatenated", "--loss-head", "auto"]
 
 
 def test_the_written_plan_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,12 @@ EXTRA = {
     "what": "Which of them.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies, in the form of memplan's own.",
+    "vary": "A job key and its values: batch_size=1,2,4. Several make a grid; the first of each is the baseline.",
+    "methods": "Methods to compare: sft,dpo,simpo,orpo,kto. Short for --vary method=…",
+    "grid": "A sweep: a YAML file with base:, vary: and jobs:. Rows go to --output as CSV or JSON lines, or are printed.",
+    "part": "Only part I of N of the sweep, such as 3/8.",
+    "processes": "Processes of a sweep. [default: the cores at hand]",
+    "targets": "Models, jobs or framework's files to compare.",
     "ranks": "List every class of GPUs (pipeline stages) with what it needs.",
     "explain": "Print every row of the ledger with its formula, lifetime, reason and source.",
     "rule_of_thumb": "The closed formulas that people work out by hand, beside the engine's figures.",
@@ -46,7 +52,8 @@ EXTRA = {
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
-BESIDE = {"set_": "Any key", "with_": "Files", "framework": "Files"}
+SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
+BESIDE = {"set_": "Any key", "with_": "Files", "framework": "Files", **dict.fromkeys(SEARCH, "Search")}
 """Sections of options that are no key of a job."""
 
 
@@ -119,7 +126,7 @@ def sections(params: Any) -> list[tuple[str, list[tuple[str, str]]]]:
         title = title if param.param_type_name == "argument" or option or param.name in BESIDE else "Output"
         text = option.help if option else output.HELP.get(param.name) or EXTRA[param.name]
         found.setdefault(title, []).append((_written(param), text))
-    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Files", "Output"]
+    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Files", "Search", "Output"]
     return [(title, found[title]) for title in order if title in found]
 
 

@@ -61,7 +61,7 @@ def question(given: JobInput) -> Question:
     batch = _global_batch(given, fixed, assumptions)
     freed = [key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH]
     if freed:
-        assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix keeps one)")
+        assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
     spec = given.spec or load_model(job.model, job.revision)
     if job.precision == "auto" and job.lora is None:
         assumptions.append(
