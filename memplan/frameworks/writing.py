@@ -49,6 +49,8 @@ class Emission:
     files: list[File]
     report: Report
     texts: dict[str, str]
+    given: JobInput
+    """The job, with the trainer that the framework runs."""
 
     def read_back(self, job: Job) -> JobInput:
         """The job that the texts make."""
@@ -67,7 +69,7 @@ def emit(given: JobInput, row: Framework) -> Emission:
     files: list[File] = row.write(job, writing)
     texts = {file.name: render(file) for file in files}
     check(given.job, recipe, texts, row)
-    return Emission(row, files, report, texts)
+    return Emission(row, files, report, texts, given)
 
 
 def _with_trainer(given: JobInput, row: Framework) -> JobInput:
