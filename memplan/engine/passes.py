@@ -36,8 +36,8 @@ class PassPlan(NamedTuple):
     gradients: str = "keep"
     gathered: tuple[int, ...] = ()
     """Bytes of each layer's gathered weights under FSDP, which reduces each layer's gradients when it has run back."""
-    keeps_gathered: bool = False
-    """They stay from forward to backward."""
+    keeps_gathered: int = 0
+    """What stays of them from forward to backward: all (1), a part of so many, or nothing (0)."""
     copies_out: bool = False
     """They are copied out of an all-gather's output, which waits for the next one's (FSDP2)."""
     embedding_trained: bool = True
@@ -134,7 +134,7 @@ class TracedPass:
         """
         sizes = self.plan.gathered
         before = sizes[i - 1] if i else 0
-        earlier = sum(sizes[:i]) if self.plan.keeps_gathered else 0
+        earlier = sum(sizes[:i]) // self.plan.keeps_gathered if self.plan.keeps_gathered else 0
         if not self.plan.copies_out:
             return earlier + sizes[i]
         inside = self.layers[i].forward.size - self.layers[i].boundary

@@ -38,6 +38,13 @@ def policy_mode(recipe: Recipe) -> Mode:
     )
 
 
+def kept_part(recipe: Recipe) -> int:
+    """What FSDP keeps gathered of a layer from forward to backward (see ``PassPlan.keeps_gathered``)."""
+    if recipe.reshard_after_forward is False or recipe.fsdp.keeps_gathered:
+        return 1
+    return 0 if recipe.reshard_after_forward is True else recipe.reshard_after_forward
+
+
 def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
     """A pass of the policy over ``rows`` sequences."""
     checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
@@ -56,7 +63,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
         head=head,
         gradients=gradients,
         gathered=gathered_layers(recipe),
-        keeps_gathered=recipe.reshard_after_forward is False or recipe.fsdp.keeps_gathered,
+        keeps_gathered=kept_part(recipe),
         copies_out=recipe.sharding == "fsdp2",
         embedding_trained=needs_grad,
         images=recipe.images if recipe.model.tower else None,

@@ -15,11 +15,13 @@ from memplan.trace.result import Trace
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 COMMON = {"batch_size": 2, "sequence_length": 48, "optimizer_impl": "fused", "sharding": "fsdp", "num_gpus": 8}
+WIDE = {"hidden_size": 512, "intermediate_size": 1408, "vocab_size": 8000}
+"""So wide that blocks of 512 bytes weigh little."""
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 
 
 def fsdp1(changes: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    return job(TINY, changes, **{**COMMON, **keys})
+    return job(TINY, WIDE | (changes or {}), **{**COMMON, **keys})
 
 
 JOBS = [
