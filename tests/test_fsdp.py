@@ -110,7 +110,9 @@ def test_accelerate_makes_units_of_the_embedding_and_of_norm_and_head() -> None:
 def test_a_tied_embedding_opens_the_tail() -> None:
     recipe = recipe_of(trainer="transformers", model=TINY | {"tie_word_embeddings": True})
     own = frame(recipe, model_weights(recipe.model))
-    assert own.opens and own.first.gathered == 0 and own.tail.gathered == 1000 * 256 * 2 + 256 * 2
+    assert own.opens
+    assert own.first.gathered == 0
+    assert own.tail.gathered == 1000 * 256 * 2 + 256 * 2
 
 
 def test_resharding_to_a_number_keeps_that_part_of_the_layers() -> None:

@@ -104,7 +104,7 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
         )
         return
     chosen, rejected = backwards[0], backwards[-1]
-    first_of, last_of = ({i: list(each.layer_instants(i)) for i in each.backward_layers} for each in (chosen, rejected))
+    first_of, _last_of = ({i: list(each.layer_instants(i)) for i in each.backward_layers} for each in (chosen, rejected))
     order = chosen.backward_layers
     for position, i in enumerate(order):
         below = order[position + 1] if position + 1 < len(order) else -1

@@ -29,7 +29,7 @@ class Unit(NamedTuple):
     last: int
     """The gradient of its last tensor: a loop's variable keeps it through the reduction (``foreach_reduce``)."""
     held: int
-    """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy in another dtype."""
+    """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy of other dtype."""
     cast: int = 0
     """The all-gather's input: the rank's part in the gathered dtype, where it is stored in another; before that, its
     copy from the host."""
