@@ -149,9 +149,13 @@ class Builder:
         """A layout with everything else, unless its model states alone are too large."""
         sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
         everything = list(others(self.space, layout))
-        asked = False
+        asked, trainer = False, layout.get("trainer", self.space.job.trainer)
         for other in everything:
-            if frozenset(other.items()) in known:
+            never = self._never(trainer, other) if self.never else None
+            if never is not None:
+                self._refuse(family, {**layout, **other}, never, len(sizes))
+                continue
+            if known and frozenset(other.items()) in known:
                 continue
             keys = same_training(self.space, {**layout, **other})
             found = self._resolved(family, keys, sizes)
@@ -165,15 +169,19 @@ class Builder:
             known.update(_named(other, recipe))
             self._batches(family, keys, recipe, sizes)
 
+    def _never(self, trainer: str, other: Keys) -> str | None:
+        """What the trainer said of one of these values in another layout: that it never has it."""
+        for key, value in other.items():
+            said = self.never.get((trainer, key, value))
+            if said is not None:
+                return said
+        return None
+
     def _resolved(self, family: int, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | None:
         """A structure's recipe with its first batch, dominated values where the dominating ones are refused; None where
         it cannot be."""
         batch = {"batch_size": sizes[0][0], **self._steps(sizes[0][1])}
         trainer = keys.get("trainer", self.space.job.trainer)
-        never = next((self.never[at] for key in OTHERS if (at := (trainer, key, keys.get(key))) in self.never), None)
-        if never is not None:
-            self._refuse(family, keys, never, len(sizes))
-            return None
         try:
             return keys, self.recipe({**keys, **batch})
         except MemplanError as error:
