@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memplan.errors import UsageError
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -52,11 +53,29 @@ def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = N
     )
 
 
-def compare(job: Job | Mapping[str, Any] | JobInput, strategies: str | Path | None = None) -> Comparison:
-    """The same job under several strategies: memplan's seven, or those of a YAML file."""
-    from memplan.compare import compare_strategies
+def compare(
+    job: Job | Mapping[str, Any] | JobInput | Sequence[Job | Mapping[str, Any] | JobInput],
+    strategies: str | Path | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+) -> Comparison:
+    """Jobs side by side, least memory first.
 
-    return compare_strategies(as_input(job), Path(strategies) if strategies else None)
+    One job alone: under several strategies, memplan's seven or those of a YAML file. Several jobs, or keys of a job in
+    ``vary`` with the values of each (dotted keys for those inside another): every job at every point of the grid. The
+    first is the baseline. Raises InvalidJob or ModelError as ``estimate`` does.
+    """
+    from memplan.compare import axis, cases_of, compare_cases, compare_strategies
+
+    if isinstance(job, (Job, Mapping, JobInput)):
+        given = as_input(job)
+        if vary is None:
+            return compare_strategies(given, Path(strategies) if strategies else None)
+        jobs = [(str(given.job.model or "job"), given)]
+    else:
+        jobs = [(f"job {number}", as_input(each)) for number, each in enumerate(job, start=1)]
+    if not jobs or strategies is not None:
+        raise UsageError("strategies apply to one job, with nothing varied", "give one job, or leave strategies out")
+    return compare_cases(cases_of(jobs, [axis(key, values) for key, values in (vary or {}).items()]))
 
 
 def plan(

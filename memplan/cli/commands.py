@@ -13,7 +13,7 @@ from memplan.errors import UsageError, did_you_mean
 
 COMMANDS = {
     "estimate": "What a job will use, where it peaks, whether it fits.",
-    "compare": "The same job under several strategies, ranked by memory.",
+    "compare": "A job under several strategies, or several jobs, ranked; sweeps.",
     "plan": "The fastest ways to run a job that fit, and why others do not.",
     "emit": "The files that run a job: TRL, transformers, accelerate, DeepSpeed, …",
     "check": "Whether training configs fit: a line a file, and an exit code.",

@@ -1,39 +1,156 @@
-"""memplan compare: one job under several strategies."""
+"""memplan compare: one job under several strategies, or several jobs; with --grid, thousands."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from memplan.cli import options, output
 from memplan.cli.edge import warn
 from memplan.cli.output import Result
 from memplan.cli.parameters import option
-from memplan.errors import EXIT_DONE
+from memplan.errors import EXIT_DONE, UsageError
 from memplan.render.progress import spinner
 
-HELP = """The same job under several strategies, ranked by memory, with a recommendation.
+if TYPE_CHECKING:
+    from memplan.compare import Axis, Comparison
+    from memplan.spec.reading import JobInput
 
-Example: memplan compare llama-3.1-8b --method simpo --num-gpus 4 --gpu a100-80gb
+HELP = """The same job under several strategies, ranked by memory; or several jobs, models, methods, cards side by side.
+
+--gpus a100-80gb,h100-80gb compares cards, --gpus 4,8 numbers of them.
+
+Examples: memplan compare llama-3.1-8b --method simpo --num-gpus 4 --gpu a100-80gb; memplan compare a.yaml b.yaml;
+memplan compare llama-3.1-8b qwen2.5-7b --methods dpo,simpo --vary batch_size=1,2,4
 """
 
 
 def parameters() -> list[inspect.Parameter]:
-    """MODEL, the options of a job, a file of strategies, and where the result goes."""
-    strategies = option("strategies", str, "--strategies", metavar="FILE")
-    return [*options.parameters(), strategies, *output.parameters()]
+    """MODELs, the options of a job, what varies, a file of strategies or a sweep, and where the result goes."""
+    made = typer.Argument(metavar="MODEL …", show_default=False)
+    targets = inspect.Parameter(
+        "targets", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, made]
+    )
+    return [
+        targets,
+        *(parameter for parameter in options.parameters() if parameter.name not in ("target", "num_gpus")),
+        option("num_gpus", list[str], "--num-gpus", metavar="N"),
+        option("vary", list[str], "--vary", metavar="KEY=A,B"),
+        option("methods", str, "--methods", metavar="LIST"),
+        option("strategies", str, "--strategies", metavar="FILE"),
+        option("grid", str, "--grid", metavar="FILE"),
+        option("part", str, "--part", metavar="I/N"),
+        option("processes", str, "--processes", metavar="N"),
+        *output.parameters(),
+    ]
 
 
 def compare(values: Mapping[str, Any]) -> int:
-    """Price every strategy and write the ranking."""
-    from memplan.api import compare as compare_job
+    """Price every row and write the ranking, or sweep."""
+    if values.get("grid") is not None:
+        from memplan.cli.sweeping import sweep
+
+        return sweep(values)
+    for name in ("part", "processes"):
+        if values.get(name) is not None:
+            raise UsageError(f"--{name} goes with a sweep", "add --grid grid.yaml, or leave it out")
     from memplan.render.compare_view import compare_blocks, compare_rows
 
     to = output.read_output(values)
     with spinner("reading the model's config"):
-        comparison = compare_job(options.read_given(values), values.get("strategies"))
-    to.write(
-        Result(comparison.to_dict, lambda width: compare_blocks(comparison, width), lambda: compare_rows(comparison))
-    )
-    for text in dict.fromkeys(text for row in comparison.rows for text in row.report.warnings):
+        found = comparison(values)
+    to.write(Result(found.to_dict, lambda width: compare_blocks(found, width), lambda: compare_rows(found)))
+    for text in dict.fromkeys(text for row in found.rows for text in row.report.warnings):
         warn(text)
     return EXIT_DONE
+
+
+def comparison(values: Mapping[str, Any]) -> "Comparison":
+    """What the options describe: strategies of one job, where nothing else is asked for."""
+    from pathlib import Path
+
+    from memplan.compare import cases_of, compare_cases, compare_strategies
+
+    values, axes = axes_of(values)
+    targets, strategies = values.get("targets") or [None], values.get("strategies")
+    jobs = [_job(target, values) for target in targets]
+    if len(jobs) == 1 and not axes:
+        return compare_strategies(jobs[0][1], Path(strategies) if strategies else None)
+    if strategies is not None:
+        what = "several models or jobs" if len(jobs) > 1 else "keys that vary"
+        raise UsageError(f"--strategies contradicts {what}", "leave one of them out")
+    return compare_cases(cases_of(jobs, axes))
+
+
+def _job(target: str | None, values: Mapping[str, Any]) -> "tuple[str, JobInput]":
+    given = options.read_given({**values, "target": target})
+    return str(target or given.job.model or "the job"), given
+
+
+def axes_of(values: Mapping[str, Any]) -> "tuple[dict[str, Any], list[Axis]]":
+    """The options without those that vary, and the axes of the grid."""
+    from memplan.compare import axis
+
+    rest = dict(values)
+    axes = [axis(*_assignment(text)) for text in rest.pop("vary", None) or ()]
+    if rest.get("methods") is not None:
+        axes.append(axis("method", _listed("--methods", rest.pop("methods"))))
+    gpus = _gpus(rest.pop("num_gpus", None) or ())
+    if "gpu" in gpus and rest.get("gpu") is not None:
+        raise UsageError(f"--gpus {gpus['gpu'][:40]} contradicts --gpu {rest['gpu'][:40]}", "keep one of them")
+    rest |= gpus
+    if "," in (rest.get("num_gpus") or ""):
+        axes.append(axis("num_gpus", _listed("--num-gpus", rest.pop("num_gpus"))))
+    if "," in (rest.get("gpu") or ""):
+        axes.append(axis("gpu", _listed("--gpu", rest.pop("gpu"))))
+    for each in axes:
+        if rest.get(each.key) is not None:
+            name = each.key.replace("_", "-")
+            raise UsageError(
+                f"--{name} {rest[each.key]!s:.40} contradicts the values that vary", "leave one of them out"
+            )
+    return rest, axes
+
+
+def _gpus(given: Sequence[str]) -> dict[str, str]:
+    """--gpus is another name of --num-gpus; here it may name cards, too."""
+    found: dict[str, str] = {}
+    for text in given:
+        key = "num_gpus" if all(word.strip().isdecimal() for word in text.split(",")) else "gpu"
+        if key in found:
+            raise UsageError(f"--gpus is given twice: {found[key][:40]} and {text[:40]}", "keep one of them")
+        found[key] = text
+    return found
+
+
+def _listed(name: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UsageError(f"{name} {text[:60]!r} names nothing at one place", "write names with commas between them")
+    return words
+
+
+def _assignment(text: str) -> tuple[str, list[Any]]:
+    """'batch_size=1,2,4' -> the key and its values; null takes a key away."""
+    key, equals, words = text.partition("=")
+    if not equals or not key.strip() or not words.strip():
+        hint = "write --vary key=a,b,c, such as --vary batch_size=1,2,4"
+        raise UsageError(f"--vary {text[:80]!r} is no key with values", hint)
+    return key, [options.scalar(word) for word in _split(words)]
+
+
+def _split(text: str) -> Iterator[str]:
+    """The values between commas; a comma within brackets, braces or quotes divides nothing."""
+    depth, quoted, start = 0, False, 0
+    for at, char in enumerate(text):
+        if char == '"':
+            quoted = not quoted
+        elif not quoted and char in "[{":
+            depth += 1
+        elif not quoted and char in "]}":
+            depth -= 1
+        elif char == "," and depth <= 0 and not quoted:
+            yield text[start:at].strip()
+            start = at + 1
+    yield text[start:].strip()

@@ -208,7 +208,7 @@ def assign(job: dict[str, Any], assignment: str) -> None:
     key = canonical_key(first)
     if key not in Job.model_fields:
         raise InvalidJob(f"--set {assignment!r}: unknown key {first!r}", did_you_mean(key, Job.model_fields))
-    value: Any = _scalar(text)
+    value: Any = scalar(text)
     for name in reversed(inner):
         value = {name: value}
     _merge(job, key, value, assignment)
@@ -226,7 +226,8 @@ def _merge(job: dict[str, Any], key: str, value: Any, assignment: str) -> None:
         job[key] = value
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
+    """A value as it is written: JSON where it is JSON, else text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

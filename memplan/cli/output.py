@@ -99,12 +99,12 @@ def read_output(values: Mapping[str, Any], default: str = "table", draws: bool =
     if values.get("json"):
         form = "json"
     if path is not None:
-        _check(path, force)
+        check_place(path, force)
         form = form or endings.get(os.path.splitext(path)[1].lower())
     return Output(form or default, path, force)
 
 
-def _check(path: str, force: bool) -> None:
+def check_place(path: str, force: bool) -> None:
     """Refuse what could not be written in the end."""
     if os.path.isdir(path):
         raise UsageError(f"--output {path} is a folder", "name a file in it")

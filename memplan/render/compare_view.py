@@ -1,19 +1,26 @@
-"""Strategies side by side: a ranked table where there is room, a paragraph for each where there is not."""
+"""Jobs side by side: a ranked table where there is room, a line below each where there is not."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
+from memplan.render.difference_view import difference_blocks
 from memplan.render.estimate_view import percent
 from memplan.render.verdict_view import STYLES
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.compare import CompareRow, Comparison
+    from memplan.report import Report
 
-ROOMY = 96
-"""From this width on every group of categories has a column."""
+FIGURES, TITLE = 86, 24
+"""Columns that the figures of the wide table take, and those that a job's title is given at least, where it is so long:
+with room for both, every group of categories has a column.
+"""
+ROOMIER = 120
+"""From this width on tokens per second have one, too."""
+SINGULAR = {"strategies": "strategy", "jobs": "job"}
 GROUPS = {
     "weights": ("parameters", "gathered_parameters", "autocast_weights", "adapters", "reference", "extra_models"),
     "optimizer": ("master_weights", "optimizer_states", "optimizer_temporaries"),
@@ -24,13 +31,20 @@ GROUPS = {
 
 
 def compare_blocks(comparison: "Comparison", width: int) -> list[Block]:
-    """The table, the recommendation, and what was assumed."""
-    first = comparison.rows[0].report
+    """The table, what cannot be, two jobs side by side, the recommendation, and what was assumed."""
     blocks: list[Block] = [
-        Heading(f"{first.model.name}: {len(comparison.rows)} strategies, least memory first", "strong")
+        Heading(f"{_subject(comparison)}: {len(comparison.rows)} {comparison.of}, least memory first", "strong")
     ]
     blocks.append(definitions(_common(comparison)))
-    blocks += [Heading("Peak per GPU"), *(_wide(comparison) if width >= ROOMY else _narrow(comparison))]
+    blocks += [Heading("Peak per GPU"), *_table(comparison, width)]
+    blocks += [Prose(SPEEDS[comparison.speed_from], "dim")]
+    if comparison.impossible:
+        whys = (f"{row.error}; {row.hint}" if row.hint else row.error for row in comparison.impossible)
+        rows = tuple((row.title, why) for row, why in zip(comparison.impossible, whys, strict=True))
+        columns = Column(SINGULAR[comparison.of], wrap=True), Column("why", wrap=True)
+        blocks += [Heading("Cannot be"), Table(columns, rows)]
+    if comparison.difference:
+        blocks += difference_blocks(comparison)
     if comparison.recommendation:
         blocks += [Heading("Recommendation"), *(Prose(line) for line in comparison.recommendation.splitlines())]
     if comparison.assumptions:
@@ -38,16 +52,37 @@ def compare_blocks(comparison: "Comparison", width: int) -> list[Block]:
     return blocks
 
 
+SPEEDS = {
+    "cost model": "speed: tokens per second of all GPUs, against the baseline, by the cost model, which ranks and "
+    "promises nothing.",
+    "passes": "speed: passes over the model per token, against the baseline; name a card (--gpu) and it counts "
+    "arithmetic, memory and communication.",
+}
+"""What the column of speeds is made of."""
+
+
+def _subject(comparison: "Comparison") -> str:
+    """The model, or how many."""
+    models = list(dict.fromkeys(row.report.model.name for row in comparison.rows))
+    return models[0] if len(models) == 1 else f"{len(models)} models"
+
+
 def _common(comparison: "Comparison") -> list[tuple[Cell, Cell]]:
-    """What all rows share: that of the baseline."""
-    report = next(row.report for row in comparison.rows if row.name == comparison.baseline)
+    """What all rows share; of strategies, what they are applied to."""
+    if comparison.of == "strategies":
+        *shared, (name, gpus) = _shared(comparison.base.report)
+        return [*shared, (name, f"{gpus}, where a strategy names no other number")]
+    lines = [_shared(row.report) for row in comparison.rows]
+    return [line[0] for line in zip(*lines, strict=True) if len(set(line)) == 1]
+
+
+def _shared(report: "Report") -> list[tuple[str, str]]:
     job = report.job
-    gpus = f"{job['num_gpus']}" + (f" × {job['gpu']}" if job.get("gpu") else "")
     return [
         ("model", words.model_words(report)),
         ("method", words.method_words(job)),
         ("batch", words.batch_words(job)),
-        ("GPUs", f"{gpus}, where a strategy names no other number"),
+        ("GPUs", f"{job['num_gpus']}" + (f" × {job['gpu']}" if job.get("gpu") else "")),
     ]
 
 
@@ -60,53 +95,76 @@ def grouped(by_category: dict[str, int]) -> dict[str, int]:
 def _saving(row: "CompareRow", baseline: str) -> str:
     if row.name == baseline:
         return "base"
-    return f"{'−' if row.saving >= 0 else '+'} {percent(abs(round(row.saving * 10**6)), 10**6)}"
+    share = percent(abs(round(row.saving * 10**6)), 10**6)
+    return share if not round(row.saving * 10**6) else f"{'−' if row.saving > 0 else '+'} {share}"
 
 
 def _fits(row: "CompareRow") -> Cell:
     return Span(row.fits, STYLES[row.fits]) if row.fits else ""
 
 
-def _wide(comparison: "Comparison") -> Iterator[Block]:
+def _speed(row: "CompareRow") -> str:
+    return f"{row.relative_speed:.2f}×" if row.relative_speed is not None else ""
+
+
+def _judged(comparison: "Comparison") -> bool:
+    """Whether there is a card to fit."""
+    return any(row.fits for row in comparison.rows)
+
+
+def _columns(comparison: "Comparison", *titles: str) -> tuple[Column, ...]:
+    """The job, its peak and saving, figures, and the verdict."""
+    columns = [Column(SINGULAR[comparison.of], wrap=True), Column("peak", right=True, style="strong")]
+    columns += [Column(title, right=True) for title in ("saving", "speed", *titles)]
+    return (*columns, *([Column("fits")] if _judged(comparison) else []))
+
+
+def _row(comparison: "Comparison", row: "CompareRow", *figures: Cell) -> tuple[Cell, ...]:
+    peak, saving = format_bytes(row.report.per_gpu.allocated_bytes, 1), _saving(row, comparison.baseline)
+    return (row.title, peak, saving, _speed(row), *figures, *([_fits(row)] if _judged(comparison) else []))
+
+
+def _table(comparison: "Comparison", width: int) -> Iterator[Block]:
+    title = min(TITLE, max(len(row.title) for row in comparison.rows))
+    return _wide(comparison, width) if width >= FIGURES + title else _narrow(comparison)
+
+
+def _wide(comparison: "Comparison", width: int) -> Iterator[Block]:
+    """A column for each group of categories, and for tokens per second where there is room for it."""
+    tokens = ["tokens/s"] if width >= ROOMIER and comparison.speed_from == "cost model" else []
     titles = [title.replace(", ", ",\n") for title in (*GROUPS, "rest")]
-    columns = [Column("strategy", wrap=True), Column("peak", right=True, style="strong")]
-    columns += [Column("saving", right=True), *(Column(title, right=True) for title in titles)]
-    columns += [Column("fits")] if comparison.rows[0].fits else []
     rows = []
     for row in comparison.rows:
-        per_gpu = row.report.per_gpu
-        parts = [format_bytes(size, 1) for size in grouped(per_gpu.by_category).values()]
-        cells: list[Cell] = [row.title, format_bytes(per_gpu.allocated_bytes, 1), _saving(row, comparison.baseline)]
-        rows.append((*cells, *parts, *([_fits(row)] if row.fits else [])))
-    yield Table(tuple(columns), tuple(rows))
+        parts = [format_bytes(size, 1) for size in grouped(row.report.per_gpu.by_category).values()]
+        rate = [f"{row.tokens_per_second:,.0f}" if row.tokens_per_second is not None else ""] if tokens else []
+        rows.append(_row(comparison, row, *rate, *parts))
+    yield Table(_columns(comparison, *tokens, *titles), tuple(rows))
 
 
 def _narrow(comparison: "Comparison") -> Iterator[Block]:
-    """The peak, the saving and the verdict in columns; the categories below each strategy."""
-    columns = [Column("strategy", wrap=True), Column("peak", right=True, style="strong"), Column("saving", right=True)]
-    columns += [Column("fits")] if comparison.rows[0].fits else []
+    """The peak, the saving, the speed and the verdict in columns; the categories below each row."""
+    columns = _columns(comparison)
     rows: list[tuple[Cell, ...]] = []
     for row in comparison.rows:
-        per_gpu = row.report.per_gpu
-        fits = [_fits(row)] if row.fits else []
-        peak, saving = format_bytes(per_gpu.allocated_bytes, 1), _saving(row, comparison.baseline)
-        rows.append((row.title, peak, saving, *fits))
-        parts = [f"{name} {format_bytes(size, 1)}" for name, size in grouped(per_gpu.by_category).items()]
-        rows.append((Span("; ".join(parts), "dim"), "", "", *("" for _ in fits)))
-    yield Table(tuple(columns), tuple(rows))
+        rows.append(_row(comparison, row))
+        parts = [f"{name} {format_bytes(size, 1)}" for name, size in grouped(row.report.per_gpu.by_category).items()]
+        rows.append((Span("; ".join(parts), "dim"), *("" for _ in columns[1:])))
+    yield Table(columns, tuple(rows))
 
 
 def compare_rows(comparison: "Comparison") -> list[dict[str, object]]:
-    """A line for each strategy, for CSV."""
-    return [
+    """A line for each row, and for what cannot be, for CSV."""
+    found: list[dict[str, object]] = [
         {
-            "strategy": row.name,
+            "name": row.name,
             "title": row.title,
             "allocated_bytes": row.report.per_gpu.allocated_bytes,
             "device_bytes": row.report.per_gpu.device_bytes.expected,
             "saving": round(row.saving, 4),
             "fits": row.fits or "",
             "relative_speed": row.relative_speed,
+            "tokens_per_second": row.tokens_per_second,
+            "peak_instant": row.report.per_gpu.peak_instant,
             "changes": row.changes,
             **{
                 f"{name.replace(', ', '_')}_bytes": size
@@ -114,4 +172,8 @@ def compare_rows(comparison: "Comparison") -> list[dict[str, object]]:
             },
         }
         for row in comparison.rows
+    ]
+    return found + [
+        {"name": row.name, "title": row.title, "changes": row.changes, "error": row.error}
+        for row in comparison.impossible
     ]

@@ -28,11 +28,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _flat(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: flat(value) for name, value in row.items()} for row in rows)
     return buffer.getvalue()
 
 
-def _flat(value: Any) -> Any:
+def flat(value: Any) -> Any:
+    """What one cell of CSV holds."""
     if isinstance(value, str) and value[:1] in ("=", "+", "@", "\t", "\r"):
         # A spreadsheet would run such a cell as a formula; an apostrophe makes it text.
         return "'" + value
