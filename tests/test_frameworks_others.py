@@ -31,7 +31,21 @@ gradient_accumulation_steps: 8
 bf16: true
 flash_attn: fa2
 """
-FILES = {"llamafactory": ("train.yaml", LLAMAFACTORY)}
+VERL = """#!/bin/bash
+N=${N:-8}
+PROMPT=$((512 * 2))
+ACTOR=(
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.ppo_mini_batch_size=64
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+    actor_rollout_ref.actor.strategy=fsdp2
+)
+[ -n "$X" ] && echo hello
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.max_prompt_length=${PROMPT} data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.rollout.n=4 \\
+    "${ACTOR[@]}" trainer.n_gpus_per_node=$N "$@" """
+FILES = {"llamafactory": ("train.yaml", LLAMAFACTORY), "verl": ("run.sh", VERL)}
 SAID: dict[str, dict[str, Any]] = {
     "llamafactory": {
         "trainer": "llamafactory",
@@ -44,6 +58,19 @@ SAID: dict[str, dict[str, Any]] = {
         "gradient_checkpointing_reentrant": True,
         "dtype": "bf16",
     },
+    "verl": {
+        "trainer": "verl",
+        "method": "grpo",
+        "batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "sequence_length": 2048,
+        "completion_length": 1024,
+        "num_gpus": 8,
+        "sharding": "fsdp2",
+        "precision": "bf16-amp",
+        "reference": "offloaded",
+        "attention": "flash",
+    },
 }
 LINES: list[tuple[str, str, str, object]] = [
     ("llamafactory", "disable_gradient_checkpointing: true", "gradient_checkpointing", "none"),
@@ -53,9 +80,18 @@ LINES: list[tuple[str, str, str, object]] = [
     ("llamafactory", "quantization_bit: 4\nquantization_method: hqq", "quantization", "hqq-4bit"),
     ("llamafactory", "enable_liger_kernel: true", "kernels", "liger"),
     ("llamafactory", "use_galore: true", "optimizer", "galore"),
+    ("verl", "algorithm.adv_estimator=gae", "method", "ppo"),
+    ("verl", "++actor_rollout_ref.model.lora_rank=8", "reference", "adapter"),
+    ("verl", "actor_rollout_ref.actor.use_kl_loss=False", "reference", "none"),
+    ("verl", "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "precision", "bf16"),
+    ("verl", "actor_rollout_ref.model.use_fused_kernels=True", "loss_head", "fused"),
+    ("verl", "actor_rollout_ref.actor.entropy_coeff=0.01", "entropy", "loss"),
 ]
 """A framework, a line more, a key of the job and its value."""
-UNREAD = {"llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key"))}
+UNREAD = {
+    "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
+    "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
+}
 
 
 def read(tmp_path: Path, name: str, more: str = "", **options: Any) -> JobInput:
@@ -123,6 +159,18 @@ DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
             "padded": [True, False],
         },
     ),
+    "verl": (
+        {**PLAIN, "method": ["sft", "grpo", "ppo", "rloo"], "completion_length": [64]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "optimizer": ["adamw", "sgd"],
+            "precision": ["bf16", "bf16-amp"],
+            "lora": [{"r": 4}, {"r": 16, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["fsdp", "fsdp2"],
+            "num_gpus": [1, 4],
+            "attention": ["flash", "sdpa"],
+        },
+    ),
 }
 
 
@@ -141,6 +189,8 @@ def test_drawn_jobs_come_back(name: str, data: st.DataObject) -> None:
 
 
 REFUSED = [
+    ("verl", {"method": "grpo", "completion_length": 64, "sharding": "zero3"}, "sharding: zero3 cannot be said"),
+    ("verl", {"method": "grpo", "sharding": "fsdp2"}, "completion_length: verl is told of prompt and completion apart"),
     ("llamafactory", {"method": "rloo"}, "trainer: LLaMA-Factory has no rloo"),
     ("llamafactory", {"method": "dpo", "pair_pass": "split"}, "pair_pass: split cannot be said"),
     ("llamafactory", {"method": "sft", "trainer": "trl"}, "trainer: trl is not what LLaMA-Factory runs"),

@@ -1,0 +1,189 @@
+"""Long launch scripts: arrays, defaults of variables and sums are put in, so that a training's options stand in one list.
+
+Nothing is run. Of what stands under a condition the first value of a name is taken where it has none yet, and said.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memplan.frameworks.shell import Word
+
+_ASSIGNED = re.compile(r"^\s*(?:(?:export|local|readonly|declare(?: -\w+)?)\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
+_DEFAULT = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
+_SUM = re.compile(r"\$\(\(([\w\s+*/()%$-]{1,200})\)\)")
+_ARRAY = re.compile(r"^\$\{(\w+)\[[@*]\]\}$")
+_OPENS = ("if", "case", "for", "while", "until")
+_CLOSES = ("fi", "esac", "done")
+MAX_WORDS = 5000
+
+
+@dataclass
+class Script:
+    """What a script comes to."""
+
+    commands: list[list[Word]] = field(default_factory=list)
+    conditional: dict[str, int] = field(default_factory=dict)
+    """Names that are set under a condition, and where."""
+    _texts: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
+    _arrays: dict[str, list[Word]] = field(default_factory=dict)
+
+    def put_in(self, text: str) -> str:
+        """Known variables, defaults of unknown ones, and sums of whole numbers."""
+        for _ in range(6):
+            replaced = _SUM.sub(self._sum, _DEFAULT.sub(self._value, text))
+            if replaced == text or len(replaced) > 64 * 1024:
+                break
+            text = replaced
+        return text
+
+    def _value(self, match: re.Match[str]) -> str:
+        known = self._texts.get(match.group(1) or match.group(3)) or match.group(2)
+        return match.group() if known is None else known.strip("\"'") if known[:1] in "\"'" else known
+
+    def _sum(self, match: re.Match[str]) -> str:
+        text = re.sub(r"\$?\b([A-Za-z_]\w*)\b", lambda name: self._texts.get(name.group(1), "?"), match.group(1))
+        value = whole_sum(text)
+        return match.group() if value is None else str(value)
+
+    def words(self, text: str, line: int) -> list[Word]:
+        """The words of one line, arrays put in."""
+        found: list[Word] = []
+        for word in _split(self.put_in(text)):
+            array = _ARRAY.match(word)
+            if array and array.group(1) in self._arrays:
+                found += self._arrays[array.group(1)]
+            elif word not in ("$@", "$*", "${@}"):
+                found.append(Word(word, line))
+        return found[:MAX_WORDS]
+
+    def assign(self, name: str, add: bool, text: str, line: int, under: bool) -> None:
+        """``NAME=value`` or ``NAME+=value``."""
+        if under:
+            self.conditional.setdefault(name, line)
+            if self._texts.get(name) or name in self._arrays:
+                return
+        if text.lstrip().startswith("("):
+            inner = text.strip()[1:].rsplit(")", 1)[0]
+            words = [word for number, row in enumerate(inner.split("\n")) for word in self.words(row, line + number)]
+            self._arrays[name] = [*(self._arrays.get(name, []) if add else []), *words]
+            return
+        value = self.put_in(text.strip())
+        parts = _split(value)
+        plain = parts[0] if len(parts) == 1 else value.strip("\"'")
+        self._texts[name] = f"{self._texts.get(name, '')}{plain}" if add else plain
+
+
+def whole_sum(text: str) -> int | None:
+    """A sum of whole numbers with + - * / and brackets; None for anything else."""
+    if not re.fullmatch(r"[\d\s+*/()-]{1,200}", text) or "**" in text:
+        return None
+    tokens = re.findall(r"\d+|//|[-+*/()]", text)
+
+    def level(place: int, power: int) -> tuple[int, int]:
+        if place >= len(tokens):
+            raise ValueError
+        if power == 2:
+            if tokens[place] == "(":
+                value, place = level(place + 1, 0)
+                if place >= len(tokens) or tokens[place] != ")":
+                    raise ValueError
+                return value, place + 1
+            return int(tokens[place]), place + 1
+        value, place = level(place, power + 1)
+        while place < len(tokens) and tokens[place] in (("+", "-"), ("*", "/", "//"))[power]:
+            sign = tokens[place]
+            other, place = level(place + 1, power + 1)
+            value = {"+": value + other, "-": value - other, "*": value * other}.get(sign) if sign in "+-*" else (
+                value // other if other else 0)  # fmt: skip
+            if abs(value) > 10**18:
+                raise ValueError
+        return value, place
+
+    try:
+        value, place = level(0, 0)
+    except (ValueError, RecursionError):
+        return None
+    return value if place == len(tokens) else None
+
+
+def _split(text: str) -> list[str]:
+    """Words as a shell makes them; those of a text whose quotes do not close as they stand."""
+    try:
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        return list(lexer)[:MAX_WORDS]
+    except ValueError:
+        return text.split()[:MAX_WORDS]
+
+
+def read_script(text: str) -> Script:
+    """All assignments and commands of a script, in their order."""
+    script, depth = Script(), 0
+    for line, joined in _lines(text):
+        bare = joined.strip()
+        first = re.split(r"[\s;(]", bare, maxsplit=1)[0]
+        if first in _OPENS:
+            depth += 1
+        assigned = _ASSIGNED.match(joined)
+        if assigned and (assigned.group(3).lstrip().startswith("(") or _alone(script.put_in(assigned.group(3)))):
+            script.assign(assigned.group(1), bool(assigned.group(2)), assigned.group(3), line, depth > 0)
+        elif bare and first not in (*_OPENS, *_CLOSES, "else", "elif", "then", "do"):
+            words = [word for word in script.words(joined, line) if word.text not in ("then", "do")]
+            if words:
+                script.commands.append(words)
+        closed = len(re.findall(rf"(?:^|[\s;])(?:{'|'.join(_CLOSES)})(?=$|[\s;)])", bare))
+        depth = max(0, depth - closed)
+    return script
+
+
+def _alone(value: str) -> bool:
+    """Whether an assignment is all of its line: no command after it."""
+    parts = _split(value)
+    return len(parts) <= 1 or value.lstrip()[:1] in "\"'" or all("=" in part for part in parts[1:])
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """(line of its beginning, text) with continued lines, arrays and open quotes joined."""
+    start, held = 1, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        bare = line.strip()
+        if bare.startswith("#") or (not bare and not held):
+            if held:
+                held += "\n"
+            continue
+        if not held:
+            start = number
+        continued = line.rstrip().endswith("\\")
+        held += (line.rstrip()[:-1] if continued else line) + "\n"
+        if continued or _is_open(held):
+            continue
+        yield start, held.rstrip("\n")
+        held = ""
+    if held:
+        yield start, held
+
+
+def _is_open(text: str) -> bool:
+    """Whether a quote is open, or the bracket of an array."""
+    quote, before = "", "\n"
+    brackets = 0
+    array = re.match(r"\s*(?:\w+\s+)*\w+\+?=\(", text) is not None
+    comment = False
+    for char in text:
+        if comment:
+            comment = char != "\n"
+        elif quote:
+            quote = "" if char == quote and before != "\\" else quote
+        elif char in "'\"" and before != "\\":
+            quote = char
+        elif char == "#" and before in " \t\n":
+            comment = True
+        elif array and char in "()":
+            brackets += 1 if char == "(" else -1
+        before = char
+    return bool(quote) or brackets > 0

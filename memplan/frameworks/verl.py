@@ -1,0 +1,338 @@
+"""verl: Hydra overrides of ``main_ppo`` and its SFT trainer, in a command, a launch script, or as YAML.
+
+Dotted names throughout; defaults of 0.9 (``verl_keys``). What generates (vLLM, SGLang) sleeps during the update and is
+not counted; the update is. A micro-batch by tokens is counted as so many whole sequences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks import fsdp_keys
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.own_names import lora_targets
+from memplan.frameworks.scripts import read_script
+from memplan.frameworks.shell import Word, scalar
+from memplan.frameworks.verl_keys import (
+    ACTOR,
+    DEFAULTS,
+    LIKE_GRPO,
+    METHODS,
+    MODEL,
+    NOT_MODELLED,
+    OF_WHAT_TRAINS,
+    OPTIMIZERS,
+    ROLLOUT,
+    SFT,
+)
+from memplan.frameworks.verl_write import write
+from memplan.units import ceil_div
+
+_PROGRAM = re.compile(r"\bverl\.trainer\.(main_ppo|\w*sft_trainer\w*)|\b(main_ppo|fully_async_main|main_dapo)\b")
+_OVERRIDE = re.compile(r"['\"]?[+~]{0,2}([A-Za-z_]\w*(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
+_NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Its modules in a script; its sections in YAML."""
+    if document.form == "shell":
+        return ("verl.trainer",) if _PROGRAM.search(document.text) else ()
+    if document.form != "yaml":
+        return ()
+    if "actor_rollout_ref" in document.keys:
+        return ("actor_rollout_ref",)
+    data = document.settings.values.get("data")
+    known = isinstance(data, Mapping) and "micro_batch_size_per_gpu" in data
+    return ("data",) if known and {"model", "trainer"} <= document.keys else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """One training, of a script or of YAML."""
+    if document.form != "shell":
+        values = {key: value for key, value in _flat(document.settings.values) if not key.startswith("defaults")}
+        settings = Settings(document.path, _referred(values), document.settings.lines)
+        sft = "actor_rollout_ref" not in document.keys
+    else:
+        settings, sft = _of_script(document, draft)
+    if sft:
+        read_sft(Keys(draft, settings, FRAMEWORK, SFT))
+    else:
+        read_rl(Keys(draft, settings, FRAMEWORK, DEFAULTS))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _referred(values: dict[str, Any]) -> dict[str, Any]:
+    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name."""
+    def one(value: Any) -> Any:
+        match = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}", str(value))
+        if match is None or not isinstance(value, str):
+            return value
+        found = values.get(match.group(1))
+        return found if found is not None and not is_template(found) else scalar(match.group(2) or "null")
+
+    return {key: one(value) for key, value in values.items()}
+
+
+def _of_script(document: Document, draft: Draft) -> tuple[Settings, bool]:
+    """The overrides of the first training that a script starts, and whether it is supervised."""
+    script = read_script(document.text)
+    for words in script.commands:
+        texts = " ".join(word.text for word in words)
+        if not _PROGRAM.search(texts):
+            continue
+        values, lines = _overrides(words)
+        if not values:
+            continue
+        used = [name for name in script.conditional if name.isupper() and re.search(rf"\b{name}\b", document.text)]
+        if used:
+            draft.remarks.append(f"{document.path}: set under a condition, of which the value before it or the first "
+                                 f"is taken: {', '.join(used[:6])}{', …' if used[6:] else ''}")  # fmt: skip
+        sft = "sft_trainer" in texts
+        if sft and "trainer.n_gpus_per_node" not in values:
+            counts = _torchrun(words)
+            values |= counts
+            lines |= dict.fromkeys(counts, words[0].line)
+        return Settings(document.path, values, lines), sft
+    raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
+
+
+def _overrides(words: list[Word]) -> tuple[dict[str, Any], dict[str, int]]:
+    """``key=value``, ``+key=value``, ``++key=value`` by dotted name; later ones are stronger."""
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for word in words:
+        match = _OVERRIDE.fullmatch(word.text)
+        if match:
+            values[match.group(1)], lines[match.group(1)] = scalar(match.group(2).strip("\"'")), word.line
+    return values, lines
+
+
+def _torchrun(words: list[Word]) -> dict[str, Any]:
+    """How many GPUs torchrun starts."""
+    found: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        if not _NPROC.match(word.text):
+            continue
+        text = word.text.partition("=")[2] or (words[place + 1].text if place + 1 < len(words) else "")
+        if text.isdigit():
+            found["trainer.nnodes" if "nodes" in word.text else "trainer.n_gpus_per_node"] = int(text)
+    return found
+
+
+def read_rl(keys: Keys) -> None:
+    """PPO, GRPO, RLOO: the actor's update."""
+    _trainer(keys)
+    estimator = (keys.text("algorithm.adv_estimator") or "gae").lower()
+    method = METHODS.get(estimator, "grpo")
+    if estimator not in METHODS and estimator not in LIKE_GRPO:
+        keys.warn("algorithm.adv_estimator", f"{estimator[:30]} is counted as grpo")
+    keys.put("method", method, "algorithm.adv_estimator")
+    prompt, response = keys.whole("data.max_prompt_length") or 0, keys.whole("data.max_response_length") or 0
+    keys.put("sequence_length", prompt + response, "data.max_response_length", "data.max_prompt_length")
+    keys.put("completion_length", response, "data.max_response_length")
+    gpus = _gpus(keys)
+    _update_batch(keys, prompt + response, gpus)
+    kl = bool(keys.flag(f"{ACTOR}use_kl_loss")) or bool(keys.flag("algorithm.use_kl_in_reward"))
+    said = f"{ACTOR}use_kl_loss" if keys.flag(f"{ACTOR}use_kl_loss") else "algorithm.use_kl_in_reward"
+    rank = _model(keys, MODEL)
+    keys.put("reference", ("adapter" if rank else "offloaded") if kl else "none", said)
+    _entropy(keys)
+    temperature = keys.number(f"{ROLLOUT}temperature")
+    if temperature and temperature != 1:
+        keys.put("temperature", temperature, f"{ROLLOUT}temperature")
+    _critic(keys, method)
+    strategy = keys.text(f"{ACTOR}strategy") or "fsdp"
+    _engine(keys, strategy, f"{ACTOR}fsdp_config.", ACTOR)
+    _optimizer(keys, f"{ACTOR}optim.")
+    for name in ("reward_model.enable", "reward.reward_model.enable", "distillation.enabled"):
+        if keys.flag(name):
+            keys.warn(name, "the model that scores or teaches is not counted")
+    _close(keys)
+
+
+def read_sft(keys: Keys) -> None:
+    """Supervised fine-tuning."""
+    _trainer(keys)
+    keys.put("method", "sft")
+    length = keys.whole("data.max_length") or 1024
+    keys.put("sequence_length", length, "data.max_length")
+    gpus = _gpus(keys)
+    micro = keys.whole("data.micro_batch_size_per_gpu") or 1
+    if keys.flag("data.use_dynamic_bsz"):
+        tokens = keys.whole("data.max_token_len_per_gpu") or length
+        micro = _of_tokens(keys, tokens, length, "data.max_token_len_per_gpu")
+    else:
+        keys.put("batch_size", micro, "data.micro_batch_size_per_gpu")
+    total = keys.whole("data.train_batch_size") or micro
+    keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * gpus)), "data.train_batch_size")
+    _model(keys, "model.")
+    keys.skip("data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu")
+    _engine(keys, keys.text("engine.strategy") or "fsdp", "engine.", "engine.")
+    _optimizer(keys, "optim.")
+    _close(keys)
+
+
+def _trainer(keys: Keys) -> None:
+    keys.draft.put("trainer", "verl", Origin(FILE, f"{keys.settings.path}: verl's settings"))
+
+
+def _gpus(keys: Keys) -> int:
+    """GPUs in all: of a node times nodes."""
+    each, nodes = keys.whole("trainer.n_gpus_per_node") or 1, keys.whole("trainer.nnodes") or 1
+    keys.put("num_gpus", each * nodes, "trainer.n_gpus_per_node", "trainer.nnodes")
+    if nodes > 1:
+        keys.put("gpus_per_node", each, "trainer.n_gpus_per_node")
+    return max(1, each * nodes)
+
+
+def _of_tokens(keys: Keys, tokens: int, length: int, key: str) -> int:
+    """Whole sequences of a micro-batch that is bounded by tokens."""
+    batch = max(1, ceil_div(tokens, length))
+    keys.put("batch_size", batch, key)
+    if batch * length != tokens:
+        keys.draft.remarks.append(f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {batch} "
+                                  f"sequences of {length}")  # fmt: skip
+    return batch
+
+
+def _update_batch(keys: Keys, length: int, gpus: int) -> None:
+    """Completions of a micro-batch, micro-batches of a mini-batch, completions of a prompt."""
+    size, group = keys.whole(f"{ACTOR}ppo_mini_batch_size") or 1, keys.whole(f"{ROLLOUT}n") or 1
+    parallel = 1
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        parallel *= keys.whole(f"{ACTOR}megatron.{name}") or 1
+    sequence = max(keys.whole(f"{ACTOR}{at}ulysses_sequence_parallel_size") or 1 for at in ("", "fsdp_config."))
+    each = ceil_div(size * group, max(1, gpus // (parallel * sequence)))
+    micro = keys.whole(f"{ACTOR}ppo_micro_batch_size_per_gpu")
+    whole = keys.whole(f"{ACTOR}ppo_micro_batch_size")
+    if keys.flag(f"{ACTOR}use_dynamic_bsz"):
+        tokens = (keys.whole(f"{ACTOR}ppo_max_token_len_per_gpu") or length) * sequence
+        batch = _of_tokens(keys, tokens, length, f"{ACTOR}ppo_max_token_len_per_gpu")
+    elif micro or whole:
+        key = "ppo_micro_batch_size_per_gpu" if micro else "ppo_micro_batch_size"
+        batch = micro or max(1, (whole or 1) // gpus)
+        keys.put("batch_size", batch, f"{ACTOR}{key}")
+    else:
+        batch = 1
+        keys.assume("batch_size", 1, f"{ACTOR}ppo_micro_batch_size_per_gpu is not set: one completion is assumed")
+    steps = max(1, ceil_div(each, batch))
+    keys.put("gradient_accumulation_steps", steps, f"{ACTOR}ppo_mini_batch_size")
+    if group > 1 and (batch * steps * gpus) % group == 0 and "rollout" not in keys.draft.given:
+        keys.put("rollout", {"group_size": group}, f"{ROLLOUT}n")
+
+
+def _model(keys: Keys, at: str) -> int:
+    """Model, checkpointing, adapters, kernels, attention; the rank of the adapters."""
+    path = f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain"
+    keys.copy("model", path)
+    on = keys.flag(f"{at}enable_gradient_checkpointing")
+    keys.put("gradient_checkpointing", "full" if on else "none", f"{at}enable_gradient_checkpointing")
+    if keys.flag(f"{at}enable_activation_offload"):
+        keys.put("offload", ["activations"], f"{at}enable_activation_offload")
+    if keys.flag(f"{at}use_fused_kernels"):
+        keys.put("loss_head", "fused", f"{at}use_fused_kernels")
+    if keys.flag(f"{at}use_liger"):
+        keys.put("kernels", "liger", f"{at}use_liger")
+    attention = str(keys.get(f"{at}override_config.attn_implementation") or "flash_attention_2")
+    found = {"sdpa": "sdpa", "eager": "eager"}.get(attention, "flash")
+    keys.put("attention", found, f"{at}override_config.attn_implementation")
+    rank = keys.whole(f"{at}lora_rank") or 0
+    keys.skip(f"{at}lora_alpha", f"{at}target_modules")
+    if rank:
+        value = keys.get(f"{at}target_modules")
+        names = value if isinstance(value, list) else re.sub(r"[][,'\"]", " ", str(value)).split()
+        targets = lora_targets(tuple(str(name) for name in names))
+        lora = {"r": rank, "alpha": keys.number(f"{at}lora_alpha"), "dropout": 0.0, "targets": targets}
+        keys.put("lora", lora, f"{at}lora_rank")
+    return rank
+
+
+def _entropy(keys: Keys) -> None:
+    """An entropy in the loss, or as a metric."""
+    if keys.number(f"{ACTOR}entropy_coeff"):
+        keys.put("entropy", "loss", f"{ACTOR}entropy_coeff")
+    elif keys.flag(f"{ACTOR}calculate_entropy"):
+        keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
+
+
+def _critic(keys: Keys, method: str) -> None:
+    """PPO's critic where it is another model than the policy."""
+    path = keys.text("critic.model.path") if method == "ppo" else None
+    if path and not is_template(path) and path != keys.get(f"{MODEL}path"):
+        keys.put("extra_models", [{"role": "critic", "model": path}], "critic.model.path")
+
+
+def _engine(keys: Keys, strategy: str, at: str, outer: str) -> None:
+    """FSDP's settings; of other engines the sizes, which the estimate then refuses where it has no model of them."""
+    inner = str(keys.get(f"{at}strategy") or strategy)
+    strategy = inner if strategy == "fsdp" else strategy
+    name = f"{outer}strategy"
+    sequence = max(keys.whole(f"{prefix}ulysses_sequence_parallel_size") or 1 for prefix in {at, outer})
+    if sequence > 1:
+        keys.put("context_parallel", sequence, f"{outer}ulysses_sequence_parallel_size", f"{at}ulysses_sequence_parallel_size")  # fmt: skip
+    if strategy not in ("fsdp", "fsdp2"):
+        keys.warn(name, f"the {strategy[:20]} engine is not modelled")
+        keys.put("sharding", "distributed-optimizer", name)
+        sizes = f"{outer}megatron." if outer == ACTOR else outer
+        for key, job_key in (("tensor_model_parallel_size", "tensor_parallel"), ("context_parallel_size", "context_parallel"),
+                             ("pipeline_model_parallel_size", "pipeline_parallel"),
+                             ("expert_model_parallel_size", "expert_parallel")):  # fmt: skip
+            if (keys.whole(f"{sizes}{key}") or 1) > 1:
+                keys.put(job_key, keys.whole(f"{sizes}{key}"), f"{sizes}{key}")
+        return
+    keys.put("sharding", strategy, name)
+    stored, computed = str(keys.get(f"{at}model_dtype")), str(keys.get(f"{at}dtype"))
+    half = "fp16" if computed in ("float16", "fp16") else "bf16"
+    pure = stored in ("bf16", "bfloat16", "fp16", "float16")
+    keys.put("precision", half if pure else f"{half}-amp", f"{at}model_dtype")
+    keys.skip(f"{at}dtype", f"{at}param_offload", f"{at}optimizer_offload")
+    if strategy == "fsdp2" and keys.flag(f"{at}reshard_after_forward") is False:
+        keys.put("reshard_after_forward", False, f"{at}reshard_after_forward")
+    if strategy == "fsdp2" and keys.flag(f"{at}offload_policy"):
+        fsdp_keys.put_inner(keys, "fsdp", "cpu_offload", True, f"{at}offload_policy")
+    if strategy == "fsdp" and keys.flag(f"{at}forward_prefetch"):
+        fsdp_keys.put_inner(keys, "fsdp", "forward_prefetch", True, f"{at}forward_prefetch")
+    if keys.whole(f"{at}fsdp_size") in (-1, None):
+        keys.skip(f"{at}fsdp_size")
+
+
+def _optimizer(keys: Keys, at: str) -> None:
+    name = str(keys.get(f"{at}optimizer"))
+    found = OPTIMIZERS.get(name.lower())
+    if found:
+        keys.put("optimizer", found, f"{at}optimizer")
+    else:
+        keys.warn(f"{at}optimizer", f"optimizer {name[:30]} is not modelled: adamw is counted in its place")
+
+
+def _close(keys: Keys) -> None:
+    """Of what is trained, what bears on memory and is on; data, rollout, rewards and logging do not bear."""
+    for key, value in keys.settings.values.items():
+        off = value in (None, "", "null", -1) or value is False or (value is not True and value in (0, 1))
+        if key.startswith(OF_WHAT_TRAINS) and NOT_MODELLED.fullmatch(key) and not off:
+            if key not in keys._taken and not key.startswith("critic."):
+                keys.warn(key)
+
+
+FRAMEWORK = Framework(
+    "verl",
+    "verl",
+    "0.9",
+    recognise=recognise,
+    read=read,
+    write=write,
+    extends=("transformers", "trl", "memplan", "accelerate", "deepspeed"),
+    trainer="verl",
+)

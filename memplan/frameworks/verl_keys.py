@@ -1,0 +1,78 @@
+"""verl's settings by their dotted names: defaults, and which of them memory does not feel.
+
+Source: verl 0.9 trainer/config/ppo_trainer.yaml, sft_trainer_engine.yaml and the files they are made of;
+workers/engine/fsdp/transformer_impl.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+DEFAULTS: dict[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    f"{ACTOR}strategy": "fsdp",
+    f"{ACTOR}use_kl_loss": False,
+    f"{ACTOR}ppo_mini_batch_size": 256,
+    f"{ACTOR}use_dynamic_bsz": False,
+    f"{ACTOR}ppo_max_token_len_per_gpu": 16384,
+    f"{ACTOR}entropy_coeff": 0,
+    f"{ACTOR}calculate_entropy": False,
+    f"{ACTOR}optim.optimizer": "AdamW",
+    f"{ACTOR}fsdp_config.model_dtype": "fp32",
+    f"{ACTOR}fsdp_config.dtype": "bfloat16",
+    f"{ACTOR}fsdp_config.reshard_after_forward": True,
+    f"{MODEL}enable_gradient_checkpointing": True,
+    f"{MODEL}lora_rank": 0,
+    f"{MODEL}lora_alpha": 16,
+    f"{MODEL}target_modules": "all-linear",
+    f"{MODEL}use_fused_kernels": False,
+    f"{ROLLOUT}n": 1,
+    f"{ROLLOUT}temperature": 1.0,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+"""Of reinforcement learning (main_ppo)."""
+SFT: dict[str, Any] = {
+    "data.micro_batch_size_per_gpu": 4,
+    "data.train_batch_size": 256,
+    "data.max_length": 1024,
+    "data.use_dynamic_bsz": True,
+    "data.max_token_len_per_gpu": 8192,
+    "engine.strategy": "fsdp",
+    "engine.model_dtype": "fp32",
+    "engine.dtype": "bfloat16",
+    "engine.reshard_after_forward": True,
+    "optim.optimizer": "AdamW",
+    "model.enable_gradient_checkpointing": True,
+    "model.lora_rank": 0,
+    "model.lora_alpha": 16,
+    "model.target_modules": "all-linear",
+    "model.use_fused_kernels": False,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+}
+"""Of supervised fine-tuning (sft_trainer)."""
+METHODS = {"gae": "ppo", "grpo": "grpo", "rloo": "rloo"}
+LIKE_GRPO = ("gdpo", "grpo_passk", "grpo_vectorized", "rloo_vectorized", "reinforce_plus_plus", "remax", "opo", "gpg",
+             "reinforce_plus_plus_baseline", "gspo", "optimal_token_baseline", "tir_optimal_token_baseline")  # fmt: skip
+"""Advantages of other kinds, which the update's memory does not feel."""
+OPTIMIZERS = {"adamw": "adamw", "fusedadam": "adamw", "adam": "adamw", "sgd": "sgd", "muon": "muon"}
+
+NOT_MODELLED = re.compile(
+    r"""(.*\.)?(
+        use_liger | use_prefix_grouper | enable_activation_offload_x | mtp\.enable_train | mtp\.enable | fp8\w*
+        | qat\.enable | entropy_from_logits_with_chunking | entropy_checkpointing | recompute_\w+
+        | freeze_vision_tower | lora_adapter_path | lora\.rank | optimizer_cpu_offload
+        | optimizer_offload_fraction | use_precision_aware_optimizer | moe_\w*capacity\w* | num_layers_in_\w+_stage
+        | tiled_mlp\.enabled | use_megatron_fsdp | moe_enable_deepep | fsdp_size | expert_parallel_size
+        | expert_tensor_parallel_size | virtual_pipeline_model_parallel_size | reduce_dtype | param_dtype
+    )""",
+    re.VERBOSE,
+)
+"""Settings of what is trained that bear on memory, beside those that are read."""
+OF_WHAT_TRAINS = ("actor_rollout_ref.actor.", "actor_rollout_ref.model.", "model.", "engine.", "optim.", "critic.")

@@ -1,0 +1,121 @@
+"""verl's settings of a job as YAML over its own defaults, and the command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.accelerate_write import run_script
+from memplan.frameworks.base import File, Writing
+from memplan.spec.job import Job
+from memplan.units import ceil_div
+
+CONFIG = "verl.yaml"
+ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
+IMPLEMENTATIONS = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+
+
+def write(job: Job, writing: Writing) -> list[File]:
+    """verl.yaml, run.sh."""
+    if job.sharding not in ("fsdp", "fsdp2"):
+        raise InvalidJob(f"sharding: {job.sharding} cannot be said to verl", "use fsdp2 or fsdp")
+    sft = job.method == "sft"
+    module = "verl.trainer.sft_trainer" if sft else "verl.trainer.main_ppo"
+    values = _sft(job, writing) if sft else _rl(job, writing)
+    nodes = ceil_div(job.num_gpus, job.gpus_per_node)
+    values["trainer"] = {"nnodes": nodes, "n_gpus_per_node": job.num_gpus // nodes}
+    defaults = ["sft_trainer_engine" if sft else "ppo_trainer", "_self_"]
+    head = {"defaults": defaults, "hydra": {"searchpath": ["pkg://verl.trainer.config"]}}
+    starts = f"torchrun --nnodes={nodes} --nproc_per_node={job.num_gpus // nodes} -m {module}" if sft else f"python3 -m {module}"
+    command = f'{starts} --config-path "$PWD" --config-name verl'
+    comment = (f"verl, as memplan planned it: {command}", *writing.expects, "FILL IN data.train_files, data.val_files.")
+    return [File(CONFIG, {**head, **values}, comment=comment),
+            run_script(command, job, ("FILL IN data.train_files and data.val_files first.", *writing.expects))]  # fmt: skip
+
+
+def _model(job: Job, writing: Writing) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "path": writing.model,
+        "enable_gradient_checkpointing": job.gradient_checkpointing != "none",
+        "use_fused_kernels": job.loss_head == "fused",
+        "override_config": {"attn_implementation": IMPLEMENTATIONS.get(job.attention, job.attention)},
+    }
+    if "activations" in job.offload:
+        values["enable_activation_offload"] = True
+    if job.kernels == "liger":
+        values["use_liger"] = True
+    if job.lora:
+        targets = job.lora.targets if isinstance(job.lora.targets, str) else list(job.lora.targets)
+        values |= {"lora_rank": job.lora.r, "lora_alpha": int(job.lora.alpha or 2 * job.lora.r), "target_modules": targets}
+    return values
+
+
+def _engine(job: Job) -> dict[str, Any]:
+    kind, _, how = job.precision.partition("-")
+    values: dict[str, Any] = {
+        "strategy": job.sharding,
+        "model_dtype": "fp32" if how or kind == "fp32" else kind,
+        "dtype": "float16" if kind == "fp16" else "bfloat16",
+    }
+    if job.sharding == "fsdp2":
+        values["reshard_after_forward"] = job.reshard_after_forward is not False
+        values["offload_policy"] = bool(job.fsdp.model_dump(exclude_unset=True).get("cpu_offload"))
+    elif job.fsdp.model_dump(exclude_unset=True).get("forward_prefetch"):
+        values["forward_prefetch"] = True
+    return values
+
+
+def _optimizer(job: Job) -> dict[str, Any]:
+    return {"optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}.get(job.optimizer, job.optimizer)}
+
+
+def _sft(job: Job, writing: Writing) -> dict[str, Any]:
+    batch = job.batch_size * job.gradient_accumulation_steps * job.num_gpus
+    data = {
+        "train_files": "DATASET",
+        "val_files": None,
+        "train_batch_size": batch,
+        "micro_batch_size_per_gpu": job.batch_size,
+        "use_dynamic_bsz": False,
+        "max_length": job.sequence_length,
+    }
+    return {"data": data, "model": _model(job, writing), "engine": _engine(job), "optim": _optimizer(job)}
+
+
+def _rl(job: Job, writing: Writing) -> dict[str, Any]:
+    completion = job.completion_length
+    if completion is None or completion >= job.sequence_length:
+        raise InvalidJob("completion_length: verl is told of prompt and completion apart",
+                         f"add --completion-length, less than the {job.sequence_length} of sequence_length")  # fmt: skip
+    group = (job.rollout.group_size if job.rollout else None) or 1
+    each = job.batch_size * job.gradient_accumulation_steps * job.num_gpus
+    if each % group:
+        raise InvalidJob(f"rollout.group_size: {group} does not divide the {each} completions of a step", "change it")
+    kl = job.reference != "none"
+    actor = {
+        "strategy": job.sharding,
+        "ppo_mini_batch_size": each // group,
+        "ppo_micro_batch_size_per_gpu": job.batch_size,
+        "use_dynamic_bsz": False,
+        "use_kl_loss": kl,
+        "entropy_coeff": 0.001 if job.entropy == "loss" else 0,
+        "calculate_entropy": job.entropy == "metric",
+        "fsdp_config": _engine(job),
+        "optim": _optimizer(job),
+    }
+    rollout = {"name": "vllm", "n": group, "temperature": job.temperature or 1.0}
+    values: dict[str, Any] = {
+        "algorithm": {"adv_estimator": ESTIMATORS[job.method], "use_kl_in_reward": False},
+        "data": {
+            "train_files": "DATASET",
+            "val_files": "DATASET",
+            "train_batch_size": each // group,
+            "max_prompt_length": job.sequence_length - completion,
+            "max_response_length": completion,
+        },
+        "actor_rollout_ref": {"model": _model(job, writing), "actor": actor, "rollout": rollout},
+    }
+    for extra in job.extra_models:
+        if extra.role == "critic" and isinstance(extra.model, str):
+            values["critic"] = {"model": {"path": extra.model}}
+    return values
