@@ -185,7 +185,7 @@ def test_sets_of_one_name_made_in_two_ways_stay_apart(write: Write) -> None:
 
 def test_a_row_that_cannot_be_estimated_is_counted_with_its_reason(write: Write) -> None:
     rows = [
-        row("fsdp1", JOB | {"sharding": "fsdp", "num_gpus": 2}),
+        row("te", JOB | {"kernels": "te"}),
         row("typo", JOB | {"batch_sise": 1}),
         row("other", JOB | {"model": {"model_type": "rnn"}}),
         {"id": "vague", "measured": {"value": 1, "unit": "parsecs", "kind": "?"}},
@@ -194,7 +194,7 @@ def test_a_row_that_cannot_be_estimated_is_counted_with_its_reason(write: Write)
     found = accuracy([write({"rows": rows})])
     assert [(each.rows, each.estimated, each.refused) for each in found.sets] == [(5, 1, 4)]
     reasons = {each.first_id: each.reason for each in found.refused}
-    assert reasons["fsdp1"] == "sharding: fsdp is not modelled yet"
+    assert reasons["te"].startswith("kernels: te with a bare training loop")
     assert "unknown key 'batch_sise'" in reasons["typo"]
     assert "rnn" in reasons["other"]
     assert reasons["vague"].startswith("no job")
@@ -307,7 +307,7 @@ def test_check_fails_when_a_bound_is_missed(write: Write, capsys: pytest.Capture
 def test_check_fails_when_a_traced_step_is_refused(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write({"kind": "traced", "rows": [row(job=JOB | {"kernels": "te"})]})
     assert main(["accuracy", str(path), "--check"]) == 1
-    assert "a of truth is refused: kernels: te is not modelled yet" in capsys.readouterr().err
+    assert "a of truth is refused: kernels: te with a bare training loop" in capsys.readouterr().err
 
 
 def test_a_check_of_nothing_is_an_error(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

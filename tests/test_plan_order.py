@@ -17,7 +17,7 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
-from tests.any_jobs import MODELS
+from any_jobs import MODELS
 
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"sharding": "none"},

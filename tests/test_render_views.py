@@ -67,7 +67,7 @@ def test_the_figures_are_there_whole(name: str, width: int) -> None:
 def test_every_instant_of_the_schedule_has_words(name: str) -> None:
     for instant in report_of(name).per_gpu.instants:
         point = instant.name.partition(".")[2]
-        assert point in words.POINTS or re.fullmatch(r"layer-\d+-backward", point), instant.name
+        assert point in words.POINTS or re.fullmatch(r"layer-\d+-(backward|reduce)", point), instant.name
         assert instant.name.partition(".")[0] in {"policy", "step", *words.PASSES}
 
 

@@ -137,7 +137,11 @@ def category_title(category: str) -> str:
 def instant_words(instant: str) -> tuple[str, str]:
     """What an instant is, and why memory may peak there."""
     name, _, point = instant.partition(".")
-    what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
+    if point not in POINTS and point.endswith("-reduce"):
+        layer = point.removesuffix("-reduce").replace("-", " ")
+        what, why = f"the reduction of {layer}'s gradients", POINTS["last-layer-reduce"][1]
+    else:
+        what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
     where = PASSES.get(name, "")
     return (f"{what}, {where}" if where else what), why
 

@@ -56,6 +56,11 @@ class Targets(NamedTuple):
         if len(halves) == 2 and not master:
             here = stored.precision.dtype
             notes.assume(f"lora.dtype: {lora.dtype} in {here} products: copies between both are not counted")
+        if base.quantised and base.upcast == "none" and trainer.quantised_adapters and not master:
+            itemsize = DTYPE_BYTES[trainer.quantised_adapters]
+            notes.assume(
+                f"lora.dtype: {trainer.quantised_adapters} ({trainer.title} casts adapters over a quantised base)"
+            )
         return Adapter(
             lora.r,
             self.names,
