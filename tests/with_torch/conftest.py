@@ -8,8 +8,10 @@ import os
 from importlib.util import find_spec
 
 MISSING = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
+OTHERS = [name for name in ("trl", "accelerate", "deepspeed") if find_spec(name) is None]
+"""What single files leave themselves out without."""
 
-if MISSING and os.environ.get("MEMPLAN_REQUIRE_TORCH") == "1":
-    raise ModuleNotFoundError(f"MEMPLAN_REQUIRE_TORCH=1, but these are missing: {', '.join(MISSING)}")
+if (MISSING or OTHERS) and os.environ.get("MEMPLAN_REQUIRE_TORCH") == "1":
+    raise ModuleNotFoundError(f"MEMPLAN_REQUIRE_TORCH=1, but these are missing: {', '.join(MISSING + OTHERS)}")
 
 collect_ignore_glob = ["test_*.py"] if MISSING else []
