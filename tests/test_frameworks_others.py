@@ -45,7 +45,16 @@ python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo data.max_prompt_length=${PROMPT} data.max_response_length=1024 \\
     actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.rollout.n=4 \\
     "${ACTOR[@]}" trainer.n_gpus_per_node=$N "$@" """
-FILES = {"llamafactory": ("train.yaml", LLAMAFACTORY), "verl": ("run.sh", VERL)}
+OPENRLHF = """read -r -d '' training_commands <<EOF
+openrlhf.cli.train_dpo \\
+   --model.model_name_or_path Qwen/Qwen2.5-0.5B \\
+   --train.batch_size 256 \\
+   --train.micro_batch_size 2 \\
+   --data.max_len 4096 \\
+   --ds.zero_stage 3 \\
+   --ref.offload \\
+   --model.gradient_checkpointing_enable"""
+FILES = {"openrlhf": ("dpo.sh", OPENRLHF), "llamafactory": ("train.yaml", LLAMAFACTORY), "verl": ("run.sh", VERL)}
 SAID: dict[str, dict[str, Any]] = {
     "llamafactory": {
         "trainer": "llamafactory",
@@ -57,6 +66,17 @@ SAID: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": "full",
         "gradient_checkpointing_reentrant": True,
         "dtype": "bf16",
+    },
+    "openrlhf": {
+        "trainer": "openrlhf",
+        "method": "dpo",
+        "batch_size": 2,
+        "gradient_accumulation_steps": 128,
+        "sequence_length": 4096,
+        "sharding": "zero3",
+        "reference": "offloaded",
+        "gradient_checkpointing": "full",
+        "attention": "flash",
     },
     "verl": {
         "trainer": "verl",
@@ -80,6 +100,10 @@ LINES: list[tuple[str, str, str, object]] = [
     ("llamafactory", "quantization_bit: 4\nquantization_method: hqq", "quantization", "hqq-4bit"),
     ("llamafactory", "enable_liger_kernel: true", "kernels", "liger"),
     ("llamafactory", "use_galore: true", "optimizer", "galore"),
+    ("openrlhf", "--model.ipo_enable", "method", "ipo"),
+    ("openrlhf", "--ds.adam_offload", "offload", ("optimizer",)),
+    ("openrlhf", "--lora_rank 8", "reference", "offloaded"),
+    ("openrlhf", "--ds.load_in_4bit --ds.lora.rank 8", "quantization", "nf4-double"),
     ("verl", "algorithm.adv_estimator=gae", "method", "ppo"),
     ("verl", "++actor_rollout_ref.model.lora_rank=8", "reference", "adapter"),
     ("verl", "actor_rollout_ref.actor.use_kl_loss=False", "reference", "none"),
@@ -89,6 +113,7 @@ LINES: list[tuple[str, str, str, object]] = [
 ]
 """A framework, a line more, a key of the job and its value."""
 UNREAD = {
+    "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
     "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
     "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
 }
@@ -97,7 +122,8 @@ UNREAD = {
 def read(tmp_path: Path, name: str, more: str = "", **options: Any) -> JobInput:
     file, text = FILES[name]
     path = tmp_path / file
-    path.write_text(f"{text}{more}\n" if more else text, encoding="utf-8")
+    space = " " if file.endswith(".sh") else ""
+    path.write_text(f"{text}{space}{more}\n" if more else text, encoding="utf-8")
     return read_target(str(path), options)
 
 
@@ -159,6 +185,17 @@ DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
             "padded": [True, False],
         },
     ),
+    "openrlhf": (
+        {**PLAIN, "method": ["sft", "dpo", "ipo", "reward", "grpo", "ppo", "rloo"]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "gradient_checkpointing_reentrant": [True, False],
+            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["zero2", "zero3"],
+            "num_gpus": [1, 4],
+            "attention": ["flash", "sdpa"],
+        },
+    ),
     "verl": (
         {**PLAIN, "method": ["sft", "grpo", "ppo", "rloo"], "completion_length": [64]},
         {
@@ -189,6 +226,8 @@ def test_drawn_jobs_come_back(name: str, data: st.DataObject) -> None:
 
 
 REFUSED = [
+    ("openrlhf", {"method": "dpo", "sharding": "fsdp2"}, "sharding: fsdp2 cannot be said to OpenRLHF"),
+    ("openrlhf", {"method": "sft", "optimizer": "sgd"}, "optimizer: sgd cannot be said to OpenRLHF"),
     ("verl", {"method": "grpo", "completion_length": 64, "sharding": "zero3"}, "sharding: zero3 cannot be said"),
     ("verl", {"method": "grpo", "sharding": "fsdp2"}, "completion_length: verl is told of prompt and completion apart"),
     ("llamafactory", {"method": "rloo"}, "trainer: LLaMA-Factory has no rloo"),

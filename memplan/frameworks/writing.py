@@ -15,7 +15,7 @@ from typing import Any
 
 from memplan.errors import InternalError, InvalidJob, UsageError
 from memplan.frameworks.base import File, Framework, Writing
-from memplan.frameworks.documents import document_of
+from memplan.frameworks.documents import FORMS, document_of
 from memplan.frameworks.reading import read_documents
 from memplan.frameworks.registry import recognise
 from memplan.report import Report
@@ -182,10 +182,11 @@ def read_back(job: Job, texts: Mapping[str, str], row: Framework) -> JobInput:
             with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as file:
                 file.write(text)
         named = [name for name in texts if not name.endswith((".sh", ".md")) and not _followed(name, texts)]
+        named = named or list(texts)  # a framework that is told everything by options
         found = []
         for name in named:
             path = os.path.join(folder, name)
-            document = document_of(texts[name], path, "json" if name.endswith(".json") else "yaml")
+            document = document_of(texts[name], path, FORMS[os.path.splitext(name)[1]])
             of = recognise(document) or (row if name == named[0] else None)
             if of is None:
                 raise InternalError(f"{name}, which memplan wrote for {row.title}, is not known again")

@@ -1,0 +1,98 @@
+"""OpenRLHF's command of a job, in a script."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.accelerate_write import run_script, stage_of
+from memplan.frameworks.base import File, Writing
+from memplan.frameworks.hf_write import ATTENTION
+from memplan.spec.job import Job
+from memplan.units import ceil_div
+
+PROGRAMS = {"sft": "sft", "dpo": "dpo", "ipo": "dpo", "reward": "rm", "ppo": "ppo_ray", "grpo": "ppo_ray", "rloo": "ppo_ray"}
+ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "rloo": "rloo"}
+
+
+def write(job: Job, writing: Writing) -> list[File]:
+    """run.sh."""
+    if stage_of(job) is None:
+        raise InvalidJob(f"sharding: {job.sharding} cannot be said to OpenRLHF", "add --zero-stage 0, 1, 2 or 3")
+    if job.method not in PROGRAMS:
+        raise InvalidJob(f"method: {job.method} is not what OpenRLHF trains", f"it trains {', '.join(PROGRAMS)}")
+    program = PROGRAMS[job.method]
+    values = _shared(job, writing, "actor." if program == "ppo_ray" else "model.")
+    nodes = ceil_div(job.num_gpus, job.gpus_per_node)
+    if program == "ppo_ray":
+        values |= _online(job, nodes)
+        starts = f"python3 -m openrlhf.cli.train_{program}"
+        data = {"data.prompt_dataset": "DATASET", "reward.remote_url": "REWARD"}
+    else:
+        starts = f"torchrun --nnodes {nodes} --nproc_per_node {job.num_gpus // nodes} -m openrlhf.cli.train_{program}"
+        data = {"data.dataset": "DATASET"}
+    lines = [f"{starts} \\", *(_option(key, value) for key, value in {**data, **values}.items() if value is not False)]
+    command = "\n".join(lines).removesuffix(" \\")
+    head = (f"OpenRLHF, as memplan planned it. FILL IN {' and '.join(data)} first.", *writing.expects)
+    return [run_script(command, job, head)]
+
+
+def _option(key: str, value: Any) -> str:
+    if value is True:
+        return f"   --{key} \\"
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return f"   --{key} {' '.join(shlex.quote(str(item)) for item in items)} \\"
+
+
+def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
+    kind = job.precision.partition("-")[0]
+    values: dict[str, Any] = {
+        f"{of}model_name_or_path": writing.model,
+        "data.max_len": job.sequence_length,
+        "train.micro_batch_size": job.batch_size,
+        "train.batch_size": job.batch_size * job.gradient_accumulation_steps * job.num_gpus,
+        f"{of}gradient_checkpointing_enable": job.gradient_checkpointing != "none",
+        f"{of}gradient_checkpointing_reentrant": job.gradient_checkpointing_reentrant,
+        "ds.zero_stage": stage_of(job),
+        "ds.param_dtype": kind,
+        "ds.attn_implementation": ATTENTION.get(job.attention, job.attention),
+        "ds.adam_offload": "optimizer" in job.offload,
+        "ds.use_liger_kernel": job.kernels == "liger",
+        "optim": {"adamw": "adam"}.get(job.optimizer, job.optimizer),
+    }
+    if job.lora:
+        targets = job.lora.targets
+        values |= {
+            "ds.lora.rank": job.lora.r,
+            "ds.lora.alpha": int(job.lora.alpha or 16),
+            "ds.lora.dropout": job.lora.dropout,
+            "ds.lora.target_modules": targets if isinstance(targets, str) else list(targets),
+        }
+    if job.quantization == "nf4-double":
+        values["ds.load_in_4bit"] = True
+    if job.method in ("dpo", "ipo"):
+        values |= {"model.ipo_enable": job.method == "ipo", "ref.offload": job.reference == "offloaded"}
+        if job.sft_term:
+            values["model.nll_loss_coef"] = 0.2
+    return values
+
+
+def _online(job: Job, nodes: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "actor.num_nodes": nodes,
+        "actor.num_gpus_per_node": job.num_gpus // nodes,
+        "algo.advantage.estimator": ESTIMATORS[job.method],
+        "algo.kl.init_coef": 0.0 if job.reference == "none" else 0.01,
+        "ref.offload": job.reference == "offloaded",
+        "rollout.temperature": job.temperature or 1.0,
+        "rollout.n_samples_per_prompt": (job.rollout.group_size if job.rollout else None) or 1,
+    }
+    if job.completion_length is not None:
+        values["rollout.max_new_tokens"] = job.completion_length
+    if job.entropy != "none":
+        values["actor.entropy_coef"] = 0.01 if job.entropy == "loss" else 0.0
+    for extra in job.extra_models:
+        if extra.role == "critic" and isinstance(extra.model, str):
+            values["critic.model_name_or_path"] = extra.model
+    return values
