@@ -53,7 +53,14 @@ EXTRA = {
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
-BESIDE = {"set_": "Any key", "with_": "Files", "framework": "Files", **dict.fromkeys(SEARCH, "Search")}
+COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")
+BESIDE = {
+    "set_": "Any key",
+    "with_": "Files",
+    "framework": "Files",
+    **dict.fromkeys(SEARCH, "Search"),
+    **dict.fromkeys(COMPARISON, "Comparison"),
+}
 """Sections of options that are no key of a job."""
 
 
@@ -126,7 +133,7 @@ def sections(params: Any) -> list[tuple[str, list[tuple[str, str]]]]:
         title = title if param.param_type_name == "argument" or option or param.name in BESIDE else "Output"
         text = option.help if option else output.HELP.get(param.name) or EXTRA[param.name]
         found.setdefault(title, []).append((_written(param), text))
-    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Files", "Search", "Output"]
+    order = ["Arguments", *SECTIONS, "LoRA", "Other", "Any key", "Files", "Search", "Comparison", "Output"]
     return [(title, found[title]) for title in order if title in found]
 
 

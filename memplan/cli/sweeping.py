@@ -51,7 +51,7 @@ def sweep(values: Mapping[str, Any]) -> int:
     words = f"{rows:,} rows" + (f" in {place.path}" if place.path else "")
     words += f", {errors:,} of them errors" if errors else ""
     words += f"; {there:,} were there already" if there else ""
-    words += f"; {repeated:,} jobs are there twice, and once in the rows" if repeated else ""
+    words += f"; {repeated:,} left out: the same job again" if repeated else ""
     note(f"{words}; {_duration(time.monotonic() - begun)}")
     if rows and errors == rows:
         raise UsageError(f"not one row is a job; the first: {first.get('error')}", first.get("hint") or "")

@@ -70,7 +70,7 @@ class Grid(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...]:
         """What every row has."""
-        return ("id", *self.keys, *FIGURES, "error", "hint")
+        return ("id", *self.keys, *FIGURES, "error", "hint", "warnings")
 
     def point(self, number: int) -> dict[str, Any]:
         """The keys of row ``number`` that are its own."""
@@ -123,7 +123,7 @@ def _axis(fields: Fields, key: str) -> Axis:
     try:
         return axis(key, values)
     except UsageError as error:
-        raise fields.error(key, error.message, error.hint) from None
+        raise fields.error(key, error.message.removeprefix(f"{key}: "), error.hint) from None
 
 
 def _jobs(fields: Fields) -> list[dict[str, Any]]:
@@ -153,7 +153,8 @@ def row_of(grid: Grid, number: int) -> dict[str, Any]:
     row = {"id": row_id(grid, number), **{key: point.get(key) for key in grid.keys}}
     try:
         values = applied(grid.base, point)
-        return row | figures(resolve(JobInput(build_job(values), dict.fromkeys(values, "file"))))
+        recipe = resolve(JobInput(build_job(values), dict.fromkeys(values, "file")))
+        return row | figures(recipe) | {"warnings": _short("; ".join(recipe.warnings)) or None}
     except MemplanError as error:
         return row | {"error": _short(error.message), "hint": _short(error.hint)}
     except Exception as error:  # a bug in one row is told there, and does not cost the others

@@ -7,6 +7,7 @@ from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
 from memplan.render.difference_view import difference_blocks
 from memplan.render.estimate_view import percent
+from memplan.render.layout import GAP, widths
 from memplan.render.verdict_view import STYLES
 from memplan.units import format_bytes
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from memplan.compare import CompareRow, Comparison
     from memplan.report import Report
 
-FIGURES, TITLE = 86, 24
-"""Columns that the figures of the wide table take, and those that a job's title is given at least, where it is so long:
-with room for both, every group of categories has a column.
+TITLE = 24
+"""Characters that a job's title has at least, where it is so long: with room for them and for the figures, every group
+of categories has a column.
 """
 ROOMIER = 120
 """From this width on tokens per second have one, too."""
@@ -125,11 +126,14 @@ def _row(comparison: "Comparison", row: "CompareRow", *figures: Cell) -> tuple[C
 
 
 def _table(comparison: "Comparison", width: int) -> Iterator[Block]:
+    wide = _wide(comparison, width)
     title = min(TITLE, max(len(row.title) for row in comparison.rows))
-    return _wide(comparison, width) if width >= FIGURES + title else _narrow(comparison)
+    sizes = widths(wide, width)
+    fits = wide.indent + sum(sizes) + len(GAP) * (len(sizes) - 1) <= width
+    yield wide if fits and sizes[0] >= title else _narrow(comparison)
 
 
-def _wide(comparison: "Comparison", width: int) -> Iterator[Block]:
+def _wide(comparison: "Comparison", width: int) -> Table:
     """A column for each group of categories, and for tokens per second where there is room for it."""
     tokens = ["tokens/s"] if width >= ROOMIER and comparison.speed_from == "cost model" else []
     titles = [title.replace(", ", ",\n") for title in (*GROUPS, "rest")]
@@ -138,10 +142,10 @@ def _wide(comparison: "Comparison", width: int) -> Iterator[Block]:
         parts = [format_bytes(size, 1) for size in grouped(row.report.per_gpu.by_category).values()]
         rate = [f"{row.tokens_per_second:,.0f}" if row.tokens_per_second is not None else ""] if tokens else []
         rows.append(_row(comparison, row, *rate, *parts))
-    yield Table(_columns(comparison, *tokens, *titles), tuple(rows))
+    return Table(_columns(comparison, *tokens, *titles), tuple(rows))
 
 
-def _narrow(comparison: "Comparison") -> Iterator[Block]:
+def _narrow(comparison: "Comparison") -> Table:
     """The peak, the saving, the speed and the verdict in columns; the categories below each row."""
     columns = _columns(comparison)
     rows: list[tuple[Cell, ...]] = []
@@ -149,7 +153,7 @@ def _narrow(comparison: "Comparison") -> Iterator[Block]:
         rows.append(_row(comparison, row))
         parts = [f"{name} {format_bytes(size, 1)}" for name, size in grouped(row.report.per_gpu.by_category).items()]
         rows.append((Span("; ".join(parts), "dim"), *("" for _ in columns[1:])))
-    yield Table(columns, tuple(rows))
+    return Table(columns, tuple(rows))
 
 
 def compare_rows(comparison: "Comparison") -> list[dict[str, object]]:

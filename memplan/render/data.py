@@ -58,7 +58,8 @@ def _pipe_table(table: Table) -> str:
     titles = [table.columns[position].title for position in shown]
     ruler = ["---:" if table.columns[position].right else "---" for position in shown]
     rows = [[text_of(row[position]) for position in shown] for row in table.rows]
-    return "".join("| " + " | ".join(map(_escaped, row)) + " |\n" for row in [titles, ruler, *rows])
+    lines = ([" ".join(_escaped(cell).splitlines()) for cell in row] for row in [titles, ruler, *rows])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _escaped(text: str) -> str:

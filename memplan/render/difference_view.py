@@ -25,15 +25,17 @@ def difference_blocks(comparison: "Comparison") -> Iterator[Block]:
     assert found is not None
     rows = {row.name: row for row in comparison.rows}
     before, after = rows[found.before], rows[found.after]
-    yield Prose(f"A: {before.title}\nB: {after.title}", indent=2)
+    yield Heading("What differs between the jobs")
+    yield Prose(f"A: {before.title}\nB: {after.title}")
     yield from _keys(found)
     yield Heading("Where each peaks")
     yield _peaks(before, after)
+    for name, row in (("A", before), ("B", after)):
+        yield Prose(f"{name} peaks at {words.instant_title(row.report.per_gpu.peak_instant)}.", "dim")
     yield from _moves(found, before, after)
 
 
 def _keys(found: "Difference") -> Iterator[Block]:
-    yield Heading("What differs between the jobs")
     if not found.changes:
         yield Prose("No key: the models differ, or nothing does.")
         return
@@ -53,7 +55,7 @@ def _value(value: object) -> str:
 
 
 def _peaks(before: "CompareRow", after: "CompareRow") -> Table:
-    """The meters, the instant and the verdict of each."""
+    """The meters and the verdict of each."""
     columns = (Column(), Column("A", right=True), Column("B", right=True), Column("B − A", right=True))
     first, second = before.report.per_gpu, after.report.per_gpu
     meters = (
@@ -64,7 +66,6 @@ def _peaks(before: "CompareRow", after: "CompareRow") -> Table:
     rows: list[tuple[Cell, ...]] = [
         (name, format_bytes(one), format_bytes(other), words.signed(other - one)) for name, one, other in meters
     ]
-    rows.append(("peaks at", first.peak_instant, second.peak_instant, ""))
     if before.fits or after.fits:
         verdicts = [Span(row.fits, STYLES[row.fits]) if row.fits else Span("no card") for row in (before, after)]
         rows.append(("fits", *verdicts, ""))
