@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
+from memplan.frameworks.scripts import read_script, whole_sum
 from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
@@ -54,8 +55,28 @@ openrlhf.cli.train_dpo \\
    --ds.zero_stage 3 \\
    --ref.offload \\
    --model.gradient_checkpointing_enable"""
-FILES = {"openrlhf": ("dpo.sh", OPENRLHF), "llamafactory": ("train.yaml", LLAMAFACTORY), "verl": ("run.sh", VERL)}
+MEGATRON = """#!/bin/bash
+GPUS=${GPUS:-8}
+ARGS=(
+    --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8
+    --ffn-hidden-size 2816 --swiglu --normalization RMSNorm --position-embedding-type rope
+    --untie-embeddings-and-output-weights --seq-length 2048 --vocab-size 32000
+    --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer
+)
+torchrun --nproc_per_node $GPUS --nnodes 1 PROGRAM.py ${ARGS[@]} \\
+    --tensor-model-parallel-size 2 --sequence-parallel"""
+FILES = {
+    "megatron": ("gpt.sh", MEGATRON.replace("PROGRAM", "pretrain_gpt")),
+    "mindspeed": ("dpo.sh", f"{MEGATRON.replace('PROGRAM', 'posttrain_gpt')} --stage dpo"),
+    "openrlhf": ("dpo.sh", OPENRLHF),
+    "llamafactory": ("train.yaml", LLAMAFACTORY),
+    "verl": ("run.sh", VERL),
+}
+MESH = {"batch_size": 2, "gradient_accumulation_steps": 8, "sequence_length": 2048, "num_gpus": 8, "tensor_parallel": 2,
+        "sequence_parallel": True, "sharding": "distributed-optimizer", "dtype": "bf16"}  # fmt: skip
 SAID: dict[str, dict[str, Any]] = {
+    "megatron": {"trainer": "megatron", "method": "sft", **MESH},
+    "mindspeed": {"trainer": "mindspeed", "method": "dpo", **MESH},
     "llamafactory": {
         "trainer": "llamafactory",
         "method": "simpo",
@@ -93,6 +114,12 @@ SAID: dict[str, dict[str, Any]] = {
     },
 }
 LINES: list[tuple[str, str, str, object]] = [
+    ("megatron", "--recompute-granularity full", "gradient_checkpointing", "full"),
+    ("megatron", "--recompute-activations", "gradient_checkpointing", "selective"),
+    ("megatron", "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", "virtual_pipeline", 2),
+    ("megatron", "--pipeline-model-parallel-size 2", "gradient_accumulation_steps", 16),
+    ("mindspeed", "--stage simpo", "method", "simpo"),
+    ("mindspeed", "--stage dpo --dpo-loss-type ipo", "method", "ipo"),
     ("llamafactory", "disable_gradient_checkpointing: true", "gradient_checkpointing", "none"),
     ("llamafactory", "use_reentrant_gc: false", "gradient_checkpointing_reentrant", False),
     ("llamafactory", "quantization_bit: 4", "quantization", "nf4-double"),
@@ -113,6 +140,8 @@ LINES: list[tuple[str, str, str, object]] = [
 ]
 """A framework, a line more, a key of the job and its value."""
 UNREAD = {
+    "megatron": ("--fp8-format hybrid --new-offload-thing 3", ("fp8_format", "new_offload_thing")),
+    "mindspeed": ("--swap-attention", ("swap_attention",)),
     "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
     "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
     "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
@@ -226,6 +255,7 @@ def test_drawn_jobs_come_back(name: str, data: st.DataObject) -> None:
 
 
 REFUSED = [
+    ("megatron", {"method": "sft"}, "Megatron-LM: its files are read, and not written"),
     ("openrlhf", {"method": "dpo", "sharding": "fsdp2"}, "sharding: fsdp2 cannot be said to OpenRLHF"),
     ("openrlhf", {"method": "sft", "optimizer": "sgd"}, "optimizer: sgd cannot be said to OpenRLHF"),
     ("verl", {"method": "grpo", "completion_length": 64, "sharding": "zero3"}, "sharding: zero3 cannot be said"),
@@ -240,3 +270,52 @@ REFUSED = [
 def test_what_a_framework_cannot_say_is_refused(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         emit(read_job({"model": "smollm2-135m", **keys}), find_framework(name))
+
+
+@pytest.mark.parametrize(
+    ("more", "shape"),
+    [
+        ("", {"model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 2816, "vocab_size": 32000}),
+        ("--add-qkv-bias", {"model_type": "qwen2"}),
+        ("--qk-layernorm", {"model_type": "qwen3", "head_dim": 64}),
+        ("--num-experts 8 --moe-router-topk 2", {"model_type": "mixtral", "num_local_experts": 8}),
+        (
+            "--multi-latent-attention --num-experts 8 --moe-ffn-hidden-size 512 --moe-layer-freq ([0]*1+[1]*3)",
+            {"model_type": "deepseek_v3", "n_routed_experts": 8, "first_k_dense_replace": 1},
+        ),
+    ],
+)
+def test_the_model_that_megatrons_arguments_describe(tmp_path: Path, more: str, shape: dict[str, Any]) -> None:
+    config = read(tmp_path, "megatron", more).job.model
+    assert isinstance(config, dict)
+    assert {key: config[key] for key in shape} == shape
+
+
+def test_arguments_of_megatron_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "model_config.yaml"
+    lines = ["MODEL_ARGS:", "  --num-layers: 2", "  --hidden-size: 256", "  --num-attention-heads: 4", "  --swiglu: true",
+             "  --seq-length: 512", "  --micro-batch-size: 4", "  --bf16: true", "  --vocab-size: 1000"]  # fmt: skip
+    path.write_text("\n".join(lines), encoding="utf-8")
+    job = read_target(str(path), {}).job
+    assert (job.trainer, job.batch_size, job.sequence_length, job.sharding) == ("megatron", 4, 512, "ddp")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=(x y)\nrun ${A[@]} z", ["run", "x", "y", "z"]),
+        ("A=${A:-7}\nB=$((A * 2 + 1))\nrun --n $B", ["run", "--n", "15"]),
+        ("A=1\nif [ -n x ]; then\n  A=2\nfi\nrun $A", ["run", "1"]),
+        ("A=()\nA+=(1)\nA+=(\n  2 # two\n)\nrun ${A[@]}", ["run", "1", "2"]),
+        ('ARGS="\n  --a 1 \\\n  --b 2\n"\nrun $ARGS', ["run", "--a", "1", "--b", "2"]),
+        ("run $NOBODY '$1'", ["run", "$NOBODY", "$1"]),
+        ("run $(rm -rf x)", ["run", "$(rm", "-rf", "x)"]),
+    ],
+)
+def test_what_a_script_comes_to(text: str, words: list[str]) -> None:
+    assert [word.text for word in read_script(text).commands[-1]] == words
+
+
+@pytest.mark.parametrize(("text", "value"), [("2*(3+4)", 14), ("7/2-1", 2), ("1/0", 0), ("2**9", None), ("x+1", None)])
+def test_sums_of_whole_numbers(text: str, value: int | None) -> None:
+    assert whole_sum(text) == value

@@ -1,0 +1,304 @@
+"""Megatron-LM's argument lists: in a command, a launch script, or as MODEL_ARGS of YAML.
+
+The model is what the arguments describe (``megatron_model``); memplan's own knobs of Megatron have Megatron's names.
+Source: Megatron-LM megatron/training/arguments.py (core 0.16).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings, is_template, words
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.megatron_model import config_of
+from memplan.frameworks.scripts import read_script
+from memplan.frameworks.shell import Word, options_of
+from memplan.spec.megatron import Megatron
+from memplan.units import ceil_div
+
+_PROGRAM = re.compile(r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$")
+_TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
+OF_MINDSPEED = words(
+    """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
+    reuse_fp32_param prompt_type is_instruction_dataset use_mc2 no_shared_storage multi_head_latent_attention
+    use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
+)
+"""Arguments that MindSpeed-LLM adds."""
+DEFAULTS: dict[str, Any] = {
+    "optimizer": "adam",
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "cross_entropy_loss_fusion": False,
+    "use_distributed_optimizer": False,
+    "make_vocab_size_divisible_by": 128,
+}
+SIZES = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "expert_tensor_parallel_size": "expert_tensor_parallel",
+}
+NEGATIONS = {"no_gradient_accumulation_fusion": "gradient_accumulation_fusion", "no_bias_swiglu_fusion": "bias_swiglu_fusion"}
+OTHER_NAMES = {"recompute_num_layers": "recompute_num_layers", "decoder_first_pipeline_num_layers":
+               "num_layers_in_first_pipeline_stage", "decoder_last_pipeline_num_layers":
+               "num_layers_in_last_pipeline_stage"}  # fmt: skip
+NOT_MODELLED = {
+    "spec": "a spec of layers of its own is not read: standard layers are counted",
+    "fp8_format": "products in fp8 are not modelled",
+    "fp8": "products in fp8 are not modelled",
+    "fp4_format": "products in fp4 are not modelled",
+    "use_megatron_fsdp": "Megatron's FSDP is not modelled",
+    "use_torch_fsdp2": "FSDP2 within Megatron is not modelled",
+    "use_custom_fsdp": "Megatron's FSDP is not modelled",
+    "mamba_state_dim": "state-space layers are not read: attention is counted",
+    "hybrid_override_pattern": "state-space layers are not read: attention is counted",
+    "hybrid_attention_ratio": "state-space layers are not read: attention is counted",
+    "hybrid_layer_pattern": "state-space layers are not read: attention is counted",
+    "is_hybrid_model": "state-space layers are not read: attention is counted",
+    "num_layer_list": "stages of other sizes are counted as equal",
+    "pipeline_model_parallel_layout": "stages of other sizes are counted as equal",
+    "noop_layers": "empty layers are counted as layers",
+    "swap_attention": "activations on the host are counted on the device",
+    "reuse_fp32_param": "weights that share the main weights' memory are counted beside them",
+    "recompute_activation_function": "activation functions are counted as saved",
+    "recompute_in_advance": "is not modelled",
+    "enable_recompute_layers_per_pp_rank": "layers that are made again are counted for each stage of all chunks",
+    "recompute_in_bubble": "is not modelled",
+    "cpu_offloading": "activations on the host are counted on the device",
+    "fine_grained_activation_offloading": "activations on the host are counted on the device",
+    "decoder_seq_length": "the sequence is counted as seq_length says",
+    "vision_model_type": "a vision tower is not counted",
+    "img_h": "a vision tower is not counted",
+    "num_distributed_optimizer_instances": "states are counted as sharded over all ranks",
+    "heterogeneous_layers_config_path": "every layer is counted as the same",
+    "defer_embedding_wgrad_compute": "is not modelled",
+    "delay_wgrad_compute": "is not modelled",
+    "external_cuda_graph": "CUDA graphs are not counted",
+    "enable_cuda_graph": "CUDA graphs are not counted",
+    "cuda_graph_impl": "CUDA graphs are not counted",
+    "qlora": "is not modelled: the base is counted as it is",
+    "output_layer_slice_num": "logits are counted whole",
+    "grpo_group_size": "reinforcement learning in Megatron-LM is counted as pretraining",
+    "moe_tp_extend_ep": "experts are counted as divided by their own sizes",
+    "tp_2d": "is not modelled",
+    "window_attn_skip_freq": "every layer is counted with full attention",
+    "encoder_num_layers": "an encoder is not counted",
+    "moe_alltoall_overlap_comm": "is not modelled",
+    "moe_fb_overlap": "is not modelled",
+}
+"""Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
+has them for data, rates, logging, checkpoints, initialisation or speed."""
+BEARING = re.compile(r".*(recompute|offload|fsdp|parallel_size|cuda_graph|lora|shard|quant).*")
+"""Names of arguments that may bear, and that nobody took."""
+KNOWN = words(
+    """no_load_optim no_save_optim sequence_parallel lora_load lora_fusion lora_ckpt_filter lora_modify
+    use_distributed_optimizer use_ring_exchange_p2p fsdp_double_buffer hierarchical_context_parallel_sizes
+    lora_register_forward_hook recompute_method context_parallel_algo quantize adapter_load data_parallel_sharding_strategy
+    dist_ckpt_optim_fully_reshardable inference_dynamic_batching_num_cuda_graphs rl_offload_optimizer_during_inference
+    moe_pad_experts_for_cuda_graph_inference no_shared_storage inference_max_requests
+    encoder_tensor_model_parallel_size distribute_saved_activations offload_optimizer mtp_num_layers quantization_config"""
+)
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """``pretrain_gpt.py`` and its like with Megatron's names; MODEL_ARGS of YAML."""
+    return _marks(document, False)
+
+
+def is_mindspeed(document: Document) -> tuple[str, ...]:
+    """The same, with arguments that MindSpeed-LLM adds."""
+    return _marks(document, True)
+
+
+def _marks(document: Document, mindspeed: bool) -> tuple[str, ...]:
+    if document.form == "yaml":
+        arguments = document.settings.values.get("MODEL_ARGS")
+        return ("MODEL_ARGS",) if not mindspeed and isinstance(arguments, Mapping) else ()
+    text = document.text
+    if document.form != "shell" or "--num-layers" not in text or not _TRAINS.search(text):
+        return ()
+    own = any(f"--{name.replace('_', '-')}" in text for name in OF_MINDSPEED) or "posttrain_gpt.py" in text
+    return ("--num-layers",) if own is mindspeed and "--micro-batch-size" in text else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """The training of a Megatron script."""
+    read_for(document, draft, FRAMEWORK)
+
+
+def read_for(document: Document, draft: Draft, row: Framework) -> None:
+    """A training of Megatron-LM or MindSpeed-LLM."""
+    if document.form == "yaml":
+        section = document.settings.section("MODEL_ARGS")
+        lines = {str(key).lstrip("-").replace("-", "_"): document.settings.lines.get(f"MODEL_ARGS.{key}", 1)
+                 for key in section.values}  # fmt: skip
+        values = {str(key).lstrip("-").replace("-", "_"): value for key, value in section.values.items()}
+        read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), {})
+        return
+    script = read_script(document.text)
+    for command in script.commands:
+        place = next((at for at, word in enumerate(command) if _PROGRAM.search(word.text)), -1)
+        if place < 0 or not any(word.text == "--num-layers" for word in command):
+            continue
+        if script.conditional:
+            draft.remarks.append(f"{document.path}: set under a condition, of which the value before it or the first is "
+                                 f"taken: {', '.join(list(script.conditional)[:6])}")  # fmt: skip
+        values, lines, _ = options_of(_options(command[place + 1 :]))
+        launcher, _, _ = options_of(command[:place])
+        read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), launcher)
+        return
+    raise InvalidJob(f"{document.path}: no training with --num-layers in it", "name the script that starts one")
+
+
+def _options(command: list[Word]) -> list[Word]:
+    """Up to what a shell does with the output: ``2>&1 | tee log``."""
+    ends = [at for at, word in enumerate(command) if word.text in ("|", ";", "&&", ">", "2>&1", "&")]
+    return command[: ends[0]] if ends else command
+
+
+def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
+    """All arguments of a training."""
+    draft, mindspeed = keys.draft, keys.framework.name == "mindspeed"
+    draft.put("trainer", keys.framework.name, Origin(FILE, f"{keys.settings.path}: {keys.framework.title}'s arguments"))
+    _method(keys, mindspeed)
+    config = config_of(keys)
+    if "model" not in draft.given:
+        keys.put("model", config, "num_layers")
+    keys.copy("sequence_length", "seq_length", "whole")
+    parallel = _parallel(keys, launcher)
+    _batch(keys, parallel)
+    half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
+    if half:
+        keys.put("dtype", half, half)
+    else:
+        keys.put("precision", "fp32", "bf16")
+    name = (keys.text("optimizer") or "adam").lower()
+    if name in ("adam", "sgd", "lion", "muon"):
+        keys.put("optimizer", {"adam": "adamw"}.get(name, name), "optimizer")
+    else:
+        keys.warn("optimizer", f"optimizer {name[:20]} is not modelled: adamw is counted in its place")
+    backend = (keys.text("attention_backend") or "auto").lower()
+    flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
+    keys.put("attention", "flash" if flash else "eager", "attention_backend", "use_flash_attn")
+    _recompute(keys)
+    _knobs(keys)
+    _adapter(keys)
+    _close(keys)
+
+
+def _method(keys: Keys, mindspeed: bool) -> None:
+    """``--stage`` of MindSpeed; pretraining and SFT are the same to memory."""
+    stage = (keys.text("stage") or "sft").lower() if mindspeed else "sft"
+    methods = {"sft": "sft", "dpo": "dpo", "simpo": "simpo", "orm": "reward", "rm": "reward", "pairwise": "reward"}
+    if stage not in methods:
+        raise keys.settings.error("stage", f"{stage[:20]!r} is not modelled", f"modelled: {', '.join(methods)}")
+    method = "ipo" if stage == "dpo" and keys.text("dpo_loss_type") == "ipo" else methods[stage]
+    if keys.has("stage"):
+        keys.put("method", method, "stage")
+    else:
+        keys.put("method", method)
+
+
+def _parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
+    """Sizes of the mesh, the number of GPUs; data-parallel ranks."""
+    model = 1
+    for name, job_key in SIZES.items():
+        size = keys.whole(name)
+        if size is not None and (size > 1 or keys.has(name)):
+            keys.put(job_key, size, name)
+        if name.split("_")[0] in ("tensor", "pipeline", "context"):
+            model *= size or 1
+    if keys.flag("sequence_parallel") and (keys.whole("tensor_model_parallel_size") or 1) > 1:
+        keys.put("sequence_parallel", True, "sequence_parallel")
+    each, nodes = launcher.get("nproc_per_node"), launcher.get("nnodes", 1)
+    gpus = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 0
+    world = keys.draft.options.get("num_gpus") or gpus
+    if gpus:
+        keys.put("num_gpus", gpus)
+        if isinstance(nodes, int) and nodes > 1:
+            keys.put("gpus_per_node", each)
+    elif not world:
+        keys.assume("num_gpus", model, "no launcher says on how many GPUs it runs: those that hold one copy")
+    layers, stages = keys.whole("num_layers") or 1, keys.whole("pipeline_model_parallel_size") or 1
+    chunk, chunks = keys.whole("num_layers_per_virtual_pipeline_stage"), keys.whole("num_virtual_stages_per_pipeline_rank")
+    if chunk and stages > 1:
+        keys.put("virtual_pipeline", max(1, layers // (stages * chunk)), "num_layers_per_virtual_pipeline_stage")
+    elif chunks and stages > 1:
+        keys.put("virtual_pipeline", chunks, "num_virtual_stages_per_pipeline_rank")
+    on = bool(keys.flag("use_distributed_optimizer"))
+    keys.put("sharding", "distributed-optimizer" if on else "ddp", "use_distributed_optimizer")
+    return max(1, int(world or model) // model)
+
+
+def _batch(keys: Keys, ranks: int) -> None:
+    """Micro-batch, and micro-batches of the global batch."""
+    micro = keys.whole("micro_batch_size") or 1
+    keys.put("batch_size", micro, "micro_batch_size")
+    total = keys.whole("global_batch_size")
+    if total:
+        keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * ranks)), "global_batch_size")
+
+
+def _recompute(keys: Keys) -> None:
+    kind = (keys.text("recompute_granularity") or ("selective" if keys.flag("recompute_activations") else "none")).lower()
+    if kind not in ("full", "selective", "none"):
+        raise keys.settings.error("recompute_granularity", f"{kind[:20]!r} is not known", "use full or selective")
+    keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations")
+
+
+def _knobs(keys: Keys) -> None:
+    """Settings that memplan has under Megatron's own names."""
+    for flag, name in NEGATIONS.items():
+        if keys.flag(flag):
+            put_inner(keys, "megatron", name, False, flag)
+    for name in (*Megatron.model_fields, *OTHER_NAMES):
+        if name not in keys.defaults and not keys.has(name):
+            continue
+        value = keys.get(name)
+        if is_template(value):
+            raise keys.settings.error(name, f"{str(value)[:40]!r} stands for something else", "write the value out")
+        if name in ("recompute_modules",) and isinstance(value, str):
+            value = value.split()
+        put_inner(keys, "megatron", OTHER_NAMES.get(name, name), value, name)
+
+
+def _adapter(keys: Keys) -> None:
+    """MindSpeed's adapters: names of Megatron's fused linears."""
+    rank = keys.whole("lora_r")
+    names = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
+             "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # fmt: skip
+    given = keys.names("lora_target_modules") or ()
+    alpha = keys.number("lora_alpha")
+    if not rank:
+        return
+    targets = [part for name in given for part in names.get(name, (name,))]
+    keys.put("lora", {"r": rank, "alpha": alpha, "targets": targets or "all-linear"}, "lora_r")
+
+
+def _close(keys: Keys) -> None:
+    """Arguments that bear and are on; the rest of Megatron's hundreds of arguments do not bear."""
+    for key, why in NOT_MODELLED.items():
+        value = keys.get(key)
+        if value not in (None, False, "", "none"):
+            keys.warn(key, why)
+    for key, value in keys.settings.values.items():
+        if BEARING.fullmatch(key) and key not in keys._taken and key not in KNOWN and value not in (None, False):
+            keys.warn(key)
+
+
+FRAMEWORK = Framework(
+    "megatron",
+    "Megatron-LM",
+    "core 0.16",
+    recognise=recognise,
+    read=read,
+    extends=("transformers", "trl", "memplan", "accelerate", "deepspeed"),
+    trainer="megatron",
+)

@@ -1,0 +1,146 @@
+"""The model that Megatron's arguments describe, as the config.json of a like one: Llama, Qwen, Mixtral, DeepSeek, GPT-2.
+
+Source: Megatron-LM megatron/training/arguments.py (core 0.16): defaults of _add_network_size_args and validate_args.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks.base import Keys
+from memplan.units import ceil_div
+
+VOCABULARIES = {"gpt2bpetokenizer": 50257, "llama2tokenizer": 32000, "llamatokenizer": 32000, "nulltokenizer": 32000}
+ASSUMED_VOCABULARY = 128256
+SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+         "group_query_attention", "max_position_embeddings", "position_embedding_type", "normalization", "swiglu",
+         "untie_embeddings_and_output_weights", "disable_bias_linear", "add_qkv_bias", "qk_layernorm", "vocab_size",
+         "padded_vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_intermediate_size",
+         "moe_shared_expert_intermediate_size", "n_shared_experts", "moe_layer_freq", "first_k_dense_replace",
+         "multi_latent_attention", "multi_head_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim",
+         "qk_nope_head_dim", "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_percent",
+         "use_rotary_position_embeddings", "squared_relu", "openai_gelu", "use_fused_rmsnorm", "use_fused_swiglu",
+         "tokenizer_type", "init_method_std", "norm_epsilon", "rotary_base")  # fmt: skip
+
+
+def config_of(keys: Keys) -> dict[str, Any]:
+    """A config.json of the shape that the arguments say; what it leaves open is said in a remark."""
+    keys.skip(*SHAPE)
+    width, heads = keys.whole("hidden_size") or 0, keys.whole("num_attention_heads") or 1
+    gated = bool(keys.flag("swiglu"))
+    feed_forward = keys.whole("ffn_hidden_size") or (int(4 * width * 2 / 3 / 64) * 64 if gated else 4 * width)
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "num_hidden_layers": keys.whole("num_layers") or 0,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _groups(keys, heads),
+        "intermediate_size": feed_forward,
+        "vocab_size": _vocabulary(keys),
+        "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length") or 2048,
+        "tie_word_embeddings": not keys.flag("untie_embeddings_and_output_weights"),
+    }
+    if keys.has("kv_channels"):
+        config["head_dim"] = keys.whole("kv_channels")
+    if keys.flag("multi_latent_attention") or keys.flag("multi_head_latent_attention"):
+        return config | _latent(keys, feed_forward)
+    if keys.whole("num_experts"):
+        return config | _experts(keys, feed_forward)
+    if gated:
+        if keys.flag("qk_layernorm"):
+            return config | {"model_type": "qwen3", "head_dim": config.get("head_dim", width // heads)}
+        return config | ({"model_type": "qwen2"} if keys.flag("add_qkv_bias") else {})
+    if config["num_key_value_heads"] != heads:
+        keys.warn("num_query_groups", "of a feed-forward without a gate, as many key heads as query heads are counted")
+    return {
+        "model_type": "gpt2",
+        "n_embd": width,
+        "n_layer": config["num_hidden_layers"],
+        "n_head": heads,
+        "n_inner": feed_forward,
+        "n_positions": config["max_position_embeddings"],
+        "vocab_size": config["vocab_size"],
+        "tie_word_embeddings": config["tie_word_embeddings"],
+    }
+
+
+def _groups(keys: Keys, heads: int) -> int:
+    grouped = bool(keys.flag("group_query_attention"))
+    return (keys.whole("num_query_groups") or 1) if grouped else heads
+
+
+def _vocabulary(keys: Keys) -> int:
+    """Padded, or the tokenizer's; else assumed."""
+    found = keys.whole("padded_vocab_size") or keys.whole("vocab_size")
+    if found:
+        return found
+    kind = (keys.text("tokenizer_type") or "").lower()
+    if kind in VOCABULARIES:
+        return VOCABULARIES[kind]
+    keys.draft.remarks.append(f"{keys.settings.path}: nothing says how large the vocabulary is: {ASSUMED_VOCABULARY} "
+                              "tokens are assumed; add --vocab-size to the file")  # fmt: skip
+    return ASSUMED_VOCABULARY
+
+
+def _expert_width(keys: Keys, feed_forward: int) -> int:
+    return keys.whole("moe_ffn_hidden_size") or keys.whole("moe_intermediate_size") or feed_forward
+
+
+def _dense_layers(keys: Keys) -> int:
+    """Dense layers before the experts: ``([0]*3+[1]*58)`` begins with three."""
+    first = keys.whole("first_k_dense_replace")
+    if first is not None:
+        return first
+    text = str(keys.get("moe_layer_freq") or "").replace(" ", "")
+    if text.startswith(("([0]*", "[0]*")):
+        digits = text.split("[0]*", 1)[1].split("+", 1)[0]
+        return int(digits) if digits.isdigit() else 0
+    if text not in ("", "1"):
+        keys.warn("moe_layer_freq", "every layer is counted with experts")
+    return 0
+
+
+def _experts(keys: Keys, feed_forward: int) -> dict[str, Any]:
+    """A mixture: Mixtral's layer, or Qwen's where there are shared experts or norms of heads."""
+    width, shared = _expert_width(keys, feed_forward), _shared(keys, feed_forward)
+    count, top = keys.whole("num_experts") or 1, keys.whole("moe_router_topk") or 2
+    _dense_layers(keys)
+    if shared or keys.flag("qk_layernorm"):
+        kind = "qwen2_moe" if shared else "qwen3_moe"
+        more = {"shared_expert_intermediate_size": shared} if shared else {}
+        if keys.flag("qk_layernorm"):
+            more["head_dim"] = keys.whole("kv_channels") or (keys.whole("hidden_size") or 0) // (
+                keys.whole("num_attention_heads") or 1)  # fmt: skip
+        return {"model_type": kind, "moe_intermediate_size": width, "num_experts": count, "num_experts_per_tok": top, **more}
+    return {"model_type": "mixtral", "intermediate_size": width, "num_local_experts": count, "num_experts_per_tok": top}
+
+
+def _shared(keys: Keys, feed_forward: int) -> int:
+    """Width of the shared experts together."""
+    given = keys.whole("moe_shared_expert_intermediate_size")
+    return given or (keys.whole("n_shared_experts") or 0) * _expert_width(keys, feed_forward)
+
+
+def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
+    """DeepSeek's latent attention, with or without experts."""
+    layers = keys.whole("num_layers") or 0
+    config: dict[str, Any] = {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": keys.whole("q_lora_rank"),
+        "kv_lora_rank": keys.whole("kv_lora_rank") or 512,
+        "qk_nope_head_dim": keys.whole("qk_head_dim") or keys.whole("qk_nope_head_dim") or 128,
+        "qk_rope_head_dim": keys.whole("qk_pos_emb_head_dim") or keys.whole("qk_rope_head_dim") or 64,
+        "v_head_dim": keys.whole("v_head_dim") or 128,
+        "num_key_value_heads": keys.whole("num_attention_heads"),
+    }
+    count = keys.whole("num_experts")
+    if not count:
+        return config | {"first_k_dense_replace": layers}
+    width = _expert_width(keys, feed_forward)
+    return config | {
+        "moe_intermediate_size": width,
+        "n_routed_experts": count,
+        "n_shared_experts": ceil_div(_shared(keys, feed_forward), width),
+        "num_experts_per_tok": keys.whole("moe_router_topk") or 2,
+        "first_k_dense_replace": _dense_layers(keys),
+    }

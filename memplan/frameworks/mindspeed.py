@@ -1,0 +1,23 @@
+"""MindSpeed-LLM's argument lists: Megatron's (``megatron``), with stages of post-training and adapters."""
+
+from __future__ import annotations
+
+from memplan.frameworks import megatron
+from memplan.frameworks.base import Draft, Framework
+from memplan.frameworks.documents import Document
+
+
+def read(document: Document, draft: Draft) -> None:
+    """The training of a script."""
+    megatron.read_for(document, draft, FRAMEWORK)
+
+
+FRAMEWORK = Framework(
+    "mindspeed",
+    "MindSpeed-LLM",
+    "2.0",
+    recognise=megatron.is_mindspeed,
+    read=read,
+    extends=("transformers", "trl", "memplan", "accelerate", "deepspeed"),
+    trainer="mindspeed",
+)
