@@ -235,7 +235,7 @@ def _enter_last_step(book: Ledger, recipe: Recipe, own: Frame, i: int, instant: 
 
 
 def _enter_waiting(book: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:
-    """Flat gradients that wait whole between micro-steps (``accumulated gradients``), or between the halves of pairs."""
+    """Flat gradients that wait whole: between micro-steps (``accumulated gradients``), or between halves of pairs."""
     total = sum(unit.shard for unit in (*own.layers, own.root))
     if recipe.accumulation > 1:
         _shards(book, "gradients", total, book.schedule[-1], own.place)

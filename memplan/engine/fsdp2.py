@@ -38,23 +38,12 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
     late = waits_for_reduction(recipe)
-    if policy.resharding not in (True, False):
-        layers = next(traced.layers for traced, point in passes if point == "backward")
-        rests = recipe.adapter is not None and not recipe.checkpointing and not policy.first.gradients
-        policy = policy._replace(left=sum(not trace.backward for trace in layers), first_left=rests)
-        unused = [*policy.layers[: policy.left], *([policy.first] if rests else [])]
-        enter_left(book, unused, policy, "units without a backward")
+    policy = _with_left(book, recipe, policy, passes)
     for position, (traced, point) in enumerate(passes):
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
             if sharded:
-                own = frozen_frame(recipe, traced)
-                enter_root(book, own._replace(root=own.always), "reference's root", "", "")
-                if f"{name}.gather" in book.index:
-                    runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
-                    enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
-                enter_forward(book, recipe, own, traced, there=own.resharding is not True)
-                enter_left(book, [*own.layers, own.first], own, "reference's units")
+                _enter_reference(book, recipe, traced)
             continue
         if point == "forward":
             if not opened:
@@ -90,6 +79,29 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
     enter_pools(book, policy, gather, f"{backwards[0].plan.name}.final-norm-backward", recipe.accumulates)
 
 
+def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage]) -> Frame:
+    """The policy with what no backward reshards to nothing, under resharding to a number; its rows."""
+    if policy.resharding in (True, False):
+        return policy
+    layers = next(traced.layers for traced, point in passes if point == "backward")
+    rests = recipe.adapter is not None and not recipe.checkpointing and not policy.first.gradients
+    policy = policy._replace(left=sum(not trace.backward for trace in layers), first_left=rests)
+    unused = [*policy.layers[: policy.left], *([policy.first] if rests else [])]
+    enter_left(book, unused, policy, "units without a backward")
+    return policy
+
+
+def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
+    """The forward of a reference that is sharded too: nothing ever reshards its root."""
+    name, own = traced.plan.name, frozen_frame(recipe, traced)
+    enter_root(book, own._replace(root=own.always), "reference's root", "", "")
+    if f"{name}.gather" in book.index:
+        runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
+        enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
+    enter_forward(book, recipe, own, traced, there=own.resharding is not True)
+    enter_left(book, [*own.layers, own.first], own, "reference's units")
+
+
 def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:
     """Gradients that wait whole, in the reduction's dtype, and the shards that are left of them.
 
@@ -104,7 +116,7 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
         )
         return
     chosen, rejected = backwards[0], backwards[-1]
-    first_of, _last_of = ({i: list(each.layer_instants(i)) for i in each.backward_layers} for each in (chosen, rejected))
+    first_of = {i: list(chosen.layer_instants(i)) for i in chosen.backward_layers}
     order = chosen.backward_layers
     for position, i in enumerate(order):
         below = order[position + 1] if position + 1 < len(order) else -1

@@ -94,7 +94,8 @@ def enter_forward(
     used = own.layers[at].gathered
     before = own.layers[at - 1].gathered if at else 0
     inside = traced.layers[at].forward.size - traced.layers[at].boundary
-    copied = 2 * used + max(0, before - inside)
+    # At the copy-out the part that a forward before left is there still: ``to_unsharded`` frees it.
+    copied = 2 * used + max(0, before + _left_part(own, at, there) - inside)
     if there and not own.reshards:
         copied = 0
     gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
@@ -123,10 +124,15 @@ def forward_kept(book: Ledger, own: Frame, traced: TracedPass, within: str, end:
     at, why = traced.forward_layer, f"reshard_after_forward={own.resharding}"
     embedding = own.first_kept
     count = len(own.layers) if there else at
-    this = own.kept(own.layers[at]) if there and own.reshards else 0
+    this = _left_part(own, at, there)
     gathered(book, "layers gathered before", embedding + own.kept_until(count) - this, within, why)
     every = embedding + own.kept_until(len(own.layers))
     gathered(book, "layers gathered before, all of them", every, end, why, loss)
+
+
+def _left_part(own: Frame, at: int, there: bool) -> int:
+    """What a forward before left of a layer under resharding to a number."""
+    return own.kept(own.layers[at]) if there and own.reshards else 0
 
 
 def loss_is_inside(recipe: Recipe) -> bool:

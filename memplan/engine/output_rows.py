@@ -32,14 +32,17 @@ def scored(traced: TracedPass) -> int:
 
 
 def enter_outputs(book: Ledger, traced: TracedPass) -> None:
-    """The logits that the caller holds, from where the tail's backward has ended to the end of backward."""
+    """The logits that the caller holds, from where the tail's backward has ended to the end of backward: FSDP's last
+    reductions are callbacks within it (torch 2.13 autograd: queue_callback).
+    """
     name, size = traced.plan.name, traced.tail.outputs
+    end = f"{name}.reduce" if f"{name}.reduce" in book.index else f"{name}.embedding-backward"
     book.add(
         "logits, held by the caller",
         "logits",
         size,
         book.after(f"{name}.final-norm-backward"),
-        f"{name}.embedding-backward",
+        end,
         template="T × V × bytes",
         numbers=(size,),
         why="the model's outputs live until backward is done",
