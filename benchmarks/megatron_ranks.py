@@ -60,7 +60,7 @@ SAME = {
     "pipeline_dtype": torch.bfloat16, "use_cpu_initialization": True, "perform_initialization": False,
     "gradient_accumulation_fusion": False,
 }  # fmt: skip
-ROUTED = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "qk_layernorm": True}
+ROUTED: dict[str, Any] = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "qk_layernorm": True}
 ROUTED |= {"moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "alltoall"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -80,8 +80,9 @@ DEGREES = ((1, 1, 1, 1), (1, 2, 4, 1), (2, 1, 1, 2), (4, 2, 1, 4), (8, 2, 1, 8),
 
 def without_cuda() -> None:
     """Parts that need a GPU and hold no parameters do nothing."""
-    torch.cuda.Stream = lambda *args, **keys: None  # type: ignore[assignment,misc]
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    cuda: Any = torch.cuda
+    cuda.Stream = lambda *args, **keys: None
+    cuda.current_device = lambda: torch.device("cpu")
     kernel: Any = dot_product_attention.DotProductAttention
     kernel.__init__ = lambda self, *args, **keys: torch.nn.Module.__init__(self)
     for name in ("TEColumnParallelLinear", "TELinear", "Linear"):

@@ -211,8 +211,9 @@ def test_more_ranks_never_hold_more_of_the_states(keys: dict[str, Any], ranks: i
 @settings(max_examples=20, deadline=None)
 def test_resharding_never_raises_what_the_model_occupies(keys: dict[str, Any]) -> None:
     """Weights, gradients, states and buffers: at no instant more than where layers stay gathered."""
-    how = ({"reshard_after_forward": False}, {}) if keys["sharding"] == "fsdp2" else ()
-    how = how or ({"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}, {})
+    two: dict[str, Any] = {"reshard_after_forward": False}
+    one: dict[str, Any] = {"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}
+    how: tuple[dict[str, Any], dict[str, Any]] = (two if keys["sharding"] == "fsdp2" else one, {})
     kept, freed = (book_of(**keys | each) for each in how)
 
     def most(book: Ledger) -> int:

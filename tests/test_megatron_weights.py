@@ -118,7 +118,7 @@ def states(**keys: Any) -> dict[str, int]:
     return {kind: sum(row.bytes for row in rows if row.category == kind) for kind in STATES}
 
 
-BYTES = {
+BYTES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "whole": ({"sharding": "ddp"}, (2, 4, 4, 8)),
     "distributed": ({}, (2, 4, 1, 2)),
     "fp32": ({"precision": "fp32", "sharding": "ddp"}, (4, 4, 0, 8)),

@@ -2,7 +2,9 @@
 
 import json
 import random
+from functools import partial
 from itertools import product
+from operator import ge
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +57,7 @@ def test_the_search_finds_what_brute_force_finds_in_thousands_of_spaces(seed: in
             priced.append(each)
             return each.size
 
-        found = best(space, price, lambda size, room=room: size <= room, wanted)
+        found = best(space, price, partial(ge, room), wanted)
         fitting = [each for each in space if each.size <= room]
         first: dict[int, Made] = {}
         for each in fitting:
@@ -70,7 +72,7 @@ def test_the_front_is_that_of_brute_force(seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(500):
         space, room = drawn(random_), random_.randint(1, 60)
-        found = front(space, lambda each: each.size, lambda size, room=room: size <= room, lambda size: size)
+        found = front(space, lambda each: each.size, partial(ge, room), lambda size: size)
         fitting = [each for each in space if each.size <= room]
         expected = [each for i, each in enumerate(fitting) if all(each.size < before.size for before in fitting[:i])]
         assert [each for each, _ in found.plans] == expected
@@ -82,7 +84,7 @@ def test_the_largest_is_exact(seed: int) -> None:
     for _ in range(500):
         low, most = random_.randint(1, 20), random_.randint(1, 3000)
         limit = random_.randint(0, 3200)
-        assert largest(lambda value, limit=limit: value <= limit, low, most) == max(low - 1, min(limit, most))
+        assert largest(partial(ge, limit), low, most) == max(low - 1, min(limit, most))
 
 
 AXES: dict[str, tuple[Any, ...]] = {

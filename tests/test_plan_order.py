@@ -4,6 +4,7 @@ depend on what passes, and a recipe with another batch is the one that ``resolve
 from typing import Any
 
 import pytest
+from any_jobs import MODELS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
-from any_jobs import MODELS
 
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"sharding": "none"},
@@ -128,8 +128,9 @@ def test_a_dominated_choice_never_holds_less_and_is_never_faster(
 def test_states_alone_are_those_of_the_layout_and_below_every_peak(
     one: dict[str, Any], other: dict[str, Any], layout: dict[str, Any]
 ) -> None:
-    same = {key: one[key] for key in ("model", "method", "lora", "precision", "sequence_length") if key in one}
-    rest = {key: value for key, value in other.items() if key not in ("model", "method", "lora", "precision")}
+    shared = ("model", "method", "lora", "precision")
+    same: dict[str, Any] = {key: one[key] for key in (*shared, "sequence_length") if key in one}
+    rest: dict[str, Any] = {key: value for key, value in other.items() if key not in shared}
     first, second = recipe(**{**one, **layout}), recipe(**{**rest, **same, **layout, "batch_size": 3})
     assert floor(first) == floor(second)
     assert floor(first) <= peak(first).allocated.expected

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.engine.ledger import Ledger
 from memplan.engine.kept import KeptGradients
+from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.shared_inputs import shared_inputs
 from memplan.spec.encoders import DisentangledAttention

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memplan.engine.front import NO_FRONT
-from memplan.engine.ledger import Ledger
 from memplan.engine.kept import KeptGradients
+from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
 

@@ -61,7 +61,8 @@ class Reading(dict[str, Any]):
     """
 
     def __init__(self, known: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
-        super().__init__((name, value) for name, value in zip(recipe._fields, recipe) if type(value) in PLAIN)
+        fields = zip(recipe._fields, recipe, strict=True)
+        super().__init__((name, value) for name, value in fields if type(value) in PLAIN)
         self.known, self.recipe, self.parts, self.names = known, recipe, parts, names
 
     def __missing__(self, name: str) -> Any:

@@ -72,7 +72,8 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
             enter_quantised(book, base, owner, category, [weight for weight in weights if weight.quantised_by(base)])
             weights = [weight for weight in weights if not weight.quantised_by(base)]
         if model.sharded and recipe.zero_stage == 3:
-            enter_resident_partitions(book, recipe, f"{model.role} model {model.spec.name}", category, weights, model.itemsize)
+            title = f"{model.role} model {model.spec.name}"
+            enter_resident_partitions(book, recipe, title, category, weights, model.itemsize)
             continue
         shards = recipe.ranks if model.sharded else 1
         elements = shard_elements(weights, shards, recipe.sharding == "fsdp2")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.engine.ledger import Ledger
 from memplan.engine.kept import KeptGradients
+from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.vision import Tower
 
@@ -53,7 +53,8 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
         why="image_hidden_states of the outputs",
         source=SOURCE,
     )
-    if keeps_outputs and traced.plan.style == "plain" and tower_of(traced).loss_within and not traced.layers[0].keeps_input:
+    held = keeps_outputs and traced.plan.style == "plain" and not traced.layers[0].keeps_input
+    if held and tower_of(traced).loss_within:
         book.add(
             "embedded sequence, held by the model's forward",
             "activations",

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass
+from memplan.engine.patches import embed_patches
 from memplan.engine.projection import Joint, scatter
 from memplan.engine.projections import PROJECTIONS
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
-from memplan.engine.patches import embed_patches
 from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
