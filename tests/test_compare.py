@@ -9,10 +9,11 @@ import pytest
 from memplan.api import compare, estimate
 from memplan.cli.app import main
 from memplan.compare.grid import applied, axis, known_key, placed, point_of, size_of
-from memplan.compare.result import Comparison
+from memplan.compare.result import Comparison, Move
 from memplan.cost import speed
 from memplan.errors import InvalidJob, UsageError
 from memplan.render.compare_view import compare_blocks, compare_rows
+from memplan.render.difference_view import over_layers
 from memplan.render.text import plain
 from memplan.units import format_bytes
 
@@ -89,6 +90,20 @@ def test_the_moves_between_two_jobs_add_up_to_the_difference_of_their_peaks(
         outer, *inner = change.key.split(".")
         if not inner:
             assert (change.before, change.after) == tuple(report.job.get(outer) for report in reports)
+
+
+def test_the_same_kind_of_row_in_several_layers_is_told_as_one() -> None:
+    moves = [
+        Move("activation, layers 1-30", "activations", 30, 0),
+        Move("logits", "logits", 0, 20),
+        Move("activation, layer 0", "activations", 1, 0),
+        Move("activation, layer 0", "recomputation", 0, 2),
+    ]
+    assert over_layers(moves) == [
+        Move("activation", "activations", 31, 0),
+        Move("logits", "logits", 0, 20),
+        Move("activation, layer 0", "recomputation", 0, 2),
+    ]
 
 
 def test_a_combination_that_cannot_be_is_listed_with_its_reason_and_the_rest_is_done() -> None:

@@ -13,6 +13,7 @@ SAYS = {
     "simpo_on_8_h100.sh": "h100-80gb",
     "after_a_rollout.sh": "weights and states of the critic",
     "own_strategies.sh": "ZeRO-3",
+    "sweep.sh": "nf4   rtx-4090",
     "dpo_lora_longest_sequence.py": "longest sequence:",
     "reward_model_on_64gb.py": "LoRA r 16",
     "from_sft_to_dpo.py": "twice the sequences",

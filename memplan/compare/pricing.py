@@ -117,7 +117,7 @@ def _passes(recipe: Recipe) -> float:
 def fastest_that_fits(rows: Sequence[CompareRow], where: str = "") -> str:
     """Which row to take, where cards are named."""
     judged = [row for row in rows if row.fits]
-    if not judged:
+    if not judged or len(rows) == 1:
         return ""
     fits = f"fits {where}" if where else "fits its card"
     for verdict, words in (("yes", f"Fastest of these that {fits}"), ("tight", f"None of these surely {fits}; tight")):

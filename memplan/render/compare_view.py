@@ -33,9 +33,7 @@ GROUPS = {
 
 def compare_blocks(comparison: "Comparison", width: int) -> list[Block]:
     """The table, what cannot be, two jobs side by side, the recommendation, and what was assumed."""
-    blocks: list[Block] = [
-        Heading(f"{_subject(comparison)}: {len(comparison.rows)} {comparison.of}, least memory first", "strong")
-    ]
+    blocks: list[Block] = [Heading(f"{_subject(comparison)}: {_count(comparison)}, least memory first", "strong")]
     blocks.append(definitions(_common(comparison)))
     blocks += [Heading("Peak per GPU"), *_table(comparison, width)]
     blocks += [Prose(SPEEDS[comparison.speed_from], "dim")]
@@ -60,6 +58,11 @@ SPEEDS = {
     "arithmetic, memory and communication.",
 }
 """What the column of speeds is made of."""
+
+
+def _count(comparison: "Comparison") -> str:
+    count = len(comparison.rows)
+    return f"{count} {comparison.of}" if count != 1 else f"1 {SINGULAR[comparison.of]}"
 
 
 def _subject(comparison: "Comparison") -> str:

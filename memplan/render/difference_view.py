@@ -1,6 +1,8 @@
 """Two jobs side by side: the keys that differ, where each peaks, and what moved between the two peaks."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.compare.grid import value_words
@@ -11,10 +13,11 @@ from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.compare import Comparison
-    from memplan.compare.result import CompareRow, Difference
+    from memplan.compare.result import CompareRow, Difference, Move
 
-SMALL = 0.001
+SMALL = 0.003
 """Share of the larger peak below which moves are told together."""
+LAYERS = re.compile(r", layers? \d+(-\d+)?$")
 LONGEST = 44
 """Characters of a key's value."""
 
@@ -76,8 +79,9 @@ def _moves(found: "Difference", before: "CompareRow", after: "CompareRow") -> It
     """Rows of the ledger, the largest move first; small ones together."""
     yield Heading("What moved at the peak")
     largest = max(row.report.per_gpu.allocated_bytes for row in (before, after))
-    shown = [move for move in found.moves if abs(move.after - move.before) >= SMALL * largest]
-    rest = [move for move in found.moves if move not in shown]
+    moves = over_layers(found.moves)
+    shown = [move for move in moves if abs(move.after - move.before) >= SMALL * largest]
+    rest = [move for move in moves if abs(move.after - move.before) < SMALL * largest]
     columns = (
         Column("row", wrap=True),
         Column("A", right=True),
@@ -96,6 +100,22 @@ def _moves(found: "Difference", before: "CompareRow", after: "CompareRow") -> It
     moved = after.report.per_gpu.allocated_bytes - before.report.per_gpu.allocated_bytes
     rows.append((Span("total", "strong"), *(Span(text, "strong") for text in total), words.signed(moved)))
     yield Table(columns, tuple(rows))
+
+
+def over_layers(moves: Sequence["Move"]) -> list["Move"]:
+    """Rows of the same kind in several layers as one: 'activation, layer 0' and 'activation, layers 1-30'."""
+    kinds: dict[tuple[str, str], list[Move]] = {}
+    for move in moves:
+        kinds.setdefault((move.category, LAYERS.sub("", move.name)), []).append(move)
+    found = [
+        same[0]
+        if len(same) == 1
+        else replace(
+            same[0], name=name, before=sum(move.before for move in same), after=sum(move.after for move in same)
+        )
+        for (_, name), same in kinds.items()
+    ]
+    return sorted(found, key=lambda move: -abs(move.after - move.before))
 
 
 def _size(size: int) -> str:
