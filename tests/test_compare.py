@@ -5,9 +5,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from memplan.api import compare, estimate
 from memplan.cli.app import main
+from memplan.cli.schemas import schema_of
 from memplan.compare.grid import applied, axis, known_key, placed, point_of, size_of
 from memplan.compare.result import Comparison, Move
 from memplan.cost import speed
@@ -175,7 +177,15 @@ WRONG = [
     (["smollm2-135m", "--vary", "bathc_size=1,2"], "unknown key 'bathc_size'"),
     (["smollm2-135m", "--vary", "batch_size=1,1"], "twice"),
     (["smollm2-135m", "--vary", "batch_size=1,2", "--vary", "b=4"], "varied twice"),
-    (["smollm2-135m", "--vary", "batch_size=1,2", "-b", "4"], "contradicts"),
+    (["smollm2-135m", "--vary", "batch_size=1,2", "-b", "4"], "batch_size is given as 4, and varies"),
+    (["smollm2-135m", "--vary", "lora.r=8,16", "--lora-r", "4"], "lora.r is given as 4"),
+    (["smollm2-135m", "--vary", "lora.r=8,16", "--set", "lora.r=4"], "lora.r is given as 4"),
+    (["smollm2-135m", "--vary", "gradient_checkpointing=none,full", "--recompute", "full"], "given as full"),
+    (["smollm2-135m", "--vary", "learning_rate=1,2"], "no effect on memory"),
+    (["smollm2-135m", "--vary", "zzzzzzzz=1,2"], "unknown key 'zzzzzzzz'"),
+    (["smollm2-135m", "--vary", "model=smollm2-135m,smollm2-360m"], "model is given as smollm2-135m"),
+    (["--methods", "sft,dpo"], "compare what?"),
+    ([], "compare what?"),
     (["smollm2-135m", "--vary", "batch_size=0,1"], "batch_size"),
     (["smollm2-135m", "--vary", f"batch_size={','.join(map(str, range(1, 2100)))}"], "too many"),
     (["smollm2-135m", "--methods", "sft,dpp"], "'dpp'"),
@@ -203,8 +213,15 @@ def test_what_cannot_be_compared_is_said_in_two_lines(
 
 
 def test_a_model_that_is_not_there_is_no_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "smollm2-135m", "--vary", "model=smollm2-135m,no-such-model"]) == 3
+    assert main(["compare", "--vary", "model=smollm2-135m,no-such-model"]) == 3
     assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("vary", [{"tensor_parallel": [1, 3]}, {"lora": [None, {"r": 8}]}, {"batch_size": [1, 2, 3]}])
+def test_the_json_is_what_its_schema_says(vary: dict[str, list[object]]) -> None:
+    made = compare({"model": "smollm2-135m", "num_gpus": 4, "gpu": "t4", "method": "sft"}, vary=vary).to_dict()
+    Draft202012Validator(schema_of("compare")).validate(json.loads(json.dumps(made)))
+    assert set(made["rows"][0]) >= {"name", "changes", "report", "saving", "fits", "relative_speed"}
 
 
 def test_points_of_a_grid_are_counted_with_the_last_axis_fastest() -> None:

@@ -12,6 +12,7 @@ from memplan.cli.output import Result
 from memplan.cli.parameters import option
 from memplan.errors import EXIT_DONE, UsageError
 from memplan.render.progress import spinner
+from memplan.spec.reading import canonical_key
 
 if TYPE_CHECKING:
     from memplan.compare import Axis, Comparison
@@ -24,6 +25,8 @@ HELP = """The same job under several strategies, ranked by memory; or several jo
 Examples: memplan compare llama-3.1-8b --method simpo --num-gpus 4 --gpu a100-80gb; memplan compare a.yaml b.yaml;
 memplan compare llama-3.1-8b qwen2.5-7b --methods dpo,simpo --vary batch_size=1,2,4
 """
+
+NAMES_A_MODEL = {"model", "total_params"}
 
 
 def parameters() -> list[inspect.Parameter]:
@@ -75,6 +78,11 @@ def comparison(values: Mapping[str, Any]) -> "Comparison":
     values, axes = axes_of(values)
     targets, strategies = values.get("targets") or [None], values.get("strategies")
     jobs = [_job(target, values) for target in targets]
+    first = jobs[0][1].job
+    if jobs[0][1].sources.get("model") == "option" and any(each.key == "model" for each in axes):
+        raise UsageError(f"model is given as {first.model!s:.60}, and varies", "leave one of them out")
+    if first.model is None and first.total_params is None and not NAMES_A_MODEL & {each.key for each in axes}:
+        raise UsageError("compare what?", "name a model or a job: memplan compare llama-3.1-8b --method simpo")
     if len(jobs) == 1 and not axes:
         return compare_strategies(jobs[0][1], Path(strategies) if strategies else None)
     if strategies is not None:
@@ -104,13 +112,21 @@ def axes_of(values: Mapping[str, Any]) -> "tuple[dict[str, Any], list[Axis]]":
         axes.append(axis("num_gpus", _listed("--num-gpus", rest.pop("num_gpus"))))
     if "," in (rest.get("gpu") or ""):
         axes.append(axis("gpu", _listed("--gpu", rest.pop("gpu"))))
-    for each in axes:
-        if rest.get(each.key) is not None:
-            name = each.key.replace("_", "-")
-            raise UsageError(
-                f"--{name} {rest[each.key]!s:.40} contradicts the values that vary", "leave one of them out"
-            )
+    if axes:
+        _, keys = options.collect(rest)
+        for each in axes:
+            _refuse_given(each.key, {canonical_key(key): value for key, value in keys.items()})
     return rest, axes
+
+
+def _refuse_given(path: str, keys: Mapping[str, Any]) -> None:
+    """A key that varies is not given, too."""
+    found: Any = keys
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return
+        found = found[name]
+    raise UsageError(f"{path} is given as {found!s:.40}, and varies", "leave one of them out")
 
 
 def _gpus(given: Sequence[str]) -> dict[str, str]:

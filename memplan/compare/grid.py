@@ -13,7 +13,7 @@ from memplan.errors import InvalidJob, UsageError, did_you_mean
 from memplan.gpus import find_gpu
 from memplan.spec.job import Job, Lora
 from memplan.spec.reading import JobInput, build_job, canonical_key, merged, normalise
-from memplan.tables.choices import ALIASES
+from memplan.tables.choices import ALIASES, TRAINING_ONLY
 
 SHORTHANDS = ("use_lora", "load_in_4bit", "load_in_8bit")
 MOST_CASES = 2000
@@ -49,7 +49,10 @@ def known_key(key: str) -> str:
     if name.startswith("lora_") and name.removeprefix("lora_") in Lora.model_fields:
         name = f"lora.{name.removeprefix('lora_')}"
     if name.split(".")[0] not in Job.model_fields and name not in SHORTHANDS:
-        raise InvalidJob(f"unknown key {first[:80]!r}", did_you_mean(name, [*Job.model_fields, *ALIASES]))
+        if name in TRAINING_ONLY:
+            raise InvalidJob(f"{name} has no effect on memory", "vary a key that has: memplan schema job")
+        hint = did_you_mean(name, [*Job.model_fields, *ALIASES]) or "see what a job takes: memplan schema job"
+        raise InvalidJob(f"unknown key {first[:80]!r}", hint)
     return ".".join((name, *inner))
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from memplan.compare.result import CompareRow, Difference, Move
 
 SMALL = 0.003
-"""Share of the larger peak below which moves are told together."""
+"""Share of the larger peak below which moves are told together, where there are many."""
+ALWAYS = 8
+"""Moves that are told by name, however small."""
 LAYERS = re.compile(r", layers? \d+(-\d+)?$")
 LONGEST = 44
 """Characters of a key's value."""
@@ -80,8 +82,8 @@ def _moves(found: "Difference", before: "CompareRow", after: "CompareRow") -> It
     yield Heading("What moved at the peak")
     largest = max(row.report.per_gpu.allocated_bytes for row in (before, after))
     moves = over_layers(found.moves)
-    shown = [move for move in moves if abs(move.after - move.before) >= SMALL * largest]
-    rest = [move for move in moves if abs(move.after - move.before) < SMALL * largest]
+    large = sum(abs(move.after - move.before) >= SMALL * largest for move in moves)
+    shown, rest = moves[: max(large, ALWAYS)], moves[max(large, ALWAYS) :]
     columns = (
         Column("row", wrap=True),
         Column("A", right=True),
