@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+import memplan
 from memplan.api import compare, estimate
 from memplan.cli.app import main
 from memplan.cli.schemas import schema_of
@@ -247,6 +248,12 @@ def test_a_point_goes_over_a_job_as_an_option_does() -> None:
 )
 def test_keys_go_by_their_other_names_too(key: str, name: str) -> None:
     assert known_key(key) == name
+
+
+def test_the_public_names_stay_functions_once_their_packages_are_imported() -> None:
+    for _ in range(2):
+        assert isinstance(memplan.compare({"model": "smollm2-135m"}), Comparison)
+        assert callable(memplan.plan)
 
 
 def test_python_refuses_strategies_beside_a_grid() -> None:

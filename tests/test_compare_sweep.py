@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_a_bug_in_one_row_is_told_in_that_row(grid: Path, monkeypatch: pytest.Mo
     def broken(recipe: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("memplan.compare.sweep.figures", broken)
+    monkeypatch.setattr(sys.modules[row_of.__module__], "figures", broken)
     row = row_of(read_grid(grid, {}), 0)
     assert row["error"] == "internal error: ZeroDivisionError: division by zero"
 
