@@ -47,9 +47,11 @@ def test_a_published_example(tmp_path: Path) -> None:
     assert (job.trainer, job.trainer_version, job.method) == ("transformers", "5.14", "sft")
     assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length) == (2, 4, 2048)
     assert (job.quantization, job.kbit_upcast, job.optimizer) == ("nf4-double", False, "paged-adamw-8bit")
-    assert job.lora is not None and (job.lora.r, job.lora.targets) == (32, ("gate_proj", "down_proj"))
+    assert job.lora is not None
+    assert (job.lora.r, job.lora.targets) == (32, ("gate_proj", "down_proj"))
     assert (job.gradient_checkpointing, job.gradient_checkpointing_reentrant, job.attention) == ("full", True, "flash")
-    assert found.sources["batch_size"] == "file" and found.sources["gradient_checkpointing_reentrant"] == "trainer"
+    assert found.sources["batch_size"] == "file"
+    assert found.sources["gradient_checkpointing_reentrant"] == "trainer"
     assert framework_of(str(tmp_path / "config.yaml")).name == "axolotl"
     assert not [line for line in found.warnings if "not counted" in line]
 
@@ -142,6 +144,7 @@ DRAWN = st.fixed_dictionaries(
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(keys=DRAWN)
 def test_drawn_jobs_come_back(keys: dict[str, Any]) -> None:
+    assume("sharding" not in keys or keys.get("num_gpus", 1) > 1)
     asked = read_job({"model": "smollm2-135m", **keys})
     try:
         resolve(asked)

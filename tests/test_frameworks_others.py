@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_cases import DRAWN, FILES, LINES, LLAMAFACTORY, REFUSED, SAID, UNREAD
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -16,136 +17,6 @@ from memplan.frameworks.scripts import read_script, whole_sum
 from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
-
-LLAMAFACTORY = """model_name_or_path: Qwen/Qwen2.5-0.5B
-stage: dpo
-do_train: true
-finetuning_type: lora
-lora_rank: 16
-lora_target: q_proj,v_proj
-pref_loss: simpo
-dataset: dpo_en_demo
-template: qwen
-cutoff_len: 4096
-per_device_train_batch_size: 2
-gradient_accumulation_steps: 8
-bf16: true
-flash_attn: fa2
-"""
-VERL = """#!/bin/bash
-N=${N:-8}
-PROMPT=$((512 * 2))
-ACTOR=(
-    actor_rollout_ref.actor.use_kl_loss=True
-    actor_rollout_ref.actor.ppo_mini_batch_size=64
-    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
-    actor_rollout_ref.actor.strategy=fsdp2
-)
-[ -n "$X" ] && echo hello
-python3 -m verl.trainer.main_ppo \\
-    algorithm.adv_estimator=grpo data.max_prompt_length=${PROMPT} data.max_response_length=1024 \\
-    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.rollout.n=4 \\
-    "${ACTOR[@]}" trainer.n_gpus_per_node=$N "$@" """
-OPENRLHF = """read -r -d '' training_commands <<EOF
-openrlhf.cli.train_dpo \\
-   --model.model_name_or_path Qwen/Qwen2.5-0.5B \\
-   --train.batch_size 256 \\
-   --train.micro_batch_size 2 \\
-   --data.max_len 4096 \\
-   --ds.zero_stage 3 \\
-   --ref.offload \\
-   --model.gradient_checkpointing_enable"""
-MEGATRON = """#!/bin/bash
-GPUS=${GPUS:-8}
-ARGS=(
-    --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8
-    --ffn-hidden-size 2816 --swiglu --normalization RMSNorm --position-embedding-type rope
-    --untie-embeddings-and-output-weights --seq-length 2048 --vocab-size 32000
-    --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer
-)
-torchrun --nproc_per_node $GPUS --nnodes 1 PROGRAM.py ${ARGS[@]} \\
-    --tensor-model-parallel-size 2 --sequence-parallel"""
-FILES = {
-    "megatron": ("gpt.sh", MEGATRON.replace("PROGRAM", "pretrain_gpt")),
-    "mindspeed": ("dpo.sh", f"{MEGATRON.replace('PROGRAM', 'posttrain_gpt')} --stage dpo"),
-    "openrlhf": ("dpo.sh", OPENRLHF),
-    "llamafactory": ("train.yaml", LLAMAFACTORY),
-    "verl": ("run.sh", VERL),
-}
-MESH = {"batch_size": 2, "gradient_accumulation_steps": 8, "sequence_length": 2048, "num_gpus": 8, "tensor_parallel": 2,
-        "sequence_parallel": True, "sharding": "distributed-optimizer", "dtype": "bf16"}  # fmt: skip
-SAID: dict[str, dict[str, Any]] = {
-    "megatron": {"trainer": "megatron", "method": "sft", **MESH},
-    "mindspeed": {"trainer": "mindspeed", "method": "dpo", **MESH},
-    "llamafactory": {
-        "trainer": "llamafactory",
-        "method": "simpo",
-        "batch_size": 2,
-        "gradient_accumulation_steps": 8,
-        "sequence_length": 4096,
-        "attention": "flash",
-        "gradient_checkpointing": "full",
-        "gradient_checkpointing_reentrant": True,
-        "dtype": "bf16",
-    },
-    "openrlhf": {
-        "trainer": "openrlhf",
-        "method": "dpo",
-        "batch_size": 2,
-        "gradient_accumulation_steps": 128,
-        "sequence_length": 4096,
-        "sharding": "zero3",
-        "reference": "offloaded",
-        "gradient_checkpointing": "full",
-        "attention": "flash",
-    },
-    "verl": {
-        "trainer": "verl",
-        "method": "grpo",
-        "batch_size": 4,
-        "gradient_accumulation_steps": 8,
-        "sequence_length": 2048,
-        "completion_length": 1024,
-        "num_gpus": 8,
-        "sharding": "fsdp2",
-        "precision": "bf16-amp",
-        "reference": "offloaded",
-        "attention": "flash",
-    },
-}
-LINES: list[tuple[str, str, str, object]] = [
-    ("megatron", "--recompute-granularity full", "gradient_checkpointing", "full"),
-    ("megatron", "--recompute-activations", "gradient_checkpointing", "selective"),
-    ("megatron", "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", "virtual_pipeline", 2),
-    ("megatron", "--pipeline-model-parallel-size 2", "gradient_accumulation_steps", 16),
-    ("mindspeed", "--stage simpo", "method", "simpo"),
-    ("mindspeed", "--stage dpo --dpo-loss-type ipo", "method", "ipo"),
-    ("llamafactory", "disable_gradient_checkpointing: true", "gradient_checkpointing", "none"),
-    ("llamafactory", "use_reentrant_gc: false", "gradient_checkpointing_reentrant", False),
-    ("llamafactory", "quantization_bit: 4", "quantization", "nf4-double"),
-    ("llamafactory", "quantization_bit: 4\ndouble_quantization: false", "quantization", "nf4"),
-    ("llamafactory", "quantization_bit: 4\nquantization_method: hqq", "quantization", "hqq-4bit"),
-    ("llamafactory", "enable_liger_kernel: true", "kernels", "liger"),
-    ("llamafactory", "use_galore: true", "optimizer", "galore"),
-    ("openrlhf", "--model.ipo_enable", "method", "ipo"),
-    ("openrlhf", "--ds.adam_offload", "offload", ("optimizer",)),
-    ("openrlhf", "--lora_rank 8", "reference", "offloaded"),
-    ("openrlhf", "--ds.load_in_4bit --ds.lora.rank 8", "quantization", "nf4-double"),
-    ("verl", "algorithm.adv_estimator=gae", "method", "ppo"),
-    ("verl", "++actor_rollout_ref.model.lora_rank=8", "reference", "adapter"),
-    ("verl", "actor_rollout_ref.actor.use_kl_loss=False", "reference", "none"),
-    ("verl", "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "precision", "bf16"),
-    ("verl", "actor_rollout_ref.model.use_fused_kernels=True", "loss_head", "fused"),
-    ("verl", "actor_rollout_ref.actor.entropy_coeff=0.01", "entropy", "loss"),
-]
-"""A framework, a line more, a key of the job and its value."""
-UNREAD = {
-    "megatron": ("--fp8-format hybrid --new-offload-thing 3", ("fp8_format", "new_offload_thing")),
-    "mindspeed": ("--swap-attention", ("swap_attention",)),
-    "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
-    "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
-    "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
-}
 
 
 def read(tmp_path: Path, name: str, more: str = "", **options: Any) -> JobInput:
@@ -199,47 +70,6 @@ def test_what_cannot_be_read_says_where(tmp_path: Path, name: str, text: str, me
         read_target(str(path), {})
 
 
-PLAIN = {"method": ["sft"], "batch_size": [1, 4], "sequence_length": [128, 1024], "gradient_accumulation_steps": [1, 8]}
-DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
-    "llamafactory": (
-        {**PLAIN, "method": ["sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"]},
-        {
-            "gradient_checkpointing": ["none", "full"],
-            "gradient_checkpointing_reentrant": [True, False],
-            "optimizer": ["adamw", "adafactor", "sgd", "adamw-8bit"],
-            "attention": ["sdpa", "flash", "eager"],
-            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
-            "sharding": ["zero1", "zero2", "zero3", "fsdp2"],
-            "num_gpus": [1, 4],
-            "padded": [True, False],
-        },
-    ),
-    "openrlhf": (
-        {**PLAIN, "method": ["sft", "dpo", "ipo", "reward", "grpo", "ppo", "rloo"]},
-        {
-            "gradient_checkpointing": ["none", "full"],
-            "gradient_checkpointing_reentrant": [True, False],
-            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
-            "sharding": ["zero2", "zero3"],
-            "num_gpus": [1, 4],
-            "attention": ["flash", "sdpa"],
-        },
-    ),
-    "verl": (
-        {**PLAIN, "method": ["sft", "grpo", "ppo", "rloo"], "completion_length": [64]},
-        {
-            "gradient_checkpointing": ["none", "full"],
-            "optimizer": ["adamw", "sgd"],
-            "precision": ["bf16", "bf16-amp"],
-            "lora": [{"r": 4}, {"r": 16, "targets": ["q_proj", "v_proj"]}],
-            "sharding": ["fsdp", "fsdp2"],
-            "num_gpus": [1, 4],
-            "attention": ["flash", "sdpa"],
-        },
-    ),
-}
-
-
 @pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -252,18 +82,6 @@ def test_drawn_jobs_come_back(name: str, data: st.DataObject) -> None:
     except MemplanError:
         assume(False)
     assert emit(asked, find_framework(name)).texts
-
-
-REFUSED = [
-    ("megatron", {"method": "sft"}, "Megatron-LM: its files are read, and not written"),
-    ("openrlhf", {"method": "dpo", "sharding": "fsdp2"}, "sharding: fsdp2 cannot be said to OpenRLHF"),
-    ("openrlhf", {"method": "sft", "optimizer": "sgd"}, "optimizer: sgd cannot be said to OpenRLHF"),
-    ("verl", {"method": "grpo", "completion_length": 64, "sharding": "zero3"}, "sharding: zero3 cannot be said"),
-    ("verl", {"method": "grpo", "sharding": "fsdp2"}, "completion_length: verl is told of prompt and completion apart"),
-    ("llamafactory", {"method": "rloo"}, "trainer: LLaMA-Factory has no rloo"),
-    ("llamafactory", {"method": "dpo", "pair_pass": "split"}, "pair_pass: split cannot be said"),
-    ("llamafactory", {"method": "sft", "trainer": "trl"}, "trainer: trl is not what LLaMA-Factory runs"),
-]
 
 
 @pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
@@ -293,9 +111,11 @@ def test_the_model_that_megatrons_arguments_describe(tmp_path: Path, more: str, 
 
 def test_arguments_of_megatron_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "model_config.yaml"
-    lines = ["MODEL_ARGS:", "  --num-layers: 2", "  --hidden-size: 256", "  --num-attention-heads: 4", "  --swiglu: true",
-             "  --seq-length: 512", "  --micro-batch-size: 4", "  --bf16: true", "  --vocab-size: 1000"]  # fmt: skip
-    path.write_text("\n".join(lines), encoding="utf-8")
+    numbers = {"num-layers": 2, "hidden-size": 256, "num-attention-heads": 4, "vocab-size": 1000, "seq-length": 512}
+    words = numbers | {"micro-batch-size": 4, "swiglu": "true", "bf16": "true"}
+    path.write_text(
+        "MODEL_ARGS:\n" + "".join(f"  --{key}: {value}\n" for key, value in words.items()), encoding="utf-8"
+    )
     job = read_target(str(path), {}).job
     assert (job.trainer, job.batch_size, job.sequence_length, job.sharding) == ("megatron", 4, 512, "ddp")
 

@@ -10,10 +10,8 @@ from typing import Any
 
 from memplan.frameworks import fsdp_keys, hf_precision
 from memplan.frameworks.axolotl_keys import (
-    ATTENTION_FLAGS,
     DEFAULTS,
     HARMLESS,
-    LIGER,
     MARKS,
     METHODS,
     NOT_MODELLED,
@@ -21,11 +19,12 @@ from memplan.frameworks.axolotl_keys import (
     TRANSFORMERS_VERSION,
     TRL_VERSION,
 )
+from memplan.frameworks.axolotl_model import read_adapter, read_attention_flags, read_kernels
 from memplan.frameworks.axolotl_write import trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document
-from memplan.frameworks.hf_arguments import mapping, read_attention, read_deepspeed
-from memplan.frameworks.own_names import lora_targets, module_names, put_hf_optimizer, with_values
+from memplan.frameworks.hf_arguments import mapping, read_deepspeed
+from memplan.frameworks.own_names import lora_targets, put_hf_optimizer, with_values
 from memplan.frameworks.transformers import assume_one_gpu
 from memplan.frameworks.trl_keys import METHODS as TRL_METHODS
 from memplan.frameworks.trl_online import read_online
@@ -54,9 +53,9 @@ def read(document: Document, draft: Draft) -> None:
     else:
         put_hf_optimizer(keys, "optimizer", trainer, OWN_OPTIMIZERS)
     _optimizer_arguments(keys)
-    _adapter(keys)
-    _attention(keys)
-    _kernels(keys, method)
+    read_adapter(keys)
+    read_attention_flags(keys)
+    read_kernels(keys, method)
     _losses(keys, method)
     _spread(keys)
     for key, why in NOT_MODELLED.items():
@@ -163,97 +162,6 @@ def _optimizer_arguments(keys: Keys) -> None:
     keys.skip("optim_args", *(key for key in keys.settings.values if str(key).startswith("qgalore_")))
 
 
-def _adapter(keys: Keys) -> None:
-    """``adapter``: lora or qlora, over a base in 4 or 8 bits (nf4, quantised twice)."""
-    kind = (keys.text("adapter") or "").lower()
-    names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules",
-             "lora_modules_to_save", "peft_use_dora", "peft_use_rslora", "peft", "bnb_config_kwargs",
-             "peft_autocast_adapter_dtype", "peft_trainable_token_indices", "lora_mlp_kernel")  # fmt: skip
-    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
-    if not kind:
-        keys.skip(*names)
-        return
-    if kind not in ("lora", "qlora"):
-        keys.warn("adapter", f"{kind[:20]} is not modelled: it is counted as LoRA")
-    lora: dict[str, Any] = {"dropout": keys.number("lora_dropout"), "targets": _targets(keys)}
-    for job_key, key, value in (("r", "lora_r", keys.whole("lora_r")), ("alpha", "lora_alpha", keys.number("lora_alpha"))):  # fmt: skip
-        if keys.has(key):
-            lora[job_key] = value
-    if keys.names("lora_modules_to_save"):
-        lora["modules_to_save"] = list(keys.names("lora_modules_to_save") or ())
-    for job_key, key in (("dora", "peft_use_dora"), ("rslora", "peft_use_rslora")):
-        if keys.flag(key):
-            lora[job_key] = True
-    if keys.flag("peft_autocast_adapter_dtype") is False:
-        lora["dtype"] = keys.draft.facts["load"][0]
-    keys.put("lora", lora, "adapter")
-    keys.skip(*names)
-    if four:
-        inner = mapping(keys, "bnb_config_kwargs") if keys.has("bnb_config_kwargs") else None
-        quant = (inner.text("bnb_4bit_quant_type") if inner else None) or "nf4"
-        twice = inner.flag("bnb_4bit_use_double_quant") if inner else None
-        keys.put("quantization", "nf4-double" if quant == "nf4" and twice is not False else quant, "load_in_4bit")
-    elif eight:
-        keys.put("quantization", "int8", "load_in_8bit")
-    if four or eight:
-        keys.draft.put("kbit_upcast", False, Origin(DEFAULT, f"{FRAMEWORK.label}: norms are cast back to torch_dtype"))
-
-
-def _targets(keys: Keys) -> str | list[str]:
-    """Names, a regular expression whose last part is names, or every linear."""
-    if keys.flag("lora_target_linear"):
-        return "all-linear"
-    value = keys.get("lora_target_modules")
-    if isinstance(value, str) and not value.replace("_", "").replace("-", "").isalnum():
-        found = module_names(value)
-        if not found:
-            keys.warn("lora_target_modules", "the regular expression is not read: every linear is counted as adapted")
-            return "all-linear"
-        return list(found)
-    names = keys.names("lora_target_modules")
-    if not names:
-        keys.draft.remarks.append(f"{keys.settings.path}: neither lora_target_linear nor lora_target_modules is set: "
-                                  "q_proj and v_proj are counted, as PEFT takes for Llama and Qwen")  # fmt: skip
-    return lora_targets(names or ("q_proj", "v_proj"))
-
-
-def _attention(keys: Keys) -> None:
-    """``attn_implementation``, or a flag of earlier versions."""
-    keys.skip(*ATTENTION_FLAGS)
-    if keys.has("attn_implementation"):
-        read_attention(keys, "attn_implementation")
-        return
-    for flag, name in ATTENTION_FLAGS.items():
-        if keys.flag(flag):
-            found = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}.get(name)
-            if found:
-                keys.put("attention", found, flag)
-            else:
-                keys.warn(flag, f"attention {name} is not modelled: sdpa is counted in its place")
-            return
-
-
-def _kernels(keys: Keys, method: str) -> None:
-    """Liger's kernels and Apple's cut cross-entropy, where their plugins are loaded."""
-    plugins = " ".join(str(item) for item in keys.get("plugins") or ())
-    wanted = keys.flag("cut_cross_entropy")
-    cut = wanted or (wanted is None and "cut_cross_entropy" in plugins)
-    parts = [key for key in LIGER if keys.flag(key)]
-    fused = bool(keys.flag("liger_fused_linear_cross_entropy"))
-    keys.skip(*LIGER, "liger_fused_linear_cross_entropy")
-    if parts or fused:
-        keys.put("kernels", "liger", *(parts or ["liger_fused_linear_cross_entropy"]))
-        if method == "sft" and not fused and not cut:
-            keys.put("loss_head", "cross-entropy", parts[0])
-        if not {"liger_rms_norm"} & set(parts) or not {"liger_glu_activation", "liger_swiglu"} & set(parts):
-            keys.draft.remarks.append(f"{keys.settings.path}: all of Liger's layer kernels are counted, "
-                                      f"though only {', '.join(parts) or 'its loss'} is on")  # fmt: skip
-    if cut and method == "sft":
-        keys.put("loss_head", "cut-cross-entropy", "cut_cross_entropy" if wanted else "plugins")
-    if method != "sft" and keys.flag("dpo_use_liger_kernel"):
-        keys.put("kernels", "liger", "dpo_use_liger_kernel")
-
-
 def _losses(keys: Keys, method: str) -> None:
     """What a preference loss adds, and what generates."""
     alpha = keys.number("cpo_alpha")
@@ -294,6 +202,9 @@ def _spread(keys: Keys) -> None:
     if keys.has("accelerator_config"):
         keys.skip("accelerator_config")
     _fsdp(keys)
+    if keys.text("adapter") and str(keys.draft.values.get("sharding")).startswith("fsdp"):
+        kind, origin = keys.draft.facts["load"]  # the frozen base stays as it is loaded; what trains is upcast
+        keys.draft.put("precision", kind, origin)
     sizes = {name: keys.whole(name) or 1 for name in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
                                                       "context_parallel_size", "sequence_parallel_degree")}  # fmt: skip
     context = max(sizes["context_parallel_size"], sizes["sequence_parallel_degree"])

@@ -238,6 +238,10 @@ class Keys:
                 key, f"{_short(value)!r} stands for something that is not in the file", "write the value out"
             )
 
+    def took(self, key: str) -> bool:
+        """Whether the reader has asked for it."""
+        return key in self._taken
+
     def section(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
         """A nested mapping, with keys of its own to take."""
         self._taken.add(key)

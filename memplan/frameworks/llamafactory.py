@@ -118,8 +118,12 @@ def _checkpointing(keys: Keys) -> None:
 
 def _optimizer(keys: Keys) -> None:
     """``use_galore`` and its like, in place of ``optim``."""
-    for flag, name in (("use_galore", "galore"), ("use_apollo", "apollo"), ("use_adam_mini", "adam-mini"),
-                       ("use_muon", "muon")):  # fmt: skip
+    for flag, name in (
+        ("use_galore", "galore"),
+        ("use_apollo", "apollo"),
+        ("use_adam_mini", "adam-mini"),
+        ("use_muon", "muon"),
+    ):
         if not keys.flag(flag):
             continue
         for table in (keys.draft.values, keys.draft.origins):
@@ -142,8 +146,11 @@ def _finetuning(keys: Keys) -> None:
     kind = (keys.text("finetuning_type") or "lora").lower()
     own = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target")
     keys.skip(*own, "oft_rank", "oft_block_size", "oft_target", "freeze_trainable_layers", "freeze_trainable_modules")
-    frozen = [pattern for key, pattern in (("freeze_vision_tower", "visual"), ("freeze_multi_modal_projector", "projector"))
-              if keys.has(key) and keys.flag(key)]  # fmt: skip
+    frozen = [
+        pattern
+        for key, pattern in (("freeze_vision_tower", "visual"), ("freeze_multi_modal_projector", "projector"))
+        if keys.has(key) and keys.flag(key)
+    ]
     keys.skip("freeze_vision_tower", "freeze_multi_modal_projector")
     if kind == "full":
         if frozen:

@@ -12,99 +12,28 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, is_template, words
+from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.megatron_keys import (
+    BEARING,
+    DEFAULTS,
+    KNOWN,
+    NEGATIONS,
+    NOT_MODELLED,
+    OF_MINDSPEED,
+    OTHER_NAMES,
+    SIZES,
+)
 from memplan.frameworks.megatron_model import config_of
 from memplan.frameworks.scripts import read_script
 from memplan.frameworks.shell import Word, options_of
 from memplan.spec.megatron import Megatron
 from memplan.units import ceil_div
 
-_PROGRAM = re.compile(r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$")
+_PROGRAM = re.compile(
+    r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$"
+)
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
-OF_MINDSPEED = words(
-    """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
-    reuse_fp32_param prompt_type is_instruction_dataset use_mc2 no_shared_storage multi_head_latent_attention
-    use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
-)
-"""Arguments that MindSpeed-LLM adds."""
-DEFAULTS: dict[str, Any] = {
-    "optimizer": "adam",
-    "tensor_model_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "context_parallel_size": 1,
-    "expert_model_parallel_size": 1,
-    "cross_entropy_loss_fusion": False,
-    "use_distributed_optimizer": False,
-    "make_vocab_size_divisible_by": 128,
-}
-SIZES = {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "context_parallel_size": "context_parallel",
-    "expert_model_parallel_size": "expert_parallel",
-    "expert_tensor_parallel_size": "expert_tensor_parallel",
-}
-NEGATIONS = {"no_gradient_accumulation_fusion": "gradient_accumulation_fusion", "no_bias_swiglu_fusion": "bias_swiglu_fusion"}
-OTHER_NAMES = {"recompute_num_layers": "recompute_num_layers", "decoder_first_pipeline_num_layers":
-               "num_layers_in_first_pipeline_stage", "decoder_last_pipeline_num_layers":
-               "num_layers_in_last_pipeline_stage"}  # fmt: skip
-NOT_MODELLED = {
-    "spec": "a spec of layers of its own is not read: standard layers are counted",
-    "fp8_format": "products in fp8 are not modelled",
-    "fp8": "products in fp8 are not modelled",
-    "fp4_format": "products in fp4 are not modelled",
-    "use_megatron_fsdp": "Megatron's FSDP is not modelled",
-    "use_torch_fsdp2": "FSDP2 within Megatron is not modelled",
-    "use_custom_fsdp": "Megatron's FSDP is not modelled",
-    "mamba_state_dim": "state-space layers are not read: attention is counted",
-    "hybrid_override_pattern": "state-space layers are not read: attention is counted",
-    "hybrid_attention_ratio": "state-space layers are not read: attention is counted",
-    "hybrid_layer_pattern": "state-space layers are not read: attention is counted",
-    "is_hybrid_model": "state-space layers are not read: attention is counted",
-    "num_layer_list": "stages of other sizes are counted as equal",
-    "pipeline_model_parallel_layout": "stages of other sizes are counted as equal",
-    "noop_layers": "empty layers are counted as layers",
-    "swap_attention": "activations on the host are counted on the device",
-    "reuse_fp32_param": "weights that share the main weights' memory are counted beside them",
-    "recompute_activation_function": "activation functions are counted as saved",
-    "recompute_in_advance": "is not modelled",
-    "enable_recompute_layers_per_pp_rank": "layers that are made again are counted for each stage of all chunks",
-    "recompute_in_bubble": "is not modelled",
-    "cpu_offloading": "activations on the host are counted on the device",
-    "fine_grained_activation_offloading": "activations on the host are counted on the device",
-    "decoder_seq_length": "the sequence is counted as seq_length says",
-    "vision_model_type": "a vision tower is not counted",
-    "img_h": "a vision tower is not counted",
-    "num_distributed_optimizer_instances": "states are counted as sharded over all ranks",
-    "heterogeneous_layers_config_path": "every layer is counted as the same",
-    "defer_embedding_wgrad_compute": "is not modelled",
-    "delay_wgrad_compute": "is not modelled",
-    "external_cuda_graph": "CUDA graphs are not counted",
-    "enable_cuda_graph": "CUDA graphs are not counted",
-    "cuda_graph_impl": "CUDA graphs are not counted",
-    "qlora": "is not modelled: the base is counted as it is",
-    "output_layer_slice_num": "logits are counted whole",
-    "grpo_group_size": "reinforcement learning in Megatron-LM is counted as pretraining",
-    "moe_tp_extend_ep": "experts are counted as divided by their own sizes",
-    "tp_2d": "is not modelled",
-    "window_attn_skip_freq": "every layer is counted with full attention",
-    "encoder_num_layers": "an encoder is not counted",
-    "moe_alltoall_overlap_comm": "is not modelled",
-    "moe_fb_overlap": "is not modelled",
-}
-"""Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
-has them for data, rates, logging, checkpoints, initialisation or speed."""
-BEARING = re.compile(r".*(recompute|offload|fsdp|parallel_size|cuda_graph|lora|shard|quant).*")
-"""Names of arguments that may bear, and that nobody took."""
-KNOWN = words(
-    """no_load_optim no_save_optim sequence_parallel lora_load lora_fusion lora_ckpt_filter lora_modify
-    use_distributed_optimizer use_ring_exchange_p2p fsdp_double_buffer hierarchical_context_parallel_sizes
-    lora_register_forward_hook recompute_method context_parallel_algo quantize adapter_load data_parallel_sharding_strategy
-    dist_ckpt_optim_fully_reshardable inference_dynamic_batching_num_cuda_graphs rl_offload_optimizer_during_inference
-    moe_pad_experts_for_cuda_graph_inference no_shared_storage inference_max_requests
-    encoder_tensor_model_parallel_size distribute_saved_activations offload_optimizer mtp_num_layers quantization_config"""
-)
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -137,8 +66,10 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
     """A training of Megatron-LM or MindSpeed-LLM."""
     if document.form == "yaml":
         section = document.settings.section("MODEL_ARGS")
-        lines = {str(key).lstrip("-").replace("-", "_"): document.settings.lines.get(f"MODEL_ARGS.{key}", 1)
-                 for key in section.values}  # fmt: skip
+        lines = {
+            str(key).lstrip("-").replace("-", "_"): document.settings.lines.get(f"MODEL_ARGS.{key}", 1)
+            for key in section.values
+        }
         values = {str(key).lstrip("-").replace("-", "_"): value for key, value in section.values.items()}
         read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), {})
         return
@@ -148,8 +79,10 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         if place < 0 or not any(word.text == "--num-layers" for word in command):
             continue
         if script.conditional:
-            draft.remarks.append(f"{document.path}: set under a condition, of which the value before it or the first is "
-                                 f"taken: {', '.join(list(script.conditional)[:6])}")  # fmt: skip
+            draft.remarks.append(
+                f"{document.path}: set under a condition, of which the value before it or the first is "
+                f"taken: {', '.join(list(script.conditional)[:6])}"
+            )
         values, lines, _ = options_of(_options(command[place + 1 :]))
         launcher, _, _ = options_of(command[:place])
         read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), launcher)
@@ -227,7 +160,10 @@ def _parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
     elif not world:
         keys.assume("num_gpus", model, "no launcher says on how many GPUs it runs: those that hold one copy")
     layers, stages = keys.whole("num_layers") or 1, keys.whole("pipeline_model_parallel_size") or 1
-    chunk, chunks = keys.whole("num_layers_per_virtual_pipeline_stage"), keys.whole("num_virtual_stages_per_pipeline_rank")
+    chunk, chunks = (
+        keys.whole("num_layers_per_virtual_pipeline_stage"),
+        keys.whole("num_virtual_stages_per_pipeline_rank"),
+    )
     if chunk and stages > 1:
         keys.put("virtual_pipeline", max(1, layers // (stages * chunk)), "num_layers_per_virtual_pipeline_stage")
     elif chunks and stages > 1:
@@ -247,7 +183,9 @@ def _batch(keys: Keys, ranks: int) -> None:
 
 
 def _recompute(keys: Keys) -> None:
-    kind = (keys.text("recompute_granularity") or ("selective" if keys.flag("recompute_activations") else "none")).lower()
+    kind = (
+        keys.text("recompute_granularity") or ("selective" if keys.flag("recompute_activations") else "none")
+    ).lower()
     if kind not in ("full", "selective", "none"):
         raise keys.settings.error("recompute_granularity", f"{kind[:20]!r} is not known", "use full or selective")
     keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations")
@@ -272,8 +210,12 @@ def _knobs(keys: Keys) -> None:
 def _adapter(keys: Keys) -> None:
     """MindSpeed's adapters: names of Megatron's fused linears."""
     rank = keys.whole("lora_r")
-    names = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
-             "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # fmt: skip
+    names = {
+        "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+        "linear_proj": ("o_proj",),
+        "linear_fc1": ("gate_proj", "up_proj"),
+        "linear_fc2": ("down_proj",),
+    }
     given = keys.names("lora_target_modules") or ()
     alpha = keys.number("lora_alpha")
     if not rank:
@@ -289,7 +231,7 @@ def _close(keys: Keys) -> None:
         if value not in (None, False, "", "none"):
             keys.warn(key, why)
     for key, value in keys.settings.values.items():
-        if BEARING.fullmatch(key) and key not in keys._taken and key not in KNOWN and value not in (None, False):
+        if BEARING.fullmatch(key) and not keys.took(key) and key not in KNOWN and value not in (None, False):
             keys.warn(key)
 
 

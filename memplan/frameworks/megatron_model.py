@@ -1,4 +1,4 @@
-"""The model that Megatron's arguments describe, as the config.json of a like one: Llama, Qwen, Mixtral, DeepSeek, GPT-2.
+"""The model that Megatron's arguments describe, as a like one's config.json: Llama, Qwen, Mixtral, DeepSeek, GPT-2.
 
 Source: Megatron-LM megatron/training/arguments.py (core 0.16): defaults of _add_network_size_args and validate_args.
 """
@@ -12,15 +12,52 @@ from memplan.units import ceil_div
 
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "llama2tokenizer": 32000, "llamatokenizer": 32000, "nulltokenizer": 32000}
 ASSUMED_VOCABULARY = 128256
-SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
-         "group_query_attention", "max_position_embeddings", "position_embedding_type", "normalization", "swiglu",
-         "untie_embeddings_and_output_weights", "disable_bias_linear", "add_qkv_bias", "qk_layernorm", "vocab_size",
-         "padded_vocab_size", "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_intermediate_size",
-         "moe_shared_expert_intermediate_size", "n_shared_experts", "moe_layer_freq", "first_k_dense_replace",
-         "multi_latent_attention", "multi_head_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim",
-         "qk_nope_head_dim", "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_percent",
-         "use_rotary_position_embeddings", "squared_relu", "openai_gelu", "use_fused_rmsnorm", "use_fused_swiglu",
-         "tokenizer_type", "init_method_std", "norm_epsilon", "rotary_base")  # fmt: skip
+SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "group_query_attention",
+    "max_position_embeddings",
+    "position_embedding_type",
+    "normalization",
+    "swiglu",
+    "untie_embeddings_and_output_weights",
+    "disable_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "vocab_size",
+    "padded_vocab_size",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "n_shared_experts",
+    "moe_layer_freq",
+    "first_k_dense_replace",
+    "multi_latent_attention",
+    "multi_head_latent_attention",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_pos_emb_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "rotary_percent",
+    "use_rotary_position_embeddings",
+    "squared_relu",
+    "openai_gelu",
+    "use_fused_rmsnorm",
+    "use_fused_swiglu",
+    "tokenizer_type",
+    "init_method_std",
+    "norm_epsilon",
+    "rotary_base",
+)
 
 
 def config_of(keys: Keys) -> dict[str, Any]:
@@ -77,8 +114,10 @@ def _vocabulary(keys: Keys) -> int:
     kind = (keys.text("tokenizer_type") or "").lower()
     if kind in VOCABULARIES:
         return VOCABULARIES[kind]
-    keys.draft.remarks.append(f"{keys.settings.path}: nothing says how large the vocabulary is: {ASSUMED_VOCABULARY} "
-                              "tokens are assumed; add --vocab-size to the file")  # fmt: skip
+    keys.draft.remarks.append(
+        f"{keys.settings.path}: nothing says how large the vocabulary is: {ASSUMED_VOCABULARY} "
+        "tokens are assumed; add --vocab-size to the file"
+    )
     return ASSUMED_VOCABULARY
 
 
@@ -110,8 +149,15 @@ def _experts(keys: Keys, feed_forward: int) -> dict[str, Any]:
         more = {"shared_expert_intermediate_size": shared} if shared else {}
         if keys.flag("qk_layernorm"):
             more["head_dim"] = keys.whole("kv_channels") or (keys.whole("hidden_size") or 0) // (
-                keys.whole("num_attention_heads") or 1)  # fmt: skip
-        return {"model_type": kind, "moe_intermediate_size": width, "num_experts": count, "num_experts_per_tok": top, **more}
+                keys.whole("num_attention_heads") or 1
+            )
+        return {
+            "model_type": kind,
+            "moe_intermediate_size": width,
+            "num_experts": count,
+            "num_experts_per_tok": top,
+            **more,
+        }
     return {"model_type": "mixtral", "intermediate_size": width, "num_local_experts": count, "num_experts_per_tok": top}
 
 

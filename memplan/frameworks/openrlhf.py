@@ -7,13 +7,23 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hf_arguments import ATTENTIONS
+from memplan.frameworks.openrlhf_keys import (
+    ESTIMATORS,
+    FAMILIES,
+    HARMLESS,
+    NOT_MODELLED,
+    OF_THE_ACTOR,
+    OF_THE_MODEL,
+    OLD_NAMES,
+    PROGRAMS,
+    SHARED,
+)
 from memplan.frameworks.openrlhf_write import write
 from memplan.frameworks.own_names import lora_targets
 from memplan.frameworks.scripts import read_script
@@ -21,100 +31,6 @@ from memplan.frameworks.shell import Word, options_of
 from memplan.units import ceil_div
 
 _PROGRAM = re.compile(r"openrlhf\.cli\.train_(sft|dpo|rm|ppo_ray|kto|kd)\b|openrlhf/cli/train_(sft|dpo|rm|ppo_ray)\.py")
-SHARED: dict[str, Any] = {
-    "train.batch_size": 128,
-    "ds.zero_stage": 2,
-    "ds.param_dtype": "bf16",
-    "ds.attn_implementation": "flash_attention_2",
-    "ds.lora.rank": 0,
-    "ds.lora.alpha": 16,
-    "ds.lora.dropout": 0.0,
-    "ds.lora.target_modules": "all-linear",
-    "optim": "adam",
-}
-PROGRAMS: dict[str, dict[str, Any]] = {
-    "sft": {"method": "sft", "train.micro_batch_size": 8, "data.max_len": 2048},
-    "dpo": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 512},
-    "rm": {"method": "reward", "train.micro_batch_size": 1, "data.max_len": 512},
-    "ppo_ray": {
-        "method": "ppo",
-        "train.micro_batch_size": 1,
-        "data.max_len": 2048,
-        "train.max_tokens_per_gpu": 16192,
-        "algo.advantage.estimator": "gae",
-        "algo.kl.init_coef": 0.01,
-        "rollout.n_samples_per_prompt": 1,
-        "rollout.temperature": 1.0,
-        "actor.num_nodes": 1,
-        "actor.num_gpus_per_node": 8,
-    },
-}
-ESTIMATORS = {"gae": "ppo", "rloo": "rloo", "group_norm": "grpo", "dr_grpo": "grpo", "reinforce": "grpo",
-              "reinforce_baseline": "grpo"}  # fmt: skip
-"""REINFORCE's update has no critic and no group, and is GRPO's otherwise."""
-OLD_NAMES = {
-    "pretrain": "model.model_name_or_path",
-    "max_len": "data.max_len",
-    "micro_train_batch_size": "train.micro_batch_size",
-    "train_batch_size": "train.batch_size",
-    "zero_stage": "ds.zero_stage",
-    "param_dtype": "ds.param_dtype",
-    "attn_implementation": "ds.attn_implementation",
-    "gradient_checkpointing": "model.gradient_checkpointing_enable",
-    "gradient_checkpointing_use_reentrant": "model.gradient_checkpointing_reentrant",
-    "adam_offload": "ds.adam_offload",
-    "lora_rank": "ds.lora.rank",
-    "lora_alpha": "ds.lora.alpha",
-    "lora_dropout": "ds.lora.dropout",
-    "target_modules": "ds.lora.target_modules",
-    "load_in_4bit": "ds.load_in_4bit",
-    "use_liger_kernel": "ds.use_liger_kernel",
-    "grad_accum_dtype": "ds.grad_accum_dtype",
-    "ref_offload": "ref.offload",
-    "ipo": "model.ipo_enable",
-    "nll_loss_coef": "model.nll_loss_coef",
-    "actor_num_nodes": "actor.num_nodes",
-    "actor_num_gpus_per_node": "actor.num_gpus_per_node",
-    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
-    "advantage_estimator": "algo.advantage.estimator",
-    "init_kl_coef": "algo.kl.init_coef",
-    "temperature": "rollout.temperature",
-    "generate_max_len": "rollout.max_new_tokens",
-    "critic_pretrain": "critic.model_name_or_path",
-    "reward_pretrain": "reward.model_name_or_path",
-    "remote_rm_url": "reward.remote_url",
-    "ring_attn_size": "ds.ring_attn_size",
-    "zpg": "ds.zpg",
-    "entropy_loss_coef": "actor.entropy_coef",
-    "entropy_coef": "actor.entropy_coef",
-    "use_dynamic_batch": "train.dynamic_batch_enable",
-    "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
-    "optimizer": "optim",
-}
-"""Flat names, before 0.11."""
-OF_THE_ACTOR = ("model.model_name_or_path", "model.gradient_checkpointing_enable", "model.gradient_checkpointing_reentrant")
-NOT_MODELLED = {
-    "ds.ring_attn_size": "ring attention is not modelled: whole sequences are counted on each GPU",
-    "ds.tensor_parallel_size": "DeepSpeed's tensor parallelism is not modelled",
-    "ds.zpg": "a second partition within the node (ZeRO++) is not counted",
-    "ds.deepcompile": "is not modelled",
-    "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",
-    "reward.offload": "the reward model is counted as the job places it",
-}
-HARMLESS = words(
-    """prompt_max_len bf16 flash_attn packing_samples save_path ckpt_path save_steps logging_steps eval_steps
-    max_epochs learning_rate input_key output_key dataset prompt_data use_wandb apply_chat_template beta colocate_all_models
-    rollout_batch_size micro_rollout_batch_size actor_learning_rate critic_learning_rate normalize_reward
-    local_rank use_ms chosen_key rejected_key input_template lr_scheduler lr_warmup_ratio min_lr_ratio max_norm seed load_checkpoint"""
-)
-FAMILIES = ("ckpt.", "logger.", "eval.", "data.", "adam.", "muon.", "vllm.", "algo.", "rollout.", "reward.", "critic.",
-            "ref.", "actor.adam.", "actor.muon.", "train.")  # fmt: skip
-"""Groups of which only what is read above bears on the update's memory."""
-OF_THE_MODEL = words("model.beta model.label_smoothing model.aux_loss_coef model.pretrain_mode_enable model.loss_type "
-                     "model.margin_loss_enable ds.packing_samples ds.overlap_comm ds.use_universal_ckpt "
-                     "ds.value_head_prefix ds.ring_attn_head_stride ds.enable_sleep actor.num_nodes actor.eps_clip "
-                     "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.aux_loss_coef actor.lr_scheduler "
-                     "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.optim")  # fmt: skip
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -127,11 +43,14 @@ def read(document: Document, draft: Draft) -> None:
     found = [(row, *_program(row)) for row in read_script(document.text).commands]
     starts = [(row, name, place) for row, name, place in found if name and len(row) > place + 2]
     if not starts:
-        raise InvalidJob(f"{document.path}: no training of OpenRLHF's with options in it", "name a script that starts one")
+        raise InvalidJob(
+            f"{document.path}: no training of OpenRLHF's with options in it", "name a script that starts one"
+        )
     row, name, place = starts[0]
     if name not in PROGRAMS:
-        raise InvalidJob(f"{document.path}, line {row[0].line}: train_{name} is not modelled",
-                         f"modelled: {', '.join(PROGRAMS)}")  # fmt: skip
+        raise InvalidJob(
+            f"{document.path}, line {row[0].line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
+        )
     values, lines, _ = options_of(row[place + 1 :])
     values = {_new_name(key, name): value for key, value in values.items()}
     lines = {_new_name(key, name): line for key, line in lines.items()}
@@ -174,8 +93,11 @@ def read_arguments(keys: Keys, program: str, launched: int) -> None:
     _batch(keys, program, gpus)
     on = bool(keys.flag(f"{of}gradient_checkpointing_enable"))
     keys.put("gradient_checkpointing", "full" if on else "none", f"{of}gradient_checkpointing_enable")
-    keys.put("gradient_checkpointing_reentrant", bool(keys.flag(f"{of}gradient_checkpointing_reentrant")),
-             f"{of}gradient_checkpointing_reentrant")  # fmt: skip
+    keys.put(
+        "gradient_checkpointing_reentrant",
+        bool(keys.flag(f"{of}gradient_checkpointing_reentrant")),
+        f"{of}gradient_checkpointing_reentrant",
+    )
     _deepspeed(keys)
     _adapter(keys)
     attention = ATTENTIONS.get(str(keys.get("ds.attn_implementation")).lower(), "flash")
@@ -233,8 +155,9 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
         tokens = keys.whole("train.max_tokens_per_gpu") or length
         micro = max(1, ceil_div(tokens, length))
         keys.put("batch_size", micro, "train.max_tokens_per_gpu")
-        keys.draft.remarks.append(f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {micro} "
-                                  f"sequences of {length}")  # fmt: skip
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {micro} sequences of {length}"
+        )
     else:
         keys.put("batch_size", micro, "train.micro_batch_size")
     steps = max(1, ceil_div(total, micro * gpus))
@@ -288,8 +211,10 @@ def _models(keys: Keys, method: str) -> None:
     if critic and method == "ppo":
         extra.append({"role": "critic", "model": critic})
     if reward:
-        keys.draft.remarks.append(f"{keys.settings.path}: the reward model stands on GPUs of its own or sleeps during the "
-                                  "update, and is not counted")  # fmt: skip
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: the reward model stands on GPUs of its own or sleeps during the "
+            "update, and is not counted"
+        )
     if extra:
         keys.put("extra_models", extra, "critic.model_name_or_path")
 

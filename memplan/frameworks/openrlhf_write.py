@@ -12,7 +12,15 @@ from memplan.frameworks.hf_write import ATTENTION
 from memplan.spec.job import Job
 from memplan.units import ceil_div
 
-PROGRAMS = {"sft": "sft", "dpo": "dpo", "ipo": "dpo", "reward": "rm", "ppo": "ppo_ray", "grpo": "ppo_ray", "rloo": "ppo_ray"}
+PROGRAMS = {
+    "sft": "sft",
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "reward": "rm",
+    "ppo": "ppo_ray",
+    "grpo": "ppo_ray",
+    "rloo": "ppo_ray",
+}
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "rloo": "rloo"}
 
 

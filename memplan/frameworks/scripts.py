@@ -1,4 +1,4 @@
-"""Long launch scripts: arrays, defaults of variables and sums are put in, so that a training's options stand in one list.
+"""Launch scripts: arrays, defaults of variables and sums are put in, so that a training's options are one list.
 
 Nothing is run. Of what stands under a condition the first value of a name is taken where it has none yet, and said.
 """
@@ -97,8 +97,10 @@ def whole_sum(text: str) -> int | None:
         while place < len(tokens) and tokens[place] in (("+", "-"), ("*", "/", "//"))[power]:
             sign = tokens[place]
             other, place = level(place + 1, power + 1)
-            value = {"+": value + other, "-": value - other, "*": value * other}.get(sign) if sign in "+-*" else (
-                value // other if other else 0)  # fmt: skip
+            if sign in "+-*":
+                value = {"+": value + other, "-": value - other, "*": value * other}[sign]
+            else:
+                value = value // other if other else 0
             if abs(value) > 10**18:
                 raise ValueError
         return value, place

@@ -7,16 +7,12 @@ not counted; the update is. A micro-batch by tokens is counted as so many whole 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from memplan.errors import InvalidJob
 from memplan.frameworks import fsdp_keys
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.own_names import lora_targets
-from memplan.frameworks.scripts import read_script
-from memplan.frameworks.shell import Word, scalar
 from memplan.frameworks.verl_keys import (
     ACTOR,
     DEFAULTS,
@@ -29,18 +25,15 @@ from memplan.frameworks.verl_keys import (
     ROLLOUT,
     SFT,
 )
+from memplan.frameworks.verl_source import PROGRAM, flat, of_script, referred
 from memplan.frameworks.verl_write import write
 from memplan.units import ceil_div
-
-_PROGRAM = re.compile(r"\bverl\.trainer\.(main_ppo|\w*sft_trainer\w*)|\b(main_ppo|fully_async_main|main_dapo)\b")
-_OVERRIDE = re.compile(r"['\"]?[+~]{0,2}([A-Za-z_]\w*(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
-_NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
 
 
 def recognise(document: Document) -> tuple[str, ...]:
     """Its modules in a script; its sections in YAML."""
     if document.form == "shell":
-        return ("verl.trainer",) if _PROGRAM.search(document.text) else ()
+        return ("verl.trainer",) if PROGRAM.search(document.text) else ()
     if document.form != "yaml":
         return ()
     if "actor_rollout_ref" in document.keys:
@@ -53,82 +46,15 @@ def recognise(document: Document) -> tuple[str, ...]:
 def read(document: Document, draft: Draft) -> None:
     """One training, of a script or of YAML."""
     if document.form != "shell":
-        values = {key: value for key, value in _flat(document.settings.values) if not key.startswith("defaults")}
-        settings = Settings(document.path, _referred(values), document.settings.lines)
+        values = {key: value for key, value in flat(document.settings.values) if not key.startswith("defaults")}
+        settings = Settings(document.path, referred(values), document.settings.lines)
         sft = "actor_rollout_ref" not in document.keys
     else:
-        settings, sft = _of_script(document, draft)
+        settings, sft = of_script(document, draft)
     if sft:
         read_sft(Keys(draft, settings, FRAMEWORK, SFT))
     else:
         read_rl(Keys(draft, settings, FRAMEWORK, DEFAULTS))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _referred(values: dict[str, Any]) -> dict[str, Any]:
-    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name."""
-    def one(value: Any) -> Any:
-        match = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}", str(value))
-        if match is None or not isinstance(value, str):
-            return value
-        found = values.get(match.group(1))
-        return found if found is not None and not is_template(found) else scalar(match.group(2) or "null")
-
-    return {key: one(value) for key, value in values.items()}
-
-
-def _of_script(document: Document, draft: Draft) -> tuple[Settings, bool]:
-    """The overrides of the first training that a script starts, and whether it is supervised."""
-    script = read_script(document.text)
-    for words in script.commands:
-        texts = " ".join(word.text for word in words)
-        if not _PROGRAM.search(texts):
-            continue
-        values, lines = _overrides(words)
-        if not values:
-            continue
-        used = [name for name in script.conditional if name.isupper() and re.search(rf"\b{name}\b", document.text)]
-        if used:
-            draft.remarks.append(f"{document.path}: set under a condition, of which the value before it or the first "
-                                 f"is taken: {', '.join(used[:6])}{', …' if used[6:] else ''}")  # fmt: skip
-        sft = "sft_trainer" in texts
-        if sft and "trainer.n_gpus_per_node" not in values:
-            counts = _torchrun(words)
-            values |= counts
-            lines |= dict.fromkeys(counts, words[0].line)
-        return Settings(document.path, values, lines), sft
-    raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
-
-
-def _overrides(words: list[Word]) -> tuple[dict[str, Any], dict[str, int]]:
-    """``key=value``, ``+key=value``, ``++key=value`` by dotted name; later ones are stronger."""
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for word in words:
-        match = _OVERRIDE.fullmatch(word.text)
-        if match:
-            values[match.group(1)], lines[match.group(1)] = scalar(match.group(2).strip("\"'")), word.line
-    return values, lines
-
-
-def _torchrun(words: list[Word]) -> dict[str, Any]:
-    """How many GPUs torchrun starts."""
-    found: dict[str, Any] = {}
-    for place, word in enumerate(words):
-        if not _NPROC.match(word.text):
-            continue
-        text = word.text.partition("=")[2] or (words[place + 1].text if place + 1 < len(words) else "")
-        if text.isdigit():
-            found["trainer.nnodes" if "nodes" in word.text else "trainer.n_gpus_per_node"] = int(text)
-    return found
 
 
 def read_rl(keys: Keys) -> None:
@@ -202,8 +128,9 @@ def _of_tokens(keys: Keys, tokens: int, length: int, key: str) -> int:
     batch = max(1, ceil_div(tokens, length))
     keys.put("batch_size", batch, key)
     if batch * length != tokens:
-        keys.draft.remarks.append(f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {batch} "
-                                  f"sequences of {length}")  # fmt: skip
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {batch} sequences of {length}"
+        )
     return batch
 
 
@@ -281,14 +208,22 @@ def _engine(keys: Keys, strategy: str, at: str, outer: str) -> None:
     name = f"{outer}strategy"
     sequence = max(keys.whole(f"{prefix}ulysses_sequence_parallel_size") or 1 for prefix in {at, outer})
     if sequence > 1:
-        keys.put("context_parallel", sequence, f"{outer}ulysses_sequence_parallel_size", f"{at}ulysses_sequence_parallel_size")  # fmt: skip
+        keys.put(
+            "context_parallel",
+            sequence,
+            f"{outer}ulysses_sequence_parallel_size",
+            f"{at}ulysses_sequence_parallel_size",
+        )
     if strategy not in ("fsdp", "fsdp2"):
         keys.warn(name, f"the {strategy[:20]} engine is not modelled")
         keys.put("sharding", "distributed-optimizer", name)
         sizes = f"{outer}megatron." if outer == ACTOR else outer
-        for key, job_key in (("tensor_model_parallel_size", "tensor_parallel"), ("context_parallel_size", "context_parallel"),
-                             ("pipeline_model_parallel_size", "pipeline_parallel"),
-                             ("expert_model_parallel_size", "expert_parallel")):  # fmt: skip
+        for key, job_key in (
+            ("tensor_model_parallel_size", "tensor_parallel"),
+            ("context_parallel_size", "context_parallel"),
+            ("pipeline_model_parallel_size", "pipeline_parallel"),
+            ("expert_model_parallel_size", "expert_parallel"),
+        ):
             if (keys.whole(f"{sizes}{key}") or 1) > 1:
                 keys.put(job_key, keys.whole(f"{sizes}{key}"), f"{sizes}{key}")
         return
@@ -321,9 +256,9 @@ def _close(keys: Keys) -> None:
     """Of what is trained, what bears on memory and is on; data, rollout, rewards and logging do not bear."""
     for key, value in keys.settings.values.items():
         off = value in (None, "", "null", -1) or value is False or (value is not True and value in (0, 1))
-        if key.startswith(OF_WHAT_TRAINS) and NOT_MODELLED.fullmatch(key) and not off:
-            if key not in keys._taken and not key.startswith("critic."):
-                keys.warn(key)
+        bears = key.startswith(OF_WHAT_TRAINS) and NOT_MODELLED.fullmatch(key) and not key.startswith("critic.")
+        if bears and not off and not keys.took(key):
+            keys.warn(key)
 
 
 FRAMEWORK = Framework(

@@ -58,8 +58,20 @@ SFT: dict[str, Any] = {
 }
 """Of supervised fine-tuning (sft_trainer)."""
 METHODS = {"gae": "ppo", "grpo": "grpo", "rloo": "rloo"}
-LIKE_GRPO = ("gdpo", "grpo_passk", "grpo_vectorized", "rloo_vectorized", "reinforce_plus_plus", "remax", "opo", "gpg",
-             "reinforce_plus_plus_baseline", "gspo", "optimal_token_baseline", "tir_optimal_token_baseline")  # fmt: skip
+LIKE_GRPO = (
+    "gdpo",
+    "grpo_passk",
+    "grpo_vectorized",
+    "rloo_vectorized",
+    "reinforce_plus_plus",
+    "remax",
+    "opo",
+    "gpg",
+    "reinforce_plus_plus_baseline",
+    "gspo",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+)
 """Advantages of other kinds, which the update's memory does not feel."""
 OPTIMIZERS = {"adamw": "adamw", "fusedadam": "adamw", "adam": "adamw", "sgd": "sgd", "muon": "muon"}
 

@@ -26,11 +26,17 @@ def write(job: Job, writing: Writing) -> list[File]:
     values["trainer"] = {"nnodes": nodes, "n_gpus_per_node": job.num_gpus // nodes}
     defaults = ["sft_trainer_engine" if sft else "ppo_trainer", "_self_"]
     head = {"defaults": defaults, "hydra": {"searchpath": ["pkg://verl.trainer.config"]}}
-    starts = f"torchrun --nnodes={nodes} --nproc_per_node={job.num_gpus // nodes} -m {module}" if sft else f"python3 -m {module}"
+    starts = (
+        f"torchrun --nnodes={nodes} --nproc_per_node={job.num_gpus // nodes} -m {module}"
+        if sft
+        else f"python3 -m {module}"
+    )
     command = f'{starts} --config-path "$PWD" --config-name verl'
     comment = (f"verl, as memplan planned it: {command}", *writing.expects, "FILL IN data.train_files, data.val_files.")
-    return [File(CONFIG, {**head, **values}, comment=comment),
-            run_script(command, job, ("FILL IN data.train_files and data.val_files first.", *writing.expects))]  # fmt: skip
+    return [
+        File(CONFIG, {**head, **values}, comment=comment),
+        run_script(command, job, ("FILL IN data.train_files and data.val_files first.", *writing.expects)),
+    ]
 
 
 def _model(job: Job, writing: Writing) -> dict[str, Any]:
@@ -46,7 +52,11 @@ def _model(job: Job, writing: Writing) -> dict[str, Any]:
         values["use_liger"] = True
     if job.lora:
         targets = job.lora.targets if isinstance(job.lora.targets, str) else list(job.lora.targets)
-        values |= {"lora_rank": job.lora.r, "lora_alpha": int(job.lora.alpha or 2 * job.lora.r), "target_modules": targets}
+        values |= {
+            "lora_rank": job.lora.r,
+            "lora_alpha": int(job.lora.alpha or 2 * job.lora.r),
+            "target_modules": targets,
+        }
     return values
 
 
@@ -85,8 +95,10 @@ def _sft(job: Job, writing: Writing) -> dict[str, Any]:
 def _rl(job: Job, writing: Writing) -> dict[str, Any]:
     completion = job.completion_length
     if completion is None or completion >= job.sequence_length:
-        raise InvalidJob("completion_length: verl is told of prompt and completion apart",
-                         f"add --completion-length, less than the {job.sequence_length} of sequence_length")  # fmt: skip
+        raise InvalidJob(
+            "completion_length: verl is told of prompt and completion apart",
+            f"add --completion-length, less than the {job.sequence_length} of sequence_length",
+        )
     group = (job.rollout.group_size if job.rollout else None) or 1
     each = job.batch_size * job.gradient_accumulation_steps * job.num_gpus
     if each % group:

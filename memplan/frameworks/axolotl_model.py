@@ -1,0 +1,120 @@
+"""What Axolotl trains of a model and by which code: adapters over a quantised base, attention, fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks.axolotl_keys import ATTENTION_FLAGS, LIGER
+from memplan.frameworks.base import DEFAULT, Keys, Origin
+from memplan.frameworks.hf_arguments import mapping, read_attention
+from memplan.frameworks.own_names import lora_targets, module_names
+
+
+def read_adapter(keys: Keys) -> None:
+    """``adapter``: lora or qlora, over a base in 4 or 8 bits (nf4, quantised twice)."""
+    kind = (keys.text("adapter") or "").lower()
+    names = (
+        "lora_r",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_target_linear",
+        "lora_target_modules",
+        "lora_modules_to_save",
+        "peft_use_dora",
+        "peft_use_rslora",
+        "peft",
+        "bnb_config_kwargs",
+        "peft_autocast_adapter_dtype",
+        "peft_trainable_token_indices",
+        "lora_mlp_kernel",
+    )
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if not kind:
+        keys.skip(*names)
+        return
+    if kind not in ("lora", "qlora"):
+        keys.warn("adapter", f"{kind[:20]} is not modelled: it is counted as LoRA")
+    lora: dict[str, Any] = {"dropout": keys.number("lora_dropout"), "targets": _targets(keys)}
+    if keys.has("lora_r"):
+        lora["r"] = keys.whole("lora_r")
+    if keys.has("lora_alpha"):
+        lora["alpha"] = keys.number("lora_alpha")
+    if keys.names("lora_modules_to_save"):
+        lora["modules_to_save"] = list(keys.names("lora_modules_to_save") or ())
+    for job_key, key in (("dora", "peft_use_dora"), ("rslora", "peft_use_rslora")):
+        if keys.flag(key):
+            lora[job_key] = True
+    if keys.flag("peft_autocast_adapter_dtype") is False:
+        lora["dtype"] = keys.draft.facts["load"][0]
+    keys.put("lora", lora, "adapter")
+    keys.skip(*names)
+    if four:
+        inner = mapping(keys, "bnb_config_kwargs") if keys.has("bnb_config_kwargs") else None
+        quant = (inner.text("bnb_4bit_quant_type") if inner else None) or "nf4"
+        twice = inner.flag("bnb_4bit_use_double_quant") if inner else None
+        keys.put("quantization", "nf4-double" if quant == "nf4" and twice is not False else quant, "load_in_4bit")
+    elif eight:
+        keys.put("quantization", "int8", "load_in_8bit")
+    if four or eight:
+        keys.draft.put(
+            "kbit_upcast", False, Origin(DEFAULT, f"{keys.framework.label}: norms are cast back to torch_dtype")
+        )
+
+
+def _targets(keys: Keys) -> str | list[str]:
+    """Names, a regular expression whose last part is names, or every linear."""
+    if keys.flag("lora_target_linear"):
+        return "all-linear"
+    value = keys.get("lora_target_modules")
+    if isinstance(value, str) and not value.replace("_", "").replace("-", "").isalnum():
+        found = module_names(value)
+        if not found:
+            keys.warn("lora_target_modules", "the regular expression is not read: every linear is counted as adapted")
+            return "all-linear"
+        return list(found)
+    names = keys.names("lora_target_modules")
+    if not names:
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: neither lora_target_linear nor lora_target_modules is set: "
+            "q_proj and v_proj are counted, as PEFT takes for Llama and Qwen"
+        )
+    return lora_targets(names or ("q_proj", "v_proj"))
+
+
+def read_attention_flags(keys: Keys) -> None:
+    """``attn_implementation``, or a flag of earlier versions."""
+    keys.skip(*ATTENTION_FLAGS)
+    if keys.has("attn_implementation"):
+        read_attention(keys, "attn_implementation")
+        return
+    for flag, name in ATTENTION_FLAGS.items():
+        if keys.flag(flag):
+            found = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}.get(name)
+            if found:
+                keys.put("attention", found, flag)
+            else:
+                keys.warn(flag, f"attention {name} is not modelled: sdpa is counted in its place")
+            return
+
+
+def read_kernels(keys: Keys, method: str) -> None:
+    """Liger's kernels and Apple's cut cross-entropy, where their plugins are loaded."""
+    plugins = " ".join(str(item) for item in keys.get("plugins") or ())
+    wanted = keys.flag("cut_cross_entropy")
+    cut = wanted or (wanted is None and "cut_cross_entropy" in plugins)
+    parts = [key for key in LIGER if keys.flag(key)]
+    fused = bool(keys.flag("liger_fused_linear_cross_entropy"))
+    keys.skip(*LIGER, "liger_fused_linear_cross_entropy")
+    if parts or fused:
+        keys.put("kernels", "liger", *(parts or ["liger_fused_linear_cross_entropy"]))
+        if method == "sft" and not fused and not cut:
+            keys.put("loss_head", "cross-entropy", parts[0])
+        if not {"liger_rms_norm"} & set(parts) or not {"liger_glu_activation", "liger_swiglu"} & set(parts):
+            keys.draft.remarks.append(
+                f"{keys.settings.path}: all of Liger's layer kernels are counted, "
+                f"though only {', '.join(parts) or 'its loss'} is on"
+            )
+    if cut and method == "sft":
+        keys.put("loss_head", "cut-cross-entropy", "cut_cross_entropy" if wanted else "plugins")
+    if method != "sft" and keys.flag("dpo_use_liger_kernel"):
+        keys.put("kernels", "liger", "dpo_use_liger_kernel")

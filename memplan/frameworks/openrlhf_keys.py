@@ -1,0 +1,134 @@
+"""OpenRLHF's options by name: defaults of each program, names before 0.11, what memory does not feel.
+
+Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks.documents import words
+
+SHARED: dict[str, Any] = {
+    "train.batch_size": 128,
+    "ds.zero_stage": 2,
+    "ds.param_dtype": "bf16",
+    "ds.attn_implementation": "flash_attention_2",
+    "ds.lora.rank": 0,
+    "ds.lora.alpha": 16,
+    "ds.lora.dropout": 0.0,
+    "ds.lora.target_modules": "all-linear",
+    "optim": "adam",
+}
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "sft": {"method": "sft", "train.micro_batch_size": 8, "data.max_len": 2048},
+    "dpo": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 512},
+    "rm": {"method": "reward", "train.micro_batch_size": 1, "data.max_len": 512},
+    "ppo_ray": {
+        "method": "ppo",
+        "train.micro_batch_size": 1,
+        "data.max_len": 2048,
+        "train.max_tokens_per_gpu": 16192,
+        "algo.advantage.estimator": "gae",
+        "algo.kl.init_coef": 0.01,
+        "rollout.n_samples_per_prompt": 1,
+        "rollout.temperature": 1.0,
+        "actor.num_nodes": 1,
+        "actor.num_gpus_per_node": 8,
+    },
+}
+ESTIMATORS = {
+    "gae": "ppo",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "grpo",
+    "reinforce": "grpo",
+    "reinforce_baseline": "grpo",
+}
+"""REINFORCE's update has no critic and no group, and is GRPO's otherwise."""
+OLD_NAMES = {
+    "pretrain": "model.model_name_or_path",
+    "max_len": "data.max_len",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "train_batch_size": "train.batch_size",
+    "zero_stage": "ds.zero_stage",
+    "param_dtype": "ds.param_dtype",
+    "attn_implementation": "ds.attn_implementation",
+    "gradient_checkpointing": "model.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "model.gradient_checkpointing_reentrant",
+    "adam_offload": "ds.adam_offload",
+    "lora_rank": "ds.lora.rank",
+    "lora_alpha": "ds.lora.alpha",
+    "lora_dropout": "ds.lora.dropout",
+    "target_modules": "ds.lora.target_modules",
+    "load_in_4bit": "ds.load_in_4bit",
+    "use_liger_kernel": "ds.use_liger_kernel",
+    "grad_accum_dtype": "ds.grad_accum_dtype",
+    "ref_offload": "ref.offload",
+    "ipo": "model.ipo_enable",
+    "nll_loss_coef": "model.nll_loss_coef",
+    "actor_num_nodes": "actor.num_nodes",
+    "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "advantage_estimator": "algo.advantage.estimator",
+    "init_kl_coef": "algo.kl.init_coef",
+    "temperature": "rollout.temperature",
+    "generate_max_len": "rollout.max_new_tokens",
+    "critic_pretrain": "critic.model_name_or_path",
+    "reward_pretrain": "reward.model_name_or_path",
+    "remote_rm_url": "reward.remote_url",
+    "ring_attn_size": "ds.ring_attn_size",
+    "zpg": "ds.zpg",
+    "entropy_loss_coef": "actor.entropy_coef",
+    "entropy_coef": "actor.entropy_coef",
+    "use_dynamic_batch": "train.dynamic_batch_enable",
+    "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
+    "optimizer": "optim",
+}
+"""Flat names, before 0.11."""
+OF_THE_ACTOR = (
+    "model.model_name_or_path",
+    "model.gradient_checkpointing_enable",
+    "model.gradient_checkpointing_reentrant",
+)
+NOT_MODELLED = {
+    "ds.ring_attn_size": "ring attention is not modelled: whole sequences are counted on each GPU",
+    "ds.tensor_parallel_size": "DeepSpeed's tensor parallelism is not modelled",
+    "ds.zpg": "a second partition within the node (ZeRO++) is not counted",
+    "ds.deepcompile": "is not modelled",
+    "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",
+    "reward.offload": "the reward model is counted as the job places it",
+}
+HARMLESS = words(
+    """prompt_max_len bf16 flash_attn packing_samples save_path ckpt_path save_steps logging_steps eval_steps
+    max_epochs learning_rate input_key output_key dataset prompt_data use_wandb apply_chat_template beta
+    colocate_all_models
+    rollout_batch_size micro_rollout_batch_size actor_learning_rate critic_learning_rate normalize_reward
+    local_rank use_ms chosen_key rejected_key input_template lr_scheduler lr_warmup_ratio min_lr_ratio max_norm seed
+    load_checkpoint"""
+)
+FAMILIES = (
+    "ckpt.",
+    "logger.",
+    "eval.",
+    "data.",
+    "adam.",
+    "muon.",
+    "vllm.",
+    "algo.",
+    "rollout.",
+    "reward.",
+    "critic.",
+    "ref.",
+    "actor.adam.",
+    "actor.muon.",
+    "train.",
+)
+"""Groups of which only what is read above bears on the update's memory."""
+OF_THE_MODEL = words(
+    "model.beta model.label_smoothing model.aux_loss_coef model.pretrain_mode_enable model.loss_type "
+    "model.margin_loss_enable ds.packing_samples ds.overlap_comm ds.use_universal_ckpt "
+    "ds.value_head_prefix ds.ring_attn_head_stride ds.enable_sleep actor.num_nodes actor.eps_clip "
+    "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.aux_loss_coef actor.lr_scheduler "
+    "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.optim"
+)

@@ -1,0 +1,271 @@
+"""Files of LLaMA-Factory, verl, OpenRLHF, Megatron, torchtitan and LitGPT, what they say, and jobs for each of them."""
+
+from typing import Any
+
+LLAMAFACTORY = """model_name_or_path: Qwen/Qwen2.5-0.5B
+stage: dpo
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj,v_proj
+pref_loss: simpo
+dataset: dpo_en_demo
+template: qwen
+cutoff_len: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+flash_attn: fa2
+"""
+VERL = """#!/bin/bash
+N=${N:-8}
+PROMPT=$((512 * 2))
+ACTOR=(
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.ppo_mini_batch_size=64
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+    actor_rollout_ref.actor.strategy=fsdp2
+)
+[ -n "$X" ] && echo hello
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.max_prompt_length=${PROMPT} data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.rollout.n=4 \\
+    "${ACTOR[@]}" trainer.n_gpus_per_node=$N "$@" """
+OPENRLHF = """read -r -d '' training_commands <<EOF
+openrlhf.cli.train_dpo \\
+   --model.model_name_or_path Qwen/Qwen2.5-0.5B \\
+   --train.batch_size 256 \\
+   --train.micro_batch_size 2 \\
+   --data.max_len 4096 \\
+   --ds.zero_stage 3 \\
+   --ref.offload \\
+   --model.gradient_checkpointing_enable"""
+MEGATRON = """#!/bin/bash
+GPUS=${GPUS:-8}
+ARGS=(
+    --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8
+    --ffn-hidden-size 2816 --swiglu --normalization RMSNorm --position-embedding-type rope
+    --untie-embeddings-and-output-weights --seq-length 2048 --vocab-size 32000
+    --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer
+)
+torchrun --nproc_per_node $GPUS --nnodes 1 PROGRAM.py ${ARGS[@]} \\
+    --tensor-model-parallel-size 2 --sequence-parallel"""
+TORCHTITAN = """[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 1
+global_batch_size = 64
+seq_len = 8192
+
+[activation_checkpoint]
+mode = "full"
+
+[parallelism]
+tensor_parallel_degree = 2
+"""
+LITGPT = """checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B
+precision: bf16-true
+quantize: bnb.nf4
+devices: 1
+lora_r: 32
+lora_key: true
+data: {class_path: litgpt.data.Alpaca2k}
+train:
+  global_batch_size: 8
+  micro_batch_size: 2
+  max_seq_length: 512
+optimizer: {class_path: bitsandbytes.optim.PagedAdamW8bit}
+"""
+FILES = {
+    "litgpt": ("qlora.yaml", LITGPT),
+    "torchtitan": ("train.toml", TORCHTITAN),
+    "megatron": ("gpt.sh", MEGATRON.replace("PROGRAM", "pretrain_gpt")),
+    "mindspeed": ("dpo.sh", f"{MEGATRON.replace('PROGRAM', 'posttrain_gpt')} --stage dpo"),
+    "openrlhf": ("dpo.sh", OPENRLHF),
+    "llamafactory": ("train.yaml", LLAMAFACTORY),
+    "verl": ("run.sh", VERL),
+}
+MESH = {"batch_size": 2, "gradient_accumulation_steps": 8, "sequence_length": 2048, "num_gpus": 8, "tensor_parallel": 2,
+        "sequence_parallel": True, "sharding": "distributed-optimizer", "dtype": "bf16"}  # fmt: skip
+SAID: dict[str, dict[str, Any]] = {
+    "litgpt": {
+        "trainer": "litgpt",
+        "model": "meta-llama/Llama-3.2-1B",
+        "batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "sequence_length": 512,
+        "quantization": "nf4",
+        "precision": "bf16",
+        "autocast": False,
+        "optimizer": "paged-adamw-8bit",
+        "gradient_checkpointing": "none",
+    },
+    "torchtitan": {
+        "trainer": "pytorch",
+        "model": "meta-llama/Llama-3.1-8B",
+        "batch_size": 1,
+        "gradient_accumulation_steps": 16,
+        "sequence_length": 8192,
+        "num_gpus": 8,
+        "tensor_parallel": 2,
+        "sharding": "fsdp2",
+        "precision": "bf16-amp",
+        "gradient_checkpointing": "full",
+        "logits_dtype": "fp32",
+    },
+    "megatron": {"trainer": "megatron", "method": "sft", **MESH},
+    "mindspeed": {"trainer": "mindspeed", "method": "dpo", **MESH},
+    "llamafactory": {
+        "trainer": "llamafactory",
+        "method": "simpo",
+        "batch_size": 2,
+        "gradient_accumulation_steps": 8,
+        "sequence_length": 4096,
+        "attention": "flash",
+        "gradient_checkpointing": "full",
+        "gradient_checkpointing_reentrant": True,
+        "dtype": "bf16",
+    },
+    "openrlhf": {
+        "trainer": "openrlhf",
+        "method": "dpo",
+        "batch_size": 2,
+        "gradient_accumulation_steps": 128,
+        "sequence_length": 4096,
+        "sharding": "zero3",
+        "reference": "offloaded",
+        "gradient_checkpointing": "full",
+        "attention": "flash",
+    },
+    "verl": {
+        "trainer": "verl",
+        "method": "grpo",
+        "batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "sequence_length": 2048,
+        "completion_length": 1024,
+        "num_gpus": 8,
+        "sharding": "fsdp2",
+        "precision": "bf16-amp",
+        "reference": "offloaded",
+        "attention": "flash",
+    },
+}
+LINES: list[tuple[str, str, str, object]] = [
+    ("torchtitan", "data_parallel_shard_degree = 16", "num_gpus", 32),
+    ("torchtitan", 'fsdp_reshard_after_forward = "never"', "reshard_after_forward", False),
+    ("torchtitan", '[optimizer]\nimplementation = "foreach"', "optimizer_impl", "foreach"),
+    ("torchtitan", "[compile]\nenable = true", "compile", True),
+    ("megatron", "--recompute-granularity full", "gradient_checkpointing", "full"),
+    ("megatron", "--recompute-activations", "gradient_checkpointing", "selective"),
+    ("megatron", "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", "virtual_pipeline", 2),
+    ("megatron", "--pipeline-model-parallel-size 2", "gradient_accumulation_steps", 16),
+    ("mindspeed", "--stage simpo", "method", "simpo"),
+    ("mindspeed", "--stage dpo --dpo-loss-type ipo", "method", "ipo"),
+    ("llamafactory", "disable_gradient_checkpointing: true", "gradient_checkpointing", "none"),
+    ("llamafactory", "use_reentrant_gc: false", "gradient_checkpointing_reentrant", False),
+    ("llamafactory", "quantization_bit: 4", "quantization", "nf4-double"),
+    ("llamafactory", "quantization_bit: 4\ndouble_quantization: false", "quantization", "nf4"),
+    ("llamafactory", "quantization_bit: 4\nquantization_method: hqq", "quantization", "hqq-4bit"),
+    ("llamafactory", "enable_liger_kernel: true", "kernels", "liger"),
+    ("llamafactory", "use_galore: true", "optimizer", "galore"),
+    ("openrlhf", "--model.ipo_enable", "method", "ipo"),
+    ("openrlhf", "--ds.adam_offload", "offload", ("optimizer",)),
+    ("openrlhf", "--lora_rank 8", "reference", "offloaded"),
+    ("openrlhf", "--ds.load_in_4bit --ds.lora.rank 8", "quantization", "nf4-double"),
+    ("verl", "algorithm.adv_estimator=gae", "method", "ppo"),
+    ("verl", "++actor_rollout_ref.model.lora_rank=8", "reference", "adapter"),
+    ("verl", "actor_rollout_ref.actor.use_kl_loss=False", "reference", "none"),
+    ("verl", "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "precision", "bf16"),
+    ("verl", "actor_rollout_ref.model.use_fused_kernels=True", "loss_head", "fused"),
+    ("verl", "actor_rollout_ref.actor.entropy_coeff=0.01", "entropy", "loss"),
+]
+"""A framework, a line more, a key of the job and its value."""
+UNREAD = {
+    "litgpt": ("strange: 1", ("strange",)),
+    "torchtitan": (
+        'strange_degree = 2\n[optimizer]\nname = "Muon"',
+        ("parallelism.strange_degree", "optimizer.name"),
+    ),
+    "megatron": ("--fp8-format hybrid --new-offload-thing 3", ("fp8_format", "new_offload_thing")),
+    "mindspeed": ("--swap-attention", ("swap_attention",)),
+    "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
+    "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
+    "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
+}
+
+PLAIN = {"method": ["sft"], "batch_size": [1, 4], "sequence_length": [128, 1024], "gradient_accumulation_steps": [1, 8]}
+DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
+    "litgpt": (
+        PLAIN,
+        {
+            "num_gpus": [1, 4],
+            "precision": ["bf16", "bf16-amp", "fp32"],
+            "optimizer": ["adamw", "sgd"],
+            "lora": [None],
+        },
+    ),
+    "torchtitan": (
+        {**PLAIN, "model": ["qwen3-0.6b"]},
+        {
+            "gradient_checkpointing": ["none", "full", "every:2"],
+            "optimizer_impl": ["fused", "foreach", "loop"],
+            "num_gpus": [1, 4],
+            "precision": ["bf16", "bf16-amp"],
+            "compile": [True, False],
+            "reshard_after_forward": [True],
+        },
+    ),
+    "llamafactory": (
+        {**PLAIN, "method": ["sft", "reward", "dpo", "ipo", "kto", "orpo", "simpo"]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "gradient_checkpointing_reentrant": [True, False],
+            "optimizer": ["adamw", "adafactor", "sgd", "adamw-8bit"],
+            "attention": ["sdpa", "flash", "eager"],
+            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["zero1", "zero2", "zero3", "fsdp2"],
+            "num_gpus": [1, 4],
+            "padded": [True, False],
+        },
+    ),
+    "openrlhf": (
+        {**PLAIN, "method": ["sft", "dpo", "ipo", "reward", "grpo", "ppo", "rloo"]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "gradient_checkpointing_reentrant": [True, False],
+            "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["zero2", "zero3"],
+            "num_gpus": [1, 4],
+            "attention": ["flash", "sdpa"],
+        },
+    ),
+    "verl": (
+        {**PLAIN, "method": ["sft", "grpo", "ppo", "rloo"], "completion_length": [64]},
+        {
+            "gradient_checkpointing": ["none", "full"],
+            "optimizer": ["adamw", "sgd"],
+            "precision": ["bf16", "bf16-amp"],
+            "lora": [{"r": 4}, {"r": 16, "targets": ["q_proj", "v_proj"]}],
+            "sharding": ["fsdp", "fsdp2"],
+            "num_gpus": [1, 4],
+            "attention": ["flash", "sdpa"],
+        },
+    ),
+}
+
+REFUSED = [
+    ("litgpt", {"method": "sft", "lora": {"r": 8}}, "lora.targets: all-linear cannot be said to LitGPT"),
+    ("torchtitan", {"model": "qwen3-0.6b", "method": "dpo"}, "method: dpo is not what torchtitan trains"),
+    ("torchtitan", {"method": "sft"}, "is no flavor of torchtitan's"),
+    ("megatron", {"method": "sft"}, "Megatron-LM: its files are read, and not written"),
+    ("openrlhf", {"method": "dpo", "sharding": "fsdp2"}, "sharding: fsdp2 cannot be said to OpenRLHF"),
+    ("openrlhf", {"method": "sft", "optimizer": "sgd"}, "optimizer: sgd cannot be said to OpenRLHF"),
+    ("verl", {"method": "grpo", "completion_length": 64, "sharding": "zero3"}, "sharding: zero3 cannot be said"),
+    ("verl", {"method": "grpo", "sharding": "fsdp2"}, "completion_length: verl is told of prompt and completion apart"),
+    ("llamafactory", {"method": "rloo"}, "trainer: LLaMA-Factory has no rloo"),
+    ("llamafactory", {"method": "dpo", "pair_pass": "split"}, "pair_pass: split cannot be said"),
+    ("llamafactory", {"method": "sft", "trainer": "trl"}, "trainer: trl is not what LLaMA-Factory runs"),
+]
