@@ -125,6 +125,7 @@ def test_arguments_of_megatron_in_yaml(tmp_path: Path) -> None:
     [
         ("A=(x y)\nrun ${A[@]} z", ["run", "x", "y", "z"]),
         ("A=${A:-7}\nB=$((A * 2 + 1))\nrun --n $B", ["run", "--n", "15"]),
+        ('A=${A:-"-m x"}\nrun $A', ["run", "-m", "x"]),
         ("A=1\nif [ -n x ]; then\n  A=2\nfi\nrun $A", ["run", "1"]),
         ("A=()\nA+=(1)\nA+=(\n  2 # two\n)\nrun ${A[@]}", ["run", "1", "2"]),
         ('ARGS="\n  --a 1 \\\n  --b 2\n"\nrun $ARGS', ["run", "--a", "1", "--b", "2"]),

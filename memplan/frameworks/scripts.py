@@ -132,7 +132,7 @@ def read_script(text: str) -> Script:
         if first in _OPENS:
             depth += 1
         assigned = _ASSIGNED.match(joined)
-        if assigned and (assigned.group(3).lstrip().startswith("(") or _alone(script.put_in(assigned.group(3)))):
+        if assigned and (assigned.group(3).lstrip().startswith("(") or _alone(assigned.group(3), script)):
             script.assign(assigned.group(1), bool(assigned.group(2)), assigned.group(3), line, depth > 0)
         elif bare and first not in (*_OPENS, *_CLOSES, "else", "elif", "then", "do"):
             words = [word for word in script.words(joined, line) if word.text not in ("then", "do")]
@@ -143,10 +143,10 @@ def read_script(text: str) -> Script:
     return script
 
 
-def _alone(value: str) -> bool:
-    """Whether an assignment is all of its line: no command after it."""
-    parts = _split(value)
-    return len(parts) <= 1 or value.lstrip()[:1] in "\"'" or all("=" in part for part in parts[1:])
+def _alone(value: str, script: Script) -> bool:
+    """Whether an assignment is all of its line, as it is written or with what is put in: no command after it."""
+    written, meant = _split(value), _split(script.put_in(value))
+    return min(len(written), len(meant)) <= 1 or value.lstrip()[:1] in "\"'" or all("=" in part for part in meant[1:])
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
