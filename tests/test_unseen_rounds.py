@@ -21,15 +21,18 @@ def page() -> ModuleType:
     return module
 
 
-def test_each_round_has_the_rows_that_it_says(page: ModuleType) -> None:
-    rounds = page.rounds()["rounds"]
-    kept = {each["seed"]: len(json.loads(page.rows_of(each["seed"]).read_text())["rows"]) for each in rounds}
+@pytest.mark.parametrize("kind", ["ONE_GPU", "RANKS"])
+def test_each_round_has_the_rows_that_it_says(page: ModuleType, kind: str) -> None:
+    of = getattr(page, kind)
+    rounds = page.rounds(of)["rounds"]
+    kept = {each["seed"]: len(json.loads(page.rows_of(each["seed"], of).read_text())["rows"]) for each in rounds}
     assert kept == {each["seed"]: each["kept"] for each in rounds}
     assert all(each["kept"] <= each["traced"] <= each["drawn"] for each in rounds)
 
 
+@pytest.mark.parametrize("option", [[], ["--ranks"]], ids=str)
 def test_every_miss_has_a_reason_and_every_reason_a_miss(
-    page: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: list[str], page: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["rounds.py"])
+    monkeypatch.setattr("sys.argv", ["rounds.py", *option])
     assert page.main() == 0, capsys.readouterr().out.split("off by more")[-1]

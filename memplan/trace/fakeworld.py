@@ -102,6 +102,16 @@ def _nothing(*_: Any) -> None:
     """Not a mock, which would remember the tensors that it was called with."""
 
 
+def _reshard_what_is_left(state: Any) -> None:
+    """FSDP1's ``_catch_all_reshard``, which asks by address; the addresses of fake tensors are all 0."""
+    handle = state._handle
+    if not handle:
+        return
+    whole, shard = (each.untyped_storage()._cdata for each in (handle.flat_param, handle.flat_param._local_shard))
+    if whole != shard or handle._skipped_use_sharded_views:
+        _runtime_utils._reshard(state, handle, _runtime_utils._should_free_in_backward(state, handle))
+
+
 def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """A mesh is numbers on the host, of which torch asks which are where."""
 
@@ -124,6 +134,7 @@ def fake_world(ranks: int, device: str) -> Iterator[None]:
             for module in (_fsdp_init, _fully_shard):
                 if hasattr(module, MESH):
                     stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
+            stack.enter_context(mock.patch.object(_runtime_utils, "_catch_all_reshard", _reshard_what_is_left))
             if device == "cuda":
                 for module in (_flat_param, _runtime_utils):  # which stream a block was used on is no size
                     stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", _nothing))
