@@ -18,3 +18,12 @@ def test_a_real_device_adds_in_place(method: str, model: str) -> None:
     assert max(more) <= 0
     if model == "llama-3.2-1b":
         assert min(more) <= -128256 * 2048 * 2, "the tied embedding's gradient is added to the head's"
+
+
+def test_the_math_kernel_asks_each_score_whether_it_is_minus_infinity() -> None:
+    """``_safe_softmax`` of fp32 grouped heads: a byte for each score on a real device, beside scores and softmax, of both of a pair."""
+    job = {"model": "llama-3.2-1b", "precision": "fp32", "gradient_checkpointing": "full", "optimizer": "sgd"}
+    job |= {"sequence_length": 8192, "batch_size": 1, "freeze": ["embed_tokens"], "method": "reward"}
+    traced, real = (ledger(resolve(read_job({**job, **more}))) for more in ({}, {"gpu": "h200"}))
+    workspaces = sum(row.bytes for row in real.rows if row.category == "workspaces")
+    assert real.totals()[0] - traced.totals()[0] - workspaces == 2 * 32 * 8192**2

@@ -151,23 +151,45 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
 
 
 def math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
-    """``_scaled_dot_product_attention_math``: in fp32, keys and values repeated to all heads, s × s probabilities
-    kept.
+    """``_scaled_dot_product_attention_math``, whose locals die with it, and the layout of its output."""
+    return ops.copy(p.tape, grouped_math(p, mixer, q, k, v, q_dim), "attention output")
+
+
+def grouped_math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
+    """In fp32, keys and values repeated to all heads, a causal mask of s × s, s × s probabilities kept; the scaled keys
+    are a temporary of the product, and so are the queries of several rows, unless rotary left them
+    head-major (aten/native/transformers/attention.cpp).
+
+    Not counted: the sum of scores and mask, which softmax's result replaces (in place on a real device).
     """
     tape, before = p.tape, q.itemsize
-    scores_dim = scores_of(p, mixer)
     autocast, tape.autocast = tape.autocast, 0
     wide_q, wide_k, wide_v = (ops.cast(tape, x, ops.FP32, "attention in fp32") for x in (q, k, v))
+    scaled_q = ops.scale(tape, wide_q, "scaled queries")
+    bias = tape.new(Dim("s²", p.length * p.length), ops.FP32, "attention bias")
     all_k, all_v = ops.copy(tape, wide_k, "repeated keys", q_dim), ops.copy(tape, wide_v, "repeated values", q_dim)
-    scaled_q, scaled_k = ops.scale(tape, wide_q, "scaled queries"), ops.scale(tape, all_k, "scaled keys")
-    scores = ops.matmul(tape, scaled_q, scaled_k, scores_dim, "attention scores")
-    probabilities = ops.softmax(tape, scores, "attention probabilities", to_fp32=False)
+    copied = p.rows > 1 and mixer.rotary != "concatenated"
+    queries = ops.copy(tape, scaled_q, "queries") if copied else scaled_q
+    scores = ops.matmul(tape, queries, ops.scale(tape, all_k, "scaled keys"), scores_of(p, mixer), "attention scores")
+    del queries
+    probabilities = safe_softmax(tape, scores, "attention probabilities")
     del scores
     if mixer.dropout:
         probabilities = ops.dropout(tape, probabilities, "attention probabilities")
+    returned = ops.cast(tape, probabilities, before, "attention probabilities")
     out = ops.matmul(tape, probabilities, all_v, q_dim, "attention output")
     tape.autocast = autocast
-    return ops.copy(tape, ops.cast(tape, out, before, "attention output"), "attention output")
+    out = ops.cast(tape, out, before, "attention output")
+    del bias, returned
+    return out
+
+
+def safe_softmax(tape: Tape, scores: Tensor, label: str) -> Tensor:
+    """``_safe_softmax``: on a real device, a byte for each score says afterwards whether it was minus infinity."""
+    out = ops.softmax(tape, scores, label, to_fp32=False)
+    if tape.in_place:
+        tape.new(scores.dim, 1, "masked scores")
+    return out
 
 
 def scores_of(p: Pass, mixer: Attention) -> Dim:
