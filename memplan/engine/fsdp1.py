@@ -34,7 +34,7 @@ def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         name = traced.plan.name
         if name == "reference" and recipe.reference == "resident":
             if sharded:
-                own = frozen_frame(recipe, traced)
+                own = frozen_frame(recipe, traced.plan)
                 _gathered(book, "reference's root", own.root.gathered, "", "", "the root stays gathered")
                 _enter_forward(book, recipe, own, traced)
             continue

@@ -60,6 +60,8 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             continue
         reduces = not late or (name == trained[-1] and recipe.accumulation == 1)
         reduces = reduces and not (recipe.pair_pass == "two-forward" and name != trained[-1])
+        if passes[position - 1][1] == "backward":  # the one before has resharded everything
+            own = own._replace(resharding=True)
         enter_backward(book, recipe, own, traced, reduces)
         if not own.opens:
             why, born = "it stays from its forward to its reduction", tail_from or f"{name}.head-backward"
@@ -93,7 +95,7 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
 
 def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     """The forward of a reference that is sharded too: nothing ever reshards its root."""
-    name, own = traced.plan.name, frozen_frame(recipe, traced)
+    name, own = traced.plan.name, frozen_frame(recipe, traced.plan)
     enter_root(book, own._replace(root=own.always), "reference's root", "", "")
     if f"{name}.gather" in book.index:
         runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))

@@ -95,7 +95,9 @@ def enter_forward(
     before = own.layers[at - 1].gathered if at else 0
     inside = traced.layers[at].forward.size - traced.layers[at].boundary
     # At the copy-out the part that a forward before left is there still: ``to_unsharded`` frees it.
-    copied = 2 * used + max(0, before + _left_part(own, at, there) - inside)
+    # At its end it is cut to parts beside what it saves.
+    parting = own.layers[at].parting + traced.layers[at].saved.size if traced.plan.style_of(at) == "plain" else 0
+    copied = 2 * used + max(0, before + _left_part(own, at, there) - inside, parting - inside)
     if there and not own.reshards:
         copied = 0
     gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")

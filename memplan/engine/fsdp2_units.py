@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights
 from memplan.spec.recipe import Adapter, Recipe
 from memplan.units import ceil_div
@@ -33,6 +33,9 @@ class Unit(NamedTuple):
     cast: int = 0
     """The all-gather's input: the rank's part in the gathered dtype, where it is stored in another; before that, its
     copy from the host."""
+    parting: int = 0
+    """The most that resharding to a number adds: a tensor's part is cloned before the whole is freed, one after another
+    (``to_sharded_post_forward``)."""
 
 
 NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
@@ -125,7 +128,8 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
-    gathered = gradients = reduced = scattered = shard = last = held = cast = 0
+    gathered = gradients = reduced = scattered = shard = last = held = cast = parting = 0
+    parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
@@ -136,7 +140,9 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         elements = padded(weight, recipe.ranks) * weight.copies if recipe.sharding == "fsdp2" else exact
         if weight.adapter and recipe.adapter and not casts(recipe):
             used = weight.itemsize or recipe.adapter.itemsize
+        one, before = elements // weight.copies * used, gathered - gathered // parts
         gathered += elements * used
+        parting = max(parting, one // parts - before) if parts > 1 else 0
         stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
         cast += elements // recipe.ranks * used if used != stored else 0
         cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
@@ -148,7 +154,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))
             held += elements // recipe.ranks * (summed if stored != summed and recipe.fsdp.replicas > 1 else 0)
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, parting)
 
 
 def casts(recipe: Recipe) -> bool:
@@ -178,6 +184,13 @@ def layer_units(recipe: Recipe) -> list[Unit]:
 def gathered_layers(recipe: Recipe) -> tuple[int, ...]:
     """Gathered bytes of each layer; none where nothing is gathered."""
     return tuple(unit.gathered for unit in layer_units(recipe)) if gathers(recipe) else ()
+
+
+def kept_part(recipe: Recipe) -> int:
+    """What FSDP keeps gathered of a layer from forward to backward (see ``PassPlan.keeps_gathered``)."""
+    if recipe.reshard_after_forward is False or recipe.fsdp.keeps_gathered:
+        return 1
+    return 0 if recipe.reshard_after_forward is True else recipe.reshard_after_forward
 
 
 def gathers(recipe: Recipe) -> bool:
@@ -224,9 +237,9 @@ def _tail_names(recipe: Recipe) -> set[str]:
     return names
 
 
-def frozen_frame(recipe: Recipe, traced: TracedPass) -> Frame:
+def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
     """The reference's units, in the dtype that it computes in; none is reduced."""
-    itemsize, spec, ranks = traced.plan.mode.weight_itemsize, traced.plan.spec, recipe.ranks
+    itemsize, spec, ranks = plan.mode.weight_itemsize, plan.spec, recipe.ranks
 
     def unit(weights: list[Weight]) -> Unit:
         return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)

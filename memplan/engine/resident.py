@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_units import frozen_frame, gathered_layers, gathers, kept_part
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.modules import Mode
@@ -43,7 +44,18 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)
-    return traced_pass(plan._replace(images=recipe.images if recipe.model.tower else None))
+    return traced_pass(_gathered(recipe, plan._replace(images=recipe.images if recipe.model.tower else None)))
+
+
+def _gathered(recipe: Recipe, plan: PassPlan) -> PassPlan:
+    """The plan with what FSDP gathers: the policy's own units where adapters are off, or those of a sharded copy."""
+    if not gathers(recipe):
+        return plan
+    resident = next((model for model in recipe.residents if model.role == "reference"), None)
+    sizes = gathered_layers(recipe)
+    if resident is not None:
+        sizes = tuple(unit.gathered for unit in frozen_frame(recipe, plan).layers) if resident.sharded else ()
+    return plan._replace(gathered=sizes, keeps_gathered=kept_part(recipe), copies_out=recipe.sharding == "fsdp2")
 
 
 def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
-from memplan.engine.fsdp2_units import gathered_layers, gathers, used_adapter
+from memplan.engine.fsdp2_units import gathered_layers, gathers, kept_part, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
@@ -36,13 +36,6 @@ def policy_mode(recipe: Recipe) -> Mode:
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
     )
-
-
-def kept_part(recipe: Recipe) -> int:
-    """What FSDP keeps gathered of a layer from forward to backward (see ``PassPlan.keeps_gathered``)."""
-    if recipe.reshard_after_forward is False or recipe.fsdp.keeps_gathered:
-        return 1
-    return 0 if recipe.reshard_after_forward is True else recipe.reshard_after_forward
 
 
 def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
