@@ -93,6 +93,8 @@ def main() -> int:
     for row, figures in off.items():
         phases = ", ".join(f"{figure.phase} {100 * figure.error:+.1f} %" for figure in figures)
         print(f"- {row} ({phases}): {known['reasons'].get(row, 'no reason is known yet')}")
+    if not off:
+        print("- nothing")
     return int(set(off) != set(known["reasons"]))
 
 
