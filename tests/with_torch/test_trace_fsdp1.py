@@ -32,6 +32,7 @@ JOBS = [
     *(fsdp1(gradient_accumulation_steps=3, sync_each_batch=sync) for sync in (True, False)),
     fsdp1(precision="bf16", **FULL),
     fsdp1({"tie_word_embeddings": True}),
+    fsdp1(trainer="transformers", lora={"r": 8}, **FULL),
 ]
 
 
