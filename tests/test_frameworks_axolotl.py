@@ -150,13 +150,14 @@ def test_drawn_jobs_come_back(keys: dict[str, Any]) -> None:
         resolve(asked)
     except MemplanError:
         assume(False)
-    sharded_adapters = "lora" in keys and str(keys.get("sharding", "")).startswith("fsdp")
     try:
-        assert "axolotl.yaml" in emit(asked, find_framework("axolotl")).texts
+        made = sorted(emit(asked, find_framework("axolotl")).texts)
     except InvalidJob as error:
-        # Under FSDP Axolotl upcasts the adapters alone, where the bare loop's mixed precision keeps fp32 shards.
-        assert sharded_adapters, error.message
-        assert "precision: bf16-amp cannot be said" in error.message
+        made = [error.message]
+    # Under FSDP Axolotl upcasts the adapters alone, where the bare loop's mixed precision keeps fp32 shards.
+    sharded_adapters = "lora" in keys and str(keys.get("sharding", "")).startswith("fsdp")
+    said = sharded_adapters and "precision: bf16-amp cannot be said to Axolotl" in made[0]
+    assert "axolotl.yaml" in made or said
 
 
 def test_what_axolotl_does_not_train_is_refused() -> None:
