@@ -131,6 +131,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     gathered = gradients = reduced = scattered = shard = last = held = cast = parting = 0
     parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
+    # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
+    flat = recipe.sharding == "fsdp" and not recipe.trainer.accelerate and any(weight.trained for weight in weights)
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
@@ -146,7 +148,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
         cast += elements // recipe.ranks * used if used != stored else 0
         cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
-        if weight.trained:
+        if weight.trained or flat:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
             last = exact * used
             gradients += last
