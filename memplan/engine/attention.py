@@ -103,7 +103,7 @@ def repeat_kv(p: Pass, mixer: Attention, x: Tensor, label: str, dim: Dim, batche
     if mixer.num_kv_heads == mixer.num_heads and not batched:
         return x
     if mixer.num_kv_heads == 1 and (not batched or p.rows == 1):
-        return ops.expand(p.tape, x, dim)
+        return x if x.dim.elements == dim.elements else ops.expand(p.tape, x, dim)
     return ops.copy(p.tape, x, label, dim)
 
 
@@ -205,6 +205,8 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     scores_dim = scores_of(p, mixer)
     several = p.rows > 1 or not mixer.split_qkv
     viewed = mixer.num_kv_heads in (1, mixer.num_heads)  # then the products alone see copies
+    if mixer.num_kv_heads == 1:  # views, made before the products, so that their gradients are summed last
+        k, v = ops.expand(tape, k, q_dim), ops.expand(tape, v, q_dim)
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=several)
     values = v if viewed else repeat_kv(p, mixer, v, "repeated values", q_dim, batched=several)
     strided = mixer.rotary == "none" or p.mode.kernels.rotary == "in-place"

@@ -64,6 +64,8 @@ JOBS = [
     of("qwen2", {"num_key_value_heads": 2}, precision="fp32", batch_size=1, sequence_length=1024, **FULL),
     of("phi", {"head_dim": 128, "hidden_size": 1024}, precision="fp32", batch_size=4, sequence_length=128, **FULL),
     of("llama", {"head_dim": 512}, **FULL),
+    of("llama", {"num_key_value_heads": 1}, attention="eager"),
+    of("llama", {"num_key_value_heads": 1}, attention="eager", batch_size=1, **FULL),
 ]
 
 
