@@ -196,7 +196,12 @@ UNREAD = {
     "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
 }
 
-PLAIN = {"method": ["sft"], "batch_size": [1, 4], "sequence_length": [128, 1024], "gradient_accumulation_steps": [1, 8]}
+PLAIN: dict[str, list[Any]] = {
+    "method": ["sft"],
+    "batch_size": [1, 4],
+    "sequence_length": [128, 1024],
+    "gradient_accumulation_steps": [1, 8],
+}
 DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
     "litgpt": (
         PLAIN,

@@ -188,7 +188,10 @@ def test_compiling_widens_the_band_up_to_eager() -> None:
         ({**MEGATRON, "gradient_checkpointing": "every:2"}, "gradient_checkpointing: Megatron recomputes chunks"),
         ({"megatron": {"recompute_modules": ["mlp"]}}, "megatron.recompute_modules: belongs to selective"),
         ({**MEGATRON, "megatron": {"recompute_modules": ["moe"]}}, "megatron.recompute_modules: llama has no experts"),
-        ({**MEGATRON, "megatron": {"recompute_modules": ["moe_act"]}}, "megatron.recompute_modules: moe_act with precision bf16"),
+        (
+            {**MEGATRON, "megatron": {"recompute_modules": ["moe_act"]}},
+            "megatron.recompute_modules: moe_act with precision bf16",
+        ),
         ({**MEGATRON, "megatron": {"recompute_modules": ["x"]}}, "megatron.recompute_modules: unknown value 'x'"),
         ({"offload": ["optimizer"]}, "offload: optimizer is not modelled"),
         ({"offload": ["parameters"]}, "offload: parameters is not modelled"),

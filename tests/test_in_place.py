@@ -1,5 +1,7 @@
 """Proves what naming a card changes in the figures: a real device adds and scatters in place."""
 
+from typing import Any
+
 import pytest
 
 from memplan.engine.build import ledger
@@ -21,8 +23,13 @@ def test_a_real_device_adds_in_place(method: str, model: str) -> None:
 
 
 def test_the_math_kernel_asks_each_score_whether_it_is_minus_infinity() -> None:
-    """``_safe_softmax`` of fp32 grouped heads: a byte for each score on a real device, beside scores and softmax, of both of a pair."""
-    job = {"model": "llama-3.2-1b", "precision": "fp32", "gradient_checkpointing": "full", "optimizer": "sgd"}
+    """``_safe_softmax`` of fp32 grouped heads: on a real device a byte for each score, of both of a pair."""
+    job: dict[str, Any] = {
+        "model": "llama-3.2-1b",
+        "precision": "fp32",
+        "gradient_checkpointing": "full",
+        "optimizer": "sgd",
+    }
     job |= {"sequence_length": 8192, "batch_size": 1, "freeze": ["embed_tokens"], "method": "reward"}
     traced, real = (ledger(resolve(read_job({**job, **more}))) for more in ({}, {"gpu": "h200"}))
     workspaces = sum(row.bytes for row in real.rows if row.category == "workspaces")

@@ -91,7 +91,10 @@ def test_precision_follows_dtype_trainer_and_sharding(
             "optimizer_impl: adamw-8bit has no foreach implementation",
         ),
         ({"model": GEMMA2, "attention": "sdpa"}, "attention: sdpa cannot soft-cap the scores of inline config"),
-        ({"global_batch_size": 15, "num_gpus": 4}, "global_batch_size: 15 is no multiple of batch_size × data-parallel ranks = 4"),
+        (
+            {"global_batch_size": 15, "num_gpus": 4},
+            "global_batch_size: 15 is no multiple of batch_size × data-parallel ranks = 4",
+        ),
         (
             {"global_batch_size": 16, "num_gpus": 4, "gradient_accumulation_steps": 3},
             "gradient_accumulation_steps: 3 contradicts global_batch_size 16",

@@ -71,8 +71,8 @@ def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
             why = "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
         elif scheme.product == "bnb-4bit" and split.is_fsdp:
             notes.assume(
-                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} (FSDP splits packed weights in the dtype of the others; "
-                "left at uint8, they stay whole on every GPU)"
+                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} (FSDP splits packed weights in the dtype of the "
+                "others; left at uint8, they stay whole on every GPU)"
             )
             why = ""
         if why:

@@ -103,9 +103,7 @@ class ImageRule(Frozen):
     Sides are in pixels, tokens are positions in the language model's sequence.
     """
 
-    kind: Literal[
-        "smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "native", "best-fit", "canvas"
-    ]
+    kind: Literal["smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "native", "best-fit", "canvas"]
     """A key of ``resolve.images.CUTS``."""
     patch: int
     """Side of a patch."""

@@ -10,9 +10,7 @@ ROWS = (
             "Communication buckets of DDP, ZeRO and FSDP2, and the rotary tables. DDP's buckets are a second copy of "
             "every gradient unless gradient_as_bucket_view is set."
         ),
-        formula=(
-            "DDP e·Pt; ZeRO e·reduce_bucket_size, and its copy; FSDP2 e_reduce·(unit); rotary 2·s·head_dim·e"
-        ),
+        formula=("DDP e·Pt; ZeRO e·reduce_bucket_size, and its copy; FSDP2 e_reduce·(unit); rotary 2·s·head_dim·e"),
         lifetime="DDP and ZeRO-3 the whole step; ZeRO-1 and 2 backward; FSDP2 one unit's reduction",
         shards=NOTHING,
         source=f"torch 2.13 nn/parallel/distributed.py; {ZERO_1_2}: setup_buckets; {ZERO_3}; {FSDP2}",
@@ -34,7 +32,9 @@ ROWS = (
             "Whole weights that ZeRO-3 and FSDP2 put together from their shards for use: a layer or two at a time, "
             "and the root (embedding, final norm, head). More GPUs do not make them smaller."
         ),
-        formula="FSDP2 e·(root + 2 layers), e·P without reshard; ZeRO-3 e·(module + prefetch + what is soon used again)",
+        formula=(
+            "FSDP2 e·(root + 2 layers), e·P without reshard; ZeRO-3 e·(module + prefetch + what is soon used again)"
+        ),
         lifetime="from first use to the end of its unit's backward (root: embedding-backward)",
         shards=NOTHING,
         source=f"{FSDP2}; deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py",
@@ -92,9 +92,9 @@ ROWS = (
         key="stream-segments",
         title="segments of other streams",
         what=(
-            "The caching allocator gives a freed block only to the stream that it came from. What FSDP2's all-gathers and "
-            "reductions took on their own streams stays reserved beside the compute stream's peak; seen by the reserved "
-            "and device meters."
+            "The caching allocator gives a freed block only to the stream that it came from. What FSDP2's all-gathers "
+            "and reductions took on their own streams stays reserved beside the compute stream's peak; seen by the "
+            "reserved and device meters."
         ),
         formula="largest all-gather output + gradient shards, less what is allocated of them at the peak",
         lifetime=WHOLE_STEP,

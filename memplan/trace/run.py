@@ -105,7 +105,9 @@ class _State:
         dtype = torch.float32 if itemsize == 4 else building.NAMED[self.recipe.precision.dtype]
         model = building.build_model(config, self.recipe, dtype, device).eval()
         model.requires_grad_(not self.recipe.trainer.reference_is_frozen)
-        whole = self.recipe.sharding not in ("fsdp", "fsdp2") or not any(model.sharded for model in self.recipe.residents)
+        whole = self.recipe.sharding not in ("fsdp", "fsdp2") or not any(
+            model.sharded for model in self.recipe.residents
+        )
         return model if whole else self._split(model, device, self.recipe.fsdp.reference_whole)
 
     def _beside(self, config: Mapping[str, Any], device: str) -> dict[str, Any]:

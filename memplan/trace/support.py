@@ -109,8 +109,8 @@ def _check_ranks(recipe: Recipe) -> None:
     """What torch itself cannot run on shards, or would not split."""
     if recipe.parallel.model > 1 or recipe.parallel.expert > 1:
         raise InvalidJob(
-            "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model are "
-            "not traced",
+            "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model "
+            "are not traced",
             "leave them out",
         )
     if recipe.sharding == "none":
