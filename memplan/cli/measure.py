@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ def parameters() -> list[inspect.Parameter]:
     ]
 
 
+PATIENCE = 5.0
+"""Seconds that the others wait before they fail too."""
+
+
 def measure(values: Mapping[str, Any]) -> int:
     """Read, run, write. Under torchrun only the first process writes, prints and complains."""
     from memplan.trace.world import read_world
@@ -44,6 +49,8 @@ def measure(values: Mapping[str, Any]) -> int:
     except MemplanError as error:
         if world.speaks:
             raise
+        # The launcher ends all processes when the first has failed: that must be the one that complains.
+        time.sleep(PATIENCE)
         return error.exit_code
 
 

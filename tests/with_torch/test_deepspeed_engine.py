@@ -14,8 +14,10 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 HERE = Path(__file__).parent
 MEASURED = json.loads((HERE.parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))["rows"]
 NAMES = ("stage 0", "stage 1", "BF16_Optimizer", "stage 2, two micro-steps", "stage 3", "stage 3, all on the host")
-EXACT = ("optimizer", "resident", "after_forward", "step_peak")
-"""What a rerun gives to the byte; peaks of backward depend on when Python lets go of gradients."""
+AGAIN = ("resident", "after_forward", "step_peak")
+"""What a rerun gives again; peaks of backward depend on when Python lets go of gradients."""
+BOUND = 0.04
+"""Releases differ by small tensors of their own, and the offloaded step by one buffer of 64 KiB."""
 
 
 @pytest.mark.parametrize("row", [row for row in MEASURED if row["name"] in NAMES], ids=lambda row: row["name"])
@@ -31,4 +33,5 @@ def test_the_engine_holds_what_is_written_down(row: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     for then, now in zip(row["found"], found, strict=True):
-        assert {key: now[key] for key in EXACT} == {key: then[key] for key in EXACT}
+        assert now["optimizer"] == then["optimizer"]
+        assert {key: now[key] for key in AGAIN} == pytest.approx({key: then[key] for key in AGAIN}, rel=BOUND)
