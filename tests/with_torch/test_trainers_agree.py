@@ -28,9 +28,9 @@ METHODS = ("sft", "dpo", "kto", "simpo", "orpo")
 def jobs_of_the_table() -> list[dict[str, Any]]:
     """Every era with the methods that differ in code, each in one of the ways to store weights."""
     found: list[dict[str, Any]] = []
-    for name, eras in TRAINERS.items():
+    for trainer, eras in TRAINERS.items():
         # Megatron-LM's own layers are no transformers classes.
-        for era in eras if name != "megatron" else ():
+        for era in eras if trainer != "megatron" else ():
             ways = (BF16,) if era.megatron else (AMP, BF16, MIXED)
             for number, method in enumerate(method for method in METHODS if method in (era.methods or METHODS)):
                 keys = {"trainer": era.name, "method": method} | ways[number % len(ways)]
