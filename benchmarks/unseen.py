@@ -14,7 +14,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -198,9 +198,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text(f'{{"kind": "traced", "source": {json.dumps(SOURCE)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
-def main() -> None:
-    """Draw, trace, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(doc: str | None, jobs: Callable[[int, int, Counter[str]], Iterable[Any]]) -> None:
+    """Draw, trace, write; also for jobs that another harness draws."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=200, help="jobs")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--processes", type=int, default=2)
@@ -224,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, jobs)

@@ -8,16 +8,12 @@ accumulation with and without synchronisation, LoRA, checkpointing, pair methods
     memplan accuracy ranks-11.json
 """
 
-import argparse
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-from unseen import LOOPS, PAIRS, cut, models, traceable, traced, write
+from unseen import LOOPS, PAIRS, cut, main, models, traceable
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "sharding": ("fsdp2", "fsdp2", "fsdp2", "ddp"),
@@ -81,30 +77,5 @@ def jobs(seed: int, count: int, refused: Counter[str]) -> Iterator[tuple[str, st
             yield f"ranks-{seed}-{made:03}", name, job
 
 
-def main() -> None:
-    """Draw, trace, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=200, help="jobs")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    refused: Counter[str] = Counter()
-    drawn = list(jobs(arguments.seed, arguments.n, refused))
-    rows: dict[str, dict[str, Any]] = {}
-    with get_context("spawn").Pool(arguments.processes, maxtasksperchild=25) as pool:
-        for done, (row, wrong) in enumerate(pool.imap_unordered(traced, drawn), 1):
-            if wrong:
-                print(f"{row['id']} {row['name']}: {wrong}", file=sys.stderr, flush=True)
-            else:
-                rows[row["id"]] = row
-                write(arguments.output, [rows[name] for name, *_ in drawn if name in rows])
-            print(f"\r{done} of {len(drawn)}", end="", file=sys.stderr, flush=True)
-    print(f"\n{len(rows)} traced of {len(drawn)}; drawn in vain:", file=sys.stderr)
-    for reason, count in refused.most_common(12):
-        if reason:
-            print(f"  {count:5} {reason}", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, jobs)
