@@ -88,9 +88,10 @@ def _check_multiplies(degrees: Parallel) -> None:
         )
     experts = degrees.pipeline * degrees.expert * degrees.expert_tensor
     if degrees.expert > 1 and world % experts:
+        whole = degrees.expert_tensor > 1 and world % (experts // degrees.expert_tensor) == 0
         raise InvalidJob(
             f"num_gpus: {world} is no multiple of pipeline × expert × expert-tensor parallel = {experts}",
-            f"use num_gpus {max(1, round(world / experts)) * experts}",
+            f"use num_gpus {max(1, round(world / experts)) * experts}" + ", or expert_tensor_parallel 1" * whole,
         )
 
 
