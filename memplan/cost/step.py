@@ -1,7 +1,7 @@
 """Seconds of one optimizer step, and what they go to. Arithmetic that ranks ways to run a job; it promises nothing.
 
-The step is ``accumulation`` micro-steps, each a forward and a backward of the slowest pipeline stage with what no
-computation hides of communication, then the optimizer. A pipeline of p stages in v chunks adds (p - 1) / v micro-steps
+The step is ``accumulation`` micro-steps, each a forward and a backward of the slowest pipeline stage (the fullest, or
+the last, which has the head) with what no computation hides of communication, then the optimizer. A pipeline of p stages in v chunks adds (p - 1) / v micro-steps
 (1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473, section 2.2). Ignored: data loading, logging,
 evaluation, stragglers, uneven experts.
 """
@@ -14,6 +14,7 @@ from memplan.cost.links import Links, links
 from memplan.cost.optimizer import host_seconds, optimizer_seconds, trained_elements
 from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
+from memplan.cost.stages import shares
 from memplan.cost.traffic import (
     Data,
     Sizes,
@@ -27,6 +28,7 @@ from memplan.cost.work import ModelWork, model_work
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
+NO_HEAD = Head(0.0, 0.0)
 SCORING = {"split": 0.5, "gradcache": 1.0}
 """Forwards without a graph beside the trained one, by pair schedule: of the half that waits, or of both."""
 
@@ -80,15 +82,16 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     work, shape, over, sizes, data, ending = ready or prepared(recipe, device, rates)
     trained = _remembered(work, shape._replace(rows=recipe.rows), device, rates)
     head = head_pass(recipe, work, device, rates)
-    degrees, micro = recipe.parallel, recipe.accumulation
-    share = 1 / degrees.pipeline
-    forward, backward = (
-        trained.forward * share + head.forward,
-        (trained.backward + trained.again) * share + head.backward,
-    )
+    degrees, micro, of = recipe.parallel, recipe.accumulation, shares(recipe)
+    layer = trained.forward + trained.backward + trained.again
+    share = of.last
+    if of.last * layer + head.forward + head.backward < of.fullest * layer:
+        share, head = of.fullest, NO_HEAD
+    forward = trained.forward * share + head.forward
+    backward = (trained.backward + trained.again) * share + head.backward
     activations = _activations(recipe, work, trained, over) * share
     hidden = rates.overlap if data.hides else 0.0
-    others = _other_passes(recipe, work, trained, head, data.forward, device, rates) * share
+    others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
     exposed = max(0.0, data.forward - hidden * forward) + max(0.0, data.backward - hidden * backward)
     once = max(0.0, data.first - hidden * forward) + max(0.0, data.last - hidden * backward) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
@@ -147,17 +150,25 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links) ->
 
 
 def _other_passes(
-    recipe: Recipe, work: ModelWork, trained: Pass, head: Head, gathered: float, device: Device, rates: Rates
+    recipe: Recipe,
+    work: ModelWork,
+    trained: Pass,
+    head: Head,
+    share: float,
+    gathered: float,
+    device: Device,
+    rates: Rates,
 ) -> float:
-    """Seconds of one micro-step's passes beside the trained one, as if one stage did them all.
+    """Seconds of one micro-step's passes beside the trained one, as if the stage with its share of the layers, and its
+    head or none, did them all.
 
     A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
     is offloaded comes to the card, each rank's share of it, for each of its forwards. ``gathered``: seconds that the
     policy's weights take to gather, for which sharded models wait as it does.
     """
-    own = trained.forward + head.forward * recipe.parallel.pipeline
+    own = trained.forward + head.forward / share
     own += max(0.0, gathered * recipe.parallel.pipeline - rates.overlap * own)
-    total = 0.0
+    total, headed = 0.0, head is not NO_HEAD
     if recipe.method.pairs:
         total += SCORING.get(recipe.pair_pass, 0.0) * own
     if recipe.method.kl_rows:
@@ -170,20 +181,20 @@ def _other_passes(
         share = recipe.parallel.tensor * (max(recipe.ranks, 1) if gathered else 1)
         total += work.elements * recipe.compute_itemsize / share / HOST_BANDWIDTH
     for model in recipe.residents:
-        seconds = _scored(recipe, model.spec, device, rates)
+        seconds = _scored(recipe, model.spec, headed / share, device, rates)
         waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)
         total += seconds + (max(0.0, waits - rates.overlap * seconds) if model.sharded else 0.0)
     if recipe.critic is not None:
-        total += 4 * _scored(recipe, recipe.critic.spec, device, rates)
+        total += 4 * _scored(recipe, recipe.critic.spec, headed / share, device, rates)
     return total
 
 
-def _scored(recipe: Recipe, spec: ModelSpec, device: Device, rates: Rates) -> float:
-    """A forward without a graph of another model over the same rows."""
+def _scored(recipe: Recipe, spec: ModelSpec, heads: float, device: Device, rates: Rates) -> float:
+    """A forward without a graph of another model over the same rows; ``heads``: how often its head's."""
     work = model_work(spec)
     shape = shape_of(recipe, work)._replace(adapter=0.0, adapted=0, checkpointed="", every=1, quantised=0.0)
     layers = _remembered(work, shape, device, rates)
-    return layers.forward + head_pass(recipe, work, device, rates).forward * recipe.parallel.pipeline
+    return layers.forward + head_pass(recipe, work, device, rates).forward * heads
 
 
 def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:

@@ -71,7 +71,8 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
 
 def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links) -> Data:
     """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed; out of the
-    ranks that they were resharded to, where that is a number."""
+    ranks that they were resharded to, where that is a number. In torch's pipeline what stays does so for the
+    whole step, and gradients are reduced after its last backward (torch 2.13 distributed/pipelining/stage.py)."""
     settings = recipe.deepspeed
     weights /= 2 if settings.quantised_weights else 1
     gradients /= 4 if settings.quantised_gradients else 1
@@ -82,6 +83,8 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
         kept = settings.hpz if settings.hpz > 1 else True
     again = once if kept is True else gather(weights, Group(int(kept), min(int(kept), of.near)), over) if kept else 0.0
     each = gather(gradients, of, over) + across
+    if recipe.sharding == "fsdp2" and recipe.parallel.pipeline > 1:
+        return Data(once, again, 0, 0, each, hides=True) if kept else Data(0, 0, once, 0, each, hides=True)
     every = recipe.sync_each_batch or recipe.sharding == "zero3"
     return Data(once, again + (each if every else 0), 0, 0 if every else each, 0, hides=True)
 

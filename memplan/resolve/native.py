@@ -30,26 +30,19 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
     given = [key for key in DEGREES if getattr(job, key) > 1]
     if trainer.name != "pytorch" or split.name != "fsdp2" or not set(given) <= set(NATIVE):
         return False
-    for bad, what in (
-        (job.method != "sft", f"method {job.method}"),
-        (job.lora is not None, "lora"),
-        (job.padded, "padded"),
-        (job.attention == "eager" or spec.eager_only, "eager attention"),
-        (job.images is not None, "images"),
-        (job.loss_head not in ("auto", "cross-entropy"), f"loss_head {job.loss_head}"),
-    ):
-        if bad:
-            raise InvalidJob(
-                f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
-                f"use {MEGATRON}, or leave {given[0]} out",
-            )
-    why = _refusal(spec)
+    what = unmodelled(job, spec)
+    if what:
+        raise InvalidJob(
+            f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
+            f"use {MEGATRON}, or leave {given[0]} out",
+        )
+    why = unsplit(spec)
     if why:
         raise InvalidJob(
             f"{given[0]}: {spec.name} under FSDP2 and torch's own parallelism is not modelled ({why})",
             f"use {MEGATRON}, or leave {given[0]} out",
         )
-    grouped = min(mixer.num_kv_heads for mixer in spec.mixers if isinstance(mixer, Attention))
+    grouped = grouped_heads(spec)
     if grouped % job.tensor_parallel:
         raise InvalidJob(
             f"tensor_parallel: {job.tensor_parallel} does not divide the {grouped} key/value heads of {spec.name}, "
@@ -65,7 +58,27 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
     return True
 
 
-def _refusal(spec: ModelSpec) -> str:
+def unmodelled(job: Job, spec: ModelSpec) -> str:
+    """What of the job torch's own parallelism is not modelled with; nothing where it is with all of it."""
+    for bad, what in (
+        (job.method != "sft", f"method {job.method}"),
+        (job.lora is not None, "lora"),
+        (job.padded, "padded"),
+        (job.attention == "eager" or spec.eager_only, "eager attention"),
+        (job.images is not None, "images"),
+        (job.loss_head not in ("auto", "cross-entropy"), f"loss_head {job.loss_head}"),
+    ):
+        if bad:
+            return what
+    return ""
+
+
+def grouped_heads(spec: ModelSpec) -> int:
+    """The key/value heads, which tensor-parallel ranks share between them."""
+    return min(mixer.num_kv_heads for mixer in spec.mixers if isinstance(mixer, Attention))
+
+
+def unsplit(spec: ModelSpec) -> str:
     """Why a model's layers cannot be split this way; nothing where they can."""
     for run in spec.runs:
         layer, mixer, inner = run.layer, run.layer.mixer, run.layer.feed_forward

@@ -52,13 +52,26 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         expert=job.expert_parallel,
         expert_tensor=_expert_tensor(job),
         virtual=job.virtual_pipeline,
-        sequence=sequence_parallel(job, trainer, notes),
+        sequence=_sequence(job, trainer, split, notes),
         replicas=replicas(job, split),
     )
     _check_multiplies(degrees)
     _check_framework(job, trainer, split, spec)
     _check_divides(degrees, spec)
     return degrees
+
+
+def _sequence(job: Job, trainer: Trainer, split: Split, notes: Notes) -> bool:
+    """Megatron's choice; always so beside FSDP2, whose plans are torchtitan's."""
+    if trainer.megatron or split.name != "fsdp2" or job.tensor_parallel == 1:
+        return sequence_parallel(job, trainer, notes)
+    if job.sequence_parallel is False:
+        raise InvalidJob(
+            "sequence_parallel: false with torch's own tensor parallelism, which splits the sequence between its "
+            "products",
+            "leave sequence_parallel out",
+        )
+    return True
 
 
 def _expert_tensor(job: Job) -> int:

@@ -1,0 +1,45 @@
+"""How a pipeline's stages share the layers: the fullest one is the step's pace, unless the last, with its head, is."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.engine.megatron.stages import layers_of_chunk
+from memplan.engine.tensor_parallel import stage_layers
+from memplan.spec.megatron import Megatron
+from memplan.spec.parallel import Parallel
+from memplan.spec.recipe import Recipe
+
+
+class Shares(NamedTuple):
+    """Of the model's layers, as fractions."""
+
+    fullest: float
+    last: float
+    """Of the stage with the head."""
+
+
+WHOLE = Shares(1.0, 1.0)
+
+
+def shares(recipe: Recipe) -> Shares:
+    """What the stages of a recipe have."""
+    degrees = recipe.parallel
+    if degrees.pipeline == 1:
+        return WHOLE
+    settings = recipe.megatron if recipe.trainer.megatron else None
+    return _shares(recipe.model.num_layers, degrees._replace(world=degrees.model), settings)
+
+
+@lru_cache(maxsize=1024)
+def _shares(layers: int, degrees: Parallel, settings: Megatron | None) -> Shares:
+    """Megatron's settings; none for torch's own pipeline."""
+    if settings is None:
+        counts = stage_layers(layers, degrees.pipeline)
+    else:
+        counts = [
+            sum(layers_of_chunk(layers, degrees, settings, stage, chunk) for chunk in range(degrees.virtual))
+            for stage in range(degrees.pipeline)
+        ]
+    return Shares(max(counts) / layers, counts[-1] / layers)
