@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import ModelNotFound, UsageError, did_you_mean
-from memplan.spec.reading import JobInput, read_job
+from memplan.spec.reading import JobInput, canonical_key, read_job
 
 YAML_ENDINGS = (".yaml", ".yml")
 
@@ -24,14 +24,16 @@ def job_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in os.listdir(jobs_dir()) if name.endswith(".yaml"))
 
 
-def read_job_file(path: str) -> dict[str, Any]:
-    """The keys of a job file. Raises InvalidJob, naming file and line, for what is not understood."""
+def read_job_file(path: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The keys of a job file, and the line of each. Raises InvalidJob, naming file and line, for what is not
+    understood.
+    """
     from pathlib import Path
 
     from memplan.yaml_lines import fields_of, read_yaml
 
     fields = fields_of(read_yaml(Path(path), "job"), Path(path), "the file")
-    return dict(fields.values)
+    return dict(fields.values), dict(fields.lines)
 
 
 def read_target(model: str | None, options: Mapping[str, Any]) -> JobInput:
@@ -59,14 +61,18 @@ def _of_model(model: str, options: Mapping[str, Any]) -> JobInput:
     return read_job({**options, "model": model})
 
 
-def _from_file(path: str, options: Mapping[str, Any]) -> JobInput:
-    """A job file, whose unknown keys are reported with their line."""
+def _from_file(path: str, options: Mapping[str, Any], called: str = "") -> JobInput:
+    """A job file, whose unknown keys are reported with their line. ``called``: what its values are said to be from."""
     from memplan.errors import InvalidJob
 
     try:
-        return read_job(options, read_job_file(path), f"{path}: ")
+        values, lines = read_job_file(path)
+        given = read_job(options, values, f"{path}: ")
     except InvalidJob as error:
         raise _with_line(error, path) from None
+    keys = {canonical_key(key): key for key in values}
+    said = {key: name for key, name in keys.items() if given.sources.get(key) == "file"}
+    return given._replace(origins={key: f"{called or path}, line {lines[name]}: {name}" for key, name in said.items()})
 
 
 def _with_line(error: Any, path: str) -> Any:
@@ -89,7 +95,7 @@ def _from_bare_name(name: str, options: Mapping[str, Any]) -> JobInput:
         return _of_model(name, options)
     jobs = job_names()
     if name in jobs:
-        return _from_file(os.path.join(jobs_dir(), f"{name}.yaml"), options)
+        return _from_file(os.path.join(jobs_dir(), f"{name}.yaml"), options, f"preset {name}")
     if name.endswith(YAML_ENDINGS):
         raise ModelNotFound(f"no such file: {name}", did_you_mean(name.rsplit(".", 1)[0], jobs))
     raise ModelNotFound(

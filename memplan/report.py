@@ -177,6 +177,10 @@ class Report:
     schema_version: int
     job: dict[str, Any]
     sources: dict[str, str]
+    """By key: option, file, trainer (a framework's or trainer's default), or default (memplan's, or an assumption)."""
+    origins: dict[str, str]
+    """By key, in words: file, line and the file's own key, whose default and of which version, or why it is assumed;
+    nothing for options and memplan's plain defaults."""
     model: Model
     per_gpu: PerGpu
     ranks: tuple[Rank, ...]

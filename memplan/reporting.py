@@ -202,7 +202,8 @@ def build_report(recipe: Recipe) -> Report:
     return Report(
         schema_version=SCHEMA_VERSION,
         job=recipe.job,
-        sources=recipe.sources,
+        sources=dict.fromkeys(recipe.job, "default") | recipe.sources,
+        origins=_origins(recipe),
         model=_model(recipe),
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
@@ -212,6 +213,14 @@ def build_report(recipe: Recipe) -> Report:
         warnings=recipe.warnings,
         recipe=recipe,
     )
+
+
+def _origins(recipe: Recipe) -> dict[str, str]:
+    """Where values came from, in words; what the trainer's row gives without a word of its own is its default."""
+    version = recipe.job.get("trainer_version")
+    own = f"{recipe.trainer.title}{f' {version}' if version else ''}'s default"
+    given = {key: own for key, source in recipe.sources.items() if source == "trainer"}
+    return given | dict(recipe.origins)
 
 
 def _rank(priced: Priced) -> Rank:

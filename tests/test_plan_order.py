@@ -96,7 +96,7 @@ def test_a_recipe_with_another_batch_is_the_resolved_one(
     first = recipe(**{**others, **layout, "batch_size": 1, "gradient_accumulation_steps": 1})
     assume(not depends_on_batch(first))
     again = recipe(**{**others, **layout, "batch_size": size, "gradient_accumulation_steps": steps})
-    told = ("job", "sources", "assumptions", "warnings")
+    told = ("job", "sources", "origins", "assumptions", "warnings")
     made = first._replace(batch_size=size, accumulation=steps)
     for field in (name for name in Recipe._fields if name not in told):
         assert getattr(made, field) == getattr(again, field), field

@@ -21,7 +21,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
 KINDS = [("allocated", "gpu"), ("device", "gpu"), ("allocated", "host"), ("managed", "host")]
-NUMBERS = [name for name in Recipe._fields if name not in ("job", "sources", "assumptions", "warnings")]
+NUMBERS = [name for name in Recipe._fields if name not in ("job", "sources", "origins", "assumptions", "warnings")]
 BOUNDS = ("low_bytes", "bytes", "high_bytes")
 
 

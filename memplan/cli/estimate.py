@@ -85,13 +85,15 @@ def _result(report: "Report", shown: list[str]) -> Result:
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import estimate_blocks
         from memplan.render.ledger_view import ledger_blocks
+        from memplan.render.origins_view import origins_blocks
         from memplan.render.ranks_view import ranks_blocks
         from memplan.render.thumb_view import thumb_blocks
 
         if thumb:
             return thumb_blocks(report)
         ranks = ranks_blocks(report) if "ranks" in shown else []
-        return [*estimate_blocks(report, width), *ranks, *(ledger_blocks(report) if "explain" in shown else [])]
+        explained = [*ledger_blocks(report), *origins_blocks(report)] if "explain" in shown else []
+        return [*estimate_blocks(report, width), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
         from memplan.render.thumb_view import thumb_data

@@ -42,6 +42,7 @@ class Script:
 
     def _value(self, match: re.Match[str]) -> str:
         known = self._texts.get(match.group(1) or match.group(3)) or match.group(2)
+        known = known.replace("\n", " ") if known is not None else None  # so that lines keep their numbers
         return match.group() if known is None else known.strip("\"'") if known[:1] in "\"'" else known
 
     def _sum(self, match: re.Match[str]) -> str:
@@ -50,14 +51,14 @@ class Script:
         return match.group() if value is None else str(value)
 
     def words(self, text: str, line: int) -> list[Word]:
-        """The words of one line, arrays put in."""
+        """The words of a line, or of several that are one, each with its own; arrays put in."""
         found: list[Word] = []
-        for word in _split(self.put_in(text)):
+        for word, below in _split_lines(self.put_in(text)):
             array = _ARRAY.match(word)
             if array and array.group(1) in self._arrays:
                 found += self._arrays[array.group(1)]
             elif word not in ("$@", "$*", "${@}"):
-                found.append(Word(word, line))
+                found.append(Word(word, line + below))
         return found[:MAX_WORDS]
 
     def assign(self, name: str, add: bool, text: str, line: int, under: bool) -> None:
@@ -114,13 +115,19 @@ def whole_sum(text: str) -> int | None:
 
 def _split(text: str) -> list[str]:
     """Words as a shell makes them; those of a text whose quotes do not close as they stand."""
+    return [word for word, _ in _split_lines(text)]
+
+
+def _split_lines(text: str) -> list[tuple[str, int]]:
+    """The same, each with the number of lines above it."""
+    spaced = text.replace("\n", " \n")  # the lexer counts a newline with the word that it ends
+    lexer = shlex.shlex(spaced, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
     try:
-        lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
-        lexer.whitespace_split = True
-        lexer.commenters = "#"
-        return list(lexer)[:MAX_WORDS]
+        return [(word, lexer.lineno - 1 - word.count("\n")) for word in lexer][:MAX_WORDS]
     except ValueError:
-        return text.split()[:MAX_WORDS]
+        return [(word, number) for number, line in enumerate(text.split("\n")) for word in line.split()][:MAX_WORDS]
 
 
 def read_script(text: str) -> Script:

@@ -30,7 +30,7 @@ OF_THE_DATA = ("padded", "completion_length", "images", "rollout")
 """What a job says of its data, which no setting says: stated in the comment, given again when the files are read."""
 OF_MEMPLAN = ("gpu", "margin", "cluster", "gpus_per_node", "trainer_version", "revision", "mixer_kernels")
 """What is memplan's own, or of the machine."""
-QUIET = ("job", "sources", "assumptions", "warnings", "gpu", "margin", "cluster")
+QUIET = ("job", "sources", "origins", "assumptions", "warnings", "gpu", "margin", "cluster")
 """Fields of a recipe that say nothing of what runs."""
 OF_STAGE_3 = (
     "prefetch_bucket_size",

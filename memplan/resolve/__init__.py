@@ -64,7 +64,7 @@ def resolve(given: JobInput) -> Recipe:
     known.
     """
     taken = frozenset(key for key, source in given.sources.items() if source == "trainer")
-    notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings), taken)
+    notes = Notes(dict(given.sources), list(given.assumptions), list(given.warnings), taken, dict(given.origins))
     job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
     job = with_framework(with_stage(job, notes), notes)
     spec = policy_model(given, job, notes)
@@ -173,6 +173,7 @@ def resolve(given: JobInput) -> Recipe:
         mixer_kernels=of_mixers == "cuda",
         job=resolved | base.as_job,
         sources=notes.sources,
+        origins=notes.told(),
         assumptions=tuple(notes.assumptions),
         warnings=tuple(notes.warnings),
     )

@@ -96,6 +96,7 @@ def zero_settings(
             f"precision: {stored.precision.name} with {split.name}: DeepSpeed keeps fp32 master weights and states "
             f"all the same, as {stored.precision.dtype}-master says"
         )
+    _say_bucket(given, stage, integrated, size("reduce_bucket_size", 500_000_000, hidden * hidden), notes)
     sequential = switch("stage3_allgather_sequential", False)
     persistent = size("stage3_model_persistence_threshold", MOST)
     return Zero(
@@ -126,6 +127,23 @@ def zero_settings(
         optimizer=optimizer,
         parameters=parameters,
     )
+
+
+def _say_bucket(given: DeepSpeed, stage: int, integrated: bool, elements: int, notes: Notes) -> None:
+    """Buckets that nobody named: a gigabyte where a config leaves them out, little where it says auto.
+
+    accelerate's plugin (``zero_stage`` in its config, no JSON) writes no sizes either, and the integration fills in
+    only what says auto (accelerate 1.15 utils/dataclasses.py; transformers 5.23 integrations/deepspeed.py).
+    """
+    if not stage or not integrated or given.reduce_bucket_size not in (None, AUTO):
+        return
+    own = given.own_defaults and given.reduce_bucket_size is None
+    why = (
+        "DeepSpeed's own default, as the config names none; auto would be hidden²"
+        if own
+        else "hidden², what the trainer puts for auto; a config that leaves it out has DeepSpeed's 500000000"
+    )
+    notes.assume(f"deepspeed.reduce_bucket_size: {elements} elements ({why})")
 
 
 def _wrapper(given: DeepSpeed, stage: int, stored: Stored, accumulate: int, optimizer: Offloaded) -> str:

@@ -17,6 +17,8 @@ class Notes:
     warnings: list[str] = field(default_factory=list)
     taken: frozenset[str] = frozenset()
     """Keys that a framework's own defaults give, by the version that its file is read as."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """In words, where a value came from that is no option: file, line and key, whose default, or why it is assumed."""
 
     def is_given(self, key: str) -> bool:
         """Whether the user said it, or the framework whose file is read."""
@@ -32,7 +34,12 @@ class Notes:
         self.sources[key] = source
         if why:
             self.assumptions.append(f"{key}: {value} ({why})")
+            self.origins[key] = why
         return value
+
+    def told(self) -> dict[str, str]:
+        """Origins in words; none of what an option has replaced since."""
+        return {key: text for key, text in self.origins.items() if self.sources.get(key) != "option"}
 
     def default(self, key: str, given: _T, from_trainer: _T, trainer: str) -> _T:
         """What the user gave, else what the trainer does."""

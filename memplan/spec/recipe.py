@@ -1,6 +1,8 @@
 """Recipe: a job in which nothing is left open. The engine takes this and nothing else."""
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.spec.cluster import Cluster
@@ -215,6 +217,8 @@ class Recipe(NamedTuple):
     job: dict[str, Any]
     """The job with every value filled in, for the report."""
     sources: dict[str, str]
+    origins: Mapping[str, str] = MappingProxyType({})
+    """In words, where the values came from that are no options."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     group: int = 1
