@@ -59,7 +59,8 @@ def _check_pair(job: Job, spec: ModelSpec) -> None:
         ("quantization", job.quantization != "none", "leave quantization out"),
         ("freeze", bool(job.freeze), "leave freeze out"),
         ("offload", bool(job.offload), "leave offload out"),
-        ("sharding", job.sharding not in (None, "none", "ddp") or job.zero_stage is not None, "use none or ddp"),
+        ("sharding", job.sharding not in (None, "none", "ddp"), "use none or ddp"),
+        ("zero_stage", job.zero_stage is not None, "leave zero_stage out, or use sharding ddp"),
     )
     for key, wrong, hint in refused:
         if wrong:

@@ -17,6 +17,7 @@ WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 """Loss heads, in the job's words, that never make all of the logits."""
 INSIDE = (
     "cross-entropy",
+    "shifted-cross-entropy",
     "compiled-cross-entropy",
     "megatron-cross-entropy",
     "chunked-cross-entropy",
@@ -97,7 +98,7 @@ def head(
     wraps = trainer.fp32_outputs and native_amp
     own = names_method(trainer.fp32_logits, method.name)
     wide = job.logits_dtype == "fp32" or (job.logits_dtype == "auto" and (own or wraps))
-    wide = wide and name not in ("cross-entropy", "megatron-cross-entropy") and not without_logits
+    wide = wide and name not in ("cross-entropy", "shifted-cross-entropy", "megatron-cross-entropy") and not without_logits
     term = job.sft_term if job.sft_term is not None else method.name in trainer.sft_term
     term = term and method.pairs and not without_logits
     if term and trainer.free_sft_term:
@@ -159,7 +160,7 @@ def _assume(job: Job, trainer: Trainer, name: str, notes: Notes) -> None:
 def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Notes) -> str:
     own = by_method(trainer.heads, method.name)
     own = by_method(trainer.adapter_heads, method.name, own) if lora else own
-    if job.compile and own == "cross-entropy":
+    if job.compile and own in ("cross-entropy", "shifted-cross-entropy"):
         own = "compiled-cross-entropy"
     if job.kernels == "unsloth":
         own = "compiled-unsloth-chunks"

@@ -79,10 +79,12 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     """Which modules LoRA adapts. Raises InvalidJob for a target that the model does not have."""
     if job.lora is None:
         return None
-    known = {linear.name for run in spec.runs for linear in run.layer.linears}
-    known |= {linear.name for linear in (*spec.outer_linears, *(spec.tower.linears if spec.tower else ()))}
+    text = {linear.name for run in spec.runs for linear in run.layer.linears}
+    text |= {linear.name for linear in spec.outer_linears}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
-    known -= {experts.router.name for experts in stacked}
+    routers = {experts.router.name for experts in stacked}
+    text -= routers
+    known = text | {linear.name for linear in (spec.tower.linears if spec.tower else ())} - routers
     notes.sources["lora"] = notes.sources.get("lora", "default")
     _check_saved(job.lora, spec, notes)
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
@@ -98,6 +100,12 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     if lost:
         notes.remark(f"lora: {', '.join(lost)} of dense layers and shared experts are not adapted (peft 0.21)")
     names = _modules(given - set(rewrites) - ({ROUTER} if rewrites else set()), known, spec, notes, bool(experts))
+    if not (names & text or experts):
+        raise InvalidJob(
+            f"lora.targets: only the vision tower of {spec.family} has {', '.join(sorted(names))}, and a tower "
+            "trained alone is not modelled",
+            f"use all-linear, or name targets: {', '.join(sorted(text))}",
+        )
     if experts and (job.lora.dora or job.lora.dropout):
         key = "dora" if job.lora.dora else "dropout"
         raise InvalidJob(

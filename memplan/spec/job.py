@@ -79,9 +79,10 @@ def _version(value: object, info: ValidationInfo) -> object:
 
 
 def _targets(value: object) -> object:
-    """'q_proj,v_proj' is a list."""
+    """'q_proj,v_proj' is a list, in brackets or not."""
     if isinstance(value, str) and value != "all-linear":
-        return tuple(name.strip() for name in value.split(",") if name.strip())
+        bare = value[1:-1] if value[:1] + value[-1:] == "[]" else value
+        return tuple(name.strip(" \"'") for name in bare.split(",") if name.strip())
     return value
 
 
