@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.plan.changes import NAMES, changed, checked, sets
-from memplan.plan.planning import WANTED, Question, Searched, Tell, nothing, pareto, point, question, rejections, search
+from memplan.plan.planning import (
+    WANTED,
+    Question,
+    Searched,
+    Tell,
+    absences,
+    nothing,
+    pareto,
+    point,
+    question,
+    rejections,
+    search,
+)
 from memplan.plan.planning import shown as as_plan
 from memplan.plan.questions import answers
 from memplan.plan.result import Answer, Plan, Plans, Point, Rejected
@@ -52,7 +64,7 @@ def plan(
         SCHEMA_VERSION,
         shown,
         points,
-        rejections(first),
+        (*rejections(first), *absences(asked.space)),
         first.of.considered + (searched.of.considered if searched is not first else 0),
         first.found.priced + (searched.found.priced if searched is not first else 0),
         answers(asked, ask, tell),

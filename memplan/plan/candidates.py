@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from memplan.cost import examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.errors import MemplanError
+from memplan.plan.degrees import Keys
 from memplan.plan.space import (
     CHECKPOINTING,
     CHOSEN,
     OTHERS,
-    Keys,
     Space,
     alternatives,
     batches,
@@ -247,8 +247,11 @@ def _named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
 
 
 def accumulation_class(recipe: Recipe) -> int:
-    """What of the accumulation memory depends on: whether there is any; in a pipeline, how many micro-batches."""
-    return recipe.accumulation if recipe.parallel.pipeline > 1 else min(recipe.accumulation, 2)
+    """What of the accumulation memory depends on: whether there is any; in a pipeline, how many micro-batches, of which
+    torch's own holds no more than it has stages."""
+    if recipe.in_megatron and recipe.parallel.pipeline > 1:
+        return recipe.accumulation
+    return min(recipe.accumulation, max(2, recipe.parallel.pipeline))
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {

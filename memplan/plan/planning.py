@@ -11,10 +11,11 @@ from memplan.errors import UsageError
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.plan.candidates import Candidate, Candidates, Floored, Refused, candidates
+from memplan.plan.degrees import native_obstacle
 from memplan.plan.pricing import Priced, Pricing
 from memplan.plan.result import Plan, Point, Rejected
 from memplan.plan.search import Found, best, front
-from memplan.plan.space import BATCH, CHOSEN, Space
+from memplan.plan.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
 from memplan.plan.words import layout_name, plan_name
 from memplan.reporting import build_report, price
 from memplan.resolve import resolve
@@ -169,6 +170,21 @@ def rejections(searched: Searched) -> tuple[Rejected, ...]:
     floored = {each.layout: each for each in searched.of.floored}
     rows += [_floored(each) for each in floored.values()][:MISSES]
     return (*rows, *_refused(searched.of.refused))
+
+
+def absences(space: Space) -> tuple[Rejected, ...]:
+    """The kinds of parallelism that were not tried at all, and why; nothing where the layout is the user's."""
+    if space.gpus == 1 or space.offload or any(key in space.fixed for key in LAYOUT):
+        return ()
+    job, found = space.job, []
+    if megatron_trainer(space) is None:
+        named = "trainer" in job.model_fields_set
+        reason = f"not with trainer {job.trainer}" if named else f"no trainer on Megatron has {job.method} on this card"
+        found.append(Rejected("Megatron", {"sharding": "distributed-optimizer"}, reason))
+    obstacle = native_obstacle(job, space.spec)
+    if obstacle:
+        found.append(Rejected("FSDP2 with TP, PP or CP", {"sharding": "fsdp2"}, obstacle))
+    return tuple(found)
 
 
 def _miss(each: Candidate, priced: Priced) -> Rejected:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.plan.candidates import Candidate
-from memplan.plan.space import Keys
+from memplan.plan.degrees import Keys
 from memplan.reporting import Peak, peak
 from memplan.spec.recipe import Recipe
 

@@ -10,14 +10,23 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
+from memplan.plan.degrees import (
+    LEAST_TOKENS,
+    MOST_CHUNKS,
+    MOST_CONTEXT,
+    MOST_PIPELINE,
+    MOST_TENSOR,
+    Keys,
+    is_native,
+    native,
+    twos,
+)
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.trainer import names_method
 from memplan.tables.trainers import TRAINERS
-
-Keys = dict[str, Any]
 
 LAYOUT = (
     "sharding",
@@ -46,9 +55,6 @@ CHECKPOINTING = ("none", "selective", "every:4", "every:3", "every:2", "full")
 HEADS = ("auto", "selective", "chunked", "fused")
 PAIR_PASSES = ("concatenated", "two-forward", "split", "gradcache")
 REFERENCES = ("auto", "resident", "precomputed", "offloaded")
-MOST_TENSOR, MOST_PIPELINE, MOST_CONTEXT, MOST_CHUNKS = 8, 64, 16, 8
-LEAST_TOKENS = 1024
-"""Tokens of a sequence that a context-parallel rank has at least."""
 DOMINATED = {"optimizer_impl": ("fused", "foreach", "loop"), "attention": ("flash", "sdpa", "eager")}
 """Axes of which a later value is never faster than an earlier one, and never holds less (tests/test_plan_order.py), so
 that it is tried only where the earlier is refused. Without padding flash is as fast as sdpa, which then comes first,
@@ -100,6 +106,7 @@ def layouts(space: Space) -> list[Keys]:
         if space.gpus > space.per_node and space.gpus % space.per_node == 0:
             found.append({"sharding": "fsdp2", "reshard_after_forward": space.per_node})
             found.append({"sharding": "fsdp2", "fsdp": {"replicate": space.gpus // space.per_node}})
+        found += native(space.job, space.spec, space.gpus, space.per_node, space.fixed)
         found += megatron(space)
     wanted = dict(space.fixed)
     stage = wanted.pop("zero_stage", None)
@@ -143,31 +150,41 @@ def megatron(space: Space) -> list[Keys]:
     spec, found = space.spec, []
     heads, layers = max(spec.num_heads, 1), spec.num_layers
     experts = next((run.layer.experts.count for run in spec.runs if run.layer.experts), 1)
-    tensors = [t for t in _twos(min(MOST_TENSOR, space.per_node, space.gpus)) if heads % t == 0]
-    most = min(MOST_PIPELINE, layers, space.gpus)
+    tensors = [t for t in twos(min(MOST_TENSOR, space.per_node, space.gpus)) if heads % t == 0]
+    tensors = _fixed(space, "tensor_parallel", tensors)
+    most = min(max(MOST_PIPELINE, space.fixed.get("pipeline_parallel", 1)), layers, space.gpus)
     stages: list[tuple[int, Keys]] = [(p, {}) for p in range(1, most + 1) if layers % p == 0]
     stages += [(p, AROUND) for p in range(2, most + 1) if layers % p and (layers + 2) % p == 0]
     trainer = megatron_trainer(space)
     if trainer is None:
         return []
-    contexts = [c for c in _twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
+    overlaps = {key: value for key, value in OVERLAPS.items() if key not in space.job.megatron.model_fields_set}
+    contexts = [c for c in twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
+    contexts = _fixed(space, "context_parallel", contexts)
     for t, (p, around), c in product(tensors, stages, contexts):
         if space.gpus % (t * p * c):
             continue
         split = (layers + 2 if around else layers) // p
-        chunks = [v for v in _twos(MOST_CHUNKS) if v == 1 or (p > 1 and split % v == 0)]
-        spread = [e for e in _twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
+        chunks = [
+            v for v in _fixed(space, "virtual_pipeline", twos(MOST_CHUNKS)) if v == 1 or (p > 1 and split % v == 0)
+        ]
+        spread = [e for e in twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
         for v, e in product(chunks, spread):
-            keys: Keys = {"sharding": "distributed-optimizer", "megatron": {**OVERLAPS, **around}, **trainer}
+            keys: Keys = {"sharding": "distributed-optimizer", "megatron": {**overlaps, **around}, **trainer}
             degrees = {"tensor_parallel": t, "pipeline_parallel": p, "virtual_pipeline": v}
             degrees |= {"context_parallel": c, "expert_parallel": e}
             keys |= {key: degree for key, degree in degrees.items() if degree > 1}
             if t > 1:
-                keys["sequence_parallel"] = True
-            if e > 1:
+                keys["sequence_parallel"] = space.fixed.get("sequence_parallel", True)
+            if e > 1 and "expert_tensor_parallel" not in space.job.model_fields_set:
                 keys["expert_tensor_parallel"] = 1
             found.append(keys)
     return found
+
+
+def _fixed(space: Space, key: str, degrees: list[int]) -> list[int]:
+    """The degrees that are tried; the one that the user gave, however large."""
+    return [space.fixed[key]] if key in space.fixed else degrees
 
 
 AROUND: Keys = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
@@ -189,11 +206,6 @@ def megatron_trainer(space: Space) -> Keys | None:
         if eras[-1].megatron and runs_here and names_method(eras[-1].methods, job.method):
             return {"trainer": name}
     return None
-
-
-def _twos(most: int) -> list[int]:
-    """1, 2, 4, … up to ``most``."""
-    return [1 << i for i in range(max(most, 1).bit_length()) if 1 << i <= most] or [1]
 
 
 def data_ranks(space: Space, layout: Mapping[str, Any]) -> int:
@@ -237,7 +249,7 @@ def values(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
         megatrons = layout.get("sharding") == "distributed-optimizer"
         return ("none", "selective", "full") if megatrons else CHECKPOINTING
     if key == "loss_head":
-        return ("auto",) if method.score_head else HEADS
+        return ("auto",) if method.score_head or is_native(layout) else HEADS
     if key == "pair_pass":
         return PAIR_PASSES if method.pairs else ()
     if key == "reference":

@@ -33,7 +33,7 @@ def layout_name(keys: Mapping[str, Any]) -> str:
     degrees = [f"{short} {keys[key]}" for key, short in DEGREES if (keys.get(key) or 1) > 1]
     kept, fsdp = [], keys.get("fsdp") or {}
     again = keys.get("reshard_after_forward")
-    if again is False:
+    if again is False and (keys.get("pipeline_parallel") or 1) == 1:
         kept.append("without resharding")
     elif again not in (None, True):
         kept.append(f"resharding to {again}")

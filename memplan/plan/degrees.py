@@ -1,0 +1,73 @@
+"""Degrees of tensor, pipeline and context parallelism that a plan tries, and those of torch's own beside FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from memplan.resolve.native import grouped_heads, unmodelled, unsplit
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+
+Keys = dict[str, Any]
+
+MOST_TENSOR, MOST_PIPELINE, MOST_CONTEXT, MOST_CHUNKS = 8, 64, 16, 8
+LEAST_TOKENS = 1024
+"""Tokens of a sequence that a context-parallel rank has at least."""
+NATIVE = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+
+
+def twos(most: int) -> list[int]:
+    """1, 2, 4, … up to ``most``."""
+    return [1 << i for i in range(max(most, 1).bit_length()) if 1 << i <= most] or [1]
+
+
+def divisors(whole: int, most: int) -> list[int]:
+    """Those of ``whole``, up to ``most``."""
+    return [size for size in range(1, min(whole, most) + 1) if whole % size == 0]
+
+
+def is_native(layout: Mapping[str, Any]) -> bool:
+    """Whether torch's own parallelism stands beside FSDP2."""
+    return layout.get("sharding") == "fsdp2" and any((layout.get(key) or 1) > 1 for key in NATIVE)
+
+
+def native_obstacle(job: Job, spec: ModelSpec) -> str:
+    """Why torch's own parallelism cannot run the job, in words; nothing where it can."""
+    if "trainer" in job.model_fields_set and job.trainer != "pytorch":
+        return f"not with trainer {job.trainer}"
+    what = unmodelled(job, spec)
+    if what:
+        return f"not modelled with {what}"
+    why = unsplit(spec)
+    return f"not modelled for {spec.name} ({why})" if why else ""
+
+
+def native(job: Job, spec: ModelSpec, gpus: int, per_node: int, fixed: Mapping[str, Any]) -> list[Keys]:
+    """FSDP2 with torch's own degrees, as torchtitan joins them: tensor ranks of a node that divide the key/value heads,
+    stages of whole layers, equal parts of the sequence. Two or more ranks are left to share the states, as torchtitan
+    uses no FSDP without. In a pipeline weights stay gathered: its schedules turn resharding off.
+    """
+    if native_obstacle(job, spec):
+        return []
+    most = (min(MOST_TENSOR, per_node), min(MOST_PIPELINE, spec.num_layers), MOST_CONTEXT)
+    axes = [_degrees(gpus, limit, fixed.get(key)) for key, limit in zip(NATIVE, most, strict=True)]
+    heads, length, found = grouped_heads(spec), job.sequence_length, []
+    for t, p, c in product(*axes):
+        divides = not (gpus % (t * p * c) or heads % t or length % (t * c))
+        if t * p * c == 1 or not divides or (c > 1 and length // c < LEAST_TOKENS and "context_parallel" not in fixed):
+            continue
+        if gpus // (t * p) == 1:
+            continue
+        degrees = {key: degree for key, degree in zip(NATIVE, (t, p, c), strict=True) if degree > 1}
+        found += [
+            {"sharding": "fsdp2", "reshard_after_forward": again, **degrees}
+            for again in ((True, False) if p == 1 else (False,))
+        ]
+    return found
+
+
+def _degrees(gpus: int, most: int, fixed: int | None) -> list[int]:
+    """All that divide the GPUs; the one that was fixed."""
+    return [fixed] if fixed is not None else divisors(gpus, most)
