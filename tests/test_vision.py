@@ -149,3 +149,24 @@ def test_blocks_behind_the_one_that_is_read_get_no_gradient() -> None:
 def test_odd_configs_are_refused(config: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         parse_config(config, "odd")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "vision", "apart"),
+    [
+        ("llava", "clip_vision_model", {"q_proj", "fc1", "layer_norm1", "position_embedding"}),
+        ("paligemma", "siglip_vision_model", {"q_proj", "fc1", "layer_norm1", "position_embedding", "linear"}),
+        ("smolvlm", "smolvlm_vision", {"q_proj"}),
+    ],
+)
+def test_fsdp2_gathers_with_the_root_what_of_a_tower_is_no_unit(model_type: str, vision: str, apart: set[str]) -> None:
+    """``_no_split_modules`` of transformers 5.23; LLaVA's last block, which nobody reads, is a unit like the others."""
+    tower = {"model_type": vision, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
+        "num_attention_heads": 4, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = {"model_type": model_type, "text_config": TEXT, "vision_config": tower, "projection_dim": 64}
+    spec = parse_config(config, "test")
+    named = ("q_proj", "fc1", "layer_norm1", "position_embedding", "pre_layrnorm", "linear")
+    vision_weights = [weight for weight in model_weights(spec) if weight.unit == "vision"]
+    assert {weight.name for weight in vision_weights if weight.apart and weight.name in named} == apart
+    assert all(weight.apart for weight in vision_weights if weight.name == "q_proj")

@@ -1,5 +1,6 @@
 """What projectors are read with: keys of the outer config, the layers that are read, and the tower put together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from memplan.arch.config import Config
@@ -8,7 +9,9 @@ from memplan.spec.parts import Linear, Part
 from memplan.spec.vision import ImageRule, Tower
 
 
-def assemble(encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, **more: Any) -> Tower:
+def assemble(
+    encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, units: Sequence[str] = (), **more: Any
+) -> Tower:
     """The tower whole."""
     layers = sum(run.count for run in encoder.runs)
     return Tower(
@@ -21,6 +24,7 @@ def assemble(encoder: Encoder, projector: Part, rule: ImageRule, used: int | Non
         projector=projector.model_copy(update={"category": "projector"}),
         rule=rule,
         used_blocks=layers if used is None else used,
+        units=encoder.units | frozenset(units),
         **more,
     )
 

@@ -85,7 +85,7 @@ def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
     width = integer(config, "projection_dim", 2048)
     linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
     rule = square(encoder, encoder.rows * encoder.columns)
-    return assemble(encoder, Part(linears=(linear,)), rule, projection="linear", masked=True), {}
+    return assemble(encoder, Part(linears=(linear,)), rule, units=("projector",), projection="linear", masked=True), {}
 
 
 def smart_resize(encoder: Encoder, vision: Config, smallest: int, largest: int) -> ImageRule:
@@ -206,7 +206,7 @@ def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
         tensors=(Bare(name="latents", shape=(latents, h)),),
         norms=(*(Norm(name=name, width=h) for name in norms * depth), Norm(name="norm", width=h)),
     )
-    return assemble(encoder, projector, square(encoder, latents, "longest-edge", longest=980)), {}
+    return assemble(encoder, projector, square(encoder, latents, "longest-edge", longest=980), units=("projector",)), {}
 
 
 def gated_linears(inputs: int, inner: int, outputs: int) -> tuple[Linear, ...]:

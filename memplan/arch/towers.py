@@ -49,6 +49,8 @@ class Encoder(NamedTuple):
     channels: int
     class_tokens: int = 0
     unused: Part = Part()
+    units: frozenset[str] = frozenset({"blocks"})
+    """As ``Tower.units``."""
 
     @property
     def side(self) -> int:
@@ -154,6 +156,7 @@ def vit(raw: Config, model_type: str, defaults: Mapping[str, Scalar], kind: str,
         channels=channels,
         class_tokens=int(clip),
         unused=pooling_head(h, block.feed_forward) if pooled else Part(),
+        units=frozenset({"attention"} if "idefics" in model_type else {"blocks", "embedding", "unused"}),
     )
 
 

@@ -33,6 +33,9 @@ class Unit(NamedTuple):
     cast: int = 0
     """The all-gather's input: the rank's part in the gathered dtype, where it is stored in another; before that, its
     copy from the host."""
+    replicated: int = 0
+    """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients that are there
+    already."""
     parting: int = 0
     """The most that resharding to a number adds: a tensor's part is cloned before the whole is freed, one after another
     (``to_sharded_post_forward``)."""
@@ -128,7 +131,7 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
-    gathered = gradients = reduced = scattered = shard = last = held = cast = parting = 0
+    gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = parting = 0
     parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
@@ -155,8 +158,9 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             reduced += elements * summed
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))
             held += elements // recipe.ranks * (summed if stored != summed and recipe.fsdp.replicas > 1 else 0)
+            replicated += elements // recipe.ranks * summed if recipe.fsdp.replicas > 1 else 0
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, parting)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, parting)
 
 
 def casts(recipe: Recipe) -> bool:
@@ -208,7 +212,7 @@ def has_tail(recipe: Recipe) -> bool:
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units."""
     place = "host" if recipe.fsdp.cpu_offload else "gpu"
-    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not in_tower(weight)]
+    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
     layers, resharding = layer_units(recipe), recipe.reshard_after_forward
     if not recipe.fsdp.own_ends:
         return Frame(layers, unit_of(outside, recipe), resharding, place=place)
@@ -222,11 +226,6 @@ def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     root = [weight for weight in outside if weight not in first and weight not in tail]
     own = (unit_of(each, recipe) for each in (root, first, tail))
     return Frame(layers, next(own), resharding, next(own), next(own), place=place)
-
-
-def in_tower(weight: Weight) -> bool:
-    """Of a layer of the vision tower, which is a unit of its own and never gathered where no image is seen."""
-    return weight.unit == "vision" and weight.copies > 1
 
 
 def _tail_names(recipe: Recipe) -> set[str]:
@@ -247,7 +246,7 @@ def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
         return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
     layers = [unit(list(layer_weights(run.layer, 1, False, None))) for run in spec.runs for _ in range(run.count)]
-    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not in_tower(weight)]
+    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
     if recipe.fsdp.reference_whole:
         whole = unit(model_weights(spec, False))
         return Frame([NOTHING] * len(layers), whole, True)

@@ -35,6 +35,8 @@ class Weight(NamedTuple):
     """Bytes per element where they are its own; 0: those of its kind."""
     first: int = 0
     """Its first extent, where that is neither of rows and stacked: of a parameter such as 1 × positions × width."""
+    apart: bool = False
+    """In a unit of the vision tower, which FSDP2 never gathers where no image is seen."""
 
     @property
     def elements(self) -> int:
@@ -182,14 +184,14 @@ def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter
     for run in spec.resting:
         for weight in layer_weights(run.layer, run.count, trained, adapter):
             yield weight._replace(trained=False)
-    for part, copies, category, is_read in tower.parts:
+    for part, copies, category, is_read, apart in tower.parts:
         read = not rests and is_read and category not in spec.frozen
         for weight in part_weights(part, trained, "vision"):
-            yield weight._replace(copies=copies, trained=trained and read)
+            yield weight._replace(copies=copies, trained=trained and read, apart=apart)
         for linear in part.linears if adapter else ():
             if adapter and linear.name in adapter.targets:
                 for weight in adapter_weights(adapter, linear, copies):
-                    yield weight._replace(unit="vision", trained=read)
+                    yield weight._replace(unit="vision", trained=read, apart=apart)
 
 
 def saved_weights(spec: ModelSpec, adapter: Adapter) -> list[Weight]:

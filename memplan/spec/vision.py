@@ -136,6 +136,8 @@ class TowerPart(NamedTuple):
     """vision or projector."""
     is_read: bool = True
     """Its output reaches the language model, so that it gets gradients."""
+    is_unit: bool = False
+    """FSDP2 makes it a unit of its own, or part of one (``Tower.units``)."""
 
 
 class Tower(Frozen):
@@ -164,6 +166,9 @@ class Tower(Frozen):
     rule: ImageRule
     unused: Part = Part()
     """Parameters that no forward reads, such as a pooling head."""
+    units: frozenset[str] = frozenset({"blocks"})
+    """What the class and those inside it name in ``_no_split_modules``, and FSDP2 thus wraps: blocks, or their
+    attention alone; the embedding (but for its norms), a pooling head (unused), the projector."""
 
     @property
     def cast_pixels(self) -> bool:
@@ -188,14 +193,20 @@ class Tower(Frozen):
     @property
     def parts(self) -> tuple["TowerPart", ...]:
         """Everything that holds parameters: vision, then projector."""
-        found, left = [TowerPart(self.embedding, 1, "vision")], self.used_blocks
+        patches, norms = self.embedding.model_copy(update={"norms": ()}), Part(norms=self.embedding.norms)
+        found = [TowerPart(patches, 1, "vision", is_unit="embedding" in self.units), TowerPart(norms, 1, "vision")]
+        left = self.used_blocks
         for run in self.runs:
             used, left = min(run.count, left), max(left - run.count, 0)
-            found += [TowerPart(part, used, "vision") for part in run.block.parts if used]
-            rest = run.count - used
-            found += [TowerPart(part, rest, "vision", False) for part in run.block.parts if rest]
-        ends = [TowerPart(self.after, 1, "vision", self.after_is_read), TowerPart(self.unused, 1, "vision", False)]
-        return (*found, *ends, TowerPart(self.projector, 1, "projector"))
+            for copies, is_read in ((used, True), (run.count - used, False)):
+                for part in run.block.parts if copies else ():
+                    own = "blocks" in self.units or ("attention" in self.units and part is run.block.attention)
+                    found.append(TowerPart(part, copies, "vision", is_read, own))
+        found += [
+            TowerPart(self.after, 1, "vision", self.after_is_read),
+            TowerPart(self.unused, 1, "vision", False, "unused" in self.units),
+        ]
+        return (*found, TowerPart(self.projector, 1, "projector", is_unit="projector" in self.units))
 
     @cached_property
     def by_category(self) -> dict[str, int]:
