@@ -98,6 +98,21 @@ def test_hybrid_sharding_holds_what_the_ranks_of_one_copy_hold(base: dict[str, A
     assert states(copies) == states(four) > states(book_of(**base))
 
 
+def test_hybrid_sharding_holds_what_it_adds_to_gradients_until_backward_is_done() -> None:
+    """``AllReduceState``: a step's first reduction makes the gradients, a later micro-step's stands beside them."""
+    held = {
+        steps: sum(
+            row.bytes
+            for row in book_of(fsdp={"replicate": 2}, precision="fp32", gradient_accumulation_steps=steps).rows
+            if row.name.endswith("held")
+        )
+        for steps in (1, 2)
+    }
+    recipe = recipe_of(precision="fp32")
+    layers = frame(recipe, model_weights(recipe.model)).layers
+    assert held == {1: 0, 2: sum(unit.gradients for unit in layers) // 4}
+
+
 def test_accelerate_makes_units_of_the_embedding_and_of_norm_and_head() -> None:
     recipe = recipe_of(trainer="transformers")
     own = frame(recipe, model_weights(recipe.model))

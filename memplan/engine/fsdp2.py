@@ -13,6 +13,8 @@ torch 2.13 distributed/fsdp/_fully_shard, in the program's order, which is that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memplan.engine.fsdp2_pools import enter_pools
 from memplan.engine.fsdp2_rows import (
     SOURCE,
@@ -25,7 +27,7 @@ from memplan.engine.fsdp2_rows import (
     enter_root_reduction,
     gathered,
 )
-from memplan.engine.fsdp2_units import NOTHING, Frame, frame, frozen_frame, waits_for_reduction
+from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, frame, frozen_frame, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
@@ -63,6 +65,9 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         if passes[position - 1][1] == "backward":  # the one before has resharded everything
             own = own._replace(resharding=True)
         enter_backward(book, recipe, own, traced, reduces)
+        if reduces:
+            second = recipe.accumulates or (recipe.pair_pass != "two-forward" and name != trained[0])
+            _enter_held(book, own, traced, adds=second and not late)
         if not own.opens:
             why, born = "it stays from its forward to its reduction", tail_from or f"{name}.head-backward"
             gathered(book, "gathered tail (norm, head)", own.tail.gathered, born, why, f"{name}.final-norm-backward")
@@ -142,34 +147,39 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
 
 def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
     """What the first reductions of a step leave: layer after layer, the root last; later ones are added to it."""
-    order, name = traced.backward_layers, traced.plan.name
+    for label, units, born in _reductions(book, own, traced):
+        shard = sum(unit.shard for unit in units)
+        _gradients(book, f"shards of the gradients of {label}", shard, born, "", "reduced", own.place)
+    end = book.after(f"{traced.plan.name}.reduce")
+    tail = own.tail.shard if own.opens else 0
+    _gradients(book, "shards of the gradients of the tail", tail, end, "", "reduced", own.place)
+    root = own.root.shard + own.first.shard
+    _gradients(book, "shards of the gradients of the root", root, end, "", "reduced", own.place)
+
+
+def _reductions(book: Ledger, own: Frame, traced: TracedPass) -> Iterator[tuple[str, list[Unit], str]]:
+    """(what is reduced before the root, its units, the first instant after that)."""
+    order = traced.backward_layers
+    if not own.opens:
+        yield "the tail", [own.tail], book.after(f"{traced.plan.name}.tail-reduce")
     for position, i in enumerate(order):
         below = order[position + 1] if position + 1 < len(order) else -1
-        units, born = own.layers[below + 1 : i + 1], book.after(traced.end_of(i))
-        shard, held = sum(unit.shard for unit in units), sum(unit.held for unit in units)
-        _gradients(book, f"shards of the gradients of layers {below + 1}-{i}", shard, born, "", "reduced", own.place)
-        _held(book, f"layers {below + 1}-{i}", held, born, f"{name}.embedding-backward")
-    end = book.after(f"{name}.reduce")
-    tail = end if own.opens else book.after(f"{name}.tail-reduce")
-    _gradients(book, "shards of the gradients of the tail", own.tail.shard, tail, "", "reduced", own.place)
-    if not own.opens:
-        _held(book, "the tail", own.tail.held, tail, f"{name}.embedding-backward")
-    _gradients(
-        book, "shards of the gradients of the root", own.root.shard + own.first.shard, end, "", "reduced", own.place
-    )
+        yield f"layers {below + 1}-{i}", own.layers[below + 1 : i + 1], book.after(traced.end_of(i))
 
 
-def _held(book: Ledger, label: str, size: int, born: str, dies: str) -> None:
-    book.add(
-        f"reduced gradients of {label}, before their cast",
-        "buffers",
-        size,
-        born,
-        dies,
-        template="padded elements / ranks × reduce bytes",
-        why="hybrid sharding holds what it all-reduces until backward is done (AllReduceState)",
-        source=f"{SOURCE}/_fsdp_param_group.py: finalize_backward",
-    )
+def _enter_held(book: Ledger, own: Frame, traced: TracedPass, adds: bool) -> None:
+    """What hybrid sharding all-reduces stays beside its copy in another dtype, or beside what it is added to."""
+    for label, units, born in _reductions(book, own, traced):
+        book.add(
+            f"reduced gradients of {label}, held",
+            "buffers",
+            sum(unit.replicated if adds else unit.held for unit in units),
+            born,
+            f"{traced.plan.name}.reduce",
+            template="padded elements / ranks × reduce bytes",
+            why="hybrid sharding holds what it all-reduces until backward is done (AllReduceState)",
+            source=f"{SOURCE}/_fsdp_param_group.py: finalize_backward",
+        )
 
 
 def _gradients(book: Ledger, label: str, size: int, born: str, dies: str, why: str, place: str = "gpu") -> None:

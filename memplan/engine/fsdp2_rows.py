@@ -101,7 +101,7 @@ def enter_forward(
     if there and not own.reshards:
         copied = 0
     gathered(book, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
-    if traced.plan.name != "reference":
+    if traced.plan.name != "reference" or recipe.reference != "resident":
         forward_kept(book, own, traced, within, end, loss, there)
     last, tail, opens = own.layers[-1].gathered, 0 if has_tail else own.tail.gathered, own.opens
     over = traced.tail.forward["loss"].size if "loss" in traced.tail.forward else 0
