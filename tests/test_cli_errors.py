@@ -7,7 +7,7 @@ import pytest
 
 import memplan.api
 from memplan.cli.app import main
-from memplan.cli.edge import LONGEST, one_line
+from memplan.cli.edge import ELSEWHERE, LONGEST, one_line
 
 SMALL = "smollm2-135m"
 BAD: list[tuple[str, int, str, str]] = [
@@ -148,3 +148,15 @@ def test_an_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr(memplan.api, "estimate", interrupted)
     assert main(["estimate", SMALL]) == 130
     assert "error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "meant"), ELSEWHERE.items())
+def test_options_of_other_tools_are_told(option: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another tool's option is refused with the one that memplan has."""
+    assert main(["estimate", SMALL, f"--{option}"]) == 2
+    captured = capsys.readouterr().err
+    assert f"no such option: --{option}" in captured
+    assert f"hint: use {meant}" in captured
+    assert main(["estimate", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(word.rstrip(",") in listed for word in meant.split() if word.startswith("--"))

@@ -91,11 +91,30 @@ def usage_words(error: Any) -> tuple[str, str]:
     return message, more
 
 
+ELSEWHERE = {
+    "qlora": "--lora --load-in-4bit",
+    "bf16": "--precision bf16-amp",
+    "fp16": "--precision fp16-amp",
+    "bs": "--batch-size",
+    "liger": "--kernels liger",
+    "use-liger-kernel": "--kernels liger",
+    "flash-attn": "--attention flash",
+    "deepspeed": "--zero-stage, or --with ds_config.json",
+    "zero": "--zero-stage",
+    "fsdp": "--sharding fsdp2",
+    "grad-accum": "--gradient-accumulation-steps",
+}
+"""What other tools' options are called here; those of one meaning and another spelling are options themselves."""
+
+
 def _near_options(option: str, context: Any) -> str:
-    """The options of the command that are written alike."""
+    """The option here of another tool's name, or the options of the command that are written alike."""
     from memplan.errors import nearest
 
     command = getattr(context, "command", None)
     names = [name for param in getattr(command, "params", ()) for name in (*param.opts, *param.secondary_opts)]
+    meant = ELSEWHERE.get(option.lstrip("-").replace("_", "-"), "")
+    if meant.split()[:1] and meant.split()[0].rstrip(",") in names:
+        return f"use {meant}"
     close = nearest(option.lstrip("-"), [name.lstrip("-") for name in names if name.startswith("--")])
     return "did you mean " + " or ".join(f"--{name}" for name in close) + "?" if close else ""
