@@ -9,7 +9,6 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
-from memplan.arch.state_space import with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
@@ -92,6 +91,11 @@ def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
     return [layer] * config.integer("num_hidden_layers")
 
 
+def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The mask of softmax attention is made whether or not a layer takes it."""
+    return spec.model_copy(update={"more_masks": frozenset({config.optional_integer("sliding_window")})})
+
+
 def mixes(*names: str, width: int) -> tuple[Bare, ...]:
     """How much of each channel is this token's, and how much the last one's."""
     return tuple(Bare(name=f"time_mix_{name}", shape=(1, 1, width)) for name in names)
@@ -146,6 +150,7 @@ ROWS = (
         model_type="minimax",
         defaults=MINIMAX,
         feed_forward=minimax_layers,
+        form="normed-residual",
         windows=attention.no_windows,
         mixers=minimax_mixers,
         not_counted=(
@@ -153,7 +158,7 @@ ROWS = (
             ("output_router_logits", ROUTER_LOSS),
             ("router_jitter_noise", JITTER),
         ),
-        finish=with_kernel_note,
+        finish=with_mask,
     ),
     Family(
         model_type="rwkv",

@@ -81,14 +81,16 @@ def enter_probabilities(book: Ledger, recipe: Recipe, traced: TracedPass, inside
 
 def enter_buffers(book: Ledger, recipe: Recipe) -> None:
     """Tables and masks that the classes keep beside their parameters, a copy for each model that is there."""
-    critic = (("critic", recipe.critic.spec),) if recipe.critic else ()
-    residents = ((f"{each.role} model", each.spec) for each in recipe.residents)
-    for name, spec in (("model", recipe.model), *critic, *residents):
-        if spec.buffer_bytes:
+    own = recipe.compute_itemsize
+    critic = (("critic", recipe.critic.spec, own),) if recipe.critic else ()
+    residents = ((f"{each.role} model", each.spec, each.itemsize) for each in recipe.residents)
+    for name, spec, itemsize in (("model", recipe.model, own), *critic, *residents):
+        size = spec.buffer_bytes + spec.buffer_elements * itemsize
+        if size:
             book.add(
                 f"buffers of the {name}",
                 "buffers",
-                spec.buffer_bytes,
+                size,
                 template="bytes of all layers",
                 why="made for all positions when the model is built, whatever the sequence length",
                 source=f"transformers 5.23 modeling_{spec.family}.py",

@@ -16,6 +16,7 @@ from memplan.engine.gated_attention import gated_attention
 from memplan.engine.gated_delta import gated_delta
 from memplan.engine.graph import Tensor
 from memplan.engine.latent import latent_attention
+from memplan.engine.lightning import lightning
 from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
 from memplan.engine.selective_scan import state_space
@@ -54,6 +55,7 @@ MIXERS: dict[str, Program] = {
     "state-space-dual": state_space_dual,
     "both": both_mixers,
     "gated-delta": gated_delta,
+    "lightning": lightning,
 }
 """A program for each ``kind`` of mixer."""
 

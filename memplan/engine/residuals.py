@@ -121,8 +121,31 @@ def single(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         return ops.add(tape, residual, hidden, "residual stream")
 
 
+def normed_residual(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """The residual is the norm's output; it and what is added to it are multiplied by a number each (MiniMax)."""
+    tape, norms = p.tape, layer.norms
+    with tape.at("attention"):
+        residual = norm(p, norms[0], x, "h")
+        hidden, weights = mix(p, layer.mixer, residual)
+        hidden = _weighed(p, residual, hidden)
+    with tape.at("feed-forward"):
+        residual = norm(p, norms[1], hidden, "h")
+        del hidden
+        hidden = feed_forward(p, layer.feed_forward, residual)
+        out = _weighed(p, residual, hidden)
+    del weights
+    return out
+
+
+def _weighed(p: Pass, residual: Tensor, hidden: Tensor) -> Tensor:
+    """``residual * number + hidden * number``."""
+    kept = ops.scale(p.tape, residual, "scaled residual")
+    return ops.add(p.tape, kept, ops.scale(p.tape, hidden, "scaled outputs"), "residual stream")
+
+
 FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
     "single": single,
+    "normed-residual": normed_residual,
     "post": post_norm,
     "pre-scaled": scaled_pre_norm,
     "parallel": parallel,

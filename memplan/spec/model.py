@@ -175,6 +175,11 @@ class ModelSpec(Frozen):
 
     @property
     def keeps_rotary(self) -> bool:
+    @cached_property
+    def buffer_elements(self) -> int:
+        """Elements of the tables that its mixers keep in the weights' dtype."""
+        return sum(run.count * getattr(run.layer.mixer, "buffer_elements", 0) for run in self.runs)
+
         """Layers save the shared tables themselves, and not tables that they made of them."""
         return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
 

@@ -114,6 +114,11 @@ class Lightning(Recurrent):
     head_dim: int
     block: int
 
+    @property
+    def buffer_elements(self) -> int:
+        """Decays of each head: one, one for each position of a block twice, and one for each pair of positions."""
+        return self.heads * (1 + 2 * self.block + self.block**2)
+
 
 class TimeMix(Recurrent):
     """A weighted average over the past (RWKV 4). ``linears``: key, value, receptance, output."""

@@ -47,6 +47,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {
         **HEADS, **EXPERTS, "intermediate_size": 1024, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1,
     },
+    "minimax": {
+        **HEADS, "head_dim": 64, "intermediate_size": 256, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "block_size": 64, "layer_types": ["full_attention", "linear_attention"],
+    },
     "qwen3_next": {**DELTA, **SHARED},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {**DELTA, **SHARED},
@@ -77,6 +81,10 @@ JOBS = [
     of("nemotron_h", {"hybrid_override_pattern": "ME"}),
     of("nemotron_h", {"hybrid_override_pattern": "M*E", "moe_latent_size": 128}, **FULL),
     of("lfm2", **AMP),
+    of("minimax", sequence_length=500),
+    of("minimax", **AMP, padded=True),
+    of("minimax", **FULL, sequence_length=1000, batch_size=1),
+    of("minimax", lora={"r": 16, "targets": ["qkv_proj", "q_proj", "out_proj"]}),
     of("qwen3_next", **FULL),
     of("qwen3_5_text", **FULL, sequence_length=1500, batch_size=1),
     of("qwen3_5_text", **AMP),
