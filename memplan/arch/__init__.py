@@ -25,6 +25,7 @@ Files group families by what their layers are made of, and a family is one row o
     nemotron_h.py  a row: one sub-layer to each layer
     gated_delta.py rows: gated delta rules (Qwen3-Next, Qwen3.5)
     lfm2.py        rows: short convolutions
+    gemma4.py      a row: layers that share keys and values, and have inputs of their own
     linear_attention.py  rows: MiniMax-01 and RWKV
     encoders.py    rows: encoders of masked tokens (BERT and its kin)
     deberta.py     a row: relative positions in the scores
@@ -46,6 +47,7 @@ from memplan.arch import (
     falcon,
     falcon_h1,
     gated_delta,
+    gemma4,
     hybrid,
     latent,
     layer_norm,
@@ -93,6 +95,7 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **nemotron_h.FAMILIES,
     **gated_delta.FAMILIES,
     **lfm2.FAMILIES,
+    **gemma4.FAMILIES,
     **linear_attention.FAMILIES,
     **encoders.FAMILIES,
     **deberta.FAMILIES,

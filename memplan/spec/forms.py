@@ -15,6 +15,7 @@ Form = Literal[
     "normed-residual",
     "encoder",
     "t5",
+    "layer-inputs",
 ]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 

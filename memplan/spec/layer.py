@@ -10,6 +10,7 @@ from memplan.spec.compressed import CompressedAttention
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.forms import Dropped, Form
 from memplan.spec.latent import LatentAttention
+from memplan.spec.lending import LayerInput, LendingAttention
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Part, add_counts
 from memplan.spec.state_space import (
     BothMixers,
@@ -24,6 +25,7 @@ from memplan.spec.vision import ImageCross
 
 AnyMixer = Annotated[
     Attention
+    | LendingAttention
     | LatentAttention
     | CompressedAttention
     | DisentangledAttention
@@ -52,6 +54,8 @@ class Layer(Frozen):
     """Attention to the encoder's output, between mixer and feed-forward."""
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
+    own_input: LayerInput | None = None
+    """An embedding of each token that is this layer's own (Gemma 3n and 4)."""
     locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
     """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
     dropout: tuple[Dropped, ...] = ()
@@ -66,7 +70,11 @@ class Layer(Frozen):
     @property
     def parts(self) -> tuple[Part, ...]:
         """Mixer, feed-forward and the rest, without what is missing."""
-        return tuple(part for part in (self.mixer, self.cross, self.feed_forward, *self.extra) if part is not None)
+        return tuple(
+            part
+            for part in (self.mixer, self.cross, self.feed_forward, self.own_input, *self.extra)
+            if part is not None
+        )
 
     @property
     def linears(self) -> tuple[Linear, ...]:

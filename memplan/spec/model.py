@@ -72,6 +72,8 @@ class ModelSpec(Frozen):
     """Windows of masks that its class makes whether or not a layer takes them."""
     rotary_sets: int = 1
     """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
+    rotary_elements: int = 0
+    """Elements per position of all tables of cos, where kinds of layers have heads of different widths."""
     rotary_by_row: bool = False
     """Each row of the batch has tables of its own, since images give it positions of its own (Qwen2-VL)."""
     residual_fp32: bool = False
@@ -162,7 +164,7 @@ class ModelSpec(Frozen):
     @cached_property
     def rotary_width(self) -> int:
         """Elements per position of the tables of cos, and so of sin, that layers share."""
-        return self.rotary_sets * max((mixer.rotary_width for mixer in self.mixers), default=0)
+        return self.rotary_elements or self.rotary_sets * max((mixer.rotary_width for mixer in self.mixers), default=0)
 
     @cached_property
     def rotary_tables(self) -> frozenset[str]:
@@ -173,13 +175,13 @@ class ModelSpec(Frozen):
         """Element size of the tables: fp32 in some classes, else that of the residual stream."""
         return 4 if any("fp32" in tables for tables in self.rotary_tables) else residual
 
-    @property
-    def keeps_rotary(self) -> bool:
     @cached_property
     def buffer_elements(self) -> int:
         """Elements of the tables that its mixers keep in the weights' dtype."""
         return sum(run.count * getattr(run.layer.mixer, "buffer_elements", 0) for run in self.runs)
 
+    @property
+    def keeps_rotary(self) -> bool:
         """Layers save the shared tables themselves, and not tables that they made of them."""
         return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
 

@@ -59,14 +59,17 @@ NormKind = Literal[
     "layer-bare",
     "identity",
     "rms-t5",
+    "rms-power",
+    "rms-power-bare",
 ]
 """A key of ``engine.norms.NORMS``.
 
-rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: multiplied by 1 + weight, all in
-fp32 (Gemma); rms-wide: narrowed after it is multiplied (OLMo 2); rms-wide-weight: so, by a weight cast to fp32
-(Helium); layer: ``nn.LayerNorm``; layer-plain: the same without parameters; layer-plus-one: with 1 + weight
-(Nemotron); layer-wide: a layer norm of single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without
-parameters (OLMo); identity: none (ModernBERT's first layer); rms-t5: the product with x itself, of any dtype (T5).
+rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: times 1 + weight, all in fp32
+(Gemma); rms-wide: narrowed after (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium); layer:
+``nn.LayerNorm``; layer-plain: without parameters; layer-plus-one: with 1 + weight (Nemotron); layer-wide: single
+operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters (OLMo); identity: none (ModernBERT);
+rms-t5: the product with x itself, of any dtype (T5); rms-power: as rms-wide-weight, by a power; -bare: without a
+weight (Gemma 4).
 """
 
 
@@ -83,7 +86,8 @@ class Norm(Frozen):
     @property
     def parameters(self) -> int:
         """Weight and bias elements."""
-        return 0 if self.kind in ("layer-bare", "layer-plain", "identity") else self.width * (2 if self.bias else 1)
+        weightless = "bare" in self.kind or self.kind in ("layer-plain", "identity")
+        return 0 if weightless else self.width * (2 if self.bias else 1)
 
 
 class Part(Frozen):
@@ -163,8 +167,7 @@ class Attention(Mixer):
     """cos and sin: shared by all layers in the residual's dtype, or in fp32 (OLMo); repeated: each layer interleaves
     them anew and keeps its own (GLM); own: each layer makes them of its positions, for keys and for queries (GPT-J)."""
     rotary_inline: bool = False
-    """The attention's own forward cuts q and k in what turns and what passes: these locals live beside it (Phi,
-    StableLM, Persimmon)."""
+    """Its own forward cuts q and k in what turns and what passes: these locals live on (Phi, StableLM, Persimmon)."""
     rotary_wide: bool = False
     """q and k are cast to fp32 before they turn (Cohere); else they take the wider dtype of theirs and the tables'."""
     norms_last: bool = False
@@ -180,7 +183,7 @@ class Attention(Mixer):
     split_qkv: bool = False
     """A fused qkv is cut by one ``split``, whose gradients are joined at once; else by three slices."""
     style: str = "standard"
-    """How its class writes attention: 'standard', or a key of ``engine.attention_styles.STYLES``."""
+    """'standard', or a key of ``engine.attention_styles.STYLES``."""
     mask_form: Literal["plain", "always", "boolean", "heads"] = "plain"
     """plain: as every class makes it; always: even where SDPA could do without (Falcon); boolean: one byte each in
     eager too, and kept for backward (MPT); heads: one for each head, slopes of distance within, kept too (Falcon)."""
@@ -203,9 +206,9 @@ class Routing(Frozen):
     the weights of the chosen. ``engine.routing.ROUTERS`` has a program for each ``program``.
     """
 
-    program: Literal["top-k", "sparse-mixer", "scatter", "square-root"] = "top-k"
-    """'sparse-mixer': the two experts of PhiMoE, each drawn with noise; 'scatter': Llama 4, whose experts see every
-    token, scaled by a score that is zero where they were not chosen; 'square-root': DeepSeek-V4's scores."""
+    program: Literal["top-k", "sparse-mixer", "scatter", "square-root", "normed"] = "top-k"
+    """'sparse-mixer': PhiMoE's two, each drawn with noise; 'scatter': Llama 4, whose experts see every token, scaled by
+    a score that is zero where not chosen; 'square-root': DeepSeek-V4's; 'normed': of a bare norm, scaled (Gemma 4)."""
     product: Literal["own", "fp32", "fp32-always"] = "own"
     """In the model's dtype; or of fp32 copies of hidden states and weight, where 'always' switches autocast off."""
     scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
@@ -239,8 +242,7 @@ class Experts(Frozen):
     active: int
     intermediate: int
     stacked: tuple[Bare, ...]
-    """The parameters of all experts together, the first extent of each being ``count``: gate_up_proj and down_proj,
-    each followed by its bias when it has one."""
+    """All experts together, ``count`` being the first extent: gate_up_proj and down_proj, each before its bias."""
     router: Linear
     routing: Routing = Routing()
     clamped: bool = False
@@ -263,10 +265,8 @@ class Experts(Frozen):
 
 
 class FeedForward(Part):
-    """A dense feed-forward, a mixture of experts, or both side by side (shared experts).
-
-    ``linears``: gate_proj, up_proj, down_proj; gate_up_proj, down_proj when fused; up and down when not ``gated``;
-    empty when there are only experts.
+    """A dense feed-forward, a mixture of experts, or both side by side. ``linears``: gate_proj, up_proj,
+    down_proj; gate_up_proj, down_proj when fused; up and down when not ``gated``; empty when there are only experts.
     """
 
     category: str = "mlp"

@@ -1,0 +1,189 @@
+"""Gemma 4's language model as transformers 5.23 builds it (``models/gemma4/configuration_gemma4.py``).
+
+Layers that attend to all have heads of another width; the last layers may share keys and values (E2B, E4B), experts
+may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, activation, build, gated
+from memplan.arch.gemma_towers import AUDIO_NOTE, gemma4_tower
+from memplan.arch.lending import Heads, kinds_of, layer_input, lending_mixers, sharing, with_own_inputs
+from memplan.arch.routed import make_experts
+from memplan.arch.vision import section
+from memplan.errors import ModelError
+from memplan.spec.layer import AnyMixer, Layer
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare, Experts, FeedForward, Norm, Part, Routing
+
+GEMMA4_TEXT: dict[str, Scalar] = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "per_layer_config": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "sliding_window": 512,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": None,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "enable_moe_block": False,
+    "use_double_wide_mlp": False,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
+EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
+OVERRIDES = ("head_dim", "num_key_value_heads")
+
+
+def gemma4_kinds(config: Config) -> list[str]:
+    """Every sixth layer attends to all, and the last one in any case."""
+    return kinds_of(config, 6, last_is_full=True)
+
+
+def gemma4_mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Heads of head_dim in sliding layers and of global_head_dim in the others."""
+    kinds, heads = gemma4_kinds(config), config.integer("num_attention_heads")
+    tied = config.flag("attention_k_eq_v")
+    sliding = Heads(config.integer("head_dim"), config.integer("num_key_value_heads"))
+    given = config.optional_integer("num_global_key_value_heads") if tied else None
+    full = Heads(config.integer("global_head_dim"), given or sliding.kv_heads, values=not tied)
+    sizes = {attention.SLIDING: sliding, attention.FULL: overridden(config, kinds, sliding, full)}
+    for each in sizes.values():
+        if heads % each.kv_heads:
+            raise config.wrong("num_attention_heads", f"a multiple of its key and value heads ({each.kv_heads})", heads)
+        if each.head_dim % 2:
+            raise config.wrong("head_dim", "even, since rotary embeddings turn pairs", each.head_dim)
+    return list(lending_mixers(family, config, kinds, sizes, config.integer("sliding_window")))
+
+
+def overridden(config: Config, kinds: list[str], sliding: Heads, full: Heads) -> Heads:
+    """``per_layer_config`` of a saved config: what it says of each layer that attends to all must be the same."""
+    given = config.value("per_layer_config")
+    if given is None:
+        return full
+    numbers = {str(i) for i, kind in enumerate(kinds) if kind == attention.FULL}
+    if not isinstance(given, Mapping) or not {str(key) for key in given} <= numbers:
+        raise config.wrong("per_layer_config", "an object of the layers that attend to all", given)
+    if not given:
+        return full._replace(head_dim=sliding.head_dim, kv_heads=sliding.kv_heads)
+    found = list(given.values())
+    one = found[0]
+    if len(found) != len(numbers) or any(each != one for each in found) or not isinstance(one, Mapping):
+        raise config.wrong("per_layer_config", "the same for every layer that attends to all", given)
+    if set(one) - set(OVERRIDES):
+        raise config.wrong("per_layer_config", "of head_dim and num_key_value_heads alone", sorted(map(str, one)))
+    read = Config({key: one.get(key, config.value(key)) for key in OVERRIDES}, config.name, config.source)
+    return full._replace(head_dim=read.integer("head_dim"), kv_heads=read.integer("num_key_value_heads"))
+
+
+def gemma4_layers(family: Family, config: Config) -> list[FeedForward]:
+    """A dense feed-forward, twice as wide where use_double_wide_mlp says so and the layer reads others' keys; with
+    experts beside it where enable_moe_block says so.
+    """
+    width = config.integer("intermediate_size")
+    routed = experts(config, activation(family, config)) if config.flag("enable_moe_block") else None
+    plain = gated(family, config, width).model_copy(update={"experts": routed})
+    wide = gated(family, config, 2 * width).model_copy(update={"experts": routed})
+    doubled = config.flag("use_double_wide_mlp")
+    return [wide if doubled and shares.reads else plain for shares in sharing(config, gemma4_kinds(config))]
+
+
+def experts(config: Config, name: str) -> Experts:
+    """Experts of moe_intermediate_size, chosen by a normed and scaled input, and weighed by one more scale each."""
+    count, active = config.integer("num_experts"), config.integer("top_k_experts")
+    if active > count:
+        raise config.wrong("top_k_experts", f"at most num_experts ({count})", active)
+    routing = Routing(program="normed", normalize="in-place")
+    made = make_experts(config, count, active, config.integer("moe_intermediate_size"), routing, "proj")
+    return made.model_copy(update={"router_module": True, "activation": name})
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Norms and scales of the experts, each layer's own input, tables of cos and sin of both widths."""
+    if config.value("use_bidirectional_attention") not in (None, "vision"):
+        raise ModelError(
+            f"use_bidirectional_attention of {config.model_type} is not null or vision",
+            "memplan describes its attention as causal",
+        )
+    own = layer_input("rms-power", config, config.choice("hidden_activation", ACTIVATIONS))
+    spec = with_own_inputs(spec, config, own, "rms-power")
+    runs = tuple(run.model_copy(update={"layer": with_experts(run.layer, spec.hidden_size)}) for run in spec.runs)
+    widths = {mixer.window: mixer.rotary_width for mixer in spec.mixers}
+    window = frozenset({None, config.integer("sliding_window")})
+    return spec.model_copy(
+        update={"runs": runs, "rotary_elements": sum(widths.values()), "more_masks": window, "rotary_sets": len(widths)}
+    )
+
+
+def with_experts(layer: Layer, hidden: int) -> Layer:
+    """The norms around the experts, and the scales of their router."""
+    if layer.experts is None:
+        return layer
+    norms = tuple(Norm(name=name, width=hidden, kind="rms-power") for name in EXPERT_NORMS)
+    scales = (
+        Bare(name="router.scale", shape=(hidden,)),
+        Bare(name="router.per_expert_scale", shape=(layer.experts.count,)),
+    )
+    return layer.model_copy(
+        update={"norms": (*layer.norms, *norms), "extra": (Part(tensors=scales, category="router"),)}
+    )
+
+
+GEMMA4 = Family(
+    model_type="gemma4_text",
+    defaults=GEMMA4_TEXT,
+    feed_forward=gemma4_layers,
+    windows=attention.no_windows,
+    mixers=gemma4_mixers,
+    norms=SANDWICH_NORMS,
+    form="layer-inputs",
+    norm_kind="rms-power",
+    activation_key="hidden_activation",
+    scaled_embedding=True,
+    logits_softcap=True,
+    classifies=False,
+    not_counted=(("attention_dropout", DROPOUT),),
+    finish=finish,
+)
+
+
+def with_towers(raw: Config) -> ModelSpec:
+    """Gemma 4 with its towers: the language model of text_config, which an outer tie_word_embeddings ties."""
+    raw.model_type = "gemma4"
+    text = build(GEMMA4, Config(section(raw, "text_config") or {}, raw.name, raw.source))
+    vision, sounds = (section(raw, key) for key in ("vision_config", "audio_config"))
+    outer = raw.with_defaults("gemma4", {"tie_word_embeddings": True})
+    towers = [None if keys is None else Config(keys, raw.name, raw.source) for keys in (vision, sounds)]
+    tower = gemma4_tower(towers[0], towers[1], text)
+    dtype, quantization = outer.dtype(), outer.quantization()
+    notes = [*outer.notes, *text.notes, *([AUDIO_NOTE] if sounds is not None else [])]
+    return text.model_copy(
+        update={
+            "family": "gemma4",
+            "tied": outer.flag("tie_word_embeddings"),
+            "tower": tower,
+            "dtype": dtype or text.dtype,
+            "quantization": quantization or text.quantization,
+            "notes": tuple(dict.fromkeys(notes)),
+        }
+    )
+
+
+FAMILIES = {GEMMA4.model_type: partial(build, GEMMA4), "gemma4": with_towers}

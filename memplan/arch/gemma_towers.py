@@ -1,0 +1,150 @@
+"""Gemma 4's towers as transformers 5.23 builds them (``models/gemma4/modeling_gemma4.py``): the parameters of its
+vision tower and of its audio tower. Texts alone reach neither; images and sounds are not modelled.
+"""
+
+from memplan.arch.config import Config, Scalar
+from memplan.arch.projecting import assemble
+from memplan.arch.towers import ACTIVATIONS, Encoder, vision_config
+from memplan.errors import ModelError
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
+from memplan.spec.vision import Block, BlockRun, ImageRule, Tower, VisionAttention
+
+VISION: dict[str, Scalar] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+    "attention_dropout": 0.0,
+}
+AUDIO: dict[str, Scalar] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "conv_kernel_size": 5,
+    "output_proj_dims": 1536,
+}
+CHANNELS = (128, 32)
+AUDIO_NOTE = "its audio tower is counted with its vision tower, and rests: sounds are not modelled"
+
+
+def rms(name: str, width: int) -> Norm:
+    """``Gemma4RMSNorm``."""
+    return Norm(name=name, width=width, kind="rms-power")
+
+
+def clippable(name: str, inputs: int, outputs: int) -> Linear:
+    """``Gemma4ClippableLinear``, which holds a linear."""
+    return Linear(name=f"{name}.linear", inputs=inputs, outputs=outputs)
+
+
+def encoder(raw: Config) -> Encoder:
+    """Patches through one linear, positions of both axes, blocks of four norms."""
+    config = vision_config(raw, "gemma4_vision", VISION)
+    h, inner, width = (config.integer(key) for key in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    patch, positions = config.integer("patch_size"), config.integer("position_embedding_size")
+    block = Block(
+        attention=VisionAttention(
+            num_heads=heads,
+            head_dim=width,
+            linears=(
+                clippable("q_proj", h, heads * width),
+                clippable("k_proj", h, kv_heads * width),
+                clippable("v_proj", h, kv_heads * width),
+                clippable("o_proj", heads * width, h),
+            ),
+            norms=(rms("q_norm", width), rms("k_norm", width)),
+        ),
+        feed_forward=FeedForward(
+            intermediate=inner,
+            activation=config.choice("hidden_activation", ACTIVATIONS),
+            linears=(
+                clippable("gate_proj", h, inner),
+                clippable("up_proj", h, inner),
+                clippable("down_proj", inner, h),
+            ),
+            norms=(rms("pre_feedforward_layernorm", h), rms("post_feedforward_layernorm", h)),
+        ),
+        norms=(rms("input_layernorm", h), rms("post_attention_layernorm", h)),
+    )
+    return Encoder(
+        kind="gemma4",
+        width=h,
+        embedding=Part(
+            linears=(Linear(name="input_proj", inputs=3 * patch**2, outputs=h),),
+            tensors=(Bare(name="position_embedding_table", shape=(2, positions, h)),),
+        ),
+        runs=(BlockRun(count=config.integer("num_hidden_layers"), block=block),),
+        after=Part(),
+        patch=patch,
+        rows=48,
+        columns=48,
+        channels=3,
+    )
+
+
+def audio(raw: Config, hidden: int) -> Part:
+    """A conformer: two feed-forwards, attention and a convolution in each layer, and its projection to the text."""
+    config = raw.with_defaults("gemma4_audio", AUDIO)
+    h, heads, out = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "output_proj_dims"))
+    width, kernel, layers = h // heads, config.integer("conv_kernel_size"), config.integer("num_hidden_layers")
+    first, second = channels(config)
+    halves = (clippable("ffw_layer_1", h, 4 * h), clippable("ffw_layer_2", 4 * h, h)) * 2
+    linears = (
+        *halves,
+        *(clippable(name, h, heads * width) for name in ("q_proj", "k_proj", "v_proj")),
+        clippable("post", h, h),
+        Linear(name="relative_k_proj", inputs=h, outputs=heads * width),
+        clippable("linear_start", h, 2 * h),
+        clippable("linear_end", h, h),
+    )
+    bare = (Bare(name="per_dim_scale", shape=(width,)), Bare(name="depthwise_conv1d", shape=(h, 1, kernel)))
+    names = ("pre_layer_norm", "post_layer_norm") * 2 + ("norm_pre_attn", "norm_post_attn", "norm_out")
+    norms = tuple(rms(name, h) for name in (*names, "pre_layer_norm", "conv_norm"))
+    return Part(
+        linears=(
+            Linear(name="input_proj_linear", inputs=first // 4 * second, outputs=h),
+            *linears * layers,
+            Linear(name="output_proj", inputs=h, outputs=out, bias=True),
+            Linear(name="embedding_projection", inputs=out, outputs=hidden),
+        ),
+        tensors=(
+            Bare(name="layer0.conv", shape=(first, 1, 3, 3)),
+            Bare(name="layer1.conv", shape=(second, first, 3, 3)),
+            *bare * layers,
+        ),
+        norms=(
+            Norm(name="layer0.norm", width=first, kind="layer"),
+            Norm(name="layer1.norm", width=second, kind="layer"),
+            *norms * layers,
+        ),
+        category="vision",
+    )
+
+
+def channels(config: Config) -> tuple[int, int]:
+    """``subsampling_conv_channels``: two numbers."""
+    given = config.keys.get("subsampling_conv_channels", CHANNELS)
+    numbers = [n for n in given if isinstance(n, int) and n > 0] if isinstance(given, (list, tuple)) else []
+    if len(numbers) != 2:
+        raise config.wrong("subsampling_conv_channels", "two numbers of channels", given)
+    return numbers[0], numbers[1]
+
+
+def gemma4_tower(vision: Config | None, sounds: Config | None, text: ModelSpec) -> Tower | None:
+    """The tower of images, with that of sounds as what no forward reads; None without either."""
+    if vision is None and sounds is None:
+        return None
+    if vision is None:
+        raise ModelError("audio_config without vision_config is not described", "name a model with both, or with none")
+    made = encoder(vision)
+    projector = Part(linears=(Linear(name="embedding_projection", inputs=made.width, outputs=text.hidden_size),))
+    rule = ImageRule(kind="fixed", patch=made.patch)
+    return assemble(made._replace(unused=audio(sounds, text.hidden_size) if sounds else Part()), projector, rule)
