@@ -147,6 +147,12 @@ def test_stacked_experts_are_padded_to_the_ranks() -> None:
     assert padded - whole == experts + router
 
 
+def test_gradients_wait_without_the_padding_of_their_reduction() -> None:
+    recipe = recipe_of(model=MIXTURE, sync_each_batch=False, gradient_accumulation_steps=2)
+    layer = frame(recipe, model_weights(recipe.model)).layers[0]
+    assert layer.waiting == layer.gradients < layer.reduced
+
+
 def test_offload_moves_states_to_the_host() -> None:
     card, host = book_of(), book_of(fsdp={"cpu_offload": True})
     assert host.by_category("step.optimizer").get("optimizer_states", 0) == 0

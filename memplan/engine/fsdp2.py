@@ -132,14 +132,14 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
             (f"layer {i}", own.layers[i : i + 1]),
             (f"layers {below + 1}-{i - 1}", own.layers[below + 1 : i]),
         ):
-            whole, shard = sum(unit.reduced for unit in units), sum(unit.shard for unit in units)
+            whole, shard = sum(unit.waiting for unit in units), sum(unit.shard for unit in units)
             _gradients(book, f"gradients of {label}, unreduced", whole, born, dies, "they wait for the rejected half's")
             _gradients(book, f"shards of the gradients of {label}", shard, book.after(dies), "", "reduced", own.place)
             born = first_of[below][0][0] if below >= 0 else f"{chosen.plan.name}.embedding-backward"
     for label, unit, point in own.named_ends:
         born, end = book.after(f"{chosen.plan.name}.{point}"), f"{rejected.plan.name}.{point}"
         why = "they wait for the rejected half's"
-        _gradients(book, f"gradients of the {label}, unreduced", unit.reduced, born, end, why)
+        _gradients(book, f"gradients of the {label}, unreduced", unit.waiting, born, end, why)
         _gradients(
             book, f"shards of the gradients of the {label}", unit.shard, book.after(end), "", "reduced", own.place
         )

@@ -251,7 +251,7 @@ def _enter_reduction(
         book.add(
             f"whole gradients of {label}",
             "gradients",
-            max(unit.reduced if first else unit.gradients, out),
+            max(unit.waiting if first else unit.gradients, out),
             instant,
             instant,
             template="elements × bytes",
@@ -262,7 +262,7 @@ def _enter_reduction(
     scattered = unit.scattered + unit.last
     if waits_for_reduction(recipe):  # gradients that wait are rows of their own, to which new ones are added first
         new = 0 if adds_in_place(recipe) else unit.gradients
-        after = unit.reduced + max(0, scattered - unit.reduced, out + unit.shard - unit.reduced)
+        after = unit.reduced + max(0, scattered - unit.waiting, out + unit.shard - unit.waiting)
         reduction(book, f"reduce-scatter input of {label}", max(new, after), instant)
         return
     reduction(book, f"reduce-scatter input of {label}", unit.reduced, instant)
@@ -282,8 +282,8 @@ def _enter_last_step(book: Ledger, own: Frame, i: int, traced: TracedPass) -> No
 
 def _gone(own: Frame, i: int) -> int:
     """What the last micro-step's reductions have freed when layer ``i`` begins."""
-    gone = sum(unit.reduced - unit.shard for unit in own.layers[i + 1 :])
-    return gone + (own.tail.reduced - own.tail.shard if not own.opens else 0)
+    gone = sum(unit.waiting - unit.shard for unit in own.layers[i + 1 :])
+    return gone + (own.tail.waiting - own.tail.shard if not own.opens else 0)
 
 
 def enter_root_reduction(book: Ledger, own: Frame, instant: str, late: bool) -> None:
@@ -294,7 +294,7 @@ def enter_root_reduction(book: Ledger, own: Frame, instant: str, late: bool) -> 
     units = [own.root, own.tail] if own.opens else [own.root, own.first]
     root = max(units, key=lambda unit: unit.reduced)
     reduction(book, "reduce-scatter input of the root", root.reduced - (root.gradients if late else 0), instant)
-    waiting = root.reduced if late else root.gradients
+    waiting = root.waiting if late else root.gradients
     last = root.last * waiting // max(root.gradients, 1)
     beyond = max(0, root.scattered + last - waiting)
     reduction(book, "reduce-scatter output of the root", beyond, instant)

@@ -36,6 +36,8 @@ class Unit(NamedTuple):
     replicated: int = 0
     """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients that are there
     already."""
+    waiting: int = 0
+    """Whole gradients that no backward has reduced yet, in the reduction's dtype, without its padding."""
     parting: int = 0
     """The most that resharding to a number adds: a tensor's part is cloned before the whole is freed, one after another
     (``to_sharded_post_forward``)."""
@@ -131,7 +133,7 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
-    gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = parting = 0
+    gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = waiting = parting = 0
     parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
@@ -158,9 +160,10 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             reduced += elements * summed
             scattered += elements // recipe.ranks * (summed + (stored if stored != summed else 0))
             held += elements // recipe.ranks * (summed if stored != summed and recipe.fsdp.replicas > 1 else 0)
+            waiting += exact * summed
             replicated += elements // recipe.ranks * summed if recipe.fsdp.replicas > 1 else 0
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, parting)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, waiting, parting)
 
 
 def casts(recipe: Recipe) -> bool:
