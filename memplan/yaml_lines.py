@@ -1,7 +1,8 @@
 """A YAML file read with care, and where each of its values stands.
 
-Files come from users and from the internet, so only plain data is read: no tags, no aliases (of which a few lines
-can stand for gigabytes), no huge or deeply nested files. Every refusal names file and line.
+Files come from users and from the internet, so only plain data is read: no tags, no huge or deeply nested files.
+Anchors, aliases and merges are read as far as they stand for no more than a person would write out: a few lines of them
+can stand for gigabytes. Every refusal names file and line.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from memplan.errors import InvalidJob, did_you_mean
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
+MAX_VALUES = 20_000
+"""Values of a file once its aliases are written out."""
+MERGE = "tag:yaml.org,2002:merge"
+HOLDERS = ("x-", "_", ".")
+"""How keys begin that only hold what aliases name, by custom; such a key is no setting."""
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map")
 _PLAIN_HINT = "write text, a number, a list or a mapping; put text that looks like something else in quotes"
 
@@ -82,8 +88,11 @@ def read_yaml(path: Path, what: str, text: str | None = None) -> Any:
 
     text = _text(path, what) if text is None else text
     try:
-        _refuse_what_is_not_plain(path, yaml.parse(text, Loader=yaml.SafeLoader))
+        named = _refuse_what_is_not_plain(path, yaml.parse(text, Loader=yaml.SafeLoader))
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if named:
+            _refuse_what_grows(path, node, {})
+            _leave_out_holders(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -103,7 +112,7 @@ def fields_of(node: Any, path: Path, what: str, known: tuple[str, ...] | None = 
     if not isinstance(node, yaml.MappingNode):
         raise InvalidJob(f"{path}, line {line}: {what} is not a set of `key: value` lines", _known_hint(known))
     values, lines, nested = {}, {}, {}
-    for key_node, value_node in node.value:
+    for key_node, value_node in pairs_of(node, path):
         key, line = _plain(key_node, path), key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise InvalidJob(f"{path}, line {line}: key {key!r} is not text", _known_hint(known))
@@ -113,6 +122,29 @@ def fields_of(node: Any, path: Path, what: str, known: tuple[str, ...] | None = 
             raise InvalidJob(f"{path}, line {line}: key {key!r} is there twice", "leave one of them")
         values[key], lines[key], nested[key] = _plain(value_node, path), line, value_node
     return Fields(path, what, values, lines, nested)
+
+
+def pairs_of(node: Any, path: Path) -> list[tuple[Any, Any]]:
+    """Keys and values of a mapping node. A merge (``<<``) gives the keys that the mapping has not itself; of several the
+    last wins, of those in one list the first, as PyYAML has it. Raises InvalidJob for a merge of anything else.
+    """
+    import yaml
+
+    own = [pair for pair in node.value if pair[0].tag != MERGE]
+    if len(own) == len(node.value):
+        return own
+    given: dict[str, tuple[Any, Any]] = {}
+    for key_node, value_node in node.value:
+        if key_node.tag != MERGE:
+            continue
+        several = isinstance(value_node, yaml.SequenceNode)
+        for each in reversed(value_node.value) if several else [value_node]:
+            if not isinstance(each, yaml.MappingNode):
+                line = key_node.start_mark.line + 1
+                raise InvalidJob(f"{path}, line {line}: << merges no mapping", "write <<: *name of a mapping")
+            given |= {str(key.value): (key, value) for key, value in pairs_of(each, path)}
+    names = {str(key.value) for key, _ in own}
+    return [*(pair for name, pair in given.items() if name not in names), *own]
 
 
 def _known_hint(known: tuple[str, ...] | None) -> str:
@@ -138,27 +170,65 @@ def _text(path: Path, what: str) -> str:
         raise InvalidJob(f"{path}: cannot be read: {error}", f"give the path of a YAML file of {what}") from None
 
 
-def _refuse_what_is_not_plain(path: Path, events: Iterator[Any]) -> None:
-    """Go through the parser's events, which costs no more than the text is long, before anything is built."""
+def _refuse_what_is_not_plain(path: Path, events: Iterator[Any]) -> bool:
+    """Go through the parser's events, which costs no more than the text is long, before anything is built; whether there
+    are aliases.
+    """
     import yaml
 
-    depth = 0
+    depth, named = 0, False
     for event in events:
         line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            raise InvalidJob(f"{path}, line {line}: aliases (*{event.anchor}) are not read", "write the value out")
+        named = named or isinstance(event, yaml.AliasEvent)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
             raise InvalidJob(f"{path}, line {line}: nested deeper than {MAX_DEPTH} levels", "flatten the file")
+    return named
+
+
+def _refuse_what_grows(path: Path, node: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Values and levels of a node once aliases are written out, without writing them out. What an alias names stands
+    before it, so the recursion goes no deeper than the text is nested.
+    """
+    import yaml
+
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            line = node.start_mark.line + 1
+            raise InvalidJob(f"{path}, line {line}: an alias within what it names", "write the value out")
+        return found
+    known[id(node)] = None
+    values, levels = 1, 0
+    if isinstance(node, yaml.CollectionNode):
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        inner = [_refuse_what_grows(path, part, known) for part in parts]
+        values, levels = 1 + sum(part[0] for part in inner), 1 + max((part[1] for part in inner), default=0)
+    line = node.start_mark.line + 1
+    if values > MAX_VALUES:
+        raise InvalidJob(f"{path}, line {line}: aliases stand for more than {MAX_VALUES} values", "write them out")
+    if levels > MAX_DEPTH:
+        raise InvalidJob(f"{path}, line {line}: aliases nest deeper than {MAX_DEPTH} levels", "flatten the file")
+    known[id(node)] = values, levels
+    return values, levels
+
+
+def _leave_out_holders(root: Any) -> None:
+    """Without the keys of the file that only hold what aliases name: ``x-base: &base {…}``."""
+    import yaml
+
+    if isinstance(root, yaml.MappingNode):
+        held = [isinstance(value, yaml.CollectionNode) and key.value for key, value in root.value]
+        root.value = [pair for pair, name in zip(root.value, held, strict=True) if not str(name).startswith(HOLDERS)]
 
 
 def _plain(node: Any, path: Path) -> Any:
     """The value of a node, by its own rules at each level; MAX_DEPTH bounds the recursion.
 
-    Raises InvalidJob for dates, binary data, merge keys, language objects: tags of any kind but plain data's.
+    Raises InvalidJob for dates, binary data, language objects: tags of any kind but plain data's.
     """
     import yaml
 

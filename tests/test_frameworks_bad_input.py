@@ -19,6 +19,10 @@ TRL = "model_name_or_path: smollm2-135m\nuse_peft: false\npacking: false\n"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
 )
+MERGES = "m0: &m0 {a: 1, b: 2}\n" + "".join(
+    f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+)
+DEEP = "d0: &d0 [x]\n" + "".join(f"d{n}: &d{n} [*d{n - 1}]\n" for n in range(1, 25))
 
 
 @pytest.fixture
@@ -37,9 +41,14 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        pytest.param("a.yaml", TRL + "base: &x 1\nmax_length: *x\n", "line 5: aliases (*x) are not read", id="alias"),
-        pytest.param("a.yaml", TRL + LAUGHS, "aliases", id="aliases that explode"),
-        pytest.param("a.yaml", TRL + "<<: {a: 1}\n", "line 4: a value of kind 'merge'", id="merge key"),
+        pytest.param("a.yaml", TRL + "max_length: *x\n", "line 4: not YAML: found undefined alias 'x'", id="alias"),
+        pytest.param("a.yaml", TRL + LAUGHS, "line 8: aliases stand for more than", id="aliases that explode"),
+        pytest.param("a.yaml", TRL + MERGES, "aliases stand for more than", id="merges that explode"),
+        pytest.param("a.yaml", TRL + "x: &x {y: *x}\n", "line 4: an alias within what it names", id="alias to itself"),
+        pytest.param("a.yaml", TRL + "x: &x {<<: *x}\n", "line 4: an alias within what it names", id="merge of itself"),
+        pytest.param("a.yaml", TRL + "<<: 3\n", "line 4: << merges no mapping", id="merge of a number"),
+        pytest.param("a.yaml", TRL + DEEP, "aliases nest deeper than", id="aliases that nest"),
+        pytest.param("a.yaml", TRL + "x: &x {max_length: ab}\n<<: *x\n", "line 4: max_length: 'ab' is no", id="merged"),
         pytest.param("a.yaml", TRL + "x: !!python/object:os.system a\n", "line 4", id="language object"),
         pytest.param("a.yaml", TRL + "max_length: ${LENGTH}\n", "line 4: max_length: '${LENGTH}' stands for", id="env"),
         pytest.param("a.yaml", TRL + "max_length: '{{ length }}'\n", "line 4: max_length", id="jinja"),
@@ -89,6 +98,37 @@ def test_one_clear_error(run: Run, tmp_path: Path, name: str, text: str, said: s
     assert said in told
     assert told.startswith(f"error: {name}") or "error: " in told
     assert "Traceback" not in told
+
+
+ANCHORED = """x-lengths: &lengths
+  max_length: &long 1024
+  per_device_train_batch_size: 2
+_adapter: &adapter {use_peft: true, lora_r: 16, lora_target_modules: all-linear}
+<<: [*adapter, *lengths]
+model_name_or_path: smollm2-135m
+lora_r: 8
+packing: false
+eval_strategy: "no"
+dataset_num_proc: *long
+"""
+
+
+def test_anchors_aliases_and_merges_are_read(tmp_path: Path) -> None:
+    """Own keys are stronger than merged ones, of a list of merges the first; keys that only hold anchors are none."""
+    (tmp_path / "a.yaml").write_text(ANCHORED)
+    found = read_target(str(tmp_path / "a.yaml"), {"method": "sft"})
+    job = found.job
+    assert (job.sequence_length, job.batch_size, job.lora and job.lora.r) == (1024, 2, 8)
+    assert found.origins["sequence_length"].endswith("a.yaml, line 2: max_length")
+    assert found.origins["lora"].endswith("a.yaml, line 7: lora_r") or "line 4: use_peft" in found.origins["lora"]
+    assert not found.warnings
+
+
+def test_a_job_of_memplan_s_has_anchors_too(tmp_path: Path) -> None:
+    text = "x-base: &base {model: smollm2-135m, batch_size: 3}\n<<: *base\nmethod: sft\nbatch_size: 2\n"
+    (tmp_path / "job.yaml").write_text(text)
+    found = read_target(str(tmp_path / "job.yaml"), {})
+    assert (found.job.batch_size, found.job.model) == (2, "smollm2-135m")
 
 
 def test_a_link_out_of_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:

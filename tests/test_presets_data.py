@@ -196,9 +196,10 @@ REFUSED = {
     "language tag": (ROW + "  set: {lora: !!python/object/apply:os.system [ls]}\n", "line 3: a value of kind"),
     "own tag": (ROW + "  set: !mine {}\n", "line 3: a value of kind '!mine'"),
     "date": (ROW + "  set: {model: 2024-01-01}\n", "line 3: a value of kind 'timestamp'"),
-    "merge key": (ROW + "  set: {<<: {model: a}}\n", "line 3: a value of kind 'merge'"),
-    "alias": ("strategies:\n- &x {name: a}\n- *x\n", "line 3: aliases (*x) are not read"),
-    "alias to itself": ("strategies: &x [*x]\n", "line 1: aliases (*x) are not read"),
+    "merge of a word": (ROW + "  set: {<<: model}\n", "line 3: << merges no mapping"),
+    "alias": ("strategies:\n- &x {name: a}\n- *x\n", "line 2: name: 'a' is there twice"),
+    "alias to nothing": ("strategies:\n- *x\n", "line 2: not YAML: found undefined alias 'x'"),
+    "alias to itself": ("strategies: &x [*x]\n", "line 1: an alias within what it names"),
     "deep": ("strategies: " + "[" * 5000 + "]" * 5000, "line 1: nested deeper than 20 levels"),
     "wrong integer": (ROW + "  set: {model: 0x_}\n", "line 3: '0x_' is no int"),
     "nested key twice": (ROW + "  set: {lora: {r: 1, r: 2}}\n", "line 3: key 'r' is there twice"),
@@ -219,7 +220,7 @@ def test_a_file_that_is_not_understood_is_refused_with_its_line(tmp_path: Path, 
 def test_a_bomb_of_aliases_is_refused_at_once(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    with pytest.raises(InvalidJob, match="line 2: aliases"):
+    with pytest.raises(InvalidJob, match="line 5: aliases stand for more than"):
         load_strategies(written(tmp_path, "\n".join(lines)))
 
 

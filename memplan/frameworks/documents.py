@@ -17,7 +17,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.shell import Command, commands_of
-from memplan.yaml_lines import MAX_BYTES, MAX_DEPTH, fields_of, read_yaml
+from memplan.yaml_lines import MAX_BYTES, MAX_DEPTH, fields_of, pairs_of, read_yaml
 
 FORMS = {
     ".yaml": "yaml",
@@ -159,16 +159,16 @@ def _text(path: Path) -> str:
 def _yaml(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:
     node = read_yaml(Path(path), "a training config", text)
     values = fields_of(node, Path(path), "the file").values
-    return values, dict(_yaml_lines(node))
+    return values, dict(_yaml_lines(node, Path(path)))
 
 
-def _yaml_lines(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+def _yaml_lines(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
     """The line of every key, nested ones with dots; ``fields_of`` has checked depth and kinds."""
-    for key, value in getattr(node, "value", ()) if node.id == "mapping" else ():
+    for key, value in pairs_of(node, path) if node.id == "mapping" else ():
         name = f"{prefix}{key.value}"
         yield name, key.start_mark.line + 1
         if value.id == "mapping":
-            yield from _yaml_lines(value, f"{name}.")
+            yield from _yaml_lines(value, path, f"{name}.")
 
 
 def _json(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Document, document_of, open_document
+from memplan.frameworks.documents import Document, open_document
 from memplan.frameworks.registry import recognise
-from memplan.frameworks.writing import Emission, differences, flow, read_back
+from memplan.frameworks.writing import Emission, differences, read_back, short
+from memplan.frameworks.yaml_edit import yaml_with
 from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput
@@ -60,23 +61,34 @@ class _Trial:
     ) -> None:
         self.document, self.name, self.rest, self.emission, self.job = document, name, rest, emission, job
         self.wanted = wanted
+        self.also: tuple[str, ...] = ()
+        """Keys that no setting of the file says, such as the method where a command says it."""
+        self.why = ""
+        """What the last text lacks."""
 
     def makes(self, text: str) -> bool:
         """Whether this text, with the other files, makes the job."""
         try:
-            given: JobInput = read_back(self.job, {self.name: text, **self.rest}, self.emission.framework)
-            return not differences(self.wanted, resolve(given))
-        except InvalidJob:
+            given: JobInput = read_back(self.job, {self.name: text, **self.rest}, self.emission.framework, self.also)
+            found = differences(self.wanted, resolve(given))
+        except InvalidJob as error:
+            self.why = error.message
             return False
+        self.why = "; ".join(f"{key} stays {short(got)}, not {short(wanted)}" for key, wanted, got in found[:2])
+        return not found
 
     def smallest(self, values: Mapping[str, Any]) -> str:
         """The text with the fewest changes. Raises InvalidJob where all of them are not enough."""
         if self.makes(self.document.text):
             return self.document.text
-        leaves = {path: value for path, value in _leaves(values) if _at(self.document, path) != value}
+        leaves, held = self._changeable({p: v for p, v in _leaves(values) if _at(self.document, p) != v})
         if not self.makes(self.put(leaves)):
-            raise InvalidJob(
-                f"{self.document.path}: other settings of the file make another job whatever is changed",
+            self.also = ("method",)
+            if self.makes(self.document.text):
+                return self.document.text
+        if not self.makes(self.put(leaves)):
+            raise held or InvalidJob(
+                f"{self.document.path}: its other settings make another job whatever is changed: {self.why}",
                 "emit new files with -o, and compare",
             )
         for path in list(leaves):
@@ -85,13 +97,24 @@ class _Trial:
                 leaves = less
         return self.put(leaves)
 
+    def _changeable(self, leaves: dict[tuple[str, ...], Any]) -> tuple[dict[tuple[str, ...], Any], InvalidJob | None]:
+        """Those of the values that can be changed where they stand, and why the first of the others cannot."""
+        free, held = {}, None
+        for path, value in leaves.items():
+            try:
+                self.put({path: value})
+                free[path] = value
+            except InvalidJob as error:
+                held = held or error
+        return free, held
+
     def put(self, leaves: Mapping[tuple[str, ...], Any]) -> str:
         """The text with these values in place."""
         if self.document.form == "json":
             return _json_with(self.document.text, leaves)
         text = self.document.text
         for path, value in leaves.items():
-            text = _yaml_with(text, path, value)
+            text = yaml_with(text, path, value, self.document.path)
         return text
 
 
@@ -124,63 +147,3 @@ def _json_with(text: str, leaves: Mapping[tuple[str, ...], Any]) -> str:
         inner[path[-1]] = value
     indent = next((len(line) - len(line.lstrip()) for line in text.splitlines() if line[:1] in " \t"), 2)
     return json.dumps(values, indent=indent) + ("\n" if text.endswith("\n") else "")
-
-
-def _yaml_with(text: str, path: tuple[str, ...], value: Any) -> str:
-    """The text with one value replaced where it stands, or a line added after the last of its mapping."""
-    import yaml
-
-    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    depth = 0
-    while depth < len(path):
-        found = next((pair for pair in node.value if pair[0].value == path[depth]), None)
-        if found is None:
-            return _inserted(text, node, path[depth:], value)
-        depth += 1
-        if depth < len(path) and (not isinstance(found[1], yaml.MappingNode) or found[1].flow_style):
-            inner = document_of(text, "file", "yaml").settings.values
-            for key in path[:depth]:
-                inner = inner[key]
-            merged = dict(inner) if isinstance(inner, Mapping) else {}
-            _set(merged, path[depth:], value)
-            return _replaced(text, found[1], flow(merged))
-        node = found[1]
-    return _replaced(text, node, flow(value))
-
-
-def _set(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-    values[path[-1]] = value
-
-
-def _replaced(text: str, node: Any, new: str) -> str:
-    """The node's own characters replaced; what follows them in its line stays."""
-    start, end = node.start_mark.index, _end(node)
-    if start and text[start - 1] == ":":
-        new = " " + new
-    line_start = text.rfind("\n", 0, start) + 1
-    if not text[line_start:start].strip():  # a block that begins in a line of its own: up beside its key
-        start = len(text[:line_start].rstrip())
-        new = " " + new
-    return text[:start] + new + text[end:]
-
-
-def _end(node: Any) -> int:
-    """Behind the last character of a node: a block's mark lies behind blank lines and comments that follow."""
-    import yaml
-
-    if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
-        return int(node.end_mark.index)
-    last = node.value[-1]
-    return _end(last[1] if isinstance(last, tuple) else last)
-
-
-def _inserted(text: str, node: Any, path: tuple[str, ...], value: Any) -> str:
-    """A line more, behind the last of the mapping, indented as it is."""
-    for key in reversed(path[1:]):
-        value = {key: value}
-    end, column = _end(node), node.start_mark.column
-    stop = text.find("\n", end)
-    stop = len(text) if stop < 0 else stop
-    return f"{text[:stop]}\n{' ' * column}{path[0]}: {flow(value)}{text[stop:]}"

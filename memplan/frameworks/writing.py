@@ -160,20 +160,23 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
     if different:
         key, wanted, got = different[0]
         raise InvalidJob(
-            f"{key}: {_short(wanted)} cannot be said to {row.title}, whose files make it {_short(got)}",
+            f"{key}: {short(wanted)} cannot be said to {row.title}, whose files make it {short(got)}",
             f"use another value of {key}, or another framework"
             + (f" (also: {', '.join(name for name, _, _ in different[1:5])})" if different[1:] else ""),
         )
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value in a message."""
     return str(_plain(value)).lower()[:60] if isinstance(value, bool) else str(_plain(value))[:60]
 
 
-def read_back(job: Job, texts: Mapping[str, str], row: Framework) -> JobInput:
-    """The job of texts, with what is no setting of the framework taken from the job itself."""
+def read_back(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[str, ...] = ()) -> JobInput:
+    """The job of texts, with what is no setting of the framework, and ``also``, taken from the job itself."""
     unsaid = set(job.model_fields_set) - set(row.writes) if row.writes else {*OF_THE_DATA, *OF_MEMPLAN}
-    outside = unsaid | set(row.beside(job))
+    outside = unsaid | set(row.beside(job)) | set(also)
+    if "PYTORCH_CUDA_ALLOC_CONF" in texts.get("run.sh", ""):  # a script that a framework is not told by is not read
+        outside |= {"allocator"}
     options = {key: value for key, value in job.model_dump(exclude_unset=True).items() if key in outside}
     if "gpus_per_node" in options and job.num_gpus > job.gpus_per_node:
         options.pop("gpus_per_node")

@@ -1,4 +1,4 @@
-"""Proves what accelerate's DeepSpeed plugin comes to without a DeepSpeed file: memplan's sizes are the libraries' own."""
+"""Proves what accelerate's DeepSpeed plugin comes to without a DeepSpeed file: memplan has the libraries' sizes."""
 
 from pathlib import Path
 
