@@ -125,8 +125,8 @@ def fields_of(node: Any, path: Path, what: str, known: tuple[str, ...] | None = 
 
 
 def pairs_of(node: Any, path: Path) -> list[tuple[Any, Any]]:
-    """Keys and values of a mapping node. A merge (``<<``) gives the keys that the mapping has not itself; of several the
-    last wins, of those in one list the first, as PyYAML has it. Raises InvalidJob for a merge of anything else.
+    """Keys and values of a mapping node. A merge (``<<``) gives the keys that the mapping has not itself; of several
+    the last wins, of those in one list the first, as PyYAML has it. Raises InvalidJob for a merge of anything else.
     """
     import yaml
 
@@ -171,8 +171,8 @@ def _text(path: Path, what: str) -> str:
 
 
 def _refuse_what_is_not_plain(path: Path, events: Iterator[Any]) -> bool:
-    """Go through the parser's events, which costs no more than the text is long, before anything is built; whether there
-    are aliases.
+    """Go through the parser's events, which costs no more than the text is long, before anything is built; whether
+    there are aliases.
     """
     import yaml
 

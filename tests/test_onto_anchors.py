@@ -1,4 +1,4 @@
-"""Proves that a file with anchors, aliases and merges is changed in place, and that what others share is not touched."""
+"""Proves that a file with anchors, aliases and merges is changed in place, and what others share is not."""
 
 from pathlib import Path
 
@@ -75,5 +75,5 @@ def test_one_value(text: str, path: tuple[str, ...], after: str) -> None:
 
 
 def test_a_key_of_a_shared_mapping_is_refused() -> None:
-    with pytest.raises(InvalidJob, match="f.yaml, line 1: a.x: other lines use"):
+    with pytest.raises(InvalidJob, match=r"f\.yaml, line 1: a\.x: other lines use"):
         yaml_with("a: &a\n  x: 1\nb: *a\n", ("a", "x"), 5, "f.yaml")

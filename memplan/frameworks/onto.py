@@ -99,14 +99,17 @@ class _Trial:
 
     def _changeable(self, leaves: dict[tuple[str, ...], Any]) -> tuple[dict[tuple[str, ...], Any], InvalidJob | None]:
         """Those of the values that can be changed where they stand, and why the first of the others cannot."""
-        free, held = {}, None
-        for path, value in leaves.items():
-            try:
-                self.put({path: value})
-                free[path] = value
-            except InvalidJob as error:
-                held = held or error
-        return free, held
+        held = {path: self._held(path, value) for path, value in leaves.items()}
+        why = next((error for error in held.values() if error is not None), None)
+        return {path: value for path, value in leaves.items() if held[path] is None}, why
+
+    def _held(self, path: tuple[str, ...], value: Any) -> InvalidJob | None:
+        """Why a value cannot be changed where it stands."""
+        try:
+            self.put({path: value})
+        except InvalidJob as error:
+            return error
+        return None
 
     def put(self, leaves: Mapping[tuple[str, ...], Any]) -> str:
         """The text with these values in place."""
