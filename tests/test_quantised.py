@@ -132,7 +132,11 @@ def test_more_rank_is_more_bytes(name: str, rank: int, dora: bool, checkpointing
             "kbit_upcast: prepare_model_for_kbit_training casts nothing",
         ),
         ({"quantization": "int8", "sharding": "zero3", "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
-        ({"quantization": "nf4", "zero_stage": 3, "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
+        ({"quantization": "hqq-4bit", "zero_stage": 3, "num_gpus": 2, "precision": "auto"}, "sharding: zero3 with"),
+        (
+            {"quantization": "nf4", "zero_stage": 3, "num_gpus": 2, "precision": "auto", "offload": ["parameters"]},
+            "sharding: zero3 with quantization nf4: a quantised base with parameters on the host",
+        ),
         ({"quantization": "awq-4bit", "lora": {"dora": True}}, "lora.dora: PEFT has no DoRA over AWQ"),
         ({"quantization": "nf5"}, "quantization: unknown value 'nf5'"),
         ({"lora": {"modules_to_save": ["norm"]}}, "lora.modules_to_save: 'norm' is not modelled"),
@@ -160,6 +164,34 @@ def test_each_trainer_prepares_a_quantised_base_its_way(
     found = recipe(trainer=trainer, trainer_version=version, method=method, quantization="nf4")
     assert (found.norm_itemsize, found.job.get("kbit_upcast")) == (norms, upcast)
     assert found.compute_itemsize == (4 if upcast else 2)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_deepspeed_undoes_the_upcast(stage: int) -> None:
+    keys = {"trainer": "transformers", "quantization": "nf4", "zero_stage": stage, "num_gpus": 2, "precision": "auto"}
+    found = recipe(**keys)
+    assert (found.norm_itemsize, found.precision.weights, found.compute_itemsize) == (0, 2, 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 7, 16])
+@pytest.mark.parametrize("name", ["nf4", "fp4", "nf4-double"])
+def test_zero_3_splits_packed_weights_and_gathers_them_packed(name: str, ranks: int) -> None:
+    """Scales, which are no parameters, stay whole; what is gathered is a quarter of what bf16 weights are."""
+    keys = {"precision": "auto", "zero_stage": 3, "num_gpus": ranks, "deepspeed": {"param_persistence_threshold": 0}}
+    alone, split, plain = recipe(quantization=name), recipe(quantization=name, **keys), recipe(**keys)
+    rows = {
+        label: {row.name: row.bytes for row in ledger(found).rows} for label, found in (("one", alone), ("all", split))
+    }
+    packed, scales = "quantised weights of the policy", "scales of the quantised weights of the policy"
+    assert rows["all"][scales] == rows["one"][scales]
+    assert 0 <= rows["all"][packed] * ranks - rows["one"][packed] < ranks * 2 * 7 * 512
+    assert 0 < _gathered_in_layers(split) < 0.4 * _gathered_in_layers(plain)
+
+
+def _gathered_in_layers(found: Recipe) -> int:
+    book = ledger(found)
+    at = book.index["policy.layer-forward"]
+    return sum(row.bytes for row in book.rows if row.category == "gathered_parameters" and row.born <= at <= row.dies)
 
 
 def test_trl_casts_adapters_over_a_quantised_base_but_not_magnitudes() -> None:

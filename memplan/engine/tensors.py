@@ -11,6 +11,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.spec.recipe import Adapter, Quantised
 from memplan.spec.vision import Tower
+from memplan.units import ceil_div
 
 
 class Weight(NamedTuple):
@@ -46,6 +47,13 @@ class Weight(NamedTuple):
     def quantised_by(self, base: Quantised) -> bool:
         """Whether a quantised base holds it packed."""
         return self.linear or (base.experts and self.stacked > 1 and "experts" in self.name)
+
+    def packed(self, base: Quantised | None, itemsize: int) -> Weight:
+        """As a quantised base stores it in elements of ``itemsize`` bytes (bnb_4bit_quant_storage); itself where not."""
+        if base is None or self.trained or not self.quantised_by(base):
+            return self
+        size = next(iter(base.scheme.tensors(self.rows, self.columns).values()))
+        return self._replace(rows=ceil_div(size, itemsize), columns=1)
 
 
 def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:

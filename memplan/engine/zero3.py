@@ -13,7 +13,7 @@ from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.engine.zero_fetch import Limits, Module, Stretch, backward_of, gathered
 from memplan.engine.zero_groups import divided, fills, groups_of
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Recipe
+from memplan.spec.recipe import Adapter, Quantised, Recipe
 
 ZERO = "deepspeed 0.19 runtime/zero"
 FP64 = 8
@@ -107,8 +107,11 @@ def limits(recipe: Recipe) -> Limits:
 
 
 @lru_cache(maxsize=64)
-def forward_of(spec: ModelSpec, adapter: Adapter | None) -> tuple[Stretch, ...]:
-    """A forward as stretches of modules: embedding, each layer, what follows them.
+def forward_of(
+    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2
+) -> tuple[Stretch, ...]:
+    """A forward as stretches of modules: embedding, each layer, what follows them. ``base``: frozen linears are packed
+    in elements of ``itemsize`` bytes.
 
     Linears, norms and adapters are modules of their own; stacked experts are one. Norms stand after the linears of
     their layer here, which moves nothing that counts.
@@ -122,7 +125,7 @@ def forward_of(spec: ModelSpec, adapter: Adapter | None) -> tuple[Stretch, ...]:
         found: dict[str, list[tuple[int, int]]] = {}
         for weight in weights:
             key = weight.name.rsplit(".", 1)[0] if weight.stacked > 1 else weight.name.removesuffix(".bias")
-            found.setdefault(key, []).append((taken, weight.elements))
+            found.setdefault(key, []).append((taken, weight.packed(base, itemsize).elements))
             taken += 1
         return tuple(Module(tuple(parameters)) for parameters in found.values())
 
@@ -143,9 +146,9 @@ def forward_of(spec: ModelSpec, adapter: Adapter | None) -> tuple[Stretch, ...]:
 
 
 @lru_cache(maxsize=64)
-def largest_module(spec: ModelSpec, adapter: Adapter | None) -> int:
+def largest_module(spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2) -> int:
     """Elements of the module that has most of them."""
-    modules = (module for stretch in forward_of(spec, adapter) for module in stretch.modules)
+    modules = (module for stretch in forward_of(spec, adapter, base, itemsize) for module in stretch.modules)
     return max((sum(size for _, size in module.parameters) for module in modules), default=0)
 
 
@@ -155,10 +158,11 @@ def enter_gathered(book: Ledger, recipe: Recipe, traced: TracedPass, point: str,
     if not recipe.several and not recipe.deepspeed.parameters:
         return
     plan = traced.plan
-    forward = forward_of(plan.spec, plan.mode.adapter)
+    stored = (plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.weight_itemsize)
+    forward = forward_of(*stored)
     back = tuple(backward_of(forward, plan.style in ("checkpoint", "reentrant"))) if trained else ()
     figures = gathered((*forward, *back), limits(recipe))
-    low = largest_module(plan.spec, plan.mode.adapter)
+    low = largest_module(*stored)
     e = plan.mode.weight_itemsize
     wire = 2 if recipe.deepspeed.quantised_weights else 1
 

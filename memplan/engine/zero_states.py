@@ -160,7 +160,8 @@ def _enter_persistent(book: Ledger, recipe: Recipe, weights: list[Weight], of_ow
     zero = recipe.deepspeed
     if not recipe.several and not zero.parameters:
         return
-    small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
+    stored = [weight.packed(recipe.quantised, recipe.precision.weights) for weight in weights]
+    small = persistent(stored, zero.param_persistence_threshold, zero.model_persistence_threshold)
     book.add(
         f"persistent parameters{of_owner}",
         "gathered_parameters",
@@ -172,7 +173,7 @@ def _enter_persistent(book: Ledger, recipe: Recipe, weights: list[Weight], of_ow
         source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )
     if zero.hpz > 1 and not zero.parameters:
-        released = [w for w in weights if w.elements > zero.param_persistence_threshold]
+        released = [w for w in stored if w.elements > zero.param_persistence_threshold]
         elements = sum(-(-w.elements // recipe.ranks) * recipe.ranks // zero.hpz * w.copies for w in released)
         book.add(
             f"hpZ's second partition{of_owner}",

@@ -52,6 +52,9 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
     if upcast != "none" and split.is_fsdp and split.ranks > 1:
         notes.remark("kbit_upcast: none under FSDP, whose units hold one dtype (TRL skips it on sharded QLoRA)")
         upcast = "none"
+    if upcast != "none" and split.is_deepspeed and stored.precision.weights != FP32:
+        notes.remark("kbit_upcast: undone by DeepSpeed, whose engine casts every parameter to its half precision")
+        upcast = "none"
     if upcast == "all" and stored.precision.weights != FP32:
         wide = stored.precision._replace(weights=FP32, gradients=FP32)
         stored = stored._replace(precision=wide, compute_itemsize=FP32, gradient_itemsize=FP32, reduce_itemsize=FP32)
@@ -66,13 +69,16 @@ def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
             f"quantization: {scheme.name} weights cannot be trained", "add lora (QLoRA), such as --lora-r 16"
         )
     if split.name in ("zero3", "fsdp", "fsdp2") and split.ranks > 1:
-        why = "a quantised base split over ranks is not modelled"
+        why = (
+            f"a quantised base {'with parameters on the host' if _on_host(job) else 'split over ranks'} is not modelled"
+        )
         if scheme.product == "bnb-int8":
             why = "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
-        elif scheme.product == "bnb-4bit" and split.is_fsdp:
+        elif scheme.product == "bnb-4bit" and not _on_host(job):
+            how = "FSDP splits" if split.is_fsdp else "ZeRO-3 gathers"
+            left = "left at uint8, they stay whole on every GPU" if split.is_fsdp else "as PEFT's guide sets it"
             notes.assume(
-                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} (FSDP splits packed weights in the dtype of the "
-                "others; left at uint8, they stay whole on every GPU)"
+                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} ({how} packed weights in the dtype of the others; {left})"
             )
             why = ""
         if why:
@@ -81,6 +87,12 @@ def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
             )
     if job.lora.dora and scheme.product == "awq":
         raise InvalidJob("lora.dora: PEFT has no DoRA over AWQ", "leave dora out, or use another quantization")
+
+
+def _on_host(job: Job) -> bool:
+    """Whether DeepSpeed holds the parameters on the host."""
+    given = job.deepspeed.offload_param if job.deepspeed else None
+    return "parameters" in job.offload or (given is not None and given.device != "none")
 
 
 def _upcast(job: Job, trainer: Trainer, scheme: Quantization, stored: Stored, notes: Notes) -> str:
