@@ -287,3 +287,23 @@ def test_speeds_are_those_of_the_cost_model(planned: Plans) -> None:
     assert recipe is not None
     assert recipe.gpu is not None
     assert planned.plans[0].speed.step_seconds == pytest.approx(seconds(recipe, card(recipe.gpu)))
+
+
+def test_a_trainer_on_megatron_runs_what_it_has() -> None:
+    """NeMo-Aligner's DPO has no context parallelism, no chunks, and swaps its reference in from the host."""
+    job = {"model": "llama-3.1-8b", "method": "dpo", "gpu": "h100-80gb", "num_gpus": 8, "trainer": "nemo-aligner"}
+    found = plan(read_job(job), wanted=20)
+    assert found.plans
+    assert all(each.job["reference"] == "offloaded" for each in found.plans)
+    assert all(each.job["context_parallel"] == each.job["virtual_pipeline"] == 1 for each in found.plans)
+    assert {each.reason for each in found.rejected} >= {"NeMo-Aligner has none for dpo"}
+    warned = memplan.estimate({**job, "context_parallel": 2, "reference": "resident"}).warnings
+    assert any("context_parallel: NeMo-Aligner has none for dpo" in text for text in warned)
+    assert any("reference: NeMo-Aligner has none that is resident" in text for text in warned)
+
+
+def test_values_that_a_trainer_never_has_are_one_row() -> None:
+    job = {"model": "llama-3.1-8b", "method": "simpo", "gpu": "ascend-910b-64gb", "num_gpus": 8}
+    rows = [each for each in plan(read_job(job), wanted=1).rejected if "pair_pass" in each.reason]
+    assert [each.name for each in rows] == ["Megatron (mindspeed)"]
+    assert "two-forward, split, gradcache" in rows[0].reason

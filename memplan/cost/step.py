@@ -1,9 +1,10 @@
 """Seconds of one optimizer step, and what they go to. Arithmetic that ranks ways to run a job; it promises nothing.
 
 The step is ``accumulation`` micro-steps, each a forward and a backward of the slowest pipeline stage (the fullest, or
-the last, which has the head) with what no computation hides of communication, then the optimizer. A pipeline of p stages in v chunks adds (p - 1) / v micro-steps
-(1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473, section 2.2). Ignored: data loading, logging,
-evaluation, stragglers, uneven experts.
+the last, which has the head) with what no computation hides of communication, then the optimizer. A pipeline of p
+stages in v chunks adds (p - 1) / v micro-steps (1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473,
+section 2.2). Ignored: data loading, logging, evaluation, stragglers, uneven experts, what DTensor adds to the host's
+time for each operation.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ def _other_passes(
     head or none, did them all.
 
     A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
-    is offloaded comes to the card, each rank's share of it, for each of its forwards. ``gathered``: seconds that the
+    is offloaded comes to the card, each rank's share of it, for each of its forwards; in NeMo-Aligner weights are
+    swapped once for a whole step, and back (utils/utils.py: cpu_weight_swap). ``gathered``: seconds that the
     policy's weights take to gather, for which sharded models wait as it does.
     """
     own = trained.forward + head.forward / share
@@ -178,8 +180,9 @@ def _other_passes(
     if recipe.reference in ("adapter", "precomputed", "offloaded"):
         total += own
     if recipe.reference == "offloaded":
-        share = recipe.parallel.tensor * (max(recipe.ranks, 1) if gathered else 1)
-        total += work.elements * recipe.compute_itemsize / share / HOST_BANDWIDTH
+        parts = recipe.parallel.tensor * (max(recipe.ranks, 1) if gathered else 1)
+        times = 2 / recipe.accumulation if recipe.trainer.megatron else 1
+        total += times * work.elements * recipe.compute_itemsize / parts / HOST_BANDWIDTH
     for model in recipe.residents:
         seconds = _scored(recipe, model.spec, headed / share, device, rates)
         waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)

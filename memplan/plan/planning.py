@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +24,12 @@ from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput, build_job
+from memplan.tables.trainers import find_trainer
 from memplan.units import format_bytes
 
 GLOBAL_BATCH = 64
 """Examples of an optimizer step where the job says nothing: SimPO's and zephyr's DPO recipes use 128 and 64."""
+NOT_MODELLED = re.compile(r"(trainer: .+ with \w+ )(\S+)( is not modelled)")
 WANTED = 5
 MISSES = 8
 Tell = Callable[[str, int, int], None]
@@ -177,10 +180,16 @@ def absences(space: Space) -> tuple[Rejected, ...]:
     if space.gpus == 1 or space.offload or any(key in space.fixed for key in LAYOUT):
         return ()
     job, found = space.job, []
-    if megatron_trainer(space) is None:
+    megatron = megatron_trainer(space)
+    if megatron is None:
         named = "trainer" in job.model_fields_set
         reason = f"not with trainer {job.trainer}" if named else f"no trainer on Megatron has {job.method} on this card"
         found.append(Rejected("Megatron", {"sharding": "distributed-optimizer"}, reason))
+    else:
+        trainer = find_trainer(megatron.get("trainer", job.trainer))
+        for key in trainer.lacks.get(job.method, ()):
+            keys = {"sharding": "distributed-optimizer", **megatron, key: 2}
+            found.append(Rejected(layout_name(keys), keys, f"{trainer.title} has none for {job.method}"))
     obstacle = native_obstacle(job, space.spec)
     if obstacle:
         found.append(Rejected("FSDP2 with TP, PP or CP", {"sharding": "fsdp2"}, obstacle))
@@ -201,9 +210,21 @@ def _floored(each: Floored) -> Rejected:
 
 
 def _refused(refused: Iterable[Refused]) -> list[Rejected]:
-    """One row for each reason, the most frequent first."""
-    by_reason: dict[str, list[Refused]] = {}
+    """One row for each reason, the most frequent first, named by what its layouts have in common; of a trainer that has
+    not the values of one key, one row."""
+    by_reason: dict[tuple[str, str, str], tuple[list[str], list[Refused]]] = {}
     for each in refused:
-        by_reason.setdefault(each.reason, []).append(each)
-    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1]))
-    return [Rejected(layout_name(group[0].keys), group[0].keys, reason) for reason, group in ordered[:MISSES]]
+        said = NOT_MODELLED.fullmatch(each.reason)
+        head, value, tail = said.groups() if said else (each.reason, "", "")
+        values, group = by_reason.setdefault((head, tail, "" if said else each.reason), ([], []))
+        values.append(value)
+        group.append(each)
+    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1][1]))
+    rows = []
+    for (head, tail, _), (values, group) in ordered[:MISSES]:
+        reason = f"{head}{', '.join(dict.fromkeys(values))}{tail}"
+        common = {
+            key: value for key, value in group[0].keys.items() if all(each.keys.get(key) == value for each in group)
+        }
+        rows.append(Rejected(layout_name({"sharding": group[0].keys.get("sharding"), **common}), common, reason))
+    return rows

@@ -25,8 +25,8 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
-from memplan.tables.trainer import names_method
-from memplan.tables.trainers import TRAINERS
+from memplan.tables.trainer import Trainer, names_method
+from memplan.tables.trainers import TRAINERS, find_trainer
 
 LAYOUT = (
     "sharding",
@@ -160,13 +160,15 @@ def megatron(space: Space) -> list[Keys]:
         return []
     overlaps = {key: value for key, value in OVERLAPS.items() if key not in space.job.megatron.model_fields_set}
     contexts = [c for c in twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
-    contexts = _fixed(space, "context_parallel", contexts)
+    lacks = _trainer(space, trainer).lacks.get(space.job.method, ())
+    contexts = [1] if "context_parallel" in lacks else _fixed(space, "context_parallel", contexts)
+    most_chunks = 1 if "virtual_pipeline" in lacks else MOST_CHUNKS
     for t, (p, around), c in product(tensors, stages, contexts):
         if space.gpus % (t * p * c):
             continue
         split = (layers + 2 if around else layers) // p
         chunks = [
-            v for v in _fixed(space, "virtual_pipeline", twos(MOST_CHUNKS)) if v == 1 or (p > 1 and split % v == 0)
+            v for v in _fixed(space, "virtual_pipeline", twos(most_chunks)) if v == 1 or (p > 1 and split % v == 0)
         ]
         spread = [e for e in twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
         for v, e in product(chunks, spread):
@@ -253,13 +255,22 @@ def values(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
     if key == "pair_pass":
         return PAIR_PASSES if method.pairs else ()
     if key == "reference":
+        if not method.reference or method.online:
+            return ()
         adapters = ("adapter",) if space.job.lora is not None else ()
-        return (*REFERENCES, *adapters) if method.reference and not method.online else ()
+        own = _trainer(space, layout).own_references
+        return tuple(kind for kind in (*REFERENCES, *adapters) if kind == "auto" or not own or kind in own)
     if key == "optimizer_impl":
         known = OPTIMIZERS[space.job.optimizer].implementations
         first = next((name for name in DOMINATED[key] if name in known), None)
         return (first,) if first else ()
     return ("flash",) if space.job.padded else ("sdpa",)
+
+
+def _trainer(space: Space, layout: Mapping[str, Any]) -> Trainer:
+    """The trainer of a layout."""
+    named = layout.get("trainer")
+    return TRAINERS[named][-1] if named else find_trainer(space.job.trainer, space.job.trainer_version or "")
 
 
 def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:

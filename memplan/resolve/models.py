@@ -179,6 +179,11 @@ def references(
             "default",
             f"{trainer.title}'s default for {method.name} has no KL term" if off else _reference_reason(kind),
         )
+    elif method.reference and trainer.own_references and kind not in (*trainer.own_references, "none"):
+        notes.remark(
+            f"reference: {trainer.title} has none that is {kind} ({' or '.join(trainer.own_references)} alone): "
+            "estimated as if it had"
+        )
     if kind == "adapter" and not lora:
         raise InvalidJob("reference: adapter needs LoRA", "use resident or precomputed, or set lora")
     if kind == "precomputed" and method.online:

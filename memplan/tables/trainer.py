@@ -75,6 +75,10 @@ class Trainer(NamedTuple):
     """Where reference log-probabilities come from when all weights train."""
     offloads_reference: bool = False
     """The reference can live on the host and be swapped in for its forward."""
+    own_references: tuple[str, ...] = ()
+    """Every place where its reference log-probabilities can come from; empty where that was not looked up."""
+    lacks: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """Degrees of parallelism that a method has not, by method (job keys)."""
     reference_with_lora: str = "adapter"
     """Where reference log-probabilities come from when LoRA trains: the base with adapters off, or a second model."""
     reference_is_frozen: bool = True

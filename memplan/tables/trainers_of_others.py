@@ -148,6 +148,7 @@ ROWS = (
         free_sft_term=True,
         reference_first=True,
         reference_with_lora="resident",
+        own_references=("resident",),
         source="MindSpeed-LLM tasks/posttrain/dpo/dpo_model.py, dpo_trainer.py, simpo_trainer.py, utils.py",
     ),
     Trainer(
@@ -163,6 +164,8 @@ ROWS = (
         free_sft_term=True,
         reference="offloaded",
         offloads_reference=True,
+        own_references=("offloaded", "adapter"),
+        lacks=dict.fromkeys(("dpo", "ipo", "kto"), ("context_parallel", "virtual_pipeline")),
         reference_first=True,
         source="NVIDIA/NeMo-Aligner@af2b3bd models/nlp/gpt/megatron_gpt_dpo_model.py, utils/distributed.py",
     ),
