@@ -49,7 +49,7 @@ class Weight(NamedTuple):
         return self.linear or (base.experts and self.stacked > 1 and "experts" in self.name)
 
     def packed(self, base: Quantised | None, itemsize: int) -> Weight:
-        """As a quantised base stores it in elements of ``itemsize`` bytes (bnb_4bit_quant_storage); itself where not."""
+        """As a quantised base stores it, in elements of ``itemsize`` bytes (bnb_4bit_quant_storage); else itself."""
         if base is None or self.trained or not self.quantised_by(base):
             return self
         size = next(iter(base.scheme.tensors(self.rows, self.columns).values()))

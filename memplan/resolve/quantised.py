@@ -69,17 +69,15 @@ def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
             f"quantization: {scheme.name} weights cannot be trained", "add lora (QLoRA), such as --lora-r 16"
         )
     if split.name in ("zero3", "fsdp", "fsdp2") and split.ranks > 1:
-        why = (
-            f"a quantised base {'with parameters on the host' if _on_host(job) else 'split over ranks'} is not modelled"
-        )
+        where = "with parameters on the host" if _on_host(job) else "split over ranks"
+        why = f"a quantised base {where} is not modelled"
         if scheme.product == "bnb-int8":
             why = "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
         elif scheme.product == "bnb-4bit" and not _on_host(job):
-            how = "FSDP splits" if split.is_fsdp else "ZeRO-3 gathers"
-            left = "left at uint8, they stay whole on every GPU" if split.is_fsdp else "as PEFT's guide sets it"
-            notes.assume(
-                f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} ({how} packed weights in the dtype of the others; {left})"
-            )
+            why_so = "as PEFT's guide to ZeRO-3 has it"
+            if split.is_fsdp:
+                why_so = "FSDP splits packed weights in the dtype of the others; left at uint8, they stay whole"
+            notes.assume(f"bnb_4bit_quant_storage: {job.dtype or 'bf16'} ({why_so})")
             why = ""
         if why:
             raise InvalidJob(
