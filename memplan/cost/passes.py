@@ -30,6 +30,7 @@ EAGER_BYTES = 22.0
 """Bytes that eager attention moves for each score: written, masked, read as fp32, softmax written, cast, read."""
 HEAD_BYTES: dict[str, float] = {
     "cross-entropy": 34.0,
+    "shifted-cross-entropy": 54.0,
     "log-softmax": 30.0,
     "stacked-log-softmax": 36.0,
     "one-hot": 60.0,

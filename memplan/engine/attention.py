@@ -138,7 +138,7 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
     if kernel == "math":
         return math(p, mixer, q, k, v, q_dim)
     bias = None
-    if kernel == "efficient":
+    if kernel == "efficient" or p.mode.repeats_keys:
         k, v = repeat_kv(p, mixer, k, "repeated keys", q_dim), repeat_kv(p, mixer, v, "repeated values", q_dim)
     if kernel == "efficient" and has_mask(p.mode, mixer, p.length):
         one = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")

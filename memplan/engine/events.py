@@ -15,7 +15,7 @@ from memplan.engine.graph import Tensor
 from memplan.engine.model_rows import mask_bytes
 from memplan.engine.optimizer_states import Stepped, state_bytes, stepped
 from memplan.engine.optimizer_steps import PROGRAMS
-from memplan.engine.overhead import workspace_bytes
+from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.recording import PassRun, RecordingTape
 from memplan.engine.stages import stages
 from memplan.engine.tags import Dim
@@ -114,7 +114,7 @@ class _Player:
             others = tensors_of(model.spec, False, None)
             self.resident += [self._new(weight.elements, model.itemsize) for weight in others]
         if recipe.gpu is not None:
-            self.resident.append(self._new(workspace_bytes(recipe.gpu), 1))
+            self.resident.append(self._new(HANDLES * workspace_bytes(recipe.gpu), 1))
         self.states: list[Tensor] = []
 
     def _new(self, elements: int, itemsize: int) -> Tensor:

@@ -128,8 +128,9 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
         end = traced.end_of(i)
         if i == 0:
             _enter_held_inputs(book, recipe, traced, i, f"{name}.embedding-backward")
-        for instant in (*(instant for instant, _ in traced.layer_instants(i)), end):
-            _enter_held_inputs(book, recipe, traced, i, instant)
+        for instant, _ in traced.layer_instants(i):
+            _enter_held_inputs(book, recipe, traced, i, instant, inside=True)
+        _enter_held_inputs(book, recipe, traced, i, end)
         _gathered(book, "layers below", earlier if stays else 0, end, end, "SHARD_GRAD_OP")
         book.add(
             f"gradient of the residual stream, below layer {i}",
@@ -148,16 +149,21 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
             _enter_last_step(book, recipe, own, i, end)
 
 
-def _enter_held_inputs(book: Ledger, recipe: Recipe, traced: TracedPass, i: int, instant: str) -> None:
+def _enter_held_inputs(
+    book: Ledger, recipe: Recipe, traced: TracedPass, i: int, instant: str, inside: bool = False
+) -> None:
     """Inputs of the checkpoints of frozen units above, and their gradients.
 
     The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
     AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
-    of backward.
+    of backward. ``inside`` the layer's backward: what comes in is such a ``.grad``.
     """
-    if recipe.adapter is None or not recipe.checkpointing or not recipe.trainer.checkpoints_units:
+    if recipe.adapter is None or not recipe.checkpointing or not (recipe.trainer.transformers_4 and recipe.reentrant):
         return
-    size = 2 * sum(trace.boundary for trace in traced.layers[i + 1 :])
+    above = traced.layers[i + 1 :]
+    size = 2 * sum(trace.boundary for trace in above)
+    if inside and above:  # the gradient that the layer above has left is counted as this layer's own
+        size -= above[0].boundary
     book.add(
         f"inputs of checkpoints above layer {i}, and their gradients",
         "activations",
@@ -165,7 +171,7 @@ def _enter_held_inputs(book: Ledger, recipe: Recipe, traced: TracedPass, i: int,
         instant,
         instant,
         template="layers × 2 × T × h × bytes",
-        numbers=(len(traced.layers) - 1 - i, 2, traced.layers[i].boundary),
+        numbers=(len(above), 2, traced.layers[i].boundary),
         why="held by the hooks that reshard frozen units",
         source=f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
     )

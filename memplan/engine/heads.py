@@ -141,6 +141,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "logits": logits_alone,
     "held-logits": held_logits,
     "cross-entropy": cross_entropy,
+    "shifted-cross-entropy": loss_ops.shifted_cross_entropy,
     "plain-cross-entropy": loss_ops.plain_cross_entropy,
     "parallel-cross-entropy": parallel_cross_entropy,
     "chunked-cross-entropy": loss_ops.chunked_cross_entropy,
@@ -158,6 +159,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
 }
 INSIDE = (
     "cross-entropy",
+    "shifted-cross-entropy",
     "parallel-cross-entropy",
     "plain-cross-entropy",
     "compiled-cross-entropy",

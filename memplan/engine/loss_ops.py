@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine.graph import Grads, Tensor
-from memplan.engine.ops import FP32, cast, concatenate, copy, scattered, softmax_of_half, split, unary
+from memplan.engine.ops import FP32, cast, concatenate, copy, scattered, softmax_of_half, split, unary, view
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 
@@ -63,6 +63,19 @@ def plain_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     tape.autocast = autocast
     if autocast:
         log_probabilities = cast(tape, log_probabilities, FP32, "log-softmax in fp32")
+    return nll(tape, log_probabilities, Dim("1", 1))
+
+
+def shifted_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """``ForCausalLMLoss`` of transformers 4.48 and before: ``logits.float()``, of which all but each row's last position
+    are copied; a single row is contiguous as it is."""
+    tape, dim = p.tape, logits.dim
+    wide = cast(tape, logits, FP32, "logits in fp32")
+    shifted = Dim(dim.symbol, dim.elements - dim.elements // p.tokens * p.rows)
+    scored = view(tape, wide, shifted, whole=False)
+    if p.rows > 1:
+        scored = copy(tape, scored, "shifted logits in fp32")
+    log_probabilities = log_softmax(tape, scored, "log-softmax")
     return nll(tape, log_probabilities, Dim("1", 1))
 
 

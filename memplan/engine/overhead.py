@@ -17,6 +17,9 @@ CUBLAS_SMALL_BYTES = 2 * 4096 * KiB + 8 * 16 * KiB
 """cuBLAS workspace per handle and stream: 32 MiB on compute capability 9, 10 and 12, 8.125 MiB below
 (CublasHandlePool.cpp).
 """
+HANDLES = 2
+"""Forward's thread has a handle of its own, and so has autograd's thread of the device, which runs backward
+(ATen/cuda/detail/DeviceThreadHandles.h: a pool for each thread)."""
 ROCM_BYTES = {"gfx942": 128 * MiB, "gfx950": 128 * MiB}
 CONTEXT_BYTES = (430 * MiB, 750 * MiB, 1450 * MiB)
 """CUDA context and lazily loaded kernels: low, expected, high. Published: 418 to 470 MiB for a context alone
@@ -31,7 +34,7 @@ OTHER_CONTEXT_BYTES = (300 * MiB, 900 * MiB, 2048 * MiB)
 
 
 def workspace_bytes(gpu: Gpu) -> int:
-    """Workspace that the first matrix product takes from torch's allocator on this card."""
+    """Workspace that a thread's first matrix product takes from torch's allocator on this card."""
     if gpu.vendor == "nvidia":
         return CUBLAS_LARGE_BYTES if gpu.architecture.split(".")[0] in ("9", "10", "12") else CUBLAS_SMALL_BYTES
     if gpu.vendor == "custom":
@@ -48,14 +51,16 @@ def enter_overhead(book: Ledger, recipe: Recipe) -> None:
     """Workspaces (once the card is named), context and communicators."""
     gpu = recipe.gpu
     if gpu is not None:
+        handles = 1 if recipe.in_megatron else HANDLES  # its products run in TransformerEngine's own workspaces
         book.add(
             "matrix product workspace",
             "workspaces",
-            workspace_bytes(gpu),
-            template="per handle and stream",
-            why="cuBLAS or hipBLAS takes it from torch's allocator",
+            handles * workspace_bytes(gpu),
+            template="handles × bytes, a handle for each thread",
+            numbers=(handles, workspace_bytes(gpu)),
+            why="cuBLAS or hipBLAS takes it from torch's allocator, forward in one thread and backward in another",
             source="torch aten/src/ATen/cuda/CublasHandlePool.cpp",
-            low=CUBLAS_SMALL_BYTES if gpu.vendor == "custom" else -1,
+            low=handles * CUBLAS_SMALL_BYTES if gpu.vendor == "custom" else -1,
         )
     if gpu is not None and gpu.vendor == "amd":
         book.add(

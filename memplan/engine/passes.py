@@ -242,11 +242,12 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     for run in plan.spec.runs:
         mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
         left = run.count
-        while left and not needs:
+        while left and (not needs or (not traces and _widens_stream(mode))):
+            layer = _narrowed(run.layer) if not traces and _widens_stream(mode) else run.layer
             style = plan.style_of(len(traces))
             arrive = plan.gradients_of(style)
-            traces.append(trace_layer(run.layer, mode, plan.rows, plan.length, style, arrive, False))
-            needs, left = bool(traces[-1].backward), left - 1
+            traces.append(trace_layer(layer, mode, plan.rows, plan.length, style, arrive, needs))
+            needs, left = needs or bool(traces[-1].backward), left - 1
         if left:
             traces += _alike(plan, run.layer, mode, len(traces), left)
     if shared_inputs(run.layer, mode) and needs:
@@ -254,6 +255,16 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
         arrive = plan.gradients_of(style)
         traces[-1] = trace_layer(run.layer, mode, plan.rows, plan.length, style, arrive, last=True)
     return traces, needs
+
+
+def _widens_stream(mode: Mode) -> bool:
+    """The first layer adds what is wider than the embedding's output that comes in: fp32 norms beside a 4-bit base."""
+    return mode.quantised is not None and mode.residual_itemsize > max(mode.weight_itemsize, mode.stream_itemsize)
+
+
+@lru_cache(maxsize=64)
+def _narrowed(layer: Layer) -> Layer:
+    return layer.model_copy(update={"narrow_input": True})
 
 
 def _alike(plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int) -> list[LayerTrace]:

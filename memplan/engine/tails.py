@@ -106,7 +106,7 @@ def _loss(
     outputs: list[Tensor] = []
     if head.leaves_autocast:
         leave_autocast(tape)
-    if head.keeps_outputs:
+    if head.keeps_outputs or (head.fp32_outputs and head.program in heads.INSIDE):
         with tape.at("outputs" if head.leaves_autocast and head.program in heads.INSIDE else tape.point):
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
         logits = scores = outputs[0]
@@ -114,4 +114,4 @@ def _loss(
     if head.metrics:
         kept = heads.METRICS[head.metrics](p, scores, head.scored_tokens or p.tokens) or kept
     hidden_states.clear()
-    return loss, outputs, kept
+    return loss, outputs if head.keeps_outputs else [], kept

@@ -24,7 +24,7 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.quantised import quantised_base
-from memplan.resolve.recompute import offloads_activations, recompute
+from memplan.resolve.recompute import offloads_activations, recompute, reentrant
 from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
 from memplan.resolve.storage import Stored, precision, sharding
 from memplan.spec.job import Job
@@ -94,6 +94,7 @@ def resolve(given: JobInput) -> Recipe:
     wide = stored.precision.dtype == "fp32" and not job.padded
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
+    nested = reentrant(job, trainer, spec, again, checkpointing, notes)
     fused = kernels(job, trainer, spec, again, stored, notes)
     of_mixers = mixer_kernels(job, spec, notes)
     away = offloads_activations(job, trainer, split, notes)
@@ -113,6 +114,7 @@ def resolve(given: JobInput) -> Recipe:
         "optimizer_impl": chosen.implementation,
         "reference": resident.kind,
         "gradient_checkpointing": how,
+        "gradient_checkpointing_reentrant": nested,
         "gradient_accumulation_steps": accumulation,
     }
     return Recipe(
@@ -134,7 +136,7 @@ def resolve(given: JobInput) -> Recipe:
         completion_length=min(job.completion_length or job.sequence_length, job.sequence_length),
         padded=job.padded or (images is not None and spec.tower is not None and spec.tower.masked),
         checkpointing=checkpointing,
-        reentrant=job.gradient_checkpointing_reentrant,
+        reentrant=nested,
         attention=attention,
         loss_head=program.name,
         logits_to_fp32=program.to_fp32,

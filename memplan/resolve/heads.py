@@ -98,7 +98,8 @@ def head(
     wraps = trainer.fp32_outputs and native_amp
     own = names_method(trainer.fp32_logits, method.name)
     wide = job.logits_dtype == "fp32" or (job.logits_dtype == "auto" and (own or wraps))
-    wide = wide and name not in ("cross-entropy", "shifted-cross-entropy", "megatron-cross-entropy") and not without_logits
+    itself = name in ("cross-entropy", "megatron-cross-entropy") or (name == "shifted-cross-entropy" and not own)
+    wide = wide and not itself and not without_logits
     term = job.sft_term if job.sft_term is not None else method.name in trainer.sft_term
     term = term and method.pairs and not without_logits
     if term and trainer.free_sft_term:

@@ -42,7 +42,7 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
     scheme = QUANTIZATIONS[job.quantization]
     _check(job, scheme, split, notes)
     compute = DTYPE_BYTES[stored.precision.dtype]
-    experts = trainer.name == "transformers" and trainer.since == "4.0"
+    experts = trainer.transformers_4
     base = Quantised(scheme, compute, stored.precision.weights, stored.precision.dtype == "fp16", experts)
     if scheme.product == "bnb-4bit":
         notes.assume(f"bnb_4bit_compute_dtype: {stored.precision.dtype}")

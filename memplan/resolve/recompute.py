@@ -48,6 +48,18 @@ def recompute(
     return _by_operations(job, trainer, spec, quantised, wide_attention, notes)
 
 
+def reentrant(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, checkpointing: bool, notes: Notes) -> bool:
+    """Whether checkpoints run a backward of their own: as the job says, else as the trainer asks for, where torch and
+    the model allow it."""
+    key, given = "gradient_checkpointing_reentrant", job.gradient_checkpointing_reentrant
+    able = checkpointing and spec.task == "causal" and not again.policy
+    if notes.is_given(key) or not trainer.reentrant or not able:
+        return notes.plain(key, given)
+    return notes.fill(
+        key, True, "trainer", f"use_reentrant as transformers before 5 has it, beside this {trainer.title}"
+    )
+
+
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     modules = job.megatron.recompute_modules
     experts = any(layer.feed_forward is not None and layer.feed_forward.experts for layer in spec.layers())

@@ -20,9 +20,13 @@ class Trainer(NamedTuple):
     """Megatron's states: bf16 weights, an fp32 buffer of gradients that stays, fp32 main weights and moments."""
     accelerate: bool = False
     """accelerate prepares the model: DDP's and FSDP's settings are its own."""
-    checkpoints_units: bool = False
-    """Checkpointing calls the layer as FSDP has wrapped it, reentrant by default (transformers before 5); elsewhere the
-    layer checkpoints itself, within its unit."""
+    transformers_4: bool = False
+    """Its models are those of transformers before 5: checkpointing calls the layer as FSDP has wrapped it, where later
+    the layer checkpoints itself, within its unit; experts are modules of their own."""
+    repeats_flash: tuple[str, ...] = ()
+    """Model types that repeat keys and values for flash attention, as for eager."""
+    reentrant: bool = False
+    """``use_reentrant`` where nobody says it: transformers before 5, and TRL before it set false itself."""
     reduce_dtype: str = ""
     """Dtype of FSDP's reductions; empty for the compute dtype."""
     loads_fp32: bool = False
@@ -36,7 +40,8 @@ class Trainer(NamedTuple):
     unties: bool = False
     """Its model class has a head of its own where the checkpoint ties it to the embeddings: twice the weights."""
     keeps_outputs: bool = False
-    """The caller holds the model's outputs, so the logits, until backward is done (``Trainer.compute_loss``)."""
+    """The caller holds the model's outputs, so the logits, until backward is done. transformers' Trainer does not: they
+    are a local of ``compute_loss``."""
     fp32_outputs: bool = False
     """accelerate's ``convert_outputs_to_fp32`` wraps the forward under native AMP: logits come out in fp32."""
     fp32_logits: tuple[str, ...] = ()

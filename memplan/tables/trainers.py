@@ -22,6 +22,7 @@ SHOWN_HEADS = {
     "shared-softmax": "log-softmax",
     "jensen-shannon": "log-softmax",
     "kl-divergence": "log-softmax",
+    "shifted-cross-entropy": "cross-entropy",
     "compiled-cross-entropy": "cross-entropy",
     "megatron-cross-entropy": "cross-entropy",
     "chunked-cross-entropy": "cross-entropy",

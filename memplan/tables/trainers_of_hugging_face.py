@@ -25,7 +25,6 @@ _TRL: dict[str, Any] = {
     "syncs_each_batch": False,
     "frees_logits": True,
     "sft_term": ("cpo", "orpo"),
-    "keeps_outputs": True,
 }
 _LIGER_LOSSES = MappingProxyType(
     {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective", "grpo": "", "rloo": ""}
@@ -44,6 +43,21 @@ _TRL_NEW = _TRL | {
 }
 _TRL["kbit_upcast"] = MappingProxyType({"*": "norms"})
 """Before 0.29 (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); since then CPO alone (TRL 1.16)."""
+_TRANSFORMERS_4: dict[str, Any] = {
+    "accelerate": True,
+    "transformers_4": True,
+    "reentrant": True,
+    "syncs_each_batch": False,
+    "autocast": True,
+    "loads_fp32": True,
+    "fp32_outputs": True,
+    "methods": ("sft",),
+    "liger_heads": MappingProxyType({"sft": "liger"}),
+    "kbit_upcast": MappingProxyType({"*": "all"}),
+    "prepares_checkpointing": True,
+}
+_REPEATING = ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "starcoder2", "jamba")
+"""Whose ``FlashAttention2`` calls ``repeat_kv`` (transformers 4.45 and 4.47, models/*/modeling_*.py)."""
 
 ROWS = (
     Trainer(
@@ -61,19 +75,38 @@ ROWS = (
         "transformers",
         "Hugging Face Trainer",
         since="4.0",
-        accelerate=True,
-        checkpoints_units=True,
-        syncs_each_batch=False,
-        autocast=True,
-        loads_fp32=True,
-        keeps_outputs=True,
-        fp32_outputs=True,
-        methods=("sft",),
+        heads={"*": "shifted-cross-entropy"},
+        fp32_logits=("*",),
+        frees_logits=True,
+        repeats_flash=_REPEATING,
+        source="transformers 4.45 trainer.py: adamw_torch, from_pretrained loads fp32; "
+        "models/llama/modeling_llama.py: logits.float() in place of the logits",
+        **_TRANSFORMERS_4,
+    ),
+    Trainer(
+        "transformers",
+        "Hugging Face Trainer",
+        since="4.46",
+        heads={"*": "shifted-cross-entropy"},
+        repeats_flash=_REPEATING,
+        source="transformers 4.47 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py",
+        **_TRANSFORMERS_4,
+    ),
+    Trainer(
+        "transformers",
+        "Hugging Face Trainer",
+        since="4.48",
+        heads={"*": "shifted-cross-entropy"},
+        source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py",
+        **_TRANSFORMERS_4,
+    ),
+    Trainer(
+        "transformers",
+        "Hugging Face Trainer",
+        since="4.49",
         heads={"*": "cross-entropy"},
-        liger_heads={"sft": "liger"},
-        kbit_upcast=MappingProxyType({"*": "all"}),
-        prepares_checkpointing=True,
-        source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32",
+        source="transformers 4.53 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py: labels shift",
+        **_TRANSFORMERS_4,
     ),
     Trainer(
         "transformers",
@@ -83,7 +116,6 @@ ROWS = (
         syncs_each_batch=False,
         autocast=True,
         optimizer_impl="fused",
-        keeps_outputs=True,
         fp32_outputs=True,
         methods=("sft",),
         heads={"*": "cross-entropy"},
@@ -96,17 +128,21 @@ ROWS = (
         "trl",
         "TRL",
         since="0.7",
-        heads={"sft": "cross-entropy", "*": "log-softmax"},
+        reentrant=True,
+        transformers_4=True,
+        heads={"sft": "shifted-cross-entropy", "*": "log-softmax"},
         metrics={"dpo": "halves", "ipo": "halves", "kto": "picked"},
         metrics_everywhere=True,
         holds_logits=("kto", "cpo", "simpo", "orpo"),
-        source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather",
+        source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather; transformers 4.48 beside it",
         **_TRL,
     ),
     Trainer(
         "trl",
         "TRL",
         since="0.16",
+        reentrant=True,
+        transformers_4=True,
         heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
         liger_heads={"sft": "liger"},
         fused_heads=_LIGER_LOSSES,
@@ -122,6 +158,8 @@ ROWS = (
         "trl",
         "TRL",
         since="0.19",
+        reentrant=True,
+        transformers_4=True,
         heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
         liger_heads={"sft": "liger"},
         fused_heads=_LIGER_LOSSES,

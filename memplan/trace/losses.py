@@ -87,3 +87,10 @@ def kto_loss(policy: Tensor, reference: Tensor, divergence: Tensor) -> Tensor:
     desirable = 1 - torch.sigmoid(BETA * (ratio[:half] - divergence))
     undesirable = 1 - torch.sigmoid(BETA * (divergence - ratio[half:]))
     return torch.cat((desirable, undesirable)).mean()
+
+
+def shifted_loss(logits: Tensor, labels: Tensor, vocab_size: int, **settings: object) -> Tensor:
+    """``ForCausalLMLoss`` of transformers 4.48: a copy of all but each row's last position."""
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    return functional.cross_entropy(shifted.view(-1, vocab_size), labels[..., 1:].contiguous().view(-1))

@@ -163,7 +163,7 @@ class MicroStep:
         del held
 
     def _supervised(self, batch: Batch) -> None:
-        if self.recipe.loss_head != "cross-entropy":
+        if self.recipe.loss_head not in ("cross-entropy", "shifted-cross-entropy"):
             with self._autocast():
                 logits = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits[:, :-1]
                 loss = -losses.label_log_probs(logits, batch.ids[:, 1:], self.recipe).mean()
@@ -174,10 +174,10 @@ class MicroStep:
             given = {"labels": batch.ids, **batch.images}
             out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **given)
         loss = out.loss
+        if self.recipe.autocast and self.recipe.trainer.fp32_outputs:
+            out.logits = out.logits.float()
         if not self.recipe.keeps_outputs:
             del out
-        elif self.recipe.autocast and self.recipe.trainer.fp32_outputs:
-            out.logits = out.logits.float()
         self._backward(loss)
 
     def _kto(self, batch: Batch) -> None:

@@ -22,6 +22,7 @@ OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
 SHARDINGS = ("none", "ddp", "fsdp2", "fsdp")
 HEADS = (
     "cross-entropy",
+    "shifted-cross-entropy",
     "chunked-cross-entropy",
     "log-softmax",
     "stacked-log-softmax",
@@ -63,6 +64,11 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.loss_head not in HEADS:
         raise InvalidJob(f"loss_head: {recipe.loss_head} cannot be traced", "use cross-entropy, log-softmax, selective")
+    if recipe.loss_head == "shifted-cross-entropy" and recipe.logits_to_fp32:
+        raise InvalidJob(
+            "trainer_version: models of transformers before 4.46 cast their logits in place, which is not traced",
+            "use trainer_version 4.48",
+        )
     if recipe.model.family == "generic":
         raise InvalidJob("total_params: there is no model to trace", "name a preset, a config.json or a Hub id")
     if any(resident.role == "teacher" for resident in recipe.residents) and not recipe.teacher:
