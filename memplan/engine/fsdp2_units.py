@@ -77,7 +77,7 @@ class Frame(NamedTuple):
 
     def kept_until(self, i: int) -> int:
         """Bytes that stay of the layers below ``i``, but for those that always do."""
-        return sum(self.kept(unit) for unit in self.layers[self.left : i])
+        return 0 if self.resharding is True else sum(self.kept(unit) for unit in self.layers[self.left : i])
 
     @property
     def first_kept(self) -> int:
@@ -248,7 +248,9 @@ def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
     def unit(weights: list[Weight]) -> Unit:
         return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
-    layers = [unit(list(layer_weights(run.layer, 1, False, None))) for run in spec.runs for _ in range(run.count)]
+    layers: list[Unit] = []
+    for run in spec.runs:
+        layers += [unit(list(layer_weights(run.layer, 1, False, None)))] * run.count
     outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
     if recipe.fsdp.reference_whole:
         whole = unit(model_weights(spec, False))
