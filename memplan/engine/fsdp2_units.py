@@ -77,7 +77,12 @@ class Frame(NamedTuple):
 
     def kept_until(self, i: int) -> int:
         """Bytes that stay of the layers below ``i``, but for those that always do."""
-        return 0 if self.resharding is True else sum(self.kept(unit) for unit in self.layers[self.left : i])
+        total, size, last = 0, 0, None
+        for unit in self.layers[self.left : i] if self.resharding is not True else ():
+            if unit is not last:
+                last, size = unit, self.kept(unit)
+            total += size
+        return total
 
     @property
     def first_kept(self) -> int:
