@@ -42,7 +42,7 @@ def half_of(job: Job) -> str:
 
 def files_of(job: Job, writing: Writing) -> list[File]:
     """accelerate.yaml, and deepspeed.json where ZeRO is on."""
-    machines = ceil_div(job.num_gpus, job.gpus_per_node)
+    machines, _ = machines_of(job)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO",
@@ -125,8 +125,23 @@ def zero_config(job: Job, batch: Any) -> dict[str, Any]:
 NOT_OF_ZERO = ("stage", "own_defaults", "ds_optimizer", "grad_accum_dtype", "immediate_grad_update")
 
 
+def machines_of(job: Job) -> tuple[int, int]:
+    """Machines, and the GPUs of each."""
+    machines = ceil_div(job.num_gpus, job.gpus_per_node)
+    return machines, job.num_gpus // machines
+
+
+def torchrun(job: Job) -> str:
+    """torchrun with as many processes as the job has GPUs; on several machines each says which it is."""
+    machines, each = machines_of(job)
+    which = ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500' if machines > 1 else ""
+    return f"torchrun --nnodes {machines} --nproc_per_node {each}{which}"
+
+
 def run_script(command: str, job: Job, comment: tuple[str, ...]) -> File:
     """run.sh: the environment that the plan assumes, and the command."""
+    if "NODE_RANK" in command:
+        comment += ("FILL IN on each machine: export NODE_RANK=0 (1, 2, …) MASTER_ADDR=HOST before it runs.",)
     lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in comment), "set -euo pipefail", 'cd "$(dirname "$0")"']
     if job.allocator.expandable_segments:
         lines.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import ZERO_FILE, run_script, stage_of, zero_config
+from memplan.frameworks.accelerate_write import ZERO_FILE, machines_of, run_script, stage_of, zero_config
 from memplan.frameworks.axolotl_keys import METHODS, TRANSFORMERS_VERSION, TRL_VERSION
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, optim
@@ -15,6 +15,8 @@ from memplan.spec.job import Job
 CONFIG = "axolotl.yaml"
 WORDS = {method: word for word, method in reversed(METHODS.items())}
 """Method -> ``rl``."""
+HELD_OUT = 0.05
+"""Share of the data that is evaluated on, where a job evaluates: Axolotl evaluates nothing without one."""
 
 
 def trainer_of(job: Job) -> Mapping[str, Any]:
@@ -37,15 +39,22 @@ def write(job: Job, writing: Writing) -> list[File]:
             f"method: {job.method} is not what Axolotl trains", f"it trains {', '.join(WORDS)}, sft, reward"
         )
     values: dict[str, Any] = {"base_model": writing.model, **_training(job), **_adapter(job), **_spread(job)}
-    own = {"output_dir": "OUTPUT"}
+    own = {"output_dir": "OUTPUT", "learning_rate": "1.0e-5"}  # neither has a default
     values["datasets"] = [{"path": "DATASET", "type": "TYPE"}]
     head = ("Axolotl, as memplan planned it: axolotl train axolotl.yaml", *writing.expects,
-            "FILL IN datasets and output_dir.")  # fmt: skip
+            "FILL IN datasets, output_dir and learning_rate.")  # fmt: skip
     files = [File(CONFIG, values, comment=head, placeholders=own)]
     if stage_of(job) is not None:
         files.append(File(ZERO_FILE, zero_config(job, "auto")))
     command = f"axolotl train {CONFIG} --launcher accelerate -- --num_processes {job.num_gpus}"
-    return [*files, run_script(command, job, ("FILL IN datasets and output_dir first.", *writing.expects))]
+    machines, _ = machines_of(job)
+    if machines > 1:
+        where = '--machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
+        command += f" --num_machines {machines} {where}"
+    return [
+        *files,
+        run_script(command, job, ("FILL IN datasets, output_dir and learning_rate first.", *writing.expects)),
+    ]
 
 
 def _training(job: Job) -> dict[str, Any]:
@@ -55,6 +64,8 @@ def _training(job: Job) -> dict[str, Any]:
         values["rl"] = WORDS[job.method]
     elif job.method == "reward":
         values["reward_model"] = True
+    if job.method == "kto":
+        values["remove_unused_columns"] = False
     if job.method == "grpo":
         group = job.rollout.group_size if job.rollout else None
         values["trl"] = {
@@ -78,7 +89,7 @@ def _training(job: Job) -> dict[str, Any]:
     if "activations" in job.offload:
         values["activation_offloading"] = True
     if job.eval_batch_size is not None:
-        values["eval_batch_size"] = job.eval_batch_size
+        values |= {"eval_batch_size": job.eval_batch_size, "val_set_size": HELD_OUT}
     own = job.optimizer_args.model_dump(exclude_none=True)
     pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)
     if pairs:

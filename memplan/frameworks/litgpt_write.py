@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import run_script
+from memplan.frameworks.accelerate_write import machines_of, run_script
 from memplan.frameworks.base import File, Writing
 from memplan.spec.job import Job
-from memplan.units import ceil_div
 
 CONFIG = "litgpt.yaml"
 SWITCHES = {
@@ -50,11 +49,11 @@ def write(job: Job, writing: Writing) -> list[File]:
         raise InvalidJob(f"precision: {job.precision} cannot be said to LitGPT", f"use {', '.join(PRECISIONS)}")
     if job.optimizer not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {job.optimizer} cannot be said to LitGPT", f"use {', '.join(OPTIMIZERS)}")
-    nodes = ceil_div(job.num_gpus, job.gpus_per_node)
+    nodes, each = machines_of(job)
     values: dict[str, Any] = {
         "checkpoint_dir": f"checkpoints/{writing.model}",
         "precision": PRECISIONS[job.precision],
-        "devices": job.num_gpus // nodes,
+        "devices": each,
         "num_nodes": nodes,
         **_adapter(job),
         "train": {

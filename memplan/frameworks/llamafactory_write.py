@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import ZERO_FILE, half_of, run_script, stage_of, zero_config
+from memplan.frameworks.accelerate_write import ZERO_FILE, half_of, machines_of, run_script, stage_of, zero_config
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import arguments
 from memplan.spec.job import Job
@@ -26,7 +26,11 @@ def write(job: Job, writing: Writing) -> list[File]:
     files = [File(CONFIG, values, comment=head, placeholders=own)]
     if stage_of(job) is not None:
         files.append(File(ZERO_FILE, zero_config(job, "auto")))
-    launcher = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={min(job.num_gpus, job.gpus_per_node)} " if job.num_gpus > 1 else ""
+    several = job.num_gpus > 1 or job.sharding not in (None, "none")
+    machines, each = machines_of(job)
+    launcher = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={each} " if several else ""
+    if machines > 1:
+        launcher += f'NNODES={machines} NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" '
     return [*files, run_script(launcher + command, job,
                                ("FILL IN dataset, template and output_dir first.", *writing.expects))]  # fmt: skip
 

@@ -104,11 +104,13 @@ def read_arguments(keys: Keys, program: str, launched: int) -> None:
     keys.put("attention", attention, "ds.attn_implementation")
     if keys.flag("ds.use_liger_kernel"):
         keys.put("kernels", "liger", "ds.use_liger_kernel")
-    name = (keys.text("optim") or "adam").lower()
-    keys.put("optimizer", "muon" if name == "muon" else "adamw", "optim")
+    optim = "actor.optim" if program == "ppo_ray" else "optim"
+    name = (keys.text(optim) or "adam").lower()
+    keys.put("optimizer", "muon" if name == "muon" else "adamw", optim)
     _models(keys, method)
     for key, why in NOT_MODELLED.items():
-        if keys.get(key) not in (None, False, 1) or keys.get(key) is True:
+        value = keys.get(key)
+        if value is True or value not in (None, False, 1, keys.defaults.get(key)):
             keys.warn(key, why)
     others = {key for key in keys.settings.values if key.startswith(FAMILIES)}
     keys.close(HARMLESS | OF_THE_MODEL | others)
@@ -192,6 +194,9 @@ def _adapter(keys: Keys) -> None:
 def _models(keys: Keys, method: str) -> None:
     """The reference, a critic of another shape, a reward model on the card, lengths of online methods."""
     offloaded = bool(keys.flag("ref.offload"))
+    if keys.get("ref.model_name_or_path") != keys.draft.values.get("model"):
+        keys.warn("ref.model_name_or_path", "the reference is counted in the policy's shape")
+    keys.skip("ref.model_name_or_path")
     if method in ("dpo", "ipo"):
         keys.put("reference", "offloaded" if offloaded else "resident", "ref.offload")
     if method not in ("ppo", "grpo", "rloo"):

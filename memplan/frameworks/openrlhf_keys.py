@@ -35,6 +35,8 @@ PROGRAMS: dict[str, dict[str, Any]] = {
         "rollout.temperature": 1.0,
         "actor.num_nodes": 1,
         "actor.num_gpus_per_node": 8,
+        "actor.optim": "adam",
+        "critic.optim": "adam",
     },
 }
 ESTIMATORS = {
@@ -97,7 +99,10 @@ NOT_MODELLED = {
     "ds.zpg": "a second partition within the node (ZeRO++) is not counted",
     "ds.deepcompile": "is not modelled",
     "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",
+    "critic.optim": "the critic's optimizer is counted as the policy's",
     "reward.offload": "the reward model is counted as the job places it",
+    "ds.experts_implementation": "experts are counted as transformers runs them by itself",
+    "actor.freeze_visual_encoder": "the vision tower is counted as trained",
 }
 HARMLESS = words(
     """prompt_max_len bf16 flash_attn packing_samples save_path ckpt_path save_steps logging_steps eval_steps
@@ -118,11 +123,10 @@ FAMILIES = (
     "algo.",
     "rollout.",
     "reward.",
-    "critic.",
-    "ref.",
     "actor.adam.",
     "actor.muon.",
-    "train.",
+    "critic.adam.",
+    "critic.muon.",
 )
 """Groups of which only what is read above bears on the update's memory."""
 OF_THE_MODEL = words(
@@ -130,5 +134,12 @@ OF_THE_MODEL = words(
     "model.margin_loss_enable ds.packing_samples ds.overlap_comm ds.use_universal_ckpt "
     "ds.value_head_prefix ds.ring_attn_head_stride ds.enable_sleep actor.num_nodes actor.eps_clip "
     "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.aux_loss_coef actor.lr_scheduler "
-    "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.optim"
+    "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.loss_agg_mode "
+    "train.colocate_actor_ref train.colocate_critic_reward train.colocate_all train.async_enable "
+    "train.async_queue_size train.partial_rollout_enable train.enable_ema train.ema_beta train.num_episodes "
+    "train.max_epochs train.seed train.full_determinism_enable train.agent_func_path "
+    "critic.num_nodes critic.num_gpus_per_node critic.value_clip critic.freezing_steps critic.save_value_network "
+    "critic.lr_scheduler critic.lr_warmup_ratio critic.min_lr_ratio critic.max_norm ref.num_nodes "
+    "ref.num_gpus_per_node"
 )
+"""``train.enable_ema``: the moving average stands on the CPU."""

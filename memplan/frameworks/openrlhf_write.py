@@ -6,11 +6,10 @@ import shlex
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import run_script, stage_of
+from memplan.frameworks.accelerate_write import machines_of, run_script, stage_of, torchrun
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION
 from memplan.spec.job import Job
-from memplan.units import ceil_div
 
 PROGRAMS = {
     "sft": "sft",
@@ -22,6 +21,8 @@ PROGRAMS = {
     "rloo": "ppo_ray",
 }
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "rloo": "rloo"}
+GROUP = 8
+"""Completions of a prompt where the job names none: OpenRLHF starts no group of one."""
 
 
 def write(job: Job, writing: Writing) -> list[File]:
@@ -32,13 +33,12 @@ def write(job: Job, writing: Writing) -> list[File]:
         raise InvalidJob(f"method: {job.method} is not what OpenRLHF trains", f"it trains {', '.join(PROGRAMS)}")
     program = PROGRAMS[job.method]
     values = _shared(job, writing, "actor." if program == "ppo_ray" else "model.")
-    nodes = ceil_div(job.num_gpus, job.gpus_per_node)
     if program == "ppo_ray":
-        values |= _online(job, nodes)
+        values |= _online(job)
         starts = f"python3 -m openrlhf.cli.train_{program}"
         data = {"data.prompt_dataset": "DATASET", "reward.remote_url": "REWARD"}
     else:
-        starts = f"torchrun --nnodes {nodes} --nproc_per_node {job.num_gpus // nodes} -m openrlhf.cli.train_{program}"
+        starts = f"{torchrun(job)} -m openrlhf.cli.train_{program}"
         data = {"data.dataset": "DATASET"}
     lines = [f"{starts} \\", *(_option(key, value) for key, value in {**data, **values}.items() if value is not False)]
     command = "\n".join(lines).removesuffix(" \\")
@@ -67,7 +67,7 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
         "ds.attn_implementation": ATTENTION.get(job.attention, job.attention),
         "ds.adam_offload": "optimizer" in job.offload,
         "ds.use_liger_kernel": job.kernels == "liger",
-        "optim": {"adamw": "adam"}.get(job.optimizer, job.optimizer),
+        f"{of.replace('model.', '')}optim": {"adamw": "adam"}.get(job.optimizer, job.optimizer),
     }
     if job.lora:
         targets = job.lora.targets
@@ -86,15 +86,24 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
     return values
 
 
-def _online(job: Job, nodes: int) -> dict[str, Any]:
+def _online(job: Job) -> dict[str, Any]:
+    """Everything on the same GPUs, as the estimate has it: without that OpenRLHF takes eight more for each model."""
+    nodes, each = machines_of(job)
+    shared = [role for role in ("actor", "ref", "critic") if role != "critic" or job.method == "ppo"]
+    group = job.rollout.group_size if job.rollout else None
     values: dict[str, Any] = {
-        "actor.num_nodes": nodes,
-        "actor.num_gpus_per_node": job.num_gpus // nodes,
+        **{f"{role}.num_nodes": nodes for role in shared},
+        **{f"{role}.num_gpus_per_node": each for role in shared},
+        "train.colocate_all": True,
+        "vllm.num_engines": job.num_gpus,
+        "vllm.tensor_parallel_size": 1,
+        "vllm.enable_sleep": True,
+        "ds.enable_sleep": True,
         "algo.advantage.estimator": ESTIMATORS[job.method],
         "algo.kl.init_coef": 0.0 if job.reference == "none" else 0.01,
         "ref.offload": job.reference == "offloaded",
         "rollout.temperature": job.temperature or 1.0,
-        "rollout.n_samples_per_prompt": (job.rollout.group_size if job.rollout else None) or 1,
+        "rollout.n_samples_per_prompt": group or (GROUP if job.method in ("grpo", "rloo") else 1),
     }
     if job.completion_length is not None:
         values["rollout.max_new_tokens"] = job.completion_length

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import run_script
+from memplan.frameworks.accelerate_write import run_script, torchrun
 from memplan.frameworks.base import File, Writing
 from memplan.spec.job import Job
 
@@ -61,7 +61,7 @@ def write(job: Job, writing: Writing) -> list[File]:
     lines = list(head)
     for section, values in sections.items():
         lines += ["", f"[{section}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
-    command = f'NGPU={min(job.num_gpus, job.gpus_per_node)} CONFIG_FILE="$PWD/{CONFIG}" ./run_train.sh'
+    command = f"{torchrun(job)} -m torchtitan.train --job.config_file {CONFIG}"
     return [File(CONFIG, text="\n".join([*lines, ""])), run_script(command, job, writing.expects)]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.accelerate_write import run_script
+from memplan.frameworks.accelerate_write import machines_of, run_script, torchrun
 from memplan.frameworks.base import File, Writing
 from memplan.spec.job import Job
-from memplan.units import ceil_div
 
 CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
@@ -22,15 +21,11 @@ def write(job: Job, writing: Writing) -> list[File]:
     sft = job.method == "sft"
     module = "verl.trainer.sft_trainer" if sft else "verl.trainer.main_ppo"
     values = _sft(job, writing) if sft else _rl(job, writing)
-    nodes = ceil_div(job.num_gpus, job.gpus_per_node)
-    values["trainer"] = {"nnodes": nodes, "n_gpus_per_node": job.num_gpus // nodes}
+    nodes, each = machines_of(job)
+    values["trainer"] = {"nnodes": nodes, "n_gpus_per_node": each}
     defaults = ["sft_trainer_engine" if sft else "ppo_trainer", "_self_"]
     head = {"defaults": defaults, "hydra": {"searchpath": ["pkg://verl.trainer.config"]}}
-    starts = (
-        f"torchrun --nnodes={nodes} --nproc_per_node={job.num_gpus // nodes} -m {module}"
-        if sft
-        else f"python3 -m {module}"
-    )
+    starts = f"{torchrun(job) if sft else 'python3'} -m {module}"
     command = f'{starts} --config-path "$PWD" --config-name verl'
     comment = (f"verl, as memplan planned it: {command}", *writing.expects, "FILL IN data.train_files, data.val_files.")
     return [
@@ -115,7 +110,8 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         "fsdp_config": _engine(job),
         "optim": _optimizer(job),
     }
-    rollout = {"name": "vllm", "n": group, "temperature": job.temperature or 1.0}
+    forward = {"log_prob_micro_batch_size_per_gpu": job.batch_size}  # without it verl does not start
+    rollout = {"name": "vllm", "n": group, "temperature": job.temperature or 1.0, "tensor_model_parallel_size": 1}
     values: dict[str, Any] = {
         "algorithm": {"adv_estimator": ESTIMATORS[job.method], "use_kl_in_reward": False},
         "data": {
@@ -125,9 +121,27 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
             "max_prompt_length": job.sequence_length - completion,
             "max_response_length": completion,
         },
-        "actor_rollout_ref": {"model": _model(job, writing), "actor": actor, "rollout": rollout},
+        "actor_rollout_ref": {
+            "model": _model(job, writing),
+            "actor": actor,
+            "rollout": rollout | forward,
+            **({"ref": forward} if kl else {}),
+        },
     }
-    for extra in job.extra_models:
-        if extra.role == "critic" and isinstance(extra.model, str):
-            values["critic"] = {"model": {"path": extra.model}}
+    if job.method == "ppo":
+        values["critic"] = _critic(job, writing)
     return values
+
+
+def _critic(job: Job, writing: Writing) -> dict[str, Any]:
+    """The critic as the policy is, where nothing names another model: verl's own default is a model of 7B."""
+    named = [extra.model for extra in job.extra_models if extra.role == "critic" and isinstance(extra.model, str)]
+    model = _model(job, writing)
+    model.pop("use_fused_kernels")
+    return {
+        "strategy": job.sharding,
+        "ppo_micro_batch_size_per_gpu": job.batch_size,
+        "model": model | {"path": named[0] if named else writing.model},
+        "fsdp": _engine(job),
+        "optim": _optimizer(job),
+    }

@@ -156,7 +156,7 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
         other = resolve(again)
     except InvalidJob as error:
         raise InvalidJob(f"{row.title} cannot say this job: {error.message}", error.hint) from None
-    different = differences(recipe, other)
+    different = differences(recipe, other, row)
     if different:
         key, wanted, got = different[0]
         raise InvalidJob(
@@ -202,19 +202,35 @@ def _followed(name: str, texts: Mapping[str, str]) -> bool:
     return name.endswith(".json") and any(name in text for other, text in texts.items() if other.endswith(".yaml"))
 
 
-def differences(one: Recipe, two: Recipe) -> list[tuple[str, Any, Any]]:
+def differences(one: Recipe, two: Recipe, row: Framework) -> list[tuple[str, Any, Any]]:
     """(key, wanted, got) of what two recipes run differently: by the job's keys, else by the recipe's fields."""
-    a, b = ({name: _felt(name, getattr(each, name)) for name in each._fields} for each in (one, two))
+    a, b = ({name: _felt(name, getattr(each, name), each, row) for name in each._fields} for each in (one, two))
     fields = [name for name in a if name not in QUIET and a[name] != b[name]]
     if not fields:
         return []
-    own = ("deepspeed", "model", *OF_MEMPLAN)
+    if "model" in fields and row.same_model is not None:
+        return _of_shapes(a["model"], b["model"])
+    own = ("deepspeed", "model", *OF_MEMPLAN, *(("attention",) if one.in_megatron else ()))
     keys = [key for key in one.job if key not in own and one.job[key] != two.job.get(key)]
     return [(key, one.job[key], two.job.get(key)) for key in keys] or [(name, a[name], b[name]) for name in fields]
 
 
-def _felt(name: str, value: Any) -> Any:
-    """A field without what has no effect: stage 3's sizes in other stages of ZeRO."""
+def _of_shapes(one: Any, two: Any) -> list[tuple[str, Any, Any]]:
+    """What a model's two descriptions differ in."""
+    pairs = zip(one._fields, one, two, strict=True)
+    return [(f"model.{name}", wanted, got) for name, wanted, got in pairs if wanted != got]
+
+
+def _felt(name: str, value: Any, recipe: Recipe, row: Framework) -> Any:
+    """A field without what has no effect: stage 3's sizes in other stages of ZeRO, a model's name where files describe
+    it, PyTorch's attention in Megatron's layers, what its data does to experts.
+    """
+    if name == "model" and row.same_model is not None:
+        return row.same_model(value)
+    if recipe.in_megatron and name == "attention":
+        return ""
+    if recipe.in_megatron and name == "megatron":
+        return value.model_copy(update={"moe_expert_imbalance": 1.0})
     if name != "deepspeed" or value.wrapper == "zero3":
         return value
     return value._replace(**{key: value._field_defaults[key] for key in OF_STAGE_3})

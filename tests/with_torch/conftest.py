@@ -5,11 +5,15 @@ the folder.
 """
 
 import os
+import sys
 from importlib.util import find_spec
 
+PARSERS = ("axolotl", "litgpt", "llamafactory", "torchtitan", "verl")
 MISSING = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
-OTHERS = [name for name in ("trl", "accelerate", "deepspeed") if find_spec(name) is None]
+OTHERS = [name for name in ("trl", "accelerate", "deepspeed", *PARSERS) if find_spec(name) is None]
 """What single files leave themselves out without."""
+if sys.version_info[:2] == (3, 11):  # the one that OpenRLHF has a wheel for
+    OTHERS += [name for name in ("openrlhf",) if find_spec(name) is None]
 
 if (MISSING or OTHERS) and os.environ.get("MEMPLAN_REQUIRE_TORCH") == "1":
     raise ModuleNotFoundError(f"MEMPLAN_REQUIRE_TORCH=1, but these are missing: {', '.join(MISSING + OTHERS)}")
