@@ -139,15 +139,23 @@ class Verdict:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Remedy:
-    """A change that frees memory, and what the job then needs."""
+    """A change, or the fewest together, with which the job fits, and what it then needs."""
 
     title: str
     changes: dict[str, Any]
+    """Job keys, set over the job's own."""
     cost: str
+    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one)."""
     frees_bytes: int
     device_bytes: int
     allocated_bytes: int
     fits: str
+    relative_speed: float = 1.0
+    """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
+    alters_training: bool = False
+    """Another training, or another numerics of its optimizer, comes of it."""
+    host_bytes_per_node: int = 0
+    """What then has to be there of a node's own memory."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -211,8 +219,8 @@ class Found(Sequence[_T]):
     def items(self) -> tuple[_T, ...]:
         """What was found."""
         if self._search is not None:
-            search, self._search = self._search, None
-            self._items = search()
+            self._items = self._search()
+            self._search = None
         return self._items
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, did_you_mean
 from memplan.plan.planning import Question, question
+from memplan.spec.job import Job
 from memplan.spec.reading import build_job
 
 
@@ -26,9 +27,8 @@ NAMES = ("offload", "8bit", "shorter", "lora", "qlora")
 """The mildest first: the training stays what it is; its numerics change; its data; its weights."""
 
 
-def change(name: str, asked: Question) -> Change | None:
+def change(name: str, job: Job) -> Change | None:
     """The change for this job; None where it is there already or cannot be."""
-    job = asked.given.job
     if name == "offload":
         return None if job.offload else Change(name, "states or activations on the host", ({},))
     if name == "8bit":
@@ -60,7 +60,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
 
 def sets(names: Sequence[str], asked: Question) -> Iterator[tuple[Change, ...]]:
     """Every set of changes, the smallest first, the mildest first of equally many."""
-    found = [each for name in names if (each := change(name, asked)) is not None]
+    found = [each for name in names if (each := change(name, asked.given.job)) is not None]
     for size in range(1, len(found) + 1):
         for chosen in combinations(found, size):
             if not {"lora", "qlora"} <= {each.name for each in chosen}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -101,7 +102,8 @@ class Searched(NamedTuple):
 def pricing_of(asked: Question) -> Pricing:
     """Free choices are those that the user did not fix."""
     sources = asked.given.sources
-    return Pricing(sources.get("allocator") != "option", sources.get("attention") != "option")
+    keys = {"allocator": "allocator", "views": "gradient_as_bucket_view", "flash": "attention"}
+    return Pricing([name for name, key in keys.items() if sources.get(key) != "option"])
 
 
 def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searched:
@@ -173,6 +175,17 @@ def rejections(searched: Searched) -> tuple[Rejected, ...]:
     floored = {each.layout: each for each in searched.of.floored}
     rows += [_floored(each) for each in floored.values()][:MISSES]
     return (*rows, *_refused(searched.of.refused))
+
+
+def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected, ...]:
+    """Of each search with changes in which nothing fits, what misses by least."""
+    rows = []
+    for searched, words in tried:
+        nearest = next(iter(rejections(searched)), None)
+        if nearest is not None:
+            name = f"with {' and '.join(words)}: {nearest.name}"
+            rows.append(Rejected(name, nearest.job, nearest.reason, nearest.short_bytes))
+    return tuple(sorted(rows, key=lambda row: row.short_bytes or sys.maxsize)[:MISSES])
 
 
 def absences(space: Space) -> tuple[Rejected, ...]:

@@ -1,11 +1,12 @@
-"""The memory of a candidate, with what costs no time: PyTorch's expandable segments, and flash attention for SDPA.
+"""The memory of a candidate, with what costs no time: PyTorch's expandable segments, flash attention for SDPA, …
 
-Neither changes the speed, and both only ever save memory (tests/test_plan_order.py). So a candidate that does not fit
-with both does not fit; one that does is tried with fewer of them first.
+None of it makes a step slower, and all of it only ever saves memory (tests/test_plan_order.py). So a candidate that
+does not fit with all of it does not fit; one that does is tried with less of it first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from memplan.plan.candidates import Candidate
@@ -13,8 +14,57 @@ from memplan.plan.degrees import Keys
 from memplan.reporting import Peak, peak
 from memplan.spec.recipe import Recipe
 
-EXPANDABLE: Keys = {"allocator": {"expandable_segments": True}}
-FLASH: Keys = {"attention": "flash"}
+
+class Free(NamedTuple):
+    """A change that costs nothing."""
+
+    name: str
+    title: str
+    keys: Keys
+    """As a user sets it."""
+    fields: Keys
+    """What then differs in the recipe."""
+    applies: Callable[[Recipe], bool]
+
+
+ROWS = (
+    Free(
+        "allocator",
+        "expandable segments (PYTORCH_CUDA_ALLOC_CONF)",
+        {"allocator": {"expandable_segments": True}},
+        {"expandable_segments": True},
+        lambda recipe: not recipe.expandable_segments,
+    ),
+    Free(
+        "views",
+        "gradients as views of DDP's buckets",
+        {"gradient_as_bucket_view": True},
+        {"gradient_as_bucket_view": True},
+        lambda recipe: recipe.sharding == "ddp" and recipe.several and not recipe.gradient_as_bucket_view,
+    ),
+    Free(
+        "fused",
+        "fused optimizer step",
+        {"optimizer_impl": "fused"},
+        {"optimizer_impl": "fused"},
+        lambda recipe: recipe.optimizer_impl in ("foreach", "loop") and "fused" in recipe.optimizer.implementations,
+    ),
+    Free(
+        "sdpa",
+        "SDPA attention",
+        {"attention": "sdpa"},
+        {"attention": "sdpa"},
+        lambda recipe: recipe.attention == "eager" and not recipe.model.eager_only,
+    ),
+    Free(
+        "flash",
+        "flash attention",
+        {"attention": "flash"},
+        {"attention": "flash"},
+        lambda recipe: recipe.attention == "sdpa" and not recipe.in_megatron,
+    ),
+)
+FREE = tuple(row.name for row in ROWS)
 
 
 class Priced(NamedTuple):
@@ -40,31 +90,47 @@ class Priced(NamedTuple):
         """Bytes that are missing on the card."""
         return self.figures.verdict.missing_bytes if self.figures.verdict else 0
 
+    @property
+    def free(self) -> list[str]:
+        """What it was given, in words."""
+        return [row.title for row in ROWS if row.keys.items() <= self.keys.items()]
+
 
 class Pricing:
-    """Prices candidates of one job. ``free``: what may be changed at no cost, as the user fixed neither."""
+    """Prices candidates of one job. ``free``: what may be changed at no cost, by name (``FREE``)."""
 
-    def __init__(self, allocator: bool, attention: bool) -> None:
-        self.allocator, self.attention = allocator, attention
+    def __init__(self, free: Collection[str]) -> None:
+        self.rows = tuple(row for row in ROWS if row.name in free)
 
     def variants(self, recipe: Recipe) -> list[tuple[Keys, Recipe]]:
         """The recipe as it is, then with more and more that costs nothing."""
         found: list[tuple[Keys, Recipe]] = [({}, recipe)]
-        if self.allocator and not recipe.expandable_segments:
-            found += [({**keys, **EXPANDABLE}, each._replace(expandable_segments=True)) for keys, each in found]
-        if self.attention and recipe.attention == "sdpa" and not recipe.in_megatron:
-            found += [({**keys, **FLASH}, each._replace(attention="flash")) for keys, each in found]
+        for row in self.rows:
+            found += [({**keys, **row.keys}, each._replace(**row.fields)) for keys, each in found if row.applies(each)]
         return sorted(found, key=lambda pair: len(pair[0]))
 
     def __call__(self, candidate: Candidate) -> Priced:
+        """A candidate's price."""
+        return self.of(candidate.recipe)
+
+    def fewest(self, recipe: Recipe) -> list[Priced]:
+        """Every set of what costs nothing with which it fits, and nothing of which can be left out."""
+        found: list[Priced] = []
+        for keys, each in self.variants(recipe):
+            priced = Priced(peak(each), keys, each)
+            if priced.fits and not any(set(other.free) <= set(priced.free) for other in found):
+                found.append(priced)
+        return found
+
+    def of(self, recipe: Recipe) -> Priced:
         """The first variant that fits; the last one where none does."""
-        variants = self.variants(candidate.recipe)
-        keys, recipe = variants[-1]
-        least = Priced(peak(recipe), keys, recipe)
+        variants = self.variants(recipe)
+        keys, last = variants[-1]
+        least = Priced(peak(last), keys, last)
         if not least.fits:
             return least
-        for keys, recipe in variants[:-1]:
-            priced = Priced(peak(recipe), keys, recipe)
+        for keys, each in variants[:-1]:
+            priced = Priced(peak(each), keys, each)
             if priced.fits:
                 return priced
         return least

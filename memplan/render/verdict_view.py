@@ -7,8 +7,8 @@ from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Tab
 from memplan.report import Host, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
-ROOMY = 100
-"""From this width on there are columns for the new total and for the cost."""
+ROOMY = 120
+"""From this width on there is a column for what a change frees, beside the new total."""
 STYLES = {"yes": "good", "tight": "warn", "no": "bad"}
 
 
@@ -19,13 +19,27 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         return
     if report.host.fits is False:
         yield from _short_host(report.host)
+        yield from _changes(report, verdict, width)
         return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")
-    if report.remedies:
-        changes = "Cheapest changes:" if verdict.fits == "no" else "To keep the margin, cheapest changes:"
-        yield Prose(changes)
-        yield _remedies(report.remedies, width)
+    yield from _changes(report, verdict, width)
+
+
+def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
+    """What makes it fit; where nothing does, what comes nearest."""
+    if verdict.fits == "yes":
+        return
+    remedies = tuple(report.remedies)
+    if any(remedy.fits == "yes" for remedy in remedies):
+        yield Prose("Cheapest changes:" if verdict.fits == "no" else "To keep the margin, cheapest changes:")
+    else:
+        count = report.job.get("num_gpus", 1)
+        nearest = "; nearest comes:" if remedies else ": more GPUs or larger ones would (memplan plan)."
+        yield Prose(f"No change that memplan knows makes it fit on {count} × {verdict.gpu}{nearest}")
+    if remedies:
+        yield from _remedies(remedies, width)
+        yield Prose("Time by arithmetic, which ranks and promises nothing.", "dim")
 
 
 def _short_host(host: Host) -> Iterator[Block]:
@@ -60,22 +74,28 @@ def _reason(report: Report, verdict: Verdict) -> str:
     return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
 
 
-def _remedies(remedies: Sequence[Remedy], width: int) -> Table:
-    """Each change with what it frees, the new total, whether it then fits and what it costs; below it, what to type."""
-    columns = [
+def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
+    """Each change with the new total, whether it then fits and what it costs; what to type, below it or in a list."""
+    columns = (
         Column(right=True),
         Column("change", wrap=True),
         Column("frees", right=True),
         Column("device then", right=True),
         Column("fits"),
         Column("costs", wrap=True),
-    ]
+    )
     rows: list[tuple[Cell, ...]] = []
+    typed: list[tuple[Cell, ...]] = []
     for number, remedy in enumerate(remedies, start=1):
         figures = (format_bytes(remedy.frees_bytes), format_bytes(remedy.device_bytes))
         fits = Span(remedy.fits, STYLES[remedy.fits])
-        rows.append((str(number), remedy.title, *figures, fits, words.COSTS.get(remedy.cost, remedy.cost)))
-        rows.append(("", Span(words.option_words(remedy.changes), "dim"), "", "", "", ""))
-    if width < ROOMY:
-        return Table(tuple(columns[:3] + columns[4:5]), tuple((*row[:3], row[4]) for row in rows))
-    return Table(tuple(columns), tuple(rows))
+        rows.append((str(number), remedy.title, *figures, fits, words.remedy_cost(remedy)))
+        options = Span(words.option_words(remedy.changes), "dim")
+        typed.append((str(number), options))
+        if width >= ROOMY:
+            rows.append(("", options, "", "", "", ""))
+    if width >= ROOMY:
+        yield Table(columns, tuple(rows))
+        return
+    yield Table((*columns[:2], *columns[3:]), tuple((*row[:2], *row[3:]) for row in rows))
+    yield Table((Column(right=True), Column("to type", wrap=True)), tuple(typed))

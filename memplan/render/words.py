@@ -1,9 +1,10 @@
 """The words of a report: what an instant is, what a category is called, how a job reads aloud."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.report import Report
+from memplan.report import Remedy, Report
 from memplan.units import format_bytes, format_count
 
 WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
@@ -57,6 +58,10 @@ POINTS = {
         "the backward of the first layer",
         "nearly all gradients are there, and one layer's activations still are",
     ),
+    "inputs-backward": (
+        "the backward of what makes the layers' own inputs",
+        "the dense gradient of their table is made while all layers' gradients are there",
+    ),
     "embedding-backward": ("the backward of the embedding", "every gradient is there"),
     **{f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP) for name, what in STEPS.items()},
     **{
@@ -96,8 +101,12 @@ PASSES = {
     "old": "the policy scoring its rollout",
     "critic": "the critic",
     "teacher": "the teacher",
+    "evaluation-policy": "in evaluation",
+    "evaluation-reference": "the reference model in evaluation",
+    "evaluation-kl": "the KL estimate in evaluation",
 }
 """Passes other than the policy's own over the whole batch."""
+EVALUATION = "evaluation-"
 
 SHARDING = {
     "none": "nothing divided",
@@ -119,14 +128,27 @@ METERS = {
 """Where a user reads each meter."""
 
 COSTS = {
-    "nothing": "costs nothing",
+    "nothing": "nothing",
     "setup": "effort, once",
-    "speed": "time per step",
+    "speed": "",
     "numerics": "optimizer's numerics",
-    "hardware": "more GPUs",
-    "training": "another training run",
+    "training": "another training",
 }
-"""What a remedy costs, in words."""
+"""What a remedy costs beside time, in words."""
+
+
+def remedy_cost(remedy: Remedy) -> str:
+    """'34 % slower', 'another training, 1.8 × as fast', with what it needs of the host."""
+    speed, words = remedy.relative_speed, [COSTS.get(remedy.cost, remedy.cost)]
+    if speed >= 1.05 and remedy.alters_training:
+        words.append(f"{speed:.1f} × as fast")
+    elif speed < 0.5:
+        words.append(f"{1 / speed:.1f} × the time")
+    elif speed < 0.995:
+        words.append(f"{100 * (1 - speed):.0f} % slower")
+    if remedy.host_bytes_per_node >= 1 << 30:
+        words.append(f"{format_bytes(remedy.host_bytes_per_node)} of a node's memory")
+    return ", ".join(word for word in words if word) or COSTS["nothing"]
 
 
 def category_title(category: str) -> str:
@@ -142,6 +164,8 @@ def instant_words(instant: str) -> tuple[str, str]:
         what, why = f"the reduction of {layer}'s gradients", POINTS["last-layer-reduce"][1]
     else:
         what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
+    if name.startswith(EVALUATION):
+        why = "nothing is saved for backward, and an evaluation's batch is larger: eval_batch_size"
     where = PASSES.get(name, "")
     return (f"{what}, {where}" if where else what), why
 
@@ -268,6 +292,10 @@ def _option(key: str, value: Any) -> str:
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(f"--lora-{i} {v}" if key == "lora" else f"--set {key}.{i}={v}" for i, v in pairs)
+    if isinstance(value, (list, tuple)):
+        if not value or not all(isinstance(item, str) for item in value):
+            return f"--set '{key}={json.dumps(value)}'"
+        value = ",".join(value)
     name = key.replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"

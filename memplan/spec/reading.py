@@ -171,3 +171,13 @@ def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(values.get(key), dict) and key != "model"
         values[key] = {**values[key], **value} if both else value
     return values
+
+
+def with_changes(given: JobInput, changes: Mapping[str, Any]) -> JobInput:
+    """The job with some keys set as options set them; None takes a key out."""
+    stay = {
+        key: value for key, value in given.job.model_dump(exclude_unset=True).items() if changes.get(key, 0) is not None
+    }
+    set_ = {key: value for key, value in changes.items() if value is not None}
+    sources = given.sources | dict.fromkeys(changes, "option")
+    return given._replace(job=build_job(merged(stay, set_)), sources=sources)

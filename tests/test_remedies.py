@@ -1,0 +1,223 @@
+"""Proves that what ``estimate`` advises is true: the job with a remedy's changes has the very figures that it states,
+the cheapest comes first, and nothing is advised that does not help or that could be left out."""
+
+import random
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from any_jobs import TINY
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from memplan.api import estimate
+from memplan.errors import InvalidJob
+from memplan.plan.moves import HEAD, LAYOUT, Move, moves, together
+from memplan.plan.pricing import FREE, Pricing
+from memplan.report import Report
+from memplan.reporting import peak
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, merged, normalise, read_job
+from memplan.spec.reading import with_changes as read_with_changes
+from memplan.tables.methods import METHODS
+
+COSTS = ("nothing", "setup", "speed", "numerics", "training")
+WIDE = {**TINY, "hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32000, "num_hidden_layers": 8}
+JOBS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([WIDE, {**WIDE, "tie_word_embeddings": True}, "qwen3-0.6b", "smollm2-135m"]),
+        "method": st.sampled_from([name for name in METHODS if name != "distill"]),
+        "gpu": st.sampled_from(["2GiB", "3GiB", "4GiB", "6GiB", "10GiB", "16GiB"]),
+        "batch_size": st.sampled_from([1, 2, 6]),
+        "sequence_length": st.sampled_from([256, 1024, 3000]),
+    },
+    optional={
+        "num_gpus": st.sampled_from([2, 4]),
+        "sharding": st.sampled_from(["ddp", "zero1", "zero2", "zero3", "fsdp2"]),
+        "zero_stage": st.sampled_from([1, 2]),
+        "gradient_accumulation_steps": st.sampled_from([2, 3]),
+        "global_batch_size": st.just(24),
+        "gradient_checkpointing": st.sampled_from(["none", "selective", "every:2", "full"]),
+        "loss_head": st.sampled_from(["auto", "chunked"]),
+        "optimizer": st.sampled_from(["adamw", "sgd", "lion", "adafactor"]),
+        "optimizer_impl": st.sampled_from(["auto", "foreach"]),
+        "attention": st.sampled_from(["sdpa", "eager"]),
+        "padded": st.booleans(),
+        "completion_length": st.just(200),
+        "reference": st.sampled_from(["auto", "resident"]),
+        "lora": st.just({"r": 8}),
+        "precision": st.sampled_from(["auto", "bf16", "bf16-amp"]),
+        "trainer": st.sampled_from(["pytorch", "transformers", "trl"]),
+        "allocator": st.just({"expandable_segments": True}),
+    },
+)
+
+
+def with_changes(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The job as a file, and the changes as options over it."""
+    return merged(normalise(job)[0], normalise(changes)[0])
+
+
+def assert_true(job: dict[str, Any], report: Report) -> None:
+    """Every remedy is what ``estimate`` says of the changed job."""
+    ranks = []
+    for remedy in report.remedies:
+        again = estimate(with_changes(job, remedy.changes))
+        assert again.verdict is not None
+        assert again.verdict.fits == remedy.fits
+        assert again.per_gpu.allocated_bytes == remedy.allocated_bytes
+        assert again.per_gpu.device_bytes.expected == remedy.device_bytes
+        assert again.host.bytes_per_node == remedy.host_bytes_per_node
+        assert remedy.frees_bytes == report.per_gpu.device_bytes.expected - remedy.device_bytes
+        assert remedy.fits == "yes" or (len(report.remedies) == 1 and remedy.frees_bytes > 0)
+        assert remedy.alters_training == (remedy.cost in ("numerics", "training"))
+        assert remedy.relative_speed > 0
+        ranks.append((max(COSTS.index(remedy.cost), 2), -remedy.relative_speed if not remedy.alters_training else 0.0))
+    assert all(one[0] < two[0] or one[1] <= two[1] + 0.02 for one, two in pairwise(ranks))
+    assert len({remedy.title for remedy in report.remedies}) == len(report.remedies) <= 3
+
+
+@given(job=JOBS)
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_the_changed_job_has_the_figures_that_are_stated(job: dict[str, Any]) -> None:
+    try:
+        report = estimate(job)
+    except InvalidJob:
+        assume(False)
+        raise
+    assert report.verdict is not None
+    assume(report.verdict.fits != "yes")
+    assert_true(job, report)
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "a free change does": {"model": "qwen3-0.6b", "method": "sft", "sequence_length": 256, "gpu": "7.6GiB"},
+    "too long": {"model": "qwen3-0.6b", "method": "sft", "gpu": "24GiB", "batch_size": 8},
+    "a stage named": {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090", "num_gpus": 8, "zero_stage": 1},
+    "two together": {"model": "llama-3.1-8b", "method": "dpo", "gpu": "rtx-4090", "num_gpus": 8},
+    "one card": {"model": "llama-3.1-8b", "method": "dpo", "gpu": "rtx-4090"},
+    "an update": {"model": "llama-3.1-8b", "method": "ppo", "gpu": "rtx-4090", "batch_size": 2},
+    "rollouts": {
+        "model": "qwen3-0.6b",
+        "method": "grpo",
+        "gpu": "24GiB",
+        "batch_size": 4,
+        "rollout": {"group_size": 8, "prompt_length": 512, "completion_length": 2048},
+    },
+    "global batch": {
+        "model": "qwen3-0.6b",
+        "method": "simpo",
+        "gpu": "12GiB",
+        "batch_size": 4,
+        "global_batch_size": 16,
+    },
+    "megatron": {
+        "model": "llama-3.1-8b",
+        "method": "sft",
+        "gpu": "h100-80gb",
+        "num_gpus": 8,
+        "trainer": "megatron",
+        "tensor_parallel": 2,
+        "batch_size": 8,
+        "sequence_length": 4096,
+    },
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_nothing_of_a_remedy_can_be_left_out(name: str) -> None:
+    job, report = REAL[name], estimate(REAL[name])
+    assert report.remedies
+    assert_true(job, report)
+    for remedy in report.remedies:
+        assert remedy.fits == "yes"
+        for left in remedy.changes:
+            if left == "gradient_accumulation_steps":
+                continue
+            changes = {key: value for key, value in remedy.changes.items() if key != left}
+            if left == "batch_size":
+                changes.pop("gradient_accumulation_steps", None)
+            try:
+                verdict = estimate(with_changes(job, changes)).verdict
+            except InvalidJob:
+                continue
+            assert verdict is not None
+            assert verdict.fits != "yes", (remedy.title, left)
+
+
+def test_what_costs_nothing_comes_first() -> None:
+    first = estimate(REAL["a free change does"]).remedies[0]
+    assert (first.cost, first.relative_speed) == ("nothing", 1.0)
+
+
+def test_what_changes_the_training_comes_last_and_is_marked() -> None:
+    marks = [remedy.alters_training for remedy in estimate(REAL["two together"]).remedies]
+    assert marks == sorted(marks)
+    assert marks[-1]
+
+
+def test_a_job_that_fits_is_advised_nothing() -> None:
+    assert not estimate({"model": "smollm2-135m", "method": "sft", "gpu": "b300"}).remedies
+
+
+def test_where_nothing_does_no_more_than_what_comes_nearest_is_said() -> None:
+    nothing = {"model": "llama-3.1-405b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 8, "trainer": "megatron"}
+    for job in ({**nothing, "tensor_parallel": 8}, {"model": "qwen3-0.6b", "method": "sft", "gpu": "1GiB"}):
+        report = estimate(job)
+        assert len(report.remedies) <= 1
+        assert all(remedy.fits == "no" and remedy.frees_bytes > 0 for remedy in report.remedies)
+
+
+def test_the_cheapest_single_change_is_that_of_brute_force() -> None:
+    job = {"model": "qwen3-0.6b", "method": "sft", "gpu": "24GiB", "batch_size": 8, "gradient_accumulation_steps": 2}
+    every: list[dict[str, Any]] = [{"gradient_checkpointing": how} for how in ("selective", "full")]
+    every += [{"loss_head": head} for head in ("chunked", "fused")]
+    every += [{"batch_size": size, "gradient_accumulation_steps": 16 // size} for size in (1, 2, 4)]
+    free: dict[str, Any] = {"optimizer_impl": "fused", "attention": "flash", "allocator": {"expandable_segments": True}}
+    from memplan.cost import speed
+
+    fitting = {}
+    for changes in every:
+        report = estimate({**job, **changes, **free})
+        assert report.recipe is not None
+        assert report.verdict is not None
+        if report.verdict.fits == "yes":
+            fitting[str(changes)] = speed(report.recipe).tokens_per_second
+    first = estimate(job).remedies[0]
+    assert fitting
+    base = estimate(job).recipe
+    assert base is not None
+    best = max(fitting.values()) / speed(base).tokens_per_second
+    assert first.relative_speed >= best - 0.015
+
+
+@given(job=JOBS, seed=st.integers(0, 1000))
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_the_last_move_of_an_axis_holds_the_least(job: dict[str, Any], seed: int) -> None:
+    """What the search rests on: where the last values of some axes do not make the job fit, no others of them do."""
+    read = read_job(job)
+    try:
+        recipe = resolve(read)
+    except InvalidJob:
+        assume(False)
+        raise
+    axes: dict[str, list[Move]] = {}
+    for move in moves(read.job, recipe):
+        if move.axis not in (LAYOUT, HEAD):
+            axes.setdefault(move.axis, []).append(move)
+    random_ = random.Random(seed)
+    for size in (1, 2, 3):
+        for chosen in combinations(axes, size):
+            last = [axes[axis][-1] for axis in chosen]
+            other = [random_.choice(axes[axis]) for axis in chosen]
+            sizes = [least(read, keys) for made in (last, other) if (keys := together(read.job, recipe, made))]
+            assert None in sizes or len(sizes) < 2 or sizes[0] <= sizes[1], (last, other)  # type: ignore[operator]
+
+
+def least(read: JobInput, keys: dict[str, Any]) -> int | None:
+    """Device bytes with all that costs nothing; None where it cannot be."""
+    try:
+        changed = resolve(read_with_changes(read, keys))
+    except InvalidJob:
+        return None
+    return peak(Pricing(FREE).variants(changed)[-1][1]).device.high
