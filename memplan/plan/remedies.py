@@ -158,12 +158,14 @@ class Around:
 
     def hopeful(self, root: tuple[Move, ...]) -> bool:
         """Whether moves beside these may make the job fit: all that hold the least do, or cannot be."""
-        taken = {move.axis for move in root}
+        alone, taken = self.changed(root), {move.axis for move in root}
+        if alone is None or self.floored(alone):
+            return False
         rest = tuple(move for move in self.least if move.axis not in {*taken, HEAD})
         heads = [(move,) for move in self.least if move.axis == HEAD and HEAD not in taken]
         for head in (*reversed(heads), ()):
             leanest = self.changed((*root, *rest, *head))
-            if leanest is None or (not self.floored(leanest) and self.price(leanest).fits):
+            if leanest is None or self.price(leanest).fits:
                 return True
         return False
 
