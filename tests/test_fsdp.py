@@ -153,6 +153,18 @@ def test_gradients_wait_without_the_padding_of_their_reduction() -> None:
     assert layer.waiting == layer.gradients < layer.reduced
 
 
+def test_layers_that_are_kept_stay_through_the_reference_behind_them() -> None:
+    """LLaMA-Factory scores with the policy first: what its forward keeps gathered is there in the reference's."""
+    keys = {"method": "dpo", "trainer": "llamafactory", "precision": "bf16-amp", "reshard_after_forward": 2}
+    book = book_of(**keys)
+    kept = [row for row in book.rows if row.name == "layers gathered before, the policy's"]
+    assert [(book.schedule[row.born], book.schedule[row.dies]) for row in kept] == [
+        ("reference.gather", "reference.forward")
+    ]
+    own = frame(recipe_of(**keys), model_weights(recipe_of(**keys).model))
+    assert kept[0].bytes == own.first_kept + sum(unit.gathered // 2 for unit in own.layers)
+
+
 def test_offload_moves_states_to_the_host() -> None:
     card, host = book_of(), book_of(fsdp={"cpu_offload": True})
     assert host.by_category("step.optimizer").get("optimizer_states", 0) == 0

@@ -57,6 +57,18 @@ def test_a_storage_is_rounded_up_and_dies_with_its_last_holder(elements: int, it
     assert live_at(tape.log, 2) == {}
 
 
+@pytest.mark.parametrize(("mode", "left"), [("keep", 1), ("sum", 0), ("meet", 0), ("join", 1)])
+def test_of_two_graphs_the_sum_of_gradients_is_kept_where_it_becomes_the_gradient(mode: str, left: int) -> None:
+    tape = Tape()
+    matrix = weight(tape)
+    out = [ops.linear(tape, leaf(tape, needs_grad=False), matrix, X, "out")]
+    tape.gradient_mode = mode
+    tape.await_others()
+    play(tape, out)
+    assert len(tape.gradients) == left
+    assert most(tape) == {"keep": 3, "sum": 3, "meet": 4, "join": 4}[mode]
+
+
 @pytest.mark.parametrize(("trained", "needs_grad", "kept"), [(True, True, 1), (True, False, 1), (False, True, 0)])
 def test_linear_keeps_its_input_for_the_weight_only(trained: bool, needs_grad: bool, kept: int) -> None:
     tape = Tape()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memplan.engine import ops
-from memplan.engine.attention import scores_of, unfused
+from memplan.engine.attention import masked, scores_of, unfused
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import joined, turn
@@ -138,13 +138,12 @@ def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
 
 def bloom(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """``alibi.baddbmm(q, k)``: several rows make copies of q, k and v, one row has them as views."""
-    tape = p.tape
     views = projected(p, mixer, x)
     q, k, v = (batched(p, part) for part in views)
     scores = scaled_product(p, mixer, q, k)
-    masked = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    out, weights = weighted(p, mixer, [masked], v, q.itemsize)
-    del scores, masked, views
+    summed = masked(p, scores)
+    out, weights = weighted(p, mixer, [summed], v, q.itemsize)
+    del scores, summed, views
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 

@@ -46,6 +46,8 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         if name == "reference" and recipe.reference == "resident":
             if sharded:
                 _enter_reference(book, recipe, traced)
+            if there:
+                _enter_kept_through(book, own, name)
             continue
         if point == "forward":
             if not opened:
@@ -96,6 +98,14 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
     unused = [*policy.layers[: policy.left], *([policy.first] if rests else [])]
     enter_left(book, unused, policy, "units without a backward")
     return policy
+
+
+def _enter_kept_through(book: Ledger, own: Frame, name: str) -> None:
+    """What the policy's forward keeps gathered is there in the forward of another model behind it."""
+    begins = next(each for each in book.schedule if each.startswith(f"{name}."))
+    kept = own.first_kept + own.kept_until(len(own.layers))
+    why = "of the forward before the reference's"
+    gathered(book, "layers gathered before, the policy's", kept, begins, why, f"{name}.forward")
 
 
 def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:

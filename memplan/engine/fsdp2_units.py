@@ -31,8 +31,8 @@ class Unit(NamedTuple):
     held: int
     """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy of other dtype."""
     cast: int = 0
-    """The all-gather's input: the rank's part in the gathered dtype, where it is stored in another; before that, its
-    copy from the host."""
+    """The all-gather's input in backward: the rank's part in the gathered dtype, where it is stored in another; before
+    that, its copy from the host. After resharding to a number, a copy of the part that is there."""
     replicated: int = 0
     """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients that are there
     already."""
@@ -156,8 +156,11 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         gathered += elements * used
         parting = max(parting, one // parts - before) if parts > 1 else 0
         stored = recipe.adapter.itemsize if weight.adapter and recipe.adapter else recipe.precision.weights
-        cast += elements // recipe.ranks * used if used != stored else 0
-        cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
+        if parts > 1:  # a gather of a backward reads the part that the forward left, and copies it all the same
+            cast += elements // parts * used if used != stored and not recipe.fsdp.cpu_offload else 0
+        else:
+            cast += elements // recipe.ranks * used if used != stored else 0
+            cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
         if weight.trained or flat:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
             last = exact * used

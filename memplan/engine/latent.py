@@ -8,6 +8,7 @@ widths of a query's parts, dv of a value, ql and kl of the latents.
 from __future__ import annotations
 
 from memplan.engine import ops
+from memplan.engine.attention import masked
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.indexing import chosen_tokens, index_mask
 from memplan.engine.kernels import fused_attention
@@ -173,7 +174,7 @@ def eager(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     tape = p.tape
     scores = Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
     weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
-    weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
+    weights = masked(p, weights)
     wide = ops.softmax(tape, weights, "attention probabilities", half_to_float=p.mode.half_to_float)
     weights = ops.cast(tape, wide, q.itemsize, "attention probabilities")  # the masked scores are a local until then
     del wide

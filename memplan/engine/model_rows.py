@@ -35,7 +35,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
         return
     width = spec.embedding_width or spec.hidden_size
     size = spec.vocab_size * width * plan.mode.weight_itemsize
-    keep = plan.gradients == "keep"
+    keep = plan.gradients in ("keep", "join")
     until = kept.last(book, plan.name) if kept.layers or kept.root else instant
     tied = spec.head_is_tied and not saved
     if consumer:
@@ -68,15 +68,18 @@ def _embedding_gradients(
 ) -> list[tuple[str, str, str]]:
     """(label, born, dies) of the vocabulary-sized gradients at the end of backward."""
     own, shared = "gradient of the embedding", traced.plan.mode.shared_casts
-    last = instant if mode != "keep" else until
+    keeps = mode in ("keep", "join")
+    last = until if keeps else instant
     if shared == "second" and tied:  # the head's waits for its cast: both come together at the other graph's head
         return [(own, instant, until.replace("embedding", "final-norm"))]
     if not tied:
-        rows = [(own, instant, last)]
+        total = "sum of the embedding's gradients"
+        if mode == "join":
+            return [(own, instant, instant), (total, instant, until)]
         met = mode in ("sum", "meet") or shared == "first"
-        return [*rows, ("sum of the embedding's gradients", instant, instant)] if met else rows
+        return [(own, instant, last), *([(total, instant, instant)] if met else [])]
     rows = [(own, instant, instant), ("sum of embedding and head gradients", instant, last)]
-    if mode not in ("keep", "sum"):  # in "sum" the engine's buffer has taken it already
+    if not keeps and mode != "sum":  # in "sum" the engine's buffer has taken it already
         first = next(traced.layer_instants(traced.backward_layers[0]))[0]
         rows.append(("gradient of the tied head", first, instant))
     if shared == "first":

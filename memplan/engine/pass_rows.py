@@ -163,7 +163,7 @@ class PassRows:
     def _enter_gradients(self, first_of: dict[int, str], last_of: dict[int, str], kept: KeptGradients) -> None:
         """Weight gradients, born as backward passes the layers from last to first."""
         name, chosen = self.traced.plan.name, self.traced.backward_layers
-        if self.traced.plan.gradients == "keep":
+        if self.traced.plan.gradients in ("keep", "join"):
             self._enter_tail_gradients(self.book.after(f"{name}.final-norm-backward"), kept)
         why = "each weight's gradient is kept from its layer's backward to the optimizer's step"
         dies = kept.last(self.book, name) if kept.layers else kept.until

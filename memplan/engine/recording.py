@@ -202,6 +202,6 @@ class PassRun:
                 tied.clear()
             if tape.gradient_mode == "keep":
                 tape.gradients.append(own)
-            elif tape.gradient_mode in ("sum", "meet") and not tape.in_place:
+            elif tape.gradient_mode in ("sum", "meet", "join") and not tape.in_place:
                 own = another()
         self.caught[0].clear()

@@ -6,7 +6,7 @@ Follows ``modeling_gpt_oss.py`` (transformers 5.23), whose softmax runs in the m
 from __future__ import annotations
 
 from memplan.engine import ops
-from memplan.engine.attention import repeat_kv, scores_of
+from memplan.engine.attention import masked, repeat_kv, scores_of
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.norms import subtract
@@ -48,7 +48,7 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     keys = repeat_kv(p, mixer, k, "repeated keys", q_dim, batched=True)
     values = repeat_kv(p, mixer, v, "repeated values", q_dim, batched=True)
     weights = ops.scale(tape, ops.matmul(tape, q, keys, scores_dim, "attention scores"), "attention scores")
-    weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
+    weights = masked(p, weights)
     sinks = ops.expand(tape, p.param("sinks", heads), p.dim("H", heads))
     both: tuple[Tensor, ...] = (weights, sinks)
     if tape.autocast:
@@ -57,8 +57,8 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     del both
     logits = _less_the_largest(p, logits, p.dim("H", heads))
     probabilities = ops.softmax(tape, logits, "attention probabilities", to_fp32=False)
-    weights = ops.view(tape, probabilities, scores_dim, whole=False)
-    weights = ops.cast(tape, weights, values.itemsize, "attention probabilities")
+    scores = ops.view(tape, probabilities, scores_dim, whole=False)
+    weights = ops.cast(tape, scores, values.itemsize, "attention probabilities")  # until then, the masked scores
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
-from memplan.engine.fsdp2_units import gathered_layers, gathers, kept_part, used_adapter
+from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, kept_part, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
@@ -143,7 +143,9 @@ def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPas
         plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=gradients)
     if not shares_casts(recipe):
         there = recipe.accumulation > 1 or gathers(recipe)
-        return traced_pass(plans[0]._replace(gradients="meet" if there else "sum")), traced_pass(plans[1])
+        joins = gathers(recipe) and recipe.sharding == "fsdp2" and not (recipe.accumulates and adds_in_place(recipe))
+        how = "join" if joins else "meet" if there else "sum"
+        return traced_pass(plans[0]._replace(gradients=how)), traced_pass(plans[1])
     chosen, rejected = (
         plan._replace(mode=plan.mode._replace(shared_casts=order))
         for plan, order in zip(plans, ("first", "second"), strict=True)

@@ -166,7 +166,7 @@ class Tape:
     def await_others(self) -> None:
         """The gradients that another graph of the same backward left, which ran back before, wait for this one's: those
         of casts that both share, or of all weights."""
-        if self.gradient_mode == "meet":
+        if self.gradient_mode in ("meet", "join"):
             self.awaited = {weight: weight.itemsize for weight in self.leaves}
         for weight, itemsize in self.awaited.items():
             self.waiting[weight] = self.gradient((weight.dim, itemsize), "weight gradients of the other graph")
@@ -258,7 +258,8 @@ class Tape:
         """Keep: the new gradient becomes ``.grad`` itself. Add: it is added in place to the one there, and freed.
 
         Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third. Meet: the
-        same, and both are freed, since the sum is added to the ``.grad`` of micro-steps before.
+        same, and both are freed, since the sum is added to the ``.grad`` of micro-steps before. Join: the sum itself
+        becomes ``.grad`` (FSDP2's whole gradients, which wait for their reduction).
         Fused (LOMO): it updates its weight when the next one comes; so many bytes per element are alive then.
         Bucket (DeepSpeed): it is copied into a bucket; one of more elements than that waits for the next one.
         """
@@ -266,11 +267,13 @@ class Tape:
             return
         if self.gradient_mode == "keep":
             self.gradients.append(grad)
-        elif self.gradient_mode in ("sum", "meet"):
+        elif self.gradient_mode in ("sum", "meet", "join"):
             waits = self.waiting.pop(param, None)
             if not self.in_place:
-                self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
+                grad = self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
             del waits
+            if self.gradient_mode == "join":
+                self.gradients.append(grad)
         elif self.gradient_mode.startswith("fused"):
             sizes, self.gradients = [(held.dim, held.itemsize) for held in self.gradients], [grad]
             for dim, itemsize in sizes:

@@ -129,7 +129,7 @@ def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, in
     """(the most within the backward, gradients of weights it leaves)."""
     if node is None:
         return 0, 0
-    tape.gradient_mode = "sum" if plan.gradients == "meet" else plan.gradients
+    tape.gradient_mode = "sum" if plan.gradients in ("meet", "join") else plan.gradients
     tape.peaks.clear()
     tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1))
     return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
