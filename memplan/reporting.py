@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 
 from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
+from memplan.engine.joined import PREFIX, Joined, JoinedTotals, evaluation_of
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.quick import Totalled, states_alone, totalled
 from memplan.engine.ranks import RankClass, rank_classes
@@ -87,8 +88,10 @@ def _verdict(device: Band, recipe: Recipe, host: Host) -> Verdict | None:
 
 
 def phase_of(instant: str) -> str:
-    """forward (with the loss, and scoring passes), backward or step."""
+    """forward (with the loss, and scoring passes), backward, step or evaluation."""
     name, point = instant.split(".", 1)
+    if name.startswith(PREFIX):
+        return PREFIX
     if name == "step" or point == "optimizer":
         return "step"
     return "backward" if point.endswith(("backward", "reduce")) else "forward"
@@ -128,9 +131,17 @@ def price(recipe: Recipe, detailed: bool = True) -> list[Priced]:
     """
     priced = []
     for of in rank_classes(recipe):
-        book = ledger(of.recipe) if detailed else totalled(of.recipe)
+        book = _book(of.recipe, detailed)
         priced.append(Priced(of, book, measure(book, of.recipe)))
     return sorted(priced, key=lambda each: -each.meters.device.expected)
+
+
+def _book(recipe: Recipe, detailed: bool) -> Ledger | Totalled:
+    """The step, and the evaluation after it where there is one."""
+    after = evaluation_of(recipe)
+    if detailed:
+        return Joined(ledger(recipe), ledger(after)) if after else ledger(recipe)
+    return JoinedTotals(totalled(recipe), totalled(after)) if after else totalled(recipe)
 
 
 def totals_of(recipe: Recipe) -> Totals:

@@ -31,6 +31,7 @@ from memplan.engine.step_rows import enter_gradients, enter_step
 from memplan.engine.tensors import Weight, model_weights
 from memplan.engine.unsloth_rows import enter_checkpoint_buffers, enter_unpacking
 from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
+from memplan.engine.zero3 import enter_lasting
 from memplan.engine.zero_states import enter_zero_states
 from memplan.engine.zero_step import enter_zero_step
 from memplan.spec.recipe import Recipe
@@ -103,6 +104,8 @@ def _enter_states(book: Ledger, parts: Parts) -> None:
 
 
 def _enter_gradients(book: Ledger, parts: Parts) -> None:
+    if parts.recipe.evaluating:
+        return
     recipe, apart = parts.recipe, _apart(parts.recipe)
     enter_gradients(book, recipe, _stepped(parts), book.after(CRITIC_STEP) if apart else "")
     if apart:
@@ -140,7 +143,10 @@ def _enter_pipeline(book: Ledger, parts: Parts) -> None:
 
 def _enter_sharding(book: Ledger, parts: Parts) -> None:
     if parts.recipe.zero_stage >= 0:
-        enter_zero(book, parts.recipe, parts.weights, parts.last_backward)
+        if not parts.recipe.evaluating:
+            enter_zero(book, parts.recipe, parts.weights, parts.last_backward)
+        elif parts.recipe.zero_stage == 3:
+            enter_lasting(book, parts.recipe, parts.weights)
         if parts.recipe.zero_stage == 3:
             enter_whole_weights(book, parts.recipe, parts.passes)
     else:
@@ -148,6 +154,8 @@ def _enter_sharding(book: Ledger, parts: Parts) -> None:
 
 
 def _enter_steps(book: Ledger, parts: Parts) -> None:
+    if parts.recipe.evaluating:
+        return
     recipe = parts.recipe
     enter = enter_zero_step if recipe.deepspeed.wrapper not in ("", "plain") else enter_step
     enter(book, recipe, _stepped(parts), STEP)

@@ -26,10 +26,12 @@ RUN = "torch 2.13 distributed/fsdp/_runtime_utils.py"
 
 
 def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
-    """Every row that FSDP1 adds to the passes of a micro-step."""
+    """Every row that FSDP1 adds to the passes of a micro-step; of an evaluation, to its forwards."""
     policy, opened, late = frame(recipe, weights), "", waits_for_reduction(recipe)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
+    if recipe.evaluating:
+        _gathered(book, "root (embedding, norm, head)", policy.root.gathered, "", "", "the root stays gathered")
     for position, (traced, point) in enumerate(passes):
         name = traced.plan.name
         if name == "reference" and recipe.reference == "resident":
@@ -55,6 +57,8 @@ def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             opened = ""
         _enter_flat(book, recipe, policy.root, NO_UNIT, f"{name}.reduce", "the root", reduces, policy.root.gathered)
     backwards = [traced for traced, point in passes if point == "backward"]
+    if recipe.evaluating:
+        return
     if late:
         _enter_waiting(book, recipe, policy, backwards)
     elif recipe.accumulation == 1:

@@ -36,6 +36,9 @@ from memplan.spec.recipe import Recipe
 
 def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
     """Every row that FSDP2 adds to the passes of a micro-step."""
+    if recipe.evaluating:
+        _enter_forwards(book, recipe, weights, passes)
+        return
     policy, opened, there, tail_from = frame(recipe, weights), "", False, ""
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
@@ -45,7 +48,8 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
             if sharded:
-                _enter_reference(book, recipe, traced)
+                frozen = frozen_frame(recipe, traced.plan)
+                _enter_alone(book, recipe, traced, frozen._replace(root=frozen.always), "reference's")
             if there:
                 _enter_kept_through(book, own, name)
             continue
@@ -108,15 +112,29 @@ def _enter_kept_through(book: Ledger, own: Frame, name: str) -> None:
     gathered(book, "layers gathered before, the policy's", kept, begins, why, f"{name}.forward")
 
 
-def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
-    """The forward of a reference that is sharded too: nothing ever reshards its root."""
-    name, own = traced.plan.name, frozen_frame(recipe, traced.plan)
-    enter_root(book, own._replace(root=own.always), "reference's root", "", "")
+def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
+    """An evaluation: no backward reshards what a forward leaves."""
+    sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
+    policy = frame(recipe, weights)
+    policy = policy._replace(root=policy.always, tail=NOTHING)
+    for traced, _ in passes:
+        if traced.plan.name != "reference" or recipe.reference != "resident":
+            _enter_alone(book, recipe, traced, policy, "policy's")
+            policy = policy._replace(root=NOTHING)
+        elif sharded:
+            own = frozen_frame(recipe, traced.plan)
+            _enter_alone(book, recipe, traced, own._replace(root=own.always), "reference's")
+
+
+def _enter_alone(book: Ledger, recipe: Recipe, traced: TracedPass, own: Frame, owner: str) -> None:
+    """The forward of a model that has no backward: nothing ever reshards its root."""
+    name = traced.plan.name
+    enter_root(book, own, f"{owner} root", "", "")
     if f"{name}.gather" in book.index:
         runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
         enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
     enter_forward(book, recipe, own, traced, there=own.resharding is not True)
-    enter_left(book, [*own.layers, own.first], own, "reference's units")
+    enter_left(book, [*own.layers, own.first], own, f"{owner} units")
 
 
 def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:

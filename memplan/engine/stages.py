@@ -33,6 +33,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         kernels=recipe.kernels,
         in_place=recipe.gpu is not None,
         mixer_kernels=recipe.mixer_kernels,
+        repeats_keys=recipe.attention == "flash" and recipe.model.family in recipe.trainer.repeats_flash,
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
     )
@@ -67,6 +68,8 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
 def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """The passes of one micro-step in order, each with the half that happens then: forward or backward, or the loss
     where another model's forward comes before it."""
+    if recipe.evaluating:
+        return _evaluation(recipe)
     if recipe.teacher:
         return _distillation(recipe)
     if recipe.method.optional_reference:
@@ -101,6 +104,16 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     rejected = traced_pass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
     halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
     return [*scoring, *scored, *halves]  # type: ignore[list-item]
+
+
+def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """The forwards of a batch, without a graph: the reference's, the policy's, KTO's for its KL estimate. Halves that
+    run one after another are one of them."""
+    rows = recipe.rows if not recipe.method.pairs or recipe.pair_pass == "concatenated" else recipe.batch_size
+    reference = reference_pass(recipe, rows)
+    names = ["kl", "policy"] if recipe.method.kl_rows else ["policy"]
+    own = [(traced_pass(policy_plan(recipe, name, rows, "no-grad")), "forward") for name in names]
+    return [*([(reference, "forward")] if reference else []), *own]
 
 
 def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:

@@ -21,11 +21,9 @@ NORM_PIECE = 250_000_000
 """Elements of which ``_constant_buffered_norm2`` takes the norm at once."""
 
 
-def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
-    """Buffers of the reductions in backward of the pass ``name``; ``born``: when the first gradient has come."""
-    zero, groups = recipe.deepspeed, groups_of(recipe, weights)
-    end, own = f"{name}.reduce", zero.communication
-    born = born if fills(recipe, groups) else end
+def enter_lasting(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """What stage 3 allocates for gradients once, for the whole run."""
+    zero, groups, own = recipe.deepspeed, groups_of(recipe, weights), recipe.deepspeed.communication
     if zero.contiguous_gradients:
         book.add(
             "reduction bucket",
@@ -47,6 +45,14 @@ def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, 
             why="a flat buffer, allocated once",
             source=f"{ZERO}/stage3.py: grad_partitions_flat_buffer",
         )
+
+
+def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
+    """Buffers of the reductions in backward of the pass ``name``; ``born``: when the first gradient has come."""
+    zero, groups = recipe.deepspeed, groups_of(recipe, weights)
+    end, own = f"{name}.reduce", zero.communication
+    born = born if fills(recipe, groups) else end
+    enter_lasting(book, recipe, weights)
     small = sum(w.elements * w.copies for g in groups for w in g.weights if w.elements <= zero.reduce_bucket_size)
     bucket = min(zero.reduce_bucket_size, small)
     copies = int(zero.reduce_scatter) + int(own != recipe.compute_itemsize)

@@ -92,8 +92,9 @@ def _batch(keys: Keys) -> None:
         keys.put("gradient_accumulation_steps", max(1, total // each), "batch_size")
     else:
         keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
-    if keys.has("eval_batch_size"):
-        keys.copy("eval_batch_size", "eval_batch_size", "whole")
+    keys.skip("eval_batch_size")
+    if keys.number("val_set_size") or keys.has("test_datasets"):  # else nothing is held out, and nothing evaluated
+        keys.put("eval_batch_size", keys.whole("eval_batch_size") or each, "eval_batch_size")
 
 
 def _precision(keys: Keys) -> None:

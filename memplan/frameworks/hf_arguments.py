@@ -181,12 +181,17 @@ def _optimizer_arguments(keys: Keys, optimizer: str, settings: dict[str, Any]) -
         keys.put("optimizer_args", settings, "optim_args" if text else "optim")
 
 
+EVAL_BATCH_SIZE = 8
+"""Examples per device, of transformers 4 and 5 alike (TrainingArguments.per_device_eval_batch_size)."""
+
+
 def _evaluation(keys: Keys) -> None:
     """Evaluation's batch, where there is evaluation."""
     strategy = keys.text("eval_strategy") or keys.text("evaluation_strategy") or "no"
     keys.skip("per_device_eval_batch_size", "eval_accumulation_steps")
-    if strategy not in ("no", "IntervalStrategy.NO") and keys.has("per_device_eval_batch_size"):
-        keys.copy("eval_batch_size", "per_device_eval_batch_size", "whole")
+    if strategy.lower() not in ("no", "false", "intervalstrategy.no") and "eval_batch_size" not in keys.draft.given:
+        size = keys.whole("per_device_eval_batch_size") or EVAL_BATCH_SIZE
+        keys.put("eval_batch_size", size, "per_device_eval_batch_size")
 
 
 def _wrapping(keys: Keys) -> None:

@@ -12,6 +12,7 @@ from memplan.resolve.choices import card, checkpointing_form, remark_ignored, sy
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
+from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
@@ -95,7 +96,7 @@ def resolve(given: JobInput) -> Recipe:
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     nested = reentrant(job, trainer, spec, again, checkpointing, notes)
-    fused = kernels(job, trainer, spec, again, stored, notes)
+    fused = kernels(job, trainer, spec, again, base, lora, notes)
     of_mixers = mixer_kernels(job, spec, notes)
     away = offloads_activations(job, trainer, split, notes)
     if not away and sends_checkpoints(job, fused, checkpointing, notes):
@@ -173,6 +174,7 @@ def resolve(given: JobInput) -> Recipe:
         offload=away,
         kernels=fused,
         mixer_kernels=of_mixers == "cuda",
+        eval_batch_size=evaluated(job, method, degrees, in_megatron, notes),
         job=resolved | base.as_job,
         sources=notes.sources,
         origins=notes.told(),
@@ -226,9 +228,11 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     """The job as the report shows it, every auto resolved: a job that gives the same report again."""
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
-    for key in ("megatron", "fsdp", "ddp", "deepspeed"):
-        if not getattr(job, key).model_fields_set:
-            values.pop(key, None)
+    for key in ("megatron", "fsdp", "ddp", "deepspeed"):  # what is not given here stays so: some defaults refuse others
+        given = getattr(job, key).model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        values.pop(key, None)
+        if given:
+            values[key] = given
     half = stored.precision.dtype
     head = program.shown
     if head == "score":

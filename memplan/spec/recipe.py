@@ -239,6 +239,10 @@ class Recipe(NamedTuple):
     """Megatron's own layers run it."""
     offload: str = ""
     """How activations wait on the host: torch, trl, or not at all."""
+    eval_batch_size: int = 0
+    """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
+    evaluating: bool = False
+    """The passes are an evaluation's: forward alone (``engine/joined``)."""
 
     def with_batch(self, batch_size: int, accumulation: int) -> "Recipe":
         """The same job in micro-steps of another size, without resolving it again: nothing else of a recipe depends on

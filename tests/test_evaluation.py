@@ -1,0 +1,93 @@
+"""Proves that an evaluation stands beside the states of the step, as large as its batch, and changes nothing of the step."""
+
+from typing import Any
+
+import pytest
+
+from memplan.api import estimate
+from memplan.engine.joined import PREFIX
+from memplan.errors import InvalidJob
+from memplan.reporting import build_report, peak
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+
+SHARDINGS: list[dict[str, Any]] = [
+    {"num_gpus": 1},
+    {"num_gpus": 8, "sharding": "ddp"},
+    {"num_gpus": 8, "zero_stage": 2},
+    {"num_gpus": 8, "zero_stage": 3},
+    {"num_gpus": 8, "sharding": "fsdp"},
+    {"num_gpus": 8, "sharding": "fsdp2"},
+    {"num_gpus": 8, "sharding": "fsdp2", "reshard_after_forward": False},
+]
+METHODS = ["sft", "reward", "dpo", "kto", "simpo"]
+
+
+def job(**keys: Any) -> dict[str, Any]:
+    return {"model": "smollm2-135m", "method": "dpo", "gpu": "h100-80gb", "sequence_length": 256} | keys
+
+
+def figures(**keys: Any) -> dict[str, int]:
+    """Bytes at each instant."""
+    report = build_report(resolve(read_job(job(**keys))))
+    return {each.name: each.allocated_bytes for each in report.per_gpu.instants}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("split", SHARDINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_the_step_is_the_same_and_the_evaluation_follows_it(split: dict[str, Any], method: str) -> None:
+    alone, both = figures(method=method, **split), figures(method=method, eval_batch_size=8, **split)
+    step = {instant: size for instant, size in both.items() if not instant.startswith(PREFIX)}
+    assert step == alone
+    assert [instant for instant in both if instant.startswith(PREFIX)] == list(both)[len(step) :]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("split", SHARDINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_a_search_finds_what_the_report_says(split: dict[str, Any], method: str) -> None:
+    recipe = resolve(read_job(job(method=method, eval_batch_size=32, **split)))
+    report, quick = build_report(recipe), peak(recipe)
+    assert quick.allocated.expected == report.per_gpu.allocated_bytes
+    assert quick.device.high == report.per_gpu.device_bytes.high
+    assert quick.phases == report.per_gpu.phases
+    where = list(report.per_gpu.phases)
+    assert where[-1] == "evaluation"
+    alive = [each.name for each in report.per_gpu.instants]
+    for at, instant in enumerate(alive):
+        rows = (row for row in report.per_gpu.ledger if (row.place, row.meter) == ("gpu", "allocated"))
+        held = sum(row.bytes for row in rows if alive.index(row.born) <= at <= alive.index(row.dies))
+        assert held == report.per_gpu.instants[at].allocated_bytes, instant
+
+
+@pytest.mark.parametrize("split", SHARDINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_larger_batches_take_more_by_the_same_amount_each(split: dict[str, Any]) -> None:
+    """Nothing is kept of a batch but what its forward needs: the states, and a share of each example."""
+    keys = split | {"optimizer": "sgd"}
+    sizes = [_phase(eval_batch_size=batch, **keys) for batch in (64, 128, 192)]
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sizes[2] - sizes[1] == pytest.approx(sizes[1] - sizes[0], rel=0.01)
+
+
+def test_one_example_without_a_graph_takes_less_than_the_step() -> None:
+    found = estimate(job(eval_batch_size=1)).per_gpu.phases
+    assert found["evaluation"] < min(found["forward"], found["backward"])
+
+
+def _phase(**keys: Any) -> int:
+    return build_report(resolve(read_job(job(**keys)))).per_gpu.phases["evaluation"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"method": "grpo"}, "eval_batch_size: an evaluation of grpo generates"),
+        (
+            {"method": "sft", "trainer": "megatron", "num_gpus": 6, "tensor_parallel": 3, "sequence_length": 384},
+            "eval_batch_size: Megatron-LM evaluates in micro-batches",
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        resolve(read_job(job(eval_batch_size=4, **keys)))
+    assert refused.value.message.startswith(words)
