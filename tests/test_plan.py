@@ -307,3 +307,44 @@ def test_values_that_a_trainer_never_has_are_one_row() -> None:
     rows = [each for each in plan(read_job(job), wanted=1).rejected if "pair_pass" in each.reason]
     assert [each.name for each in rows] == ["Megatron (mindspeed)"]
     assert "two-forward, split, gradcache" in rows[0].reason
+
+
+EIGHT = {"model": "llama-3.1-8b", "method": "simpo"}
+SEVENTY = {"model": "llama-3.1-70b", "method": "dpo", "gpu": "h100-80gb"}
+LARGEST = {"model": "llama-3.1-405b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 1024, "global_batch_size": 1024}
+SHOWS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    ({**EIGHT, "gpu": "rtx-4090-24gb", "num_gpus": 2}, ("offload",)),
+    ({**EIGHT, "gpu": "ascend-910b-64gb", "num_gpus": 8}, ()),
+    ({**EIGHT, "gpu": "h100-80gb", "num_gpus": 8}, ()),
+    ({**SEVENTY, "num_gpus": 8, "pair_pass": "concatenated", "loss_head": "auto"}, ("offload",)),
+    ({**SEVENTY, "num_gpus": 16, "pair_pass": "concatenated", "loss_head": "auto"}, ("offload",)),
+    ({**SEVENTY, "num_gpus": 64, "pair_pass": "concatenated"}, ()),
+    (LARGEST, ()),
+)
+
+
+@pytest.mark.parametrize(("job", "allow"), SHOWS, ids=str)
+def test_the_plans_that_the_documents_show_are_estimated_to_the_same_bytes(
+    job: dict[str, Any], allow: tuple[str, ...]
+) -> None:
+    found = plan(read_job(job), allow=allow, wanted=3)
+    assert found.fits
+    assert found.plans[0].training == (("states or activations on the host",) if allow else ())
+    for each in found.plans:
+        again = memplan.estimate(each.job)
+        assert again.per_gpu.device_bytes.high == each.report.per_gpu.device_bytes.high
+        assert again.per_gpu.allocated_bytes == each.report.per_gpu.allocated_bytes
+        assert again.host.bytes_per_node == each.report.host.bytes_per_node
+        assert again.verdict is not None
+        assert again.verdict.fits == "yes"
+
+
+def test_what_misses_with_changes_is_said_too() -> None:
+    """A search that is made once is not made again for what would be needed."""
+    job = {**EIGHT, "gpu": "rtx-4090-24gb", "num_gpus": 2, "sharding": "fsdp2", "pair_pass": "concatenated"}
+    job |= {"loss_head": "auto", "attention": "sdpa"}
+    found = plan(read_job(job), allow=["offload"])
+    missed = [each for each in found.rejected if each.name.startswith("with states or activations on the host: FSDP2")]
+    assert len(missed) == 1
+    assert missed[0].short_bytes
+    assert found.needed

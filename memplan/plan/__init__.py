@@ -16,6 +16,7 @@ from memplan.plan.planning import (
     Searched,
     Tell,
     absences,
+    missed,
     nothing,
     pareto,
     point,
@@ -28,6 +29,10 @@ from memplan.plan.questions import answers
 from memplan.plan.result import Answer, Plan, Plans, Point, Rejected
 from memplan.report import SCHEMA_VERSION
 from memplan.spec.reading import JobInput
+
+Words = tuple[str, ...]
+Tried = dict[tuple[str, ...], tuple[Searched, Words]]
+"""Searches by the names of the changes that they make, and these in words; the first by none."""
 
 __all__ = ["Answer", "Plan", "Plans", "Point", "Rejected", "plan"]
 
@@ -48,15 +53,15 @@ def plan(
     ``suggest``: where nothing fits, what would have to change. Raises UsageError for a job without a card.
     """
     allowed, asked = checked(allow), question(given)
-    searched = search(asked, wanted, tell)
-    training: tuple[str, ...] = ()
-    needed: tuple[str, ...] = ()
-    first, final = searched, asked
+    first = search(asked, wanted, tell)
+    tried: Tried = {(): (first, ())}
+    final, searched, training, needed = asked, first, Words(), Words()
     if not searched.found.plans:
-        final, searched, training = _with_changes(asked, allowed, wanted, tell) or (asked, searched, ())
+        final, searched, training = _with_changes(asked, allowed, wanted, tell, tried)
     if not searched.found.plans and suggest:
-        final, searched, needed = _with_changes(asked, NAMES, wanted, tell) or (asked, searched, ())
+        final, searched, needed = _with_changes(asked, NAMES, wanted, tell, tried)
         training = needed
+    without = [each for each in tried.values() if each[0] not in (first, searched)]
     points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()
     shown = tuple(as_plan(final, candidate, priced, training) for candidate, priced in searched.found.plans)
     recipe = shown[0].report.recipe if shown else None
@@ -64,9 +69,9 @@ def plan(
         SCHEMA_VERSION,
         shown,
         points,
-        (*rejections(first), *absences(asked.space)),
-        first.of.considered + (searched.of.considered if searched is not first else 0),
-        first.found.priced + (searched.found.priced if searched is not first else 0),
+        (*rejections(first), *missed(without), *absences(asked.space)),
+        sum(each.of.considered for each, _ in tried.values()),
+        sum(each.found.priced for each, _ in tried.values()),
         answers(asked, ask, tell),
         needed,
         (*asked.assumptions, *(recipe.assumptions if recipe else ())),
@@ -75,12 +80,17 @@ def plan(
 
 
 def _with_changes(
-    asked: Question, names: Sequence[str], wanted: int, tell: Tell
-) -> tuple[Question, Searched, tuple[str, ...]] | None:
-    """The smallest set of changes with which something fits."""
+    asked: Question, names: Sequence[str], wanted: int, tell: Tell, tried: Tried
+) -> tuple[Question, Searched, Words]:
+    """The smallest set of changes with which something fits; the first search where none does. Every search that is
+    made is one more of ``tried``, and none is made twice."""
     for chosen in sets(names, asked):
-        for made, words in changed(asked, chosen):
+        for number, (made, words) in enumerate(changed(asked, chosen)):
+            name = (*(each.name for each in chosen), str(number))
+            if name in tried:
+                continue
             searched = search(made, wanted, tell)
+            tried[name] = searched, words
             if searched.found.plans:
                 return made, searched, words
-    return None
+    return asked, tried[()][0], Words()

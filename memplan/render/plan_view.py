@@ -102,6 +102,7 @@ def _best(found: "Plans") -> Iterator[Block]:
     unit = "pairs" if words.is_pairwise(best.job) else "sequences"
     shares = sorted(best.speed.parts.items(), key=lambda pair: -pair[1])
     parts = [f"{LIMITS[name]} {100 * size / seconds:.0f} %" for name, size in shares if size > 0.01 * seconds]
+    host = best.report.host.bytes_per_node
     yield Heading("The first")
     yield definitions(
         [
@@ -109,6 +110,7 @@ def _best(found: "Plans") -> Iterator[Block]:
             ("tokens/s", f"{low:,.0f} to {high:,.0f}"),
             ("time", ", ".join(parts)),
             ("memory", f"peaks at {words.instant_title(best.memory_limit)}"),
+            *([("host", f"{format_bytes(host, 1)} of each node's memory")] if host else []),
             ("its job", "--output plan.yaml writes it for memplan estimate"),
         ]
     )
