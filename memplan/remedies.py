@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memplan.engine.joined import PREFIX
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.errors import MemplanError
 from memplan.report import Card, Remedy, Report, Step
@@ -96,7 +97,7 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
     weights.
     """
     recipe = report.recipe
-    if recipe is None or recipe.method.name == "sft":
+    if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(PREFIX):
         return ()
     drop = {
         "reference": None,
@@ -109,6 +110,7 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
         "entropy": None,
         "temperature": None,
         "recompute_loss": None,
+        "eval_batch_size": None,
         "sequence_length": recipe.sequence_length,
         "completion_length": recipe.completion_length,
     } | ({"batch_size": recipe.rows, "global_batch_size": None} if recipe.group > 1 else {})

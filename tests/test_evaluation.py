@@ -1,4 +1,4 @@
-"""Proves that an evaluation stands beside the states of the step, as large as its batch, and changes nothing of the step."""
+"""Proves that an evaluation stands beside the states of the step, and changes nothing of the step."""
 
 from typing import Any
 
