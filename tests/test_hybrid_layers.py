@@ -8,7 +8,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.arch import parse_config
-from memplan.engine import delta_loop, selective_scan
+from memplan.engine import delta_loop, lightning, selective_scan, time_mix
 from memplan.engine.modules import Mode
 from memplan.engine.tensors import layer_weights
 from memplan.engine.traces import LayerTrace, trace_layer
@@ -31,14 +31,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_offset": 1, "num_experts": 1, "num_attention_heads": 4, "num_key_value_heads": 2},
     "mamba2": {"num_heads": 8, "head_dim": 64, "n_groups": 2, "state_size": 32, "chunk_size": 64},
     "qwen3_5_text": DELTA,
+    "rwkv": {"attention_hidden_size": 320},
 }
+LIGHTNING = {
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 64, "layer_types": ["linear_attention"],
+}  # fmt: skip
+ALL = {**MODELS, "minimax": LIGHTNING}
+LONG = {"qwen3_5_text": 640, "minimax": 640}
 ROWS, LENGTH = 2, 512
 TOKENS = ROWS * LENGTH
 
 
 def layer_of(family: str, **changes: Any) -> Layer:
     """The first layer of a small model."""
-    return next(iter(parse_config({"model_type": family, **SMALL, **MODELS[family], **changes}, "small").layers()))
+    return next(iter(parse_config({"model_type": family, **SMALL, **ALL[family], **changes}, "small").layers()))
 
 
 def saved(layer: Layer, mode: Mode = BF16) -> int:
@@ -54,13 +61,26 @@ def test_a_short_convolution_saves_its_formula() -> None:
     assert saved(layer) == TOKENS * (28 * h + 8 * f + 8) + 2 * ROWS * 2 * h
 
 
-@pytest.mark.parametrize("family", [family for family in MODELS if family != "mamba2"])
+def test_lightning_attention_saves_its_formula() -> None:
+    """In bf16, two rows, one block: norm 8 h, activation 6 q, copies of q, k and v, probabilities, norm of the output,
+    gate, the first state; behind it the second norm and the experts.
+    """
+    h, q, heads, k, f, count = 256, 256, 4, 2, 128, 4
+    of_block = 6 * q + 2 * heads * LENGTH
+    of_mixer = 8 * h + 6 * q + of_block + (4 * q + 2 * q + 2 * q + 4) + 2 * q + 2 * q
+    of_experts = 8 * h + k * (8 * f + 4 * h) + 4 * count + 40 * k + 4
+    found = saved(layer_of("minimax", block_size=LENGTH))
+    state = 2 * ROWS * q * q // heads
+    assert found == pytest.approx(TOKENS * (of_mixer + of_experts + 8) + state, abs=4096)
+
+
+@pytest.mark.parametrize("family", [*(family for family in MODELS if family != "mamba2"), "minimax"])
 @pytest.mark.parametrize("mode", [BF16, FP32, AMP], ids=["bf16", "fp32", "amp"])
 @pytest.mark.parametrize("style", ["plain", "checkpoint", "reentrant"])
 def test_a_long_loop_in_one_step_keeps_what_its_turns_keep(
     family: str, mode: Mode, style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, length = layer_of(family), 640 if family == "qwen3_5_text" else 40
+    layer, length = layer_of(family), LONG.get(family, 40)
 
     def figures() -> tuple[object, ...]:
         trace_layer.cache_clear()
@@ -69,7 +89,7 @@ def test_a_long_loop_in_one_step_keeps_what_its_turns_keep(
         return found.saved.size, found.forward.size, backward, found.gradients
 
     in_one = figures()
-    for module in (delta_loop, selective_scan):
+    for module in (delta_loop, selective_scan, lightning, time_mix):
         monkeypatch.setattr(module, "FIRST", 10**6)
     assert figures() == in_one
     trace_layer.cache_clear()

@@ -9,9 +9,10 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
-from memplan.spec.layer import AnyMixer
+from memplan.arch.state_space import with_kernel_note
+from memplan.spec.layer import AnyMixer, Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Routing
 from memplan.spec.state_space import Lightning, TimeMix
 
 MINIMAX: dict[str, Scalar] = {
@@ -140,9 +141,12 @@ def rwkv_layers(family: Family, config: Config) -> list[FeedForward]:
 
 
 def finish_rwkv(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The first layer normalises the embedding's output."""
+    """The first layer normalises the embedding's output, which autocast widens."""
     norm = Norm(name="pre_ln", width=spec.hidden_size, kind="layer", bias=True)
-    return spec.model_copy(update={"front": ("norm",), "extra": (Part(norms=(norm,)),)})
+    run, *others = spec.runs
+    first = run.layer.model_copy(update={"norms": (norm, *run.layer.norms), "narrow_input": True})
+    rest = (Run(count=run.count - 1, layer=run.layer),) if run.count > 1 else ()
+    return with_kernel_note(spec.model_copy(update={"runs": (Run(count=1, layer=first), *rest, *others)}), config)
 
 
 ROWS = (
@@ -167,6 +171,7 @@ ROWS = (
         windows=attention.no_windows,
         names={"max_position_embeddings": "context_length"},
         norms=("ln1", "ln2"),
+        form="rwkv",
         norm_kind="layer",
         norm_bias=True,
         mixers=rwkv_mixers,

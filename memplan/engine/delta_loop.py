@@ -75,14 +75,14 @@ def one_chunk(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor, held: list
     return ops.add(tape, decayed, written, "states"), out
 
 
-def minus(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+def minus(tape: Tape, a: Tensor, b: Tensor, label: str = "new values") -> Tensor:
     """``a - b`` of equal sizes."""
     dim, itemsize, narrow = a.dim, a.itemsize, b.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
         return (grads[0], t.gradient((dim, narrow)))
 
-    return tape.new(dim, itemsize, "new values", tape.node((a, b), (), backward))
+    return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
 
 
 def put(tape: Tape, base: Tensor, value: Tensor) -> Tensor:
@@ -103,18 +103,24 @@ def put(tape: Tape, base: Tensor, value: Tensor) -> Tensor:
 def skipped(
     tape: Tape, operands: Sequence[Tensor], count: int, kept: int, state: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """``skip`` of a loop with one state."""
+    (state,), out = skip(tape, operands, count, kept, [state], out)
+    return state, out
+
+
+def skip(
+    tape: Tape, operands: Sequence[Tensor], count: int, kept: int, states: list[Tensor], out: Tensor
+) -> tuple[list[Tensor], Tensor]:
     """``count`` turns of a loop as one step: what they keep, and no gradients beyond those of the last ones.
 
     The gradient of ``out`` is handed on, where it was there before.
     """
-    following = tape.new(state.dim, max(state.itemsize, ops.FP32), "states")
-    others = kept * count - (following.storage.size if following.storage else 0)
-    saved = [tape.new(Dim("L·V", max(others // ops.FP32, 1)), ops.FP32, LABEL), state]
-    nothing = (None,) * (len(operands) + 1)
-    node = tape.node((*operands, state, out), saved, lambda t, grads: (*nothing, grads[1]))
+    following = [tape.new(state.dim, max(state.itemsize, ops.FP32), "states") for state in states]
+    others = kept * count - sum(state.storage.size for state in following if state.storage)
+    saved = [tape.new(Dim("L·V", max(others // ops.FP32, 1)), ops.FP32, LABEL), *states]
+    nothing, slot = (None,) * (len(operands) + len(states)), len(states)
+    node = tape.node((*operands, *states, out), saved, lambda t, grads: (*nothing, grads[slot]))
     if node is not None:
-        node.outputs = 2
-    return (
-        Tensor(state.dim, following.itemsize, following.storage, node, 0),
-        Tensor(out.dim, out.itemsize, out.storage, node, 1),
-    )
+        node.outputs = slot + 1
+    after = [Tensor(x.dim, x.itemsize, x.storage, node, i) for i, x in enumerate(following)]
+    return after, Tensor(out.dim, out.itemsize, out.storage, node, slot)

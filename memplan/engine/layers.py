@@ -16,6 +16,7 @@ from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
 from memplan.engine.vision import vit_block
+from memplan.engine.time_mix import rwkv_block
 from memplan.spec.layer import Layer
 
 
@@ -69,4 +70,6 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "encoder": encoder_layer,
     "t5": t5_layer,
 }
+    "rwkv": rwkv_block,
+    "layer-inputs": layer_with_input,
 """A program for each value of ``Layer.form``."""

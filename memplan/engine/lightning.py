@@ -10,7 +10,6 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.chunked_ops import contract
 from memplan.engine.convolution import without_padding
-from memplan.engine.delta_loop import FIRST, LAST
 from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
@@ -18,6 +17,8 @@ from memplan.spec.state_space import Lightning
 
 QKV, SCORES, STATES, OUT = "queries, keys, values", "scores within a block", "states", "attention output"
 DECAYED = "decayed queries and keys"
+FIRST, LAST = 3, 3
+"""Blocks that are played one by one at either end: the third is the first whose forerunner has all that it has."""
 
 
 def lightning(p: Pass, mixer: Lightning, x: Tensor) -> tuple[Tensor, Tensor]:

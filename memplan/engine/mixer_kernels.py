@@ -1,7 +1,7 @@
 """State spaces, gated delta rules and convolutions as their CUDA kernels run them, read off the autograd functions of
 mamba-ssm 2.3.2 (``MambaInnerFn``, ``SelectiveScanFn``, ``MambaSplitConv1dScanCombinedFn``), causal-conv1d 1.6.1
 (``CausalConv1dFn``) and flash-linear-attention 0.5.2
-(``ChunkGatedDeltaRuleFunction``).
+(``ChunkGatedDeltaRuleFunction``), and of transformers' own RWKV.
 
 What a function saves is exact; what it allocates on the way follows its Python code, without the splits that it makes
 by the number of multiprocessors and what a kernel keeps to itself. Symbols as in the programs of PyTorch's code.
@@ -189,4 +189,28 @@ def delta_rule(p: Pass, mixer: GatedDelta, operands: Sequence[Tensor]) -> Tensor
         return results
 
     node = tape.node(operands, kept, backward)
+    return Tensor(out.dim, out.itemsize, out.storage, node)
+
+
+def weighted_average(p: Pass, key: Tensor, value: Tensor, decay: Param, first: Param) -> Tensor:
+    """``RwkvLinearAttention`` (kernels-community/rwkv): keeps keys, values and its output, all in fp32 for fp16."""
+    tape, before = p.tape, key.itemsize
+    sizes = [(x.dim, x.itemsize, x.needs_grad) for x in (key, value)]
+    rates = tape.new(decay.dim, ops.FP32, INSIDE)
+    narrow = (tape.autocast or p.mode.weight_itemsize) == 2
+    wide = ops.FP32 if narrow and p.mode.half_to_float else before
+    kept = [tape.new(x.dim, wide, "keys and values in fp32") if wide != before else x for x in (key, value)]
+    out = tape.new(key.dim, wide, "mixer output")
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        made = [t.gradient((dim, wide)) for dim, *_ in sizes]
+        inputs = [
+            None if not wants else grad if wide == size else t.gradient((dim, size))
+            for grad, (dim, size, wants) in zip(made, sizes, strict=True)
+        ]
+        return (*inputs, *gradients_of(t, (decay, first)))
+
+    node = tape.node((key, value, decay, first), (*kept, out, rates), backward)
+    if wide != before:
+        return tape.new(key.dim, before, "mixer output", node)
     return Tensor(out.dim, out.itemsize, out.storage, node)

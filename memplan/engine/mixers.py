@@ -22,6 +22,7 @@ from memplan.engine.modules import Pass
 from memplan.engine.selective_scan import state_space
 from memplan.engine.sinks import sink_attention
 from memplan.errors import ModelError
+from memplan.engine.time_mix import time_mix
 from memplan.spec.parts import Attention, Mixer
 
 Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Any]"]
@@ -58,6 +59,7 @@ MIXERS: dict[str, Program] = {
     "lightning": lightning,
 }
 """A program for each ``kind`` of mixer."""
+    "time-mix": time_mix,
 
 
 def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Any]:

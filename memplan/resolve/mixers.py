@@ -5,14 +5,15 @@ from __future__ import annotations
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.spec.state_space import BothMixers, GatedDelta, ShortConvolution, StateSpace, StateSpaceDual
+from memplan.spec.state_space import BothMixers, GatedDelta, ShortConvolution, StateSpace, StateSpaceDual, TimeMix
 
-WITH_KERNELS = (StateSpace, StateSpaceDual, GatedDelta, ShortConvolution, BothMixers)
+WITH_KERNELS = (StateSpace, StateSpaceDual, GatedDelta, ShortConvolution, BothMixers, TimeMix)
 PACKAGES = {
     "state-space": "mamba-ssm and causal-conv1d",
     "state-space-dual": "mamba-ssm and causal-conv1d",
     "both": "mamba-ssm and causal-conv1d",
     "short-convolution": "causal-conv1d",
+    "time-mix": "kernels (with kernels-community/rwkv) and ninja",
     "gated-delta": "flash-linear-attention and causal-conv1d",
 }
 

@@ -13,6 +13,7 @@ Form = Literal[
     "gated",
     "single",
     "normed-residual",
+    "rwkv",
     "encoder",
     "t5",
     "layer-inputs",
@@ -24,10 +25,9 @@ pre: a norm before mixer and feed-forward; sandwich: before and after each (Gemm
 number before it is added (Granite); after-sum: a norm of each sum with the residual (opt-350m); parallel-branches:
 both read the same input, through one norm or one each, and are added to each other first (GPT-J, GPT-NeoX, Phi,
 Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 Vision); single: one norm and either a
-mixer or a feed-forward (Mamba, Nemotron-H);
-normed-residual: a norm before each, whose output is also the residual, and both summands multiplied by a number
-(MiniMax); encoder: as after-sum, what is added held while the sum is normalised
-(BERT); t5: as pre, with attention to the encoder in between;
+mixer or a feed-forward (Mamba, Nemotron-H); normed-residual: a norm before each, whose output is also the residual, and
+both summands multiplied by a number (MiniMax); rwkv: as pre, one more norm before all in the first layer; encoder: as
+after-sum, what is added held while the sum is normalised (BERT); t5: as pre, with attention to the encoder in between;
 layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4).
 """
 

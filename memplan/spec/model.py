@@ -138,7 +138,7 @@ class ModelSpec(Frozen):
     @cached_property
     def widens_stream(self) -> bool:
         """Whether norms stand in the residual stream itself, so that autocast widens it to fp32."""
-        return "norm" in self.front or any(run.layer.form == "after-sum" for run in self.runs)
+        return "norm" in self.front or any(run.layer.form in ("after-sum", "rwkv") for run in self.runs)
 
     @property
     def head_parts(self) -> tuple[Part, ...]:

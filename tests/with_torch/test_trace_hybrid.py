@@ -51,11 +51,12 @@ MODELS: dict[str, dict[str, Any]] = {
         **HEADS, "head_dim": 64, "intermediate_size": 256, "num_local_experts": 4, "num_experts_per_tok": 2,
         "block_size": 64, "layer_types": ["full_attention", "linear_attention"],
     },
+    "rwkv": {"hidden_size": 256, "attention_hidden_size": 320},
     "qwen3_next": {**DELTA, **SHARED},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {**DELTA, **SHARED},
 }  # fmt: skip
-SLOW = ("mamba", "falcon_mamba", "jamba")
+SLOW = ("mamba", "falcon_mamba", "jamba", "rwkv")
 """Their PyTorch code takes one position after the other."""
 AMP: dict[str, Any] = {"precision": "bf16-amp", "autocast": True}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
@@ -63,7 +64,7 @@ LORA: dict[str, Any] = {"lora": {"r": 16, "targets": ["in_proj"]}}
 
 
 def of(family: str, changes: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    length = 24 if family in SLOW else 256
+    length = (12 if family == "rwkv" else 24) if family in SLOW else 256
     model = {**SHAPE, "model_type": family, **MODELS[family], **(changes or {})}
     return {"batch_size": 2, "sequence_length": length, "mixer_kernels": "torch", **job(model, None, **keys)}
 
@@ -81,6 +82,8 @@ JOBS = [
     of("nemotron_h", {"hybrid_override_pattern": "ME"}),
     of("nemotron_h", {"hybrid_override_pattern": "M*E", "moe_latent_size": 128}, **FULL),
     of("lfm2", **AMP),
+    of("rwkv", **AMP, sequence_length=12),
+    of("rwkv", **FULL, sequence_length=12),
     of("minimax", sequence_length=500),
     of("minimax", **AMP, padded=True),
     of("minimax", **FULL, sequence_length=1000, batch_size=1),
