@@ -12,11 +12,12 @@ from memplan.engine import ops, residuals
 from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.graph import Tensor
+from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
-from memplan.engine.vision import vit_block
 from memplan.engine.time_mix import rwkv_block
+from memplan.engine.vision import vit_block
 from memplan.spec.layer import Layer
 
 
@@ -69,7 +70,7 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "vit": vit_block,
     "encoder": encoder_layer,
     "t5": t5_layer,
-}
     "rwkv": rwkv_block,
     "layer-inputs": layer_with_input,
+}
 """A program for each value of ``Layer.form``."""

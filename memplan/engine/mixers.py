@@ -16,13 +16,14 @@ from memplan.engine.gated_attention import gated_attention
 from memplan.engine.gated_delta import gated_delta
 from memplan.engine.graph import Tensor
 from memplan.engine.latent import latent_attention
+from memplan.engine.lending import lending_attention
 from memplan.engine.lightning import lightning
 from memplan.engine.llama4 import llama4_attention
 from memplan.engine.modules import Pass
 from memplan.engine.selective_scan import state_space
 from memplan.engine.sinks import sink_attention
-from memplan.errors import ModelError
 from memplan.engine.time_mix import time_mix
+from memplan.errors import ModelError
 from memplan.spec.parts import Attention, Mixer
 
 Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Any]"]
@@ -50,6 +51,7 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
 MIXERS: dict[str, Program] = {
     "attention": softmax_attention,
     "latent": latent_attention,
+    "lending": lending_attention,
     "disentangled": disentangled,
     "short-convolution": short_convolution,
     "state-space": state_space,
@@ -57,9 +59,9 @@ MIXERS: dict[str, Program] = {
     "both": both_mixers,
     "gated-delta": gated_delta,
     "lightning": lightning,
+    "time-mix": time_mix,
 }
 """A program for each ``kind`` of mixer."""
-    "time-mix": time_mix,
 
 
 def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Any]:

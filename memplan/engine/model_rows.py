@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.encoder_rows import enter_relative, enter_relative_gradient, relative_mixer
 from memplan.engine.front_rows import enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.kept import KeptGradients
+from memplan.engine.layer_input_rows import enter_inputs_backward, enter_layer_inputs, enter_lent
 from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import scored
 from memplan.engine.passes import TracedPass
@@ -29,6 +30,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
         source="torch.autograd",
     )
     enter_front_backward(book, traced, kept, instant)
+    enter_inputs_backward(book, traced, kept)
     enter_relative_gradient(book, traced, kept)
     saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
     if (not plan.mode.trained or "embed_tokens" in spec.frozen) and not saved:
@@ -161,11 +163,13 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     enter_probabilities(book, recipe, traced, inside)
     leaves = plan.style in ("checkpoint", "reentrant") and not plan.mode.trained
     leaf = leaves and plan.every > 1 and not first.keeps_input
-    embedded = 0 if first.keeps_input or leaf else first.boundary
+    embedded = 0 if first.keeps_input or leaf or traced.inputs.keeps_embedding else first.boundary
     if plan.spec.front:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
     enter_front(book, traced)
     enter_relative(book, recipe, traced)
+    enter_layer_inputs(book, traced)
+    enter_lent(book, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():

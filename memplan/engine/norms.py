@@ -38,6 +38,26 @@ def rms_wide_weight(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     return ops.cast(tape, product, x.itemsize, "norm outputs")
 
 
+def rms_power(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
+    """``(x̂ * weight.float()).to(dtype)``, where x̂ is x times a power of its mean square (Gemma 4)."""
+    tape = p.tape
+    normed = _by_power(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"), per_row)
+    if spec.parameters:
+        wide_weight = ops.cast(tape, norm_weight(p, spec), ops.FP32, "norm weights")
+        normed = ops.mul(tape, normed, wide_weight, "norm products in fp32")
+    return ops.cast(tape, normed, x.itemsize, "norm outputs")
+
+
+def _by_power(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
+    """``x * (x.pow(2).mean(-1) + eps).pow(-0.5)``: the power keeps what goes into it."""
+    squares = ops.square(tape, x)
+    variance = ops.mean(tape, squares, per_row)
+    del squares
+    shifted = ops.scale(tape, variance, "norm statistics", shares_gradient=True)
+    del variance
+    return ops.mul(tape, x, ops.unary(tape, shifted, "norm statistics"), "normalised")
+
+
 def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     """``a - b``, b broadcast: a's gradient is handed on, b's is negated at full size, then summed."""
     dim, b_dim, itemsize = a.dim, b.dim, a.itemsize
@@ -157,6 +177,8 @@ NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
     "layer-bare": layer_bare,
     "identity": identity,
     "rms-t5": rms_t5,
+    "rms-power": rms_power,
+    "rms-power-bare": rms_power,
     "layer": layer,
     "layer-plain": layer,
     "layer-plus-one": layer_plus_one,

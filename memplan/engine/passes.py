@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
+from memplan.engine.layer_inputs import NO_INPUTS, trace_inputs
 from memplan.engine.modules import Mode
-from memplan.engine.shared_inputs import shared_inputs
+from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
 from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
@@ -105,7 +106,11 @@ class TracedPass:
             self.layers, reached = _trace_layers(plan, self.vision.reached)
         mode = plan.mode._replace(frozen=plan.spec.frozen) if plan.spec.frozen else plan.mode
         grad = plan.style != "no-grad"
-        self.front = NO_FRONT
+        self.front, self.inputs = NO_FRONT, NO_INPUTS
+        if plan.spec.has_layer_inputs:
+            reaches = any(LAYER_INPUTS in trace.keeps or trace.backward for trace in self.layers)
+            args = (plan.spec, mode, plan.rows, plan.length, grad, plan.embedding_trained, reaches)
+            self.inputs = trace_inputs(*args)
         if plan.spec.front:
             needs_grad = plan.embedding_trained
             self.front = trace_front(plan.spec, mode, plan.rows, plan.memory or plan.length, grad, needs_grad)
@@ -200,7 +205,8 @@ class TracedPass:
         tail += [f"{name}.tail-reduce"] if self.plan.gathered else []
         layers = [instant for i in self.backward_layers for instant in self._all_instants(i)]
         vision = [f"{name}.vision-backward"] if self.vision.forward else []
-        return [*tail, *layers, *vision, f"{name}.embedding-backward"]
+        inputs = [f"{name}.inputs-backward"] if self.plan.spec.has_layer_inputs else []
+        return [*tail, *layers, *vision, *inputs, f"{name}.embedding-backward"]
 
     def _all_instants(self, i: int) -> list[str]:
         """Instants of one layer's backward, the reduction of its gradients included."""

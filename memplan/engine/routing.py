@@ -12,8 +12,8 @@ from typing import NamedTuple
 from memplan.engine import ops, routing_ops
 from memplan.engine.adapters import merged_stack, stack_sides
 from memplan.engine.graph import Tensor
-from memplan.engine.modules import Pass
-from memplan.spec.parts import Experts
+from memplan.engine.modules import Pass, norm, project
+from memplan.spec.parts import Experts, Norm
 
 
 class Choice(NamedTuple):
@@ -205,9 +205,29 @@ def _drawn(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> tuple[Tens
     return Tensor(one, itemsize, out.storage, node), index, [factor, threshold[0], gates, weight, heun]
 
 
+def normed(p: Pass, spec: Experts, x: Tensor) -> Choice:
+    """Gemma 4: a norm without weights, a scale of each channel and a number, a softmax over all in fp32, the best over
+    their sum, times a scale of each expert. Probabilities are what the layer still names.
+    """
+    tape, chosen, hidden = p.tape, p.dim("k", spec.active), spec.router.inputs
+    bare = Norm(name="norm", width=hidden, kind="rms-power-bare")
+    inputs = ops.mul(tape, norm(p, bare, x, "h"), p.param("router.scale", hidden), "scaled router inputs")
+    inputs = ops.scale(tape, inputs, "scaled router inputs")
+    logits = project(p, inputs, spec.router, "E", "router logits")
+    source = logits if p.mode.half_to_float else ops.cast(tape, logits, ops.FP32, "router logits")
+    probabilities = _softmax(p, source)
+    del source
+    weights, index = routing_ops.top_k(tape, probabilities, chosen)
+    weights = _normalised(p, spec, weights)
+    scale = p.param("router.per_expert_scale", spec.count)
+    scales = routing_ops.gather_rows(tape, scale, chosen, "expert scales", index)
+    return Choice(probabilities, ops.mul(tape, weights, scales, "routing weights"), index)
+
+
 ROUTERS: dict[str, Callable[[Pass, Experts, Tensor], Choice]] = {
     "top-k": choose,
     "scatter": scatter,
     "sparse-mixer": sparse_mixer,
+    "normed": normed,
 }
 """A program for each value of ``Routing.program``."""

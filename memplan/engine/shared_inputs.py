@@ -17,9 +17,11 @@ from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.layer import Layer
+from memplan.spec.lending import LendingAttention
 from memplan.spec.parts import Attention
 
 RELATIVE, BIAS = "relative positions", "bias of relative positions"
+LAYER_INPUTS = "inputs of all layers"
 CROSS_BIAS, MEMORY = "bias of the attention to the encoder", "encoder's output"
 
 
@@ -32,6 +34,8 @@ class SharedInput(NamedTuple):
     needs_grad: bool
     made_here: bool = False
     """This layer is the first, which makes it."""
+    first: bool = False
+    """No layer above reads it, so that no gradient of it waits."""
 
 
 def shared_inputs(
@@ -43,6 +47,8 @@ def shared_inputs(
         itemsize = ops.FP32 if mode.autocast and mixer.normed else mode.weight_itemsize
         trained = mode.trained and not {"rel_embeddings", "encoder.LayerNorm"} <= mode.frozen
         return [SharedInput(RELATIVE, Dim("rows·h", mixer.rows * layer.width), itemsize, trained)]
+    if isinstance(mixer, LendingAttention):
+        return lent_inputs(layer, mixer, mode, rows * length, checkpointed)
     if not isinstance(mixer, Attention) or not mixer.style.startswith("t5"):
         return []
     heads, first, weight = mixer.num_heads, bool(mixer.tensors), mode.weight_itemsize
@@ -53,6 +59,42 @@ def shared_inputs(
         states = Dim("T·h", rows * memory * layer.width)
         found.append(SharedInput(MEMORY, states, mode.residual_itemsize, True))
     return found
+
+
+def keys_of(kind: str) -> str:
+    """The name of the keys that layers of this kind share."""
+    return f"keys of {kind}"
+
+
+def values_of(kind: str) -> str:
+    """The name of their values."""
+    return f"values of {kind}"
+
+
+def lent_inputs(
+    layer: Layer, mixer: LendingAttention, mode: Mode, tokens: int, checkpointed: bool
+) -> list[SharedInput]:
+    """Keys and values of earlier layers, and the inputs of all layers, which are sliced."""
+    found: list[SharedInput] = []
+    sizes = ((keys_of, mode.weight_itemsize), (values_of, mode.autocast or mode.weight_itemsize))
+    waiting = {lent.kind: lent.width for lent in mixer.lent}
+    own = {} if mixer.reads in ("", *waiting) else {mixer.reads: mixer.num_kv_heads * mixer.head_dim}
+    for kind, width in (waiting | own).items():
+        dim = Dim("T·kv", tokens * width)
+        made_here, first = kind == mixer.lends, kind in own
+        found += [SharedInput(name(kind), dim, itemsize, True, made_here, first) for name, itemsize in sizes]
+    if layer.own_input:
+        size = Dim("T·L·d", tokens * layer.own_input.layers * layer.own_input.width)
+        found.append(SharedInput(LAYER_INPUTS, size, mode.weight_itemsize, trains_layer_inputs(mode, checkpointed)))
+    return found
+
+
+def trains_layer_inputs(mode: Mode, checkpointed: bool) -> bool:
+    """Whether the inputs of all layers need a gradient: for their own weights, or for an embedding's output that
+    checkpointing made a leaf of the graph.
+    """
+    adapter = mode.adapter
+    return mode.trained or checkpointed or (adapter is not None and "per_layer_model_projection" in adapter.targets)
 
 
 def lend(tape: Tape, p: Pass, inputs: Iterable[SharedInput]) -> dict[Node, SharedInput]:
@@ -83,5 +125,7 @@ def watch(p: Pass) -> dict[str, weakref.ref[Storage]]:
 def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, list[Tensor | None]]:
     """The gradients that the layers above have left for them."""
     return {
-        node: [tape.gradient((each.dim, each.itemsize), f"gradient of {each.name}")] for node, each in places.items()
+        node: [tape.gradient((each.dim, each.itemsize), f"gradient of {each.name}")]
+        for node, each in places.items()
+        if not each.first
     }

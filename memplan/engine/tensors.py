@@ -60,7 +60,7 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     """Every parameter of a run of equal layers, in registration order."""
     experts = layer.experts
     for linear in layer.linears:
-        matrix = experts is None or linear is not experts.router
+        matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
         yield Weight(linear.name, rows, columns, count, trained, "layer", linear=matrix)
         if linear.bias:

@@ -16,7 +16,7 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
-from memplan.engine.shared_inputs import gradients_above, lend, made, shared_inputs, watch
+from memplan.engine.shared_inputs import gradients_above, keys_of, lend, made, shared_inputs, values_of, watch
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Tape
@@ -72,6 +72,8 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps: frozenset[str] = frozenset()
     """What its nodes hold of what all layers share."""
+    remains: int = 0
+    """Alive when it has run back: what made again keys and values that it lends, whose graph these hold."""
 
 
 class TailTrace(NamedTuple):
@@ -182,6 +184,7 @@ def trace_layer(
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
     tape.category = "recomputation"
+    again_lent: list[Tensor] = []
     if style == "reentrant":
         tape = Tape(mode.autocast, category="recomputation", in_place=mode.in_place)
         p = Pass(tape, mode, rows, length)
@@ -191,6 +194,7 @@ def trace_layer(
     if style == "reentrant":
         held += [decoder_layer(p, layer, held[0]), *filter(None, start)]
         node = held[1].node
+        again_lent += lent_by(p, layer)
         leave_autocast(tape)
     if style == "checkpoint":
         width = layer.width
@@ -199,7 +203,7 @@ def trace_layer(
         def back() -> Tensor:
             return again.pop() if again else _input(tape, p, width, itemsize, input_needs_grad, "checkpoints")
 
-        tape.recompute = lambda: recompute(tape, p, layer, back(), lent)
+        tape.recompute = lambda: recompute(tape, p, layer, back(), lent, again_lent)
     host = away.host_bytes if away is not None else 0
     if node is None:
         return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host)
@@ -217,14 +221,28 @@ def trace_layer(
     tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     tape.context.clear()
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host, keeps)
+    remains = tape.live
+    again_lent.clear()
+    remains -= tape.live
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host, keeps, remains)
 
 
-def recompute(tape: Tape, p: Pass, layer: Layer, x: Tensor, lent: Mapping[str, Tensor]) -> None:
-    """The forward again, from the checkpointed input and what others lent, under an autocast of its own."""
+def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
+    """Keys and values that a layer has made for later ones."""
+    kind = getattr(layer.mixer, "lends", "")
+    return [p.shared[name] for name in (keys_of(kind), values_of(kind)) if kind]
+
+
+def recompute(
+    tape: Tape, p: Pass, layer: Layer, x: Tensor, lent: Mapping[str, Tensor], again_lent: list[Tensor]
+) -> None:
+    """The forward again, from the checkpointed input and what others lent, under an autocast of its own. What it lends
+    itself, it lends again.
+    """
     tape.shared_casts = ""
     p.shared = dict(lent)
     tape.refill(lambda: decoder_layer(p, layer, x))
+    again_lent += lent_by(p, layer)
     p.shared = {}
     leave_autocast(tape)
 

@@ -82,7 +82,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     text = {linear.name for run in spec.runs for linear in run.layer.linears}
     text |= {linear.name for linear in spec.outer_linears}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
-    routers = {experts.router.name for experts in stacked}
+    routers = {experts.router.name for experts in stacked if not experts.plain_router}
     text -= routers
     known = text | {linear.name for linear in (spec.tower.linears if spec.tower else ())} - routers
     notes.sources["lora"] = notes.sources.get("lora", "default")
@@ -94,7 +94,8 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
     if stacked and everything:
         how = "adapts" if rewrites else "leaves alone"
-        notes.assume(f"lora: all-linear {how} the stacked experts and the router of {spec.family} (peft 0.21)")
+        router = " and the router" if routers else ""
+        notes.assume(f"lora: all-linear {how} the stacked experts{router} of {spec.family} (peft 0.21)")
     experts = _stacks(given, rewrites) if stacked else frozenset()
     lost = sorted(given & set(rewrites) & known)
     if lost:

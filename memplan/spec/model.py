@@ -151,6 +151,11 @@ class ModelSpec(Frozen):
         found = [linear for part in (*self.extra, *self.head_parts) for linear in part.linears]
         return (*found, *([self.project_out] if self.project_out else []))
 
+    @property
+    def has_layer_inputs(self) -> bool:
+        """Whether its layers have inputs of their own."""
+        return any(run.layer.own_input for run in self.runs)
+
     @cached_property
     def mixers(self) -> tuple[AnyMixer, ...]:
         """The mixer of each run that has one."""

@@ -253,6 +253,11 @@ class Experts(Frozen):
     """``down(act(gate) * up)``; else ``down(act(up))`` of ``activation`` (Nemotron-H)."""
     activation: str = "silu"
 
+    @property
+    def plain_router(self) -> bool:
+        """The router's linear is a module like any other, which adapters find and a quantised base quantises."""
+        return self.routing.program == "normed"
+
     @cached_property
     def parameters(self) -> int:
         """Elements of all experts, without the router."""

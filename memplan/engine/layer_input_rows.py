@@ -1,0 +1,118 @@
+"""Rows of what Gemma 4's layers share: the inputs of all layers, and keys and values that later layers read."""
+
+from __future__ import annotations
+
+from memplan.engine.kept import KeptGradients
+from memplan.engine.layer_inputs import NO_INPUTS
+from memplan.engine.ledger import Ledger
+from memplan.engine.passes import TracedPass
+from memplan.engine.shared_inputs import LAYER_INPUTS, keys_of, values_of
+from memplan.spec.lending import LendingAttention
+
+SOURCE = "transformers 5.23 modeling_gemma4.py"
+
+
+def enter_layer_inputs(book: Ledger, traced: TracedPass) -> None:
+    """The inputs of all layers, a local of the model's forward that layers or checkpoints keep, and what made them."""
+    plan, own = traced.plan, traced.inputs
+    if own is NO_INPUTS:
+        return
+    inside = f"{plan.name}.layer-forward"
+    again = plan.style in ("checkpoint", "reentrant")
+    kept = plan.style != "no-grad" and (again or any(LAYER_INPUTS in trace.keeps for trace in traced.layers))
+    book.add(
+        "inputs of all layers",
+        "activations",
+        own.table,
+        inside,
+        f"{plan.name}.first-layer-backward" if kept else inside,
+        template="layers × T × width × bytes",
+        numbers=(own.table,),
+        why="a local of the model's forward; each layer keeps its part, and so the whole",
+        source=SOURCE,
+    )
+    if plan.style == "no-grad":
+        return
+    extra = traced.layers[0].boundary if own.keeps_embedding and not traced.layers[0].keeps_input else 0
+    book.add(
+        "saved by what makes the inputs of all layers",
+        "activations",
+        own.saved + extra,
+        inside,
+        f"{plan.name}.inputs-backward",
+        template="the embedding's output, inputs and products of a norm over all layers' inputs",
+        numbers=(own.saved + extra,),
+        why="kept until every layer has run back",
+        source="torch 2.13 autograd",
+    )
+
+
+def enter_inputs_backward(book: Ledger, traced: TracedPass, kept: KeptGradients) -> None:
+    """The backward of what makes the inputs, and the gradients that it leaves: of its table, which is dense."""
+    plan, own = traced.plan, traced.inputs
+    if own is NO_INPUTS or plan.style == "no-grad":
+        return
+    instant = f"{plan.name}.inputs-backward"
+    book.add(
+        "backward of the inputs of all layers",
+        "temporaries",
+        own.backward,
+        instant,
+        instant,
+        template="gradients of all layers' inputs and of a norm over them",
+        numbers=(own.backward,),
+        source="torch 2.13 autograd",
+    )
+    whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    book.add(
+        "gradients of what makes the inputs of all layers",
+        "gradients",
+        own.gradients,
+        instant,
+        kept.last(book, plan.name) if whole else instant,
+        template="elements × gradient bytes",
+        numbers=(own.gradients // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
+        why="the gradient of a table of embeddings is dense",
+        source="torch 2.13 autograd",
+    )
+
+
+def enter_lent(book: Ledger, traced: TracedPass) -> None:
+    """Keys and values that later layers read, where the layer that made them does not keep them itself."""
+    plan = traced.plan
+    inside, first = f"{plan.name}.layer-forward", f"{plan.name}.first-layer-backward"
+    again = plan.style in ("checkpoint", "reentrant")
+    for i, (layer, trace) in enumerate(zip(plan.spec.layers(), traced.layers, strict=True)):
+        mixer = layer.mixer
+        if not isinstance(mixer, LendingAttention) or not mixer.lends:
+            continue
+        elements = plan.rows * plan.length * mixer.num_kv_heads * mixer.head_dim
+        sizes = {keys_of(mixer.lends): plan.mode.weight_itemsize}
+        sizes[values_of(mixer.lends)] = plan.mode.autocast or plan.mode.weight_itemsize
+        kept = not again and plan.style != "no-grad"
+        size = sum(elements * itemsize for name, itemsize in sizes.items() if not (kept and name in trace.keeps))
+        instants = [instant for instant, _ in traced.layer_instants(i)] if again else []
+        ends = inside if not again else first if plan.style == "reentrant" else book.before(instants[0])
+        book.add(
+            f"{mixer.lends}: keys and values that later layers read",
+            "activations",
+            size,
+            inside,
+            ends,
+            template="T × key and value width × bytes",
+            numbers=(size,),
+            why="a local of the model's forward; checkpoints hold it until its layer runs again",
+            source=SOURCE,
+        )
+        if again and trace.remains and i:
+            book.add(
+                f"{mixer.lends}: what made them again",
+                "recomputation",
+                trace.remains,
+                book.after(instants[-1]),
+                first,
+                template="keys, values and what their nodes hold",
+                numbers=(trace.remains,),
+                why="a recomputation puts them where the checkpoints of layers below still hold them",
+                source=SOURCE,
+            )
