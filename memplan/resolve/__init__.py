@@ -229,7 +229,8 @@ def _resolved(job: Job, stored: Stored, program: HeadChoice) -> dict[str, Any]:
     values = job.model_dump(mode="json", exclude_none=True)
     values.pop("zero_stage", None)
     for key in ("megatron", "fsdp", "ddp", "deepspeed"):  # what is not given here stays so: some defaults refuse others
-        given = getattr(job, key).model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        part = getattr(job, key)
+        given = part.model_dump(mode="json", exclude_unset=True, exclude_none=True) if part.model_fields_set else {}
         values.pop(key, None)
         if given:
             values[key] = given
