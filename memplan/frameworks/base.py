@@ -69,6 +69,8 @@ class Framework(NamedTuple):
     """Further keys that its files do not say of a job: those of the data, or of the command line."""
     extends: tuple[str, ...] = ()
     """Frameworks whose keys are in its files too, such as transformers for TRL."""
+    same_model: Callable[[Any], Any] | None = None
+    """What of a ModelSpec its files say, where they describe the model instead of naming it."""
     launches: bool = False
     """Its files say how another framework's training runs (accelerate, DeepSpeed): read after that one's."""
 
@@ -123,10 +125,7 @@ class Draft:
     """Paths of the documents that were opened, so that none is read twice."""
 
     def put(self, key: str, value: Any, origin: Origin) -> None:
-        """Set a job's key. A file's value is stronger than a default, a later one than an earlier one of its kind.
-
-        Raises InvalidJob where two files say different things.
-        """
+        """Set a job's key; a file is stronger than a default, a later value than one of its kind. Raises InvalidJob."""
         before = self.origins.get(key)
         if before is not None and _RANK[before.kind] > _RANK[origin.kind]:
             return

@@ -17,6 +17,7 @@ from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.megatron_keys import (
     BEARING,
     DEFAULTS,
+    DEFAULTS_OF_EXPERTS,
     KNOWN,
     NEGATIONS,
     NOT_MODELLED,
@@ -25,6 +26,8 @@ from memplan.frameworks.megatron_keys import (
     SIZES,
 )
 from memplan.frameworks.megatron_model import config_of
+from memplan.frameworks.megatron_shape import felt_shape
+from memplan.frameworks.megatron_write import write
 from memplan.frameworks.scripts import read_script
 from memplan.frameworks.shell import Word, options_of
 from memplan.spec.megatron import Megatron
@@ -98,6 +101,8 @@ def _options(command: list[Word]) -> list[Word]:
 
 def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     """All arguments of a training."""
+    if keys.has("num_experts"):
+        keys.defaults = {**keys.defaults, **DEFAULTS_OF_EXPERTS}
     draft, mindspeed = keys.draft, keys.framework.name == "mindspeed"
     draft.put("trainer", keys.framework.name, Origin(FILE, f"{keys.settings.path}: {keys.framework.title}'s arguments"))
     _method(keys, mindspeed)
@@ -113,13 +118,16 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     else:
         keys.put("precision", "fp32", "bf16")
     name = (keys.text("optimizer") or "adam").lower()
+    momentum = keys.number("sgd_momentum")
+    names = {"adam": "adamw", "sgd": "sgd" if momentum == 0 else "sgd-momentum"}
     if name in ("adam", "sgd", "lion", "muon"):
-        keys.put("optimizer", {"adam": "adamw"}.get(name, name), "optimizer")
+        keys.put("optimizer", names.get(name, name), "optimizer")
     else:
         keys.warn("optimizer", f"optimizer {name[:20]} is not modelled: adamw is counted in its place")
     backend = (keys.text("attention_backend") or "auto").lower()
     flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
-    keys.put("attention", "flash" if flash else "eager", "attention_backend", "use_flash_attn")
+    kernel = "flash" if half else "sdpa"
+    keys.put("attention", kernel if flash else "eager", "attention_backend", "use_flash_attn")
     _recompute(keys)
     _knobs(keys)
     _adapter(keys)
@@ -148,8 +156,8 @@ def _parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
             keys.put(job_key, size, name)
         if name.split("_")[0] in ("tensor", "pipeline", "context"):
             model *= size or 1
-    if keys.flag("sequence_parallel") and (keys.whole("tensor_model_parallel_size") or 1) > 1:
-        keys.put("sequence_parallel", True, "sequence_parallel")
+    if (keys.whole("tensor_model_parallel_size") or 1) > 1:
+        keys.put("sequence_parallel", bool(keys.flag("sequence_parallel")), "sequence_parallel")
     each, nodes = launcher.get("nproc_per_node"), launcher.get("nnodes", 1)
     gpus = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 0
     world = keys.draft.options.get("num_gpus") or gpus
@@ -242,5 +250,7 @@ FRAMEWORK = Framework(
     recognise=recognise,
     read=read,
     extends=("transformers", "trl", "memplan", "accelerate", "deepspeed"),
+    write=write,
     trainer="megatron",
+    same_model=felt_shape,
 )

@@ -21,11 +21,19 @@ DEFAULTS: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "context_parallel_size": 1,
+    "sequence_parallel": False,
     "expert_model_parallel_size": 1,
     "cross_entropy_loss_fusion": False,
+    "cross_entropy_fusion_impl": "native",
     "use_distributed_optimizer": False,
     "make_vocab_size_divisible_by": 128,
 }
+DEFAULTS_OF_EXPERTS: dict[str, Any] = {
+    "moe_token_dispatcher_type": "allgather",
+    "moe_permute_fusion": False,
+    "moe_grouped_gemm": False,
+}
+"""The same, of a mixture of experts."""
 SIZES = {
     "tensor_model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",
@@ -41,6 +49,8 @@ OTHER_NAMES = {
     "recompute_num_layers": "recompute_num_layers",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
+    "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
 }
 NOT_MODELLED = {
     "spec": "a spec of layers of its own is not read: standard layers are counted",

@@ -37,6 +37,7 @@ SHAPE = (
     "moe_shared_expert_intermediate_size",
     "n_shared_experts",
     "moe_layer_freq",
+    "moe_shared_expert_gate",
     "first_k_dense_replace",
     "multi_latent_attention",
     "multi_head_latent_attention",
@@ -140,24 +141,37 @@ def _dense_layers(keys: Keys) -> int:
 
 
 def _experts(keys: Keys, feed_forward: int) -> dict[str, Any]:
-    """A mixture: Mixtral's layer, or Qwen's where there are shared experts or norms of heads."""
+    """A mixture: GLM-4.5's layer where there are shared experts, dense layers first or biases of q, k and v; Qwen2's
+    where the shared expert has a gate; else Mixtral's, or Qwen3's with norms of heads.
+    """
     width, shared = _expert_width(keys, feed_forward), _shared(keys, feed_forward)
-    count, top = keys.whole("num_experts") or 1, keys.whole("moe_router_topk") or 2
-    _dense_layers(keys)
-    if shared or keys.flag("qk_layernorm"):
-        kind = "qwen2_moe" if shared else "qwen3_moe"
-        more = {"shared_expert_intermediate_size": shared} if shared else {}
-        if keys.flag("qk_layernorm"):
-            more["head_dim"] = keys.whole("kv_channels") or (keys.whole("hidden_size") or 0) // (
-                keys.whole("num_attention_heads") or 1
-            )
+    count, top, dense = keys.whole("num_experts") or 1, keys.whole("moe_router_topk") or 2, _dense_layers(keys)
+    norms, biases = bool(keys.flag("qk_layernorm")), bool(keys.flag("add_qkv_bias"))
+    of_each = (keys.whole("hidden_size") or 0) // (keys.whole("num_attention_heads") or 1)
+    heads = {"head_dim": keys.whole("kv_channels") or of_each}
+    usual = {"moe_intermediate_size": width, "num_experts_per_tok": top}
+    if shared and (keys.flag("moe_shared_expert_gate") or shared % width):
         return {
-            "model_type": kind,
-            "moe_intermediate_size": width,
+            **usual,
+            "model_type": "qwen2_moe",
             "num_experts": count,
-            "num_experts_per_tok": top,
-            **more,
+            "shared_expert_intermediate_size": shared,
+            "qkv_bias": biases,
+        } | (heads if norms else {})
+    if shared or dense or biases:
+        return {
+            **usual,
+            **heads,
+            "model_type": "glm4_moe",
+            "n_routed_experts": count,
+            "n_shared_experts": shared // width,
+            "first_k_dense_replace": dense,
+            "use_qk_norm": norms,
+            "attention_bias": biases,
+            "partial_rotary_factor": keys.number("rotary_percent") or 1.0,
         }
+    if norms:
+        return {**usual, **heads, "model_type": "qwen3_moe", "num_experts": count}
     return {"model_type": "mixtral", "intermediate_size": width, "num_local_experts": count, "num_experts_per_tok": top}
 
 
@@ -173,7 +187,7 @@ def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": "deepseek_v3",
         "q_lora_rank": keys.whole("q_lora_rank"),
-        "kv_lora_rank": keys.whole("kv_lora_rank") or 512,
+        "kv_lora_rank": keys.whole("kv_lora_rank") or 32,
         "qk_nope_head_dim": keys.whole("qk_head_dim") or keys.whole("qk_nope_head_dim") or 128,
         "qk_rope_head_dim": keys.whole("qk_pos_emb_head_dim") or keys.whole("qk_rope_head_dim") or 64,
         "v_head_dim": keys.whole("v_head_dim") or 128,

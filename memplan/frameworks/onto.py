@@ -70,7 +70,7 @@ class _Trial:
         """Whether this text, with the other files, makes the job."""
         try:
             given: JobInput = read_back(self.job, {self.name: text, **self.rest}, self.emission.framework, self.also)
-            found = differences(self.wanted, resolve(given))
+            found = differences(self.wanted, resolve(given), self.emission.framework)
         except InvalidJob as error:
             self.why = error.message
             return False

@@ -16,6 +16,7 @@ from typing import Any
 from memplan.errors import InternalError, InvalidJob, UsageError
 from memplan.frameworks.base import File, Framework, Writing
 from memplan.frameworks.documents import FORMS, document_of
+from memplan.frameworks.megatron_shape import effective
 from memplan.frameworks.reading import read_documents
 from memplan.frameworks.registry import recognise
 from memplan.report import Report
@@ -209,28 +210,29 @@ def differences(one: Recipe, two: Recipe, row: Framework) -> list[tuple[str, Any
     if not fields:
         return []
     if "model" in fields and row.same_model is not None:
-        return _of_shapes(a["model"], b["model"])
+        return _within("model", a["model"]._asdict(), b["model"]._asdict())
+    if one.in_megatron and "megatron" in fields:
+        return _within("megatron", dict(a["megatron"]), dict(b["megatron"]))
     own = ("deepspeed", "model", *OF_MEMPLAN, *(("attention",) if one.in_megatron else ()))
     keys = [key for key in one.job if key not in own and one.job[key] != two.job.get(key)]
     return [(key, one.job[key], two.job.get(key)) for key in keys] or [(name, a[name], b[name]) for name in fields]
 
 
-def _of_shapes(one: Any, two: Any) -> list[tuple[str, Any, Any]]:
-    """What a model's two descriptions differ in."""
-    pairs = zip(one._fields, one, two, strict=True)
-    return [(f"model.{name}", wanted, got) for name, wanted, got in pairs if wanted != got]
+def _within(outer: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What two descriptions of the same thing differ in."""
+    return [(f"{outer}.{name}", one[name], two[name]) for name in one if one[name] != two[name]]
 
 
 def _felt(name: str, value: Any, recipe: Recipe, row: Framework) -> Any:
     """A field without what has no effect: stage 3's sizes in other stages of ZeRO, a model's name where files describe
-    it, PyTorch's attention in Megatron's layers, what its data does to experts.
+    it, PyTorch's attention in Megatron's layers, Megatron's settings of what is off.
     """
     if name == "model" and row.same_model is not None:
         return row.same_model(value)
     if recipe.in_megatron and name == "attention":
         return ""
     if recipe.in_megatron and name == "megatron":
-        return value.model_copy(update={"moe_expert_imbalance": 1.0})
+        return effective(recipe)
     if name != "deepspeed" or value.wrapper == "zero3":
         return value
     return value._replace(**{key: value._field_defaults[key] for key in OF_STAGE_3})

@@ -138,7 +138,7 @@ def sequence_parallel(job: Job, trainer: Trainer, notes: Notes) -> bool:
 
 def _check(job: Job, spec: ModelSpec, degrees: Parallel, micro_batches: int) -> None:
     """Raise InvalidJob for what Megatron asserts or raises ValueError for."""
-    settings = job.megatron
+    settings = megatron_settings(job)
     if job.optimizer not in STEPPED:
         raise InvalidJob(f"optimizer: Megatron steps with adam or sgd, not {job.optimizer}", "use optimizer adamw")
     _check_tensor(job, spec, degrees)

@@ -78,7 +78,7 @@ class Megatron(Frozen):
     """Share of the optimizer's states on the host, with optimizer_cpu_offload."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
-    ddp_bucket_size: Count = 0
+    ddp_bucket_size: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
     pad_buckets_for_high_nccl_busbw: bool = False
     reduce_scatter_with_fp32_accumulation: bool = False

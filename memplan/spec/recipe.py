@@ -218,7 +218,6 @@ class Recipe(NamedTuple):
     """The job with every value filled in, for the report."""
     sources: dict[str, str]
     origins: Mapping[str, str] = MappingProxyType({})
-    """In words, where the values came from that are no options."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     group: int = 1
