@@ -206,7 +206,6 @@ def test_compiling_widens_the_band_up_to_eager() -> None:
         ({"kernels": "te"}, "kernels: te with a bare training loop"),
         ({"kernels": "unsloth"}, "kernels: unsloth is not modelled for full training"),
         ({"kernels": "foak", "model": {**LLAMA, "model_type": "qwen3"}}, "kernels: foak is not modelled for qwen3"),
-        ({"kernels": "foak", "quantization": "nf4", "lora": {}}, "kernels: foak's fused adapters"),
     ],
     ids=str,
 )  # fmt: skip

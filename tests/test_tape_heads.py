@@ -69,6 +69,21 @@ LOSSES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("program", "mode", "expected"),
+    [
+        ("shifted-cross-entropy", BF16, (14, 12, 4)),
+        ("shifted-cross-entropy", AUTOCAST, (14, 12, 4)),
+        ("foak-cross-entropy", BF16, (10, 8, 4)),
+    ],
+)
+def test_losses_that_shift_the_logits_make_a_second_copy(program: str, mode: Mode, expected: tuple[int, ...]) -> None:
+    """All but each row's last position; a single row needs no copy."""
+    found = coefficients(Head(program), mode, 4)
+    assert found == pytest.approx(expected, rel=4 / TOKENS)
+    assert coefficients(Head(program), mode, 1)[0] < found[0] - 3
+
+
 @pytest.mark.parametrize("case", LOSSES)
 def test_bytes_per_logit_of_each_loss(case: str) -> None:
     head, mode, rows, expected = LOSSES[case]

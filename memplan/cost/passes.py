@@ -31,6 +31,7 @@ EAGER_BYTES = 22.0
 HEAD_BYTES: dict[str, float] = {
     "cross-entropy": 34.0,
     "shifted-cross-entropy": 54.0,
+    "foak-cross-entropy": 32.0,
     "log-softmax": 30.0,
     "stacked-log-softmax": 36.0,
     "one-hot": 60.0,

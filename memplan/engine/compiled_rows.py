@@ -35,8 +35,8 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
         f"{plan.name}.layer-forward",
         f"{plan.name}.embedding-backward",
         template="0 to what eager layers save more",
-        why=WHY_COMPILED if plan.mode.kernels.compiled else WHY_UNSLOTH if plan.mode.kernels.adapters else WHY_PATCHED,
-        source=PARTITIONER if plan.mode.kernels.compiled else UNSLOTH if plan.mode.kernels.adapters else PATCHES,
+        why=WHY_COMPILED if plan.mode.kernels.compiled else WHY_UNSLOTH if plan.mode.kernels.adapters == "fused" else WHY_PATCHED,
+        source=PARTITIONER if plan.mode.kernels.compiled else UNSLOTH if plan.mode.kernels.adapters == "fused" else PATCHES,
         high=max(more, 0) + max(transients, loss, 0),
     )
 

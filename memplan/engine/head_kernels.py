@@ -42,6 +42,15 @@ def saving_logits_in_place(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return p.tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
 
 
+def foak_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """The logits in fp32, and a copy without each row's last position, which becomes its own gradient
+    (fms-acceleration-foak 0.7, kernels/unsloth/cross_entropy_loss.py: FastForCausalLMLoss)."""
+    wide, scored = loss_ops.shifted(p, logits)
+    losses = saving_logits_in_place(p, scored, rows)
+    del wide
+    return losses
+
+
 def one_hot(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """NeMo-Aligner's ``DistributedLogprob`` with ``higher_stability``: backward makes an int64 one-hot of the
     vocabulary twice (nemo_aligner/utils/distributed.py)."""

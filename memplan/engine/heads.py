@@ -142,6 +142,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "held-logits": held_logits,
     "cross-entropy": cross_entropy,
     "shifted-cross-entropy": loss_ops.shifted_cross_entropy,
+    "foak-cross-entropy": head_kernels.foak_cross_entropy,
     "plain-cross-entropy": loss_ops.plain_cross_entropy,
     "parallel-cross-entropy": parallel_cross_entropy,
     "chunked-cross-entropy": loss_ops.chunked_cross_entropy,
@@ -160,6 +161,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
 INSIDE = (
     "cross-entropy",
     "shifted-cross-entropy",
+    "foak-cross-entropy",
     "parallel-cross-entropy",
     "plain-cross-entropy",
     "compiled-cross-entropy",

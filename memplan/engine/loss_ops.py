@@ -66,17 +66,20 @@ def plain_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return nll(tape, log_probabilities, Dim("1", 1))
 
 
-def shifted_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
-    """``ForCausalLMLoss`` of transformers 4.48 and before: ``logits.float()``, of which all but each row's last position
-    are copied; a single row is contiguous as it is."""
+def shifted(p: Pass, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """``logits.float()``, and a copy of all but each row's last position; a single row is contiguous as it is."""
     tape, dim = p.tape, logits.dim
     wide = cast(tape, logits, FP32, "logits in fp32")
-    shifted = Dim(dim.symbol, dim.elements - dim.elements // p.tokens * p.rows)
-    scored = view(tape, wide, shifted, whole=False)
-    if p.rows > 1:
-        scored = copy(tape, scored, "shifted logits in fp32")
-    log_probabilities = log_softmax(tape, scored, "log-softmax")
-    return nll(tape, log_probabilities, Dim("1", 1))
+    scored = view(tape, wide, Dim(dim.symbol, dim.elements - dim.elements // p.tokens * p.rows), whole=False)
+    return wide, copy(tape, scored, "shifted logits in fp32") if p.rows > 1 else scored
+
+
+def shifted_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """``ForCausalLMLoss`` before transformers 4.49: the fp32 logits stand beside the copy that is scored."""
+    wide, scored = shifted(p, logits)
+    loss = nll(p.tape, log_softmax(p.tape, scored, "log-softmax"), Dim("1", 1))
+    del wide
+    return loss
 
 
 def chunked_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:

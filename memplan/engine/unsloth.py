@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from memplan.engine import foak
+from memplan.engine.adapter_sides import as_cast, gradients_of, in_their_dtype, sides_of
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.quantised import dequantise
 from memplan.engine.tags import Dim
@@ -23,20 +25,11 @@ def fuses(p: Pass, linears: Sequence[Linear]) -> bool:
     """Whether Unsloth patches these: all adapted, none with a bias, without dropout, DoRA or trained biases
     (models/llama.py: patch_peft_model)."""
     adapter = p.mode.adapter
+    if p.mode.kernels.adapters == "foak":
+        return foak.fuses(p, linears)
     if not p.mode.kernels.adapters or adapter is None or adapter.dropout or adapter.dora or adapter.bias != "none":
         return False
     return all(linear.name in adapter.targets and not linear.bias for linear in linears)
-
-
-def _sides(p: Pass, linear: Linear) -> list[Param]:
-    """lora_A and lora_B."""
-    adapter = p.mode.adapter
-    assert adapter is not None
-    rank, itemsize = adapter.rank, adapter.itemsize
-    return [
-        p.adapter(f"{linear.name}.lora_{side}", rank * width, itemsize)
-        for side, width in (("A", linear.inputs), ("B", linear.outputs))
-    ]
 
 
 def _product(p: Pass, x: Tensor, linear: Linear, out: Dim, sides: Sequence[Param], label: str) -> Tensor:
@@ -44,30 +37,12 @@ def _product(p: Pass, x: Tensor, linear: Linear, out: Dim, sides: Sequence[Param
     buffer that stays (``unsloth_rows``)."""
     tape, itemsize, rank = p.tape, x.itemsize, sides[0].dim.elements // linear.inputs
     result = tape.new(out, itemsize, label)
-    half = _cast(tape, sides[0], itemsize)
+    half = as_cast(tape, sides[0], itemsize)
     low = tape.new(p.dim("r", rank), itemsize, "adapter rank-r outputs")
     del half
-    half = _cast(tape, sides[1], itemsize)
+    half = as_cast(tape, sides[1], itemsize)
     del low, half
     return result
-
-
-def _cast(tape: Tape, side: Param, itemsize: int) -> Tensor | None:
-    """``A.to(dtype)``."""
-    return None if side.itemsize == itemsize else tape.new(side.dim, itemsize, "adapters in the inputs' dtype")
-
-
-def _gradients(t: Tape, p: Pass, sides: Sequence[Param], itemsize: int) -> list[Tensor]:
-    """Gradients of adapters in the inputs' dtype; the engine casts each to its weight's (``validate_outputs``)."""
-    return [t.new(side.dim, itemsize, "weight gradients", category="gradients") for side in sides]
-
-
-def _in_their_dtype(t: Tape, grads: list[Tensor], sides: Sequence[Param]) -> list[Tensor]:
-    results = []
-    for grad, side in zip(grads, sides, strict=True):
-        same = grad.itemsize == side.itemsize
-        results.append(grad if same else t.new(side.dim, side.itemsize, "weight gradients", category="gradients"))
-    return results
 
 
 def _unpacked(t: Tape, p: Pass, linear: Linear, itemsize: int) -> Tensor | None:
@@ -81,21 +56,23 @@ def adapted_products(
     """``LoRA_QKV`` and ``LoRA_W``: products of one input and their adapters as one function, which keeps the input
     alone. ``over``: the input's gradient is written over it.
     """
+    if p.mode.kernels.adapters == "foak":
+        return foak.adapted_products(p, x, linears, dims, label, over)
     tape, dim, itemsize, want_x = p.tape, x.dim, x.itemsize, x.needs_grad
-    pairs = [_sides(p, linear) for linear in linears]
+    pairs = [sides_of(p, linear) for linear in linears]
     sides = [side for pair in pairs for side in pair]
     outs = [_product(p, x, linear, out, pair, label) for linear, out, pair in zip(linears, dims, pairs, strict=True)]
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        halves = [_cast(t, side, itemsize) for side in sides]
-        found = _gradients(t, p, sides, itemsize)
+        halves = [as_cast(t, side, itemsize) for side in sides]
+        found = gradients_of(t, sides, itemsize)
         own = t.running.saved[0] if t.running is not None else None
         dx = (Tensor(dim, itemsize, own) if over else t.gradient((dim, itemsize))) if want_x else None
         for linear in linears if want_x else ():
             matrix = _unpacked(t, p, linear, itemsize)
             del matrix
         del halves
-        return (dx, *_in_their_dtype(t, found, sides))
+        return (dx, *in_their_dtype(t, found, sides))
 
     node = tape.node((x, *sides), (x,), backward)
     if node is not None:
@@ -109,7 +86,7 @@ def adapted_feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     """
     tape, dim, itemsize, want_x = p.tape, x.dim, x.itemsize, x.needs_grad
     wide, (gate, up, down) = p.dim("F", spec.intermediate), spec.linears
-    pairs = [_sides(p, linear) for linear in spec.linears]
+    pairs = [sides_of(p, linear) for linear in spec.linears]
     sides = [side for pair in pairs for side in pair]
     gates = _product(p, x, gate, wide, pairs[0], "gate")
     ups = _product(p, x, up, wide, pairs[1], "up")
@@ -118,15 +95,15 @@ def adapted_feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     del product
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        halves = [_cast(t, side, itemsize) for side in sides]
+        halves = [as_cast(t, side, itemsize) for side in sides]
         of_product = t.gradient((wide, itemsize))
-        found = _gradients(t, p, sides, itemsize)
+        found = gradients_of(t, sides, itemsize)
         for linear in (up, gate) if want_x else ():
             matrix = _unpacked(t, p, linear, itemsize)
             del matrix
         own = t.running.saved[0] if t.running is not None else None
         del halves, of_product
-        return (Tensor(dim, itemsize, own) if want_x else None, *_in_their_dtype(t, found, sides))
+        return (Tensor(dim, itemsize, own) if want_x else None, *in_their_dtype(t, found, sides))
 
     node = tape.node((x, *sides), (x, gates, ups), backward)
     return Tensor(dim, itemsize, out.storage, node)

@@ -17,7 +17,7 @@ CHECKPOINTS = "unsloth-zoo 2026.8 gradient_checkpointing.py"
 def enter_unpacking(book: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """One buffer as large as the largest quantised matrix, and one for its scales where they are quantised too."""
     base = recipe.quantised
-    if base is None or not recipe.kernels.adapters:
+    if base is None or recipe.kernels.adapters != "fused":
         return
     largest = max((weight.rows * weight.columns for weight in weights if weight.quantised_by(base)), default=0)
     scales = largest // ABSMAX_BLOCK * FP32 if base.scheme.nested else 0

@@ -18,6 +18,7 @@ WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 INSIDE = (
     "cross-entropy",
     "shifted-cross-entropy",
+    "foak-cross-entropy",
     "compiled-cross-entropy",
     "megatron-cross-entropy",
     "chunked-cross-entropy",
@@ -98,7 +99,8 @@ def head(
     wraps = trainer.fp32_outputs and native_amp
     own = names_method(trainer.fp32_logits, method.name)
     wide = job.logits_dtype == "fp32" or (job.logits_dtype == "auto" and (own or wraps))
-    itself = name in ("cross-entropy", "megatron-cross-entropy") or (name == "shifted-cross-entropy" and not own)
+    shifts = name in ("shifted-cross-entropy", "foak-cross-entropy")
+    itself = name in ("cross-entropy", "megatron-cross-entropy") or (shifts and not own)
     wide = wide and not itself and not without_logits
     term = job.sft_term if job.sft_term is not None else method.name in trainer.sft_term
     term = term and method.pairs and not without_logits
@@ -163,6 +165,8 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     own = by_method(trainer.adapter_heads, method.name, own) if lora else own
     if job.compile and own in ("cross-entropy", "shifted-cross-entropy"):
         own = "compiled-cross-entropy"
+    if job.kernels == "foak" and own in ("cross-entropy", "shifted-cross-entropy"):
+        own = "foak-cross-entropy"
     if job.kernels == "unsloth":
         own = "compiled-unsloth-chunks"
     if job.kernels == "liger":

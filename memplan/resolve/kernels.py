@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.resolve.models import Targets
 from memplan.resolve.notes import Notes
+from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Stored
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -18,8 +20,11 @@ UNSLOTH_SENDS_FROM = 512
 """unsloth 2026.8 models/_utils.py: apply_unsloth_gradient_checkpointing."""
 
 
-def kernels(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
+def kernels(
+    job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, base: Base, lora: Targets | None, notes: Notes
+) -> Kernels:
     """What runs fused in each layer. Raises InvalidJob for what cannot be together."""
+    stored = base.stored
     if job.compile:
         return _compiled(job, spec, again, notes)
     if job.kernels == "te":
@@ -27,7 +32,7 @@ def kernels(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, store
     if job.kernels == "unsloth":
         return _unsloth(job, spec, again, stored, notes)
     if job.kernels == "foak":
-        return _foak(job, spec, notes)
+        return _foak(job, spec, stored, base, lora, notes)
     if job.kernels != "liger":
         return NO_KERNELS
     if again.policy:
@@ -44,17 +49,54 @@ def kernels(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, store
     return found
 
 
-def _foak(job: Job, spec: ModelSpec, notes: Notes) -> Kernels:
+def _foak(job: Job, spec: ModelSpec, stored: Stored, base: Base, lora: Targets | None, notes: Notes) -> Kernels:
     if spec.family not in FOAK or not _plain_layers(spec):
         raise InvalidJob(f"kernels: foak is not modelled for {spec.family}", "modelled: " + ", ".join(FOAK))
-    if job.quantization != "none":
-        raise InvalidJob(
-            "kernels: foak's fused adapters over a quantised base are not modelled yet", "leave kernels out"
-        )
+    fused = ""
+    if base.quantised is not None and lora is not None:
+        _check_foak_adapters(job, spec, stored, base, lora)
+        fused = "foak"
+        if job.num_gpus > 1:
+            notes.remark("kernels: foak leaves adapters whole on every GPU; here they are counted as sharded")
     notes.assume(
-        "kernels: foak's RMSNorm and rotary embedding in every layer, both in place; the loss is what loss_head says"
+        "kernels: foak's RMSNorm and rotary embedding in every layer, both in place"
+        + ("; its fused adapters of attention; " if fused else "; ")
+        + "its cross-entropy, or the fused head that loss_head says"
     )
-    return FOAK[spec.family]
+    return FOAK[spec.family]._replace(adapters=fused)
+
+
+def _check_foak_adapters(job: Job, spec: ModelSpec, stored: Stored, base: Base, adapted: Targets) -> None:
+    """What foak's functions over a quantised base cannot do. Raises InvalidJob."""
+    lora = adapted.lora
+    inner = [layer.feed_forward for layer in spec.layers() if layer.feed_forward is not None]
+    refused = (
+        (
+            job.quantization != "nf4-double",
+            f"over {job.quantization}: its kernels unpack NF4 whose scales are quantised too; GPTQ's are not modelled",
+            "use quantization: nf4-double, or leave kernels out",
+        ),
+        (not stored.autocast, "without mixed precision, which its plugin asks for", "use autocast: true"),
+        (
+            base.upcast != "none" or stored.compute_itemsize > 2,
+            "beside norms in fp32: it multiplies their outputs by bf16 weights",
+            "use kbit_upcast: false, as its own preparation does",
+        ),
+        (
+            lora.dora or lora.bias != "none",
+            "with DoRA or trained biases, which its functions do not know",
+            "leave it out",
+        ),
+        (
+            any(all(linear.name in adapted.names for linear in each.linears) for each in inner),
+            "with an adapted feed-forward: its backward multiplies tensors of different widths and raises "
+            "(fused_ops/unsloth_lora/bnb/fast_lora.py: LoRA_MLP)",
+            "name attention's projections in lora.targets",
+        ),
+    )
+    for cannot, what, hint in refused:
+        if cannot:
+            raise InvalidJob(f"kernels: foak {what}", hint)
 
 
 def _check_te(trainer: Trainer) -> None:
@@ -97,7 +139,7 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
 def sends_checkpoints(job: Job, fused: Kernels, checkpointing: bool, notes: Notes) -> bool:
     """Whether the inputs of checkpointed layers wait on the host: Unsloth's default (use_gradient_checkpointing:
     "unsloth") from 512 tokens on."""
-    sent = bool(fused.adapters) and checkpointing and job.sequence_length >= UNSLOTH_SENDS_FROM
+    sent = fused.adapters == "fused" and checkpointing and job.sequence_length >= UNSLOTH_SENDS_FROM
     if sent:
         notes.assume(
             'gradient_checkpointing: use_gradient_checkpointing="unsloth", its default: layer inputs wait on the host, '

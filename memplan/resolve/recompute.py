@@ -55,9 +55,7 @@ def reentrant(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, che
     able = checkpointing and spec.task == "causal" and not again.policy
     if notes.is_given(key) or not trainer.reentrant or not able:
         return notes.plain(key, given)
-    return notes.fill(
-        key, True, "trainer", f"use_reentrant as transformers before 5 has it, beside this {trainer.title}"
-    )
+    return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
 
 
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:

@@ -23,7 +23,8 @@ class Kernels(NamedTuple):
     copies_chunks: bool = False
     """A fused gate-and-up projection is cut into contiguous copies."""
     adapters: str = ""
-    """LoRA's projections as one function each for q, k, v, for the feed-forward and for the output."""
+    """LoRA's projections as one function each for q, k, v, for the feed-forward and for the output: fused (Unsloth's)
+    or foak."""
     compiled: bool = False
     """Pointwise chains are one kernel, which reads and writes the precision of its neighbours."""
 
@@ -44,8 +45,8 @@ is not in place."""
 FOAK: Mapping[str, Kernels] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "granite"), Kernels(norm="in-place", rotary="in-place"))
 )
-"""fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; the feed-forward is
-fused over a quantised base alone."""
+"""fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; adapters are fused over a
+quantised base alone (framework_plugin_fast_kernels.py)."""
 
 UNSLOTH: Mapping[str, Kernels] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Kernels(norm="in-place", rotary="fresh", adapters="fused"))

@@ -9,6 +9,10 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "the model makes an fp32 copy, and a second one without each row's last position, then keeps the log-softmax",
         "transformers 4.48 loss/loss_utils.py: ForCausalLMLoss",
     ),
+    "foak-cross-entropy": (
+        "an fp32 copy, and a second one without each row's last position, which becomes its own gradient",
+        "fms-acceleration-foak 0.7 kernels/unsloth/cross_entropy_loss.py: FastForCausalLMLoss",
+    ),
     "chunked-cross-entropy": (
         "cross-entropy of 128 rows at a time, whose log-softmax stays; the logits are held through backward",
         "litgpt 0.5 utils.py: chunked_cross_entropy",

@@ -105,7 +105,7 @@ ROWS = (
         "Hugging Face Trainer",
         since="4.49",
         heads={"*": "cross-entropy"},
-        source="transformers 4.53 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py: labels shift",
+        source="transformers 4.53 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py: labels",
         **_TRANSFORMERS_4,
     ),
     Trainer(

@@ -24,7 +24,7 @@ from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.trace.images import fill_tiles
-from memplan.trace.losses import shifted_loss
+from memplan.trace.losses import MODEL_LOSSES
 from memplan.trace.selective import selective_contexts
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -59,8 +59,8 @@ def build_model(
     with torch.device(device), no_init_weights():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()
-    if recipe.loss_head == "shifted-cross-entropy":
-        model.loss_function = shifted_loss
+    if recipe.loss_head in MODEL_LOSSES:
+        model.loss_function = MODEL_LOSSES[recipe.loss_head]
     _gather_strays(model, device)
     fill_tiles(model)
     return model.train()

@@ -5,6 +5,8 @@ The formulas cost bytes per sequence; what memory feels is how the log-probabili
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -94,3 +96,29 @@ def shifted_loss(logits: Tensor, labels: Tensor, vocab_size: int, **settings: ob
     logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     return functional.cross_entropy(shifted.view(-1, vocab_size), labels[..., 1:].contiguous().view(-1))
+
+
+class _InPlace(torch.autograd.Function):
+    """Unsloth's cross-entropy of 2024, by what it allocates: the logits become their own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        statistics = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+        ctx.save_for_backward(logits, statistics, labels)
+        return torch.zeros(logits.shape[0], dtype=torch.float32, device=logits.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def foak_loss(logits: Tensor, labels: Tensor, vocab_size: int, **settings: object) -> Tensor:
+    """fms-acceleration-foak 0.7, kernels/unsloth/cross_entropy_loss.py: FastForCausalLMLoss."""
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+    losses: Tensor = _InPlace.apply(shifted, labels[..., 1:].contiguous().view(-1))
+    return losses.sum() / labels.numel()
+
+
+MODEL_LOSSES = {"shifted-cross-entropy": shifted_loss, "foak-cross-entropy": foak_loss}
+"""In place of the loss that the installed transformers gives a model."""

@@ -95,7 +95,7 @@ class MicroStep:
             self._kto(batch)
         elif recipe.pair_pass == "concatenated":
             self._concatenated(batch)
-        elif recipe.pair_pass == "two-forward":
+        elif recipe.pair_pass == "two-forward" or recipe.evaluating:
             self._two_forward(batch)
         else:
             self._by_halves(batch)
@@ -149,6 +149,8 @@ class MicroStep:
     # -- schedules ----------------------------------------------------------------------------------------------------
 
     def _backward(self, loss: Tensor) -> None:
+        if self.recipe.evaluating:
+            return
         self.begin("backward")
         self.away.close()
         (loss / self.recipe.accumulation if self.recipe.accumulation > 1 else loss).backward()
@@ -163,7 +165,7 @@ class MicroStep:
         del held
 
     def _supervised(self, batch: Batch) -> None:
-        if self.recipe.loss_head not in ("cross-entropy", "shifted-cross-entropy"):
+        if self.recipe.loss_head not in ("cross-entropy", *losses.MODEL_LOSSES):
             with self._autocast():
                 logits = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits[:, :-1]
                 loss = -losses.label_log_probs(logits, batch.ids[:, 1:], self.recipe).mean()

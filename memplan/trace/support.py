@@ -23,6 +23,7 @@ SHARDINGS = ("none", "ddp", "fsdp2", "fsdp")
 HEADS = (
     "cross-entropy",
     "shifted-cross-entropy",
+    "foak-cross-entropy",
     "chunked-cross-entropy",
     "log-softmax",
     "stacked-log-softmax",
@@ -64,7 +65,7 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
     if recipe.loss_head not in HEADS:
         raise InvalidJob(f"loss_head: {recipe.loss_head} cannot be traced", "use cross-entropy, log-softmax, selective")
-    if recipe.loss_head == "shifted-cross-entropy" and recipe.logits_to_fp32:
+    if recipe.loss_head in ("shifted-cross-entropy", "foak-cross-entropy") and recipe.logits_to_fp32:
         raise InvalidJob(
             "trainer_version: models of transformers before 4.46 cast their logits in place, which is not traced",
             "use trainer_version 4.48",
