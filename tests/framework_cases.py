@@ -189,11 +189,17 @@ UNREAD = {
         'strange_degree = 2\n[optimizer]\nname = "Muon"',
         ("parallelism.strange_degree", "optimizer.name"),
     ),
-    "megatron": ("--fp8-format hybrid --new-offload-thing 3", ("fp8_format", "new_offload_thing")),
+    "megatron": (
+        "--fp8-format hybrid --new-offload-thing 3 --micro-bach-size 4",
+        ("fp8_format", "new_offload_thing", "micro_bach_size"),
+    ),
     "mindspeed": ("--swap-attention", ("swap_attention",)),
     "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
     "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
-    "verl": ("actor_rollout_ref.model.mtp.enable=True", ("actor_rollout_ref.model.mtp.enable",)),
+    "verl": (
+        "actor_rollout_ref.model.mtp.enable=True trainer.n_gpu_per_node=4",
+        ("actor_rollout_ref.model.mtp.enable", "trainer.n_gpu_per_node"),
+    ),
 }
 
 PLAIN: dict[str, list[Any]] = {

@@ -27,6 +27,8 @@ from memplan.frameworks.llamafactory_write import write
 from memplan.frameworks.own_names import config_of, is_command_of, lora_targets
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
 
+NEW_FORMAT = ("train_dataset", "model")
+"""Of the files that its rewritten trainer (v1) reads; memplan does not."""
 PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "src/train.py", "src/train_bash.py")
 
 
@@ -36,6 +38,8 @@ def recognise(document: Document) -> tuple[str, ...]:
         return tuple(launch.program for launch in launches(document) if is_command_of(launch, PROGRAMS))[:1]
     if document.form not in ("yaml", "json"):
         return ()
+    if set(NEW_FORMAT) <= document.keys:
+        return NEW_FORMAT[:1]
     marks = tuple(key for key in document.settings.values if key in MARKS)
     return marks if document.keys & {"stage", "template", "finetuning_type"} else ()
 
@@ -51,7 +55,9 @@ def read(document: Document, draft: Draft) -> None:
 
 
 def read_settings(settings: Settings, draft: Draft) -> None:
-    """All arguments of one training."""
+    """All arguments of one training. Raises InvalidJob for the files of v1."""
+    if set(NEW_FORMAT) <= set(settings.values):
+        raise settings.error("train_dataset", "the files of LLaMA-Factory's v1 are not read", "say it by options")
     keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)

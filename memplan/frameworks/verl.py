@@ -19,12 +19,11 @@ from memplan.frameworks.verl_keys import (
     LIKE_GRPO,
     METHODS,
     MODEL,
-    NOT_MODELLED,
-    OF_WHAT_TRAINS,
     OPTIMIZERS,
     ROLLOUT,
     SFT,
 )
+from memplan.frameworks.verl_names import sense
 from memplan.frameworks.verl_source import PROGRAM, flat, of_script, referred
 from memplan.frameworks.verl_write import write
 from memplan.units import ceil_div
@@ -37,7 +36,10 @@ def recognise(document: Document) -> tuple[str, ...]:
     if document.form != "yaml":
         return ()
     if "actor_rollout_ref" in document.keys:
-        return ("actor_rollout_ref",)
+        parts = document.settings.values.get("actor_rollout_ref")
+        return (
+            ("actor_rollout_ref",) if isinstance(parts, Mapping) and {"actor", "model", "rollout"} & set(parts) else ()
+        )
     data = document.settings.values.get("data")
     known = isinstance(data, Mapping) and "micro_batch_size_per_gpu" in data
     return ("data",) if known and {"model", "trainer"} <= document.keys else ()
@@ -116,6 +118,10 @@ def _trainer(keys: Keys) -> None:
 
 def _gpus(keys: Keys) -> int:
     """GPUs in all: of a node times nodes."""
+    given = keys.draft.options.get("num_gpus")
+    if given is not None:
+        keys.skip("trainer.n_gpus_per_node", "trainer.nnodes")
+        return max(1, int(given))
     each, nodes = keys.whole("trainer.n_gpus_per_node") or 1, keys.whole("trainer.nnodes") or 1
     keys.put("num_gpus", each * nodes, "trainer.n_gpus_per_node", "trainer.nnodes")
     if nodes > 1:
@@ -253,11 +259,15 @@ def _optimizer(keys: Keys, at: str) -> None:
 
 
 def _close(keys: Keys) -> None:
-    """Of what is trained, what bears on memory and is on; data, rollout, rewards and logging do not bear."""
+    """Of what nobody took: what bears on memory and is on, and every name that verl does not have."""
     for key, value in keys.settings.values.items():
-        off = value in (None, "", "null", -1) or value is False or (value is not True and value in (0, 1))
-        bears = key.startswith(OF_WHAT_TRAINS) and NOT_MODELLED.fullmatch(key) and not key.startswith("critic.")
-        if bears and not off and not keys.took(key):
+        if keys.took(key) or value is None:
+            continue
+        off = value in ("", "null", -1) or value is False or (value is not True and value in (0, 1))
+        kind = sense(key)
+        if kind == "unknown":
+            keys.warn(key, f"no setting of {FRAMEWORK.label} that is known")
+        elif kind == "bearing" and not off:
             keys.warn(key)
 
 

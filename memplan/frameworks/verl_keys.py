@@ -6,7 +6,6 @@ workers/engine/fsdp/transformer_impl.py.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
@@ -74,17 +73,3 @@ LIKE_GRPO = (
 )
 """Advantages of other kinds, which the update's memory does not feel."""
 OPTIMIZERS = {"adamw": "adamw", "fusedadam": "adamw", "adam": "adamw", "sgd": "sgd", "muon": "muon"}
-
-NOT_MODELLED = re.compile(
-    r"""(.*\.)?(
-        use_liger | use_prefix_grouper | enable_activation_offload_x | mtp\.enable_train | mtp\.enable | fp8\w*
-        | qat\.enable | entropy_from_logits_with_chunking | entropy_checkpointing | recompute_\w+
-        | freeze_vision_tower | lora_adapter_path | lora\.rank | optimizer_cpu_offload
-        | optimizer_offload_fraction | use_precision_aware_optimizer | moe_\w*capacity\w* | num_layers_in_\w+_stage
-        | tiled_mlp\.enabled | use_megatron_fsdp | moe_enable_deepep | fsdp_size | expert_parallel_size
-        | expert_tensor_parallel_size | virtual_pipeline_model_parallel_size | reduce_dtype | param_dtype
-    )""",
-    re.VERBOSE,
-)
-"""Settings of what is trained that bear on memory, beside those that are read."""
-OF_WHAT_TRAINS = ("actor_rollout_ref.actor.", "actor_rollout_ref.model.", "model.", "engine.", "optim.", "critic.")

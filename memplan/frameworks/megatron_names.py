@@ -1,0 +1,256 @@
+"""Names of Megatron-LM's arguments, and of those that MindSpeed-LLM adds: what is in no list here is warned about.
+
+Names alone, of Megatron-LM v2.5 to core 0.16 and its main of August 2026 (arguments.py, training/config,
+TransformerConfig, OptimizerConfig, DistributedDataParallelConfig) and of MindSpeed-LLM 2.0's arguments.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memplan.frameworks.documents import words
+
+FAMILIES = re.compile(
+    r"""(?:inference|rl|grpo|retro|dino|eval|wandb|tensorboard|log|logging|ckpt|dist_ckpt|nccl|profile|mock|
+    tiktoken|tokenizer|save|load|lr|straggler|error_injection|rerun|mup|memory_snapshot|record|
+    query_in_block|ict|bert|biencoder|train_data|valid_data|test_data|data|dataset|dataloader|check|
+    adam|muon|sgd|rotary|init|mla_down|fim|reset|export|ft|kitchen|one_logger
+    )_.*""",
+    re.VERBOSE,
+)
+"""Data, rates, logs, checkpoints, initialisation, inference: no setting of these bears, but for what its name says."""
+MEGATRON = words(
+    """DDP_impl account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+    accumulate_allreduce_grads_in_fp32 activation_func activation_func_clamp_value activation_func_fp8_input_store
+    activation_offload_fraction adaptive_muon_beta2 adaptive_muon_eps adaptive_muon_moment2_method add_bias_linear
+    add_qkv_bias add_skipping adlr_autoresume adlr_autoresume_interval align_grad_reduce align_param_gather
+    allow_ambiguous_pad_tokens ammo_convert_te_to_local_spec ammo_load_classic_megatron_to_mcore ammo_quant_cfg
+    app_tag_run_name app_tag_run_version apply_layernorm_1p apply_query_key_layer_scaling
+    apply_residual_connection_post_layernorm apply_rope_fusion apply_wd_to_qk_layernorm async_ckpt_cpu_priority
+    async_ckpt_io_priority async_ckpt_use_cpu_shm async_save async_strategy attention_backend attention_dropout
+    attention_output_gate attention_softmax_in_fp32 auto_detect_ckpt_format autocast_dtype average_in_collective
+    barrier_with_L1_time basemodel_type batch_invariant_backend batch_invariant_mode batch_p2p_comm batch_p2p_sync
+    batch_size beta_fast beta_slow bf16 bias_activation_fusion bias_dropout_fusion binary_mask block_data_path
+    bpe_kv_cache bpe_max_buffer bpe_params bpe_ssm_cache bucket_size budget_list budget_probs budget_type
+    cache_mla_latents calc_ft_timeouts calculate_per_token_loss chat_template checkpoint checkpoint_activations
+    checkpoint_num_layers ckpt_load_validate_sharding_integrity classes_fraction clip_grad
+    clone_scatter_output_in_embedding config_logger_dir context_parallel_size cp_comm_type cpu_offloading
+    cpu_offloading_activations cpu_offloading_double_buffering cpu_offloading_num_layers
+    cpu_offloading_retain_pinned_cpu_buffers cpu_offloading_weights create_all_gather_group
+    cross_entropy_fusion_impl cross_entropy_loss_fusion cuda_graph_impl cuda_graph_modules
+    cuda_graph_retain_backward_graph cuda_graph_scope cuda_graph_use_single_mempool cuda_graph_warmup_steps
+    curr_iteration data_parallel_sharding_strategy ddp ddp_average_in_collective ddp_bucket_size ddp_num_buckets
+    ddp_pad_buckets_for_high_nccl_busbw ddp_param_name_patterns_for_fp32_local_accumulation
+    ddp_reduce_scatter_with_fp32_accumulation deallocate_pipeline_outputs decode_only_cuda_graphs
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_num_layers decoder_seq_length
+    decoder_tp_comm_overlap decoupled_lr decoupled_min_lr decoupled_weight_decay decrease_batch_size_if_needed
+    defer_embedding_wgrad_compute delay_offload_until_cuda_graph delay_param_gather delay_wgrad_compute
+    delta_offload_bytes_across_pp_ranks deterministic_mode disable_bf16_reduced_precision_matmul disable_bias_linear
+    disable_budget disable_chunked_prefill disable_gloo_process_groups disable_jit_fuser disable_mamba_mem_eff_path
+    disable_msc disable_parameter_transpose_cache disable_straggler_on_startup disable_symmetric_registration
+    disable_tp_comm_bulk_dgrad disable_tp_comm_bulk_wgrad disable_tp_comm_overlap_ag disable_tp_comm_overlap_rs
+    disable_tp_comm_split_ag disable_tp_comm_split_rs disable_vision_class_token dist
+    dist_ckpt_optim_fully_reshardable distill_coeff distill_only distillation
+    distrib_optim_fully_reshardable_mem_efficient distribute_checkpointed_activations distribute_saved_activations
+    distributed_backend distributed_timeout_minutes distributed_timeout_seconds_after_init dsa_indexer_head_dim
+    dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff dsa_indexer_n_heads
+    dsa_indexer_rope_interleaved dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_skip_topk_offset
+    dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss dsa_kernel_backend
+    dump_param_to_param_group_map emb_int_list emb_per_list embedding_init_method embedding_init_method_std
+    embedding_path empty_unused_memory_level enable_autocast enable_chunked_prefill enable_cuda_graph
+    enable_experimental enable_ft_package enable_full_sharding_in_hsdp enable_gpt_oss enable_mhc_connections
+    enable_msc enable_one_logger enable_router encoder_num_layers encoder_pipeline_model_parallel_size
+    encoder_seq_length encoder_tensor_model_parallel_size end_weight_decay eod_mask_loss
+    ep_overlap_early_attn_memory_release evidence_data_path exit_duration_in_mins exit_interval
+    exit_on_missing_checkpoint exit_signal exit_signal_handler exit_signal_handler_for_dataloader
+    exit_signal_handler_for_training exp_avg_dtype exp_avg_sq_dtype experimental_attention_variant
+    experimental_attention_variant_loss_scale_func expert_gtp_weight_remat_size expert_model_parallel_size
+    expert_tensor_parallel_num_weight_shards expert_tensor_parallel_size export_kv_cache_quant export_quant_cfg
+    export_real_quant_cfg external_cuda_graph fake_process_group ffn_hidden_size filter_warnings
+    finalize_model_grads_func fine_grained_activation_offloading fine_grained_offloading_max_inflight_offloads
+    finetune finetune_data_files finetune_data_split finetune_hf_dataset first_last_layers_bf16
+    flash_attention_version flash_decode flex_hetero_ffn flex_hetero_mamba flex_hetero_moe_expert flex_strict
+    flextron flextron_config_file flight_recorder_dump_on_timeout flight_recorder_dump_path
+    flight_recorder_extra_dump_on_exec flight_recorder_include_only_active flight_recorder_include_stack_trace
+    flight_recorder_trace_buffer_size force_emb force_mamba force_mlp force_router_skip fp16 fp16_lm_cross_entropy
+    fp32_residual_connection fp4 fp4_format fp4_param fp4_param_gather fp4_quantizer_factory fp4_recipe fp8
+    fp8_amax_compute_algo fp8_amax_history_len fp8_dot_product_attention fp8_format fp8_interval fp8_margin
+    fp8_multi_head_attention fp8_output_proj fp8_param fp8_param_gather fp8_quantizer_factory fp8_recipe fp8_wgrad
+    freeze_LM freeze_ViT freeze_all_layers freeze_base_for_mtp freeze_model freeze_router
+    fsdp_all_gather_in_start_param_sync fsdp_db_use_persist_buf_on_alloc_fail fsdp_double_buffer
+    fsdp_manual_registration full_validation fully_parallel_load fully_parallel_save fused_residual_rmsnorm
+    fused_single_qkv_rope gated_linear_unit gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder
+    global_batch_size glu_linear_offset gpu_sniff_test_interval grad_norm_skip_threshold grad_reduce_in_bf16
+    grad_reduce_in_fp32 grad_scale_func grad_sync_func gradient_accumulation_fusion gradient_reduce_div_fusion
+    group_query_attention gtp_expert_remat_nccl_ub gtp_remat_nccl_ub gtp_remat_opt_in_modules
+    gtp_remat_reduce_scatter_with_fp32_accumulation gtp_weight_remat_size hard_sample_th head_lr_mult
+    hetereogenous_dist_checkpoint heterogeneous_block_specs heterogeneous_layers_config_encoded_json
+    heterogeneous_layers_config_path hidden_dropout hidden_size hierarchical_context_parallel_sizes
+    high_priority_a2a_comm_stream high_priority_stream_groups hybrid_attention_ratio hybrid_context_parallel
+    hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern hysteresis img_dim img_h img_w indexer_batch_size
+    indexer_log_interval inference inference_cuda_graph_all_prefills inference_cuda_graph_max_tokens
+    inference_cuda_graph_scope inference_dynamic_batching_cuda_graph_max_tokens
+    inference_dynamic_batching_cuda_graph_mixed_prefill_count
+    inference_dynamic_batching_cuda_graph_sizing_distribution inference_dynamic_batching_num_cuda_graphs
+    inference_moe_disable_fused_quant_kernels inference_shards initial_loss_scale inprocess_active_world_size
+    inprocess_barrier_timeout inprocess_completion_timeout inprocess_empty_cuda_cache inprocess_granularity
+    inprocess_hard_timeout inprocess_heartbeat_interval inprocess_heartbeat_timeout inprocess_last_call_wait
+    inprocess_max_iterations inprocess_monitor_process_interval inprocess_monitor_thread_interval
+    inprocess_progress_watchdog_interval inprocess_restart inprocess_soft_timeout inprocess_termination_grace_time
+    is_flex_eval is_hybrid_model iter_per_epoch iterations_to_skip keep_fp8_transpose_cache
+    keep_fp8_transpose_cache_when_using_custom_fsdp kv_channels kv_lora_rank langrl_env_config
+    langrl_external_server langrl_inference_server_conversation_template langrl_inference_server_type
+    layer_ranking_list layernorm_epsilon layernorm_zero_centered_gamma lazy_mpu_init legacy_tokenizer
+    linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+    linear_scaler_end linear_scaler_start linear_value_head_dim lion_beta1 lion_beta2 load local_rank logger
+    logits_load_decode_threads logits_load_dir logits_load_ignore_errors logits_load_kd_loss_alpha
+    logits_load_msc_prefetch_depth logits_load_prefetch_factor logits_save_dir logits_save_dtype logits_save_top_k
+    logits_save_top_p logits_save_top_p_min_k loss_alpha loss_scale loss_scale_window lr main_grads_dtype
+    main_params_dtype make_vocab_size_divisible_by mamba_head_dim mamba_inference_conv_states_dtype
+    mamba_inference_ssm_states_dtype mamba_int_list mamba_num_groups mamba_num_heads mamba_per_list mamba_state_dim
+    mamba_training_ssm_states_dtype manual_gc manual_gc_eval manual_gc_interval mask_factor mask_prob mask_type
+    masked_softmax_fusion max_position_embeddings max_seqlen_per_dp_cp_rank max_tokens_to_oom
+    megatron_fsdp_cuda_graph_mode megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_grad_comm_dtype
+    megatron_fsdp_main_grads_dtype megatron_fsdp_main_params_dtype megatron_fsdp_max_pool_double_buffer
+    megatron_fsdp_use_decoupled_grad megatron_fsdp_version mem_batch_size mem_infer_seq_len
+    memory_efficient_layer_norm memory_keys memory_profile memory_profile_path merge_file metadata_path
+    mhc_init_gating_factor mhc_num_residual_streams mhc_recompute_layer_num mhc_sinkhorn_iterations micro_batch_size
+    microbatch_group_size_per_virtual_pipeline_stage microbatch_group_size_per_vp_stage mid_level_dataset_surplus
+    min_loss_scale min_lr min_offloaded_tensor_size mlp_chunks_for_prefill mlp_chunks_for_training mlp_int_list
+    mlp_per_list mmap_warmup model model_parallel_size modelopt_enabled modules_to_filter moe_apply_probs_on_input
+    moe_aux_loss_coeff moe_combine_bwd_dtype moe_deepep_num_sms moe_dispatch_fwd_dtype moe_enable_deepep
+    moe_enable_routing_replay moe_expert_capacity_factor moe_expert_int_list moe_expert_per_list
+    moe_expert_rank_capacity_factor moe_extended_tp moe_ffn_hidden_size moe_flex_dispatcher_backend
+    moe_flex_dispatcher_num_sms moe_grad_scale_func moe_grouped_gemm moe_hybridep_num_blocks_permute
+    moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms moe_hybridep_num_sms_preprocessing
+    moe_hybridep_pad_uneven_dispatch_inputs moe_input_jitter_eps moe_latent_size moe_layer_freq moe_layer_recompute
+    moe_mlp_glu_interleave_size moe_ncclep_zero_copy moe_pad_expert_input_to_capacity
+    moe_pad_experts_for_cuda_graph_inference moe_paged_stash moe_paged_stash_buffer_size_factor_cpu
+    moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size moe_per_layer_logging moe_permute_fusion
+    moe_permute_fusion_into_hybridep moe_router_bias_update_rate moe_router_dtype moe_router_enable_expert_bias
+    moe_router_force_biased moe_router_force_load_balancing moe_router_fusion moe_router_group_topk
+    moe_router_load_balancing_type moe_router_num_groups moe_router_padding_for_fp8
+    moe_router_padding_for_quantization moe_router_pre_softmax moe_router_quantile_balancing_ema
+    moe_router_score_function moe_router_topk moe_router_topk_limited_devices moe_router_topk_scaling_factor
+    moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
+    moe_routing_trace_max_training_iters moe_routing_trace_path moe_shared_expert_gate
+    moe_shared_expert_glu_interleave_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
+    moe_single_grouped_bias moe_single_grouped_weight moe_token_dispatcher_type moe_token_drop_policy
+    moe_token_dropping moe_upcycling_granularity moe_use_grouped_tensor moe_use_legacy_grouped_gemm
+    moe_use_upcycling moe_z_loss_coeff most_recent_k mrope_section mscale mscale_all_dim mtp_detach_heads
+    mtp_grad_scale_func mtp_hsm mtp_hybrid_override_pattern mtp_loss_scaling_factor mtp_num_layers mtp_standalone
+    mtp_use_repeated_layer multi_latent_attention multiple_validation_sets no_async_tensor_model_parallel_allreduce
+    no_attn_skip no_barrier_with_level_1_timing no_bias_gelu_fusion no_bias_swiglu_fusion
+    no_check_for_nan_in_loss_and_grad no_create_attention_mask_in_dataloader no_data_sharding no_delay_grad_reduce
+    no_initialization no_log_learnig_rate_to_tensorboard no_mmap_bin_files no_one_logger
+    no_overlap_p2p_communication no_position_embedding no_query_key_layer_scaling no_rope_freq no_rope_fusion
+    no_scatter_gather_tensors_in_pipeline no_sync_func no_use_layer_wise_param_layout no_weight_decay_cond_type
+    non_persistent_ckpt_type non_persistent_global_ckpt_dir non_persistent_local_ckpt_algo
+    non_persistent_local_ckpt_dir non_persistent_save_interval norm_epsilon normalization normalize_router_logits
+    null_tokenizer_eod_id null_tokenizer_pad_id num_attention_heads num_buckets num_channels num_classes
+    num_dataset_builder_threads num_distributed_optimizer_instances num_experts num_layers num_layers_at_end_in_bf16
+    num_layers_at_start_in_bf16 num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
+    num_layers_per_virtual_pipeline_stage num_microbatches_with_partial_activation_checkpoints num_moe_experts
+    num_query_groups num_speculative_tokens num_virtual_stages_per_pipeline_rank num_workers nvtx_ranges
+    object_storage_cache_path offload_modules offset_sampling_seed_by_dp_rank onnx_safe openai_gelu optimizer
+    optimizer_cpu_offload optimizer_cuda_graph optimizer_offload_fraction original_max_position_embeddings
+    original_model_sample_prob otel_enabled otel_service_name otel_span_groups outer_dp_sharding_strategy
+    output_bert_embeddings output_layer_init_method output_logit_dtype overlap_cpu_optimizer_d2h_h2d
+    overlap_dispatch_backward_with_experts_wgrad overlap_grad_reduce overlap_moe_expert_parallel_comm
+    overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_p2p_communication_warmup_flush overlap_param_gather
+    overlap_param_gather_with_optimizer_step override_ckpt_iteration override_lr_scheduler
+    override_opt_param_scheduler override_selected_budget pad_buckets_for_high_nccl_busbw pad_vocab_size
+    padded_vocab_size param_budget_target param_name_patterns_for_fp32_local_accumulation param_sync_func
+    params_dtype patch_dim per_dataset_sequences_path per_split_data_args_path perform_initialization
+    perform_rl_step persist_layer_norm persistent_save_interval phase_transition_iterations pin_cpu_grads
+    pin_cpu_params pipeline_dtype pipeline_model_parallel_comm_backend pipeline_model_parallel_layout
+    pipeline_model_parallel_size pipeline_model_parallel_split_rank position_embedding_type prefill_chunk_size
+    pretrained_checkpoint profile profiling pytorch_profiler_collect_callstack pytorch_profiler_collect_chakra
+    pytorch_profiler_collect_shapes q_lora_rank qad_train_target qk_clip qk_clip_alpha qk_clip_threshold qk_head_dim
+    qk_l2_norm qk_layernorm qk_pos_emb_head_dim quant_recipe quick_geglu rampup_batch_size recompute_activations
+    recompute_granularity recompute_method recompute_modules recompute_num_layers
+    reduce_scatter_with_fp32_accumulation refit_method relative_attention_max_distance
+    relative_attention_num_buckets renormalize_blend_weights replication replication_factor replication_jump
+    result_rejected_tracker_filename retriever_report_topk_accuracies retriever_score_scaling retriever_seq_length
+    return_log_probs reuse_grad_buf_for_mxfp8_param_ag rl_inference_expert_model_parallel_size
+    rl_inference_expert_tensor_model_parallel_size rl_inference_pipeline_model_parallel_size
+    rl_inference_tensor_model_parallel_size rl_offload_inference_model_weights_when_idle
+    rl_offload_kv_cache_during_training rl_offload_optimizer_during_inference rl_persist_cuda_graphs
+    rl_reset_cuda_graphs rl_training_cuda_graphs rng rope_scaling_factor rope_type router_beta router_gbs
+    router_inter_dim router_std run_workload_inspector_server runtime_time_unit s3_cache_path sample_rate save
+    scheduler seed seq_length sequence_parallel set_level_for_all_loggers sft sft_tokenizer_prompt_format
+    sharp_enabled_group short_seq_prob skip_num_attn_layer_constraint skip_prompt_log_probs
+    skip_total_layer_constraint skip_train slice soap_shampoo_beta soap_use_kl_shampoo soft_mask softmax_scale
+    softmax_type spec special_tokens split squared_relu standalone_embedding_stage start_eval_at_iter
+    start_weight_decay step_batch_size_schedule store_param_remainders straggler strict_fsdp_dtensor_load
+    suggested_communication_unit_size swiglu swin_backbone_type symmetric_ar_type tau_decay tau_init
+    te_precision_config_file te_rng_tracker teacher_model_config tensor_model_parallel_size
+    tensor_parallel_num_weight_shards test_mode throughput_window_size timers timing_log_level timing_log_option
+    titles_data_path tokenizer torch_fsdp2_no_reshard_after_forward tp_comm_atomic_ag tp_comm_atomic_rs
+    tp_comm_bootstrap_backend tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap tp_comm_overlap_ag
+    tp_comm_overlap_cfg tp_comm_overlap_disable_fc1 tp_comm_overlap_disable_qkv tp_comm_overlap_rs
+    tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_split_rs tp_only_amax_red train train_iters train_samples
+    train_sync_interval transformer_impl trust_remote_code untie_embeddings_and_output_weights use_checkpoint_args
+    use_checkpoint_lr_scheduler use_checkpoint_opt_param_scheduler use_contiguous_buffers_in_ddp
+    use_cpu_initialization use_custom_fsdp use_dist_ckpt use_distributed_optimizer use_flash_attn
+    use_flashinfer_fused_rope use_fused_weighted_squared_relu use_gigatoken use_gloo_process_groups
+    use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_inference_optimized_layers use_kitchen
+    use_kitchen_attention use_layer_wise_distributed_optimizer use_legacy_models use_legacy_static_engine
+    use_mamba_mem_eff_path use_mcore_models use_megatron_fsdp use_mp_args_from_checkpoint_args use_mup use_nccl_ub
+    use_nsys_profiler use_one_sent_docs use_packed_sequence use_persistent_ckpt_worker use_precision_aware_optimizer
+    use_pytorch_profiler use_ring_exchange_p2p use_rope_scaling use_rotary_position_embeddings
+    use_same_sampling_seed_across_dp_ranks use_sharp use_te_activation_func use_te_rng_tracker
+    use_tokenizer_model_from_checkpoint_args use_torch_fsdp2 use_torch_optimizer_for_cpu_offload
+    use_tp_pp_dp_mapping use_transformer_engine_op_fuser v_head_dim validation validation_set_names
+    variable_seq_lengths verify_integrity virtual_pipeline_model_parallel_size vision_backbone_type
+    vision_pretraining vision_pretraining_type vocab_extra_ids vocab_file vocab_size warmup wd_incr_steps
+    weight_decay weight_decay_incr_style wgrad_deferral_limit window_attn_skip_freq window_size wsd_decay_steps
+    yaml_cfg yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int yarn_original_max_position_embeddings"""
+)
+MINDSPEED = words(
+    """adaptive_cp_dynamic_attn_mask adaptive_cp_manually_set_mask_list adaptive_cp_only_reschedule
+    adaptive_cp_without_coarse add_dense_bias add_eos_token add_output_layer_bias add_rmsnorm_offset
+    advantage_whiten ai_framework async_log_allreduce attention_mask_on_cpu attention_mask_type
+    attn_logit_softcapping cla_share_factor clip_ratio cliprange_value coc_fused_kernel coc_mode coc_parallel_num
+    context_parallel_algo cp_attention_mask_type cp_window_size critic_mini_batch_size critic_update_epochs
+    cut_max_seqlen dim_model_base disable_gloo_group do_sample dpo_beta dpo_label_smoothing dpo_loss_type
+    dualpipev_dw_detach dynamic_factor embed_layernorm embedding_multiplier_scale
+    enable_backward_overlap_ag_with_matmul enable_hbmfault_repair enable_high_availability
+    enable_optimizer_state_local_copy enable_overlap_ag_with_matmul enable_overlap_matmul_with_rs
+    enable_recompute_layers_per_pp_rank enable_token_rearrange_opt entropy_coeff expert_interval
+    extract_content_for_reward fill_neg_inf first_k_dense_replace fix_router full_shuffle_instruction_dataset gamma
+    gamma_beta_ratio geglu gelu_tanh gemm_gradient_accumulation_fusion hccl_group_buffer hccl_slice_size
+    hf_chat_template high_freq_factor history_turns inference_tensor_model_parallel_size input_embeds_norm
+    input_jitter input_layernorm_in_fp32 interleave_sliding_window is_instruction_dataset is_pairwise_dataset
+    jit_compile kl_coef kv_head_repeat_before_uly_alltoall lam long_factor long_mscale longrope_freqs_type
+    lora_alpha lora_ckpt_filter lora_fusion lora_load lora_modules_to_save lora_r lora_register_forward_hook
+    lora_target_modules low_freq_factor mamba_ngroups max_length max_new_tokens max_prompt_length md5_validate
+    missing_eos_penalty mla_fa_without_pad mla_mm_split mla_swap_core_attn_out mla_up_proj_tp_overlap
+    mla_zero_memory moe_allgather_overlap_comm moe_alltoall_overlap_comm moe_comm_aux_loss_coeff
+    moe_device_level_aux_loss_coeff moe_fb_overlap moe_intermediate_size moe_permutation_async_comm
+    moe_revert_type_after_topk moe_tp_extend_ep moe_train_capacity_factor moe_unperm2_mem_optim moe_zero_memory
+    moe_zero_memory_num_layers mtp_mem_efficient_logits multi_head_latent_attention n_group n_samples_per_prompt
+    n_shared_experts nd1_dim1_size nd2_dim1_size neat_pack next_tockens no_cut_token no_post_layer_norm
+    no_shared_storage no_shuffle noisy_gate_policy noop_layers norm_topk_prob num_gpus_for_infer num_gpus_for_train
+    num_layer_list num_samples_per_step o2_gradient o2_optimizer output_layer_slice_num output_logit_softcapping
+    output_multiplier_scale pad_to_multiple_of padded_base_length padded_samples placeholder_token post_norm
+    ppo_epochs ppo_mini_batch_size pre_tockens pref_ftx prompt_type prompt_type_path qk_nope_head_dim
+    qk_rope_head_dim qlora qlora_save_dequantize query_pre_attn_scalar recompute_activation_function
+    recompute_activation_function_num_layers recompute_in_advance recompute_mla_up_proj recompute_mtp_layer
+    recompute_mtp_norm recompute_norm recompute_norm_num_layers ref_model refer_model_iter return_document_ids
+    reuse_fp32_param reward_model reward_tokens rollout_batch_size rope_scaling_beta_fast rope_scaling_beta_slow
+    rope_scaling_mscale rope_scaling_mscale_all_dim rope_scaling_original_max_position_embeddings rope_scaling_type
+    routed_scaling_factor router_gating_in_fp32 scale_depth scale_emb schedules_method seq_aux shape_order
+    share_kvstates shared_expert_gate shared_expert_gate_output_dimension short_factor short_mscale
+    shuffle_minibatch simpo_beta simpo_label_smoothing simpo_loss_type skip_bias_add sliding_window sparse_mode
+    square_alibi_mask stage swap_attention swap_modules swap_optimizer swap_optimizer_times task temperature top_k
+    top_p topk_group tp_2d tp_x tp_y ulysses_degree_in_cp use_ascend_coc use_cp_send_recv_overlap use_deter_comp
+    use_fused_mlp use_fused_moe_token_permute_and_unpermute use_fused_ring_attention_update use_fused_rmsnorm
+    use_fused_rotary_pos_emb use_fused_swiglu use_glm_rope use_kv_cache use_mc2 use_nd_matmul verifier"""
+)
+
+
+def is_known(name: str) -> bool:
+    """Whether Megatron-LM or MindSpeed-LLM has an argument of this name, or one that it switches off."""
+    plain = name.removeprefix("no_")
+    return any(each in MEGATRON or each in MINDSPEED for each in (name, plain)) or FAMILIES.fullmatch(plain) is not None
