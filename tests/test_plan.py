@@ -348,3 +348,33 @@ def test_what_misses_with_changes_is_said_too() -> None:
     assert len(missed) == 1
     assert missed[0].short_bytes
     assert found.needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["bert-base", "--method", "simpo"], "bert is an encoder", "reward"),
+        (
+            ["llama-3.2-1b", "--num-gpus", "8", "--global-batch-size", "7"],
+            "global_batch_size: 7 is no multiple",
+            "use 8",
+        ),
+        (["llama-3.2-1b", "--num-gpus", "8", "--fix", "tensor_parallel=3"], "num_gpus: 8 is no multiple", "num_gpus 9"),
+        (["llama-3.2-1b", "--fix", "zero_stage"], "--fix 'zero_stage' is no assignment", "--fix zero_stage=3"),
+        (["llama-3.2-1b", "--fix", "foo=3"], "--fix 'foo=3': unknown key 'foo'", ""),
+        (["llama-3.2-1b", "--maximize", "speed"], "--maximize: not 'speed'", "batch_size"),
+    ],
+)
+def test_what_can_never_run_is_an_error_and_no_lack_of_memory(
+    arguments: list[str], error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments, "--gpu", "h100-80gb"]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert hint in said
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(1, 64), (3, 66), (8, 64), (96, 96), (1024, 1024)])
+def test_where_no_batch_is_given_all_gpus_have_some(gpus: int, batch: int) -> None:
+    asked = question(read_job({"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": gpus}))
+    assert asked.space.global_batch == batch

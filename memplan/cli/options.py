@@ -191,37 +191,39 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise UsageError(f"--no-lora contradicts --lora-{next(iter(lora)).replace('_', '-')}", "leave one of them out")
     if lora:
         given["lora"] = lora
-    for assignment in values.get("set_") or ():
-        assign(given, assignment)
+    for flag, name in (("--set", "set_"), ("--fix", "fix")):
+        for assignment in values.get(name) or ():
+            assign(given, assignment, flag)
     _split_targets(given)
     model = values.get("target")
     return (given.pop("model", None) if model is None else model), given
 
 
-def assign(job: dict[str, Any], assignment: str) -> None:
-    """Put ``allocator.expandable_segments=true`` into a job; a value that is no JSON is text."""
+def assign(job: dict[str, Any], assignment: str, flag: str = "--set") -> None:
+    """Put ``allocator.expandable_segments=true`` into a job; a value that is no JSON is text. ``flag``: the option."""
     path, equals, text = assignment.partition("=")
     first, *inner = path.strip().split(".")
-    hint = "write --set key=value, such as --set allocator.expandable_segments=true"
+    such = "zero_stage=3" if flag == "--fix" else "allocator.expandable_segments=true"
+    hint = f"write {flag} key=value, such as {flag} {such}"
     if not equals or not all((first, *inner)):
-        raise UsageError(f"--set {assignment!r} is no assignment", hint)
+        raise UsageError(f"{flag} {assignment!r} is no assignment", hint)
     key = canonical_key(first)
     if key not in Job.model_fields:
-        raise InvalidJob(f"--set {assignment!r}: unknown key {first!r}", did_you_mean(key, Job.model_fields))
+        raise InvalidJob(f"{flag} {assignment!r}: unknown key {first!r}", did_you_mean(key, Job.model_fields))
     value: Any = scalar(text)
     for name in reversed(inner):
         value = {name: value}
-    _merge(job, key, value, assignment)
+    _merge(job, key, value, f"{flag} {assignment!r}")
 
 
-def _merge(job: dict[str, Any], key: str, value: Any, assignment: str) -> None:
+def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
     """Mappings join; one key set to two values is an error."""
     before = job.get(key)
     if isinstance(before, dict) and isinstance(value, dict):
         for name, item in value.items():
-            _merge(before, name, item, assignment)
+            _merge(before, name, item, said)
     elif before is not None and before != value:
-        raise UsageError(f"--set {assignment!r}: {key} is given twice: {before!r} and {value!r}", "keep one of them")
+        raise UsageError(f"{said}: {key} is given twice: {before!r} and {value!r}", "keep one of them")
     else:
         job[key] = value
 

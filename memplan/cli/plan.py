@@ -65,7 +65,6 @@ def search(values: Mapping[str, Any]) -> "Plans":
     from memplan.plan import plan as search_plans
     from memplan.plan.questions import MAXIMIZED
 
-    fixed = [*(values.get("set_") or ()), *(values.get("fix") or ())]
     wanted = _count(values.get("top"))
     ask = [name for name in ("min_gpus", "smallest_card") if values.get(name)]
     if values.get("maximize") is not None:
@@ -76,7 +75,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        given = options.read_given({**values, "set_": fixed})
+        given = options.read_given(values)
         return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
 
 

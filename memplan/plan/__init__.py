@@ -16,6 +16,7 @@ from memplan.plan.planning import (
     Searched,
     Tell,
     absences,
+    check_legal,
     missed,
     nothing,
     pareto,
@@ -54,6 +55,7 @@ def plan(
     """
     allowed, asked = checked(allow), question(given)
     first = search(asked, wanted, tell)
+    check_legal(first)
     tried: Tried = {(): (first, ())}
     final, searched, training, needed = asked, first, Words(), Words()
     if not searched.found.plans:

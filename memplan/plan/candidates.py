@@ -66,6 +66,7 @@ class Refused(NamedTuple):
     keys: Keys
     reason: str
     plans: int
+    hint: str = ""
 
 
 class Floored(NamedTuple):
@@ -189,7 +190,7 @@ class Builder:
         for attempt in alternatives(self.space, keys, f"{refused.message} {refused.hint}"):
             with suppress(MemplanError):
                 return attempt, self.recipe({**attempt, **batch})
-        self._refuse(family, keys, refused.message, len(sizes))
+        self._refuse(family, keys, refused.message, len(sizes), refused.hint)
         for key in OTHERS:
             said = f"with {key} {keys.get(key)} {NEVER}"
             if refused.message.startswith("trainer: ") and refused.message.endswith(said):
@@ -204,11 +205,9 @@ class Builder:
         said = {"gradient_accumulation_steps": kept} if kept else {}
         return {"global_batch_size": self.space.global_batch, **said}
 
-    def _refuse(self, number: int, keys: Keys, reason: str, count: int) -> None:
-        known = self.refused.get((number, reason))
-        self.refused[number, reason] = Refused(
-            known.keys if known else keys, reason, (known.plans if known else 0) + count
-        )
+    def _refuse(self, number: int, keys: Keys, reason: str, count: int, hint: str = "") -> None:
+        known = self.refused.get((number, reason), Refused(keys, reason, 0, hint))
+        self.refused[number, reason] = known._replace(plans=known.plans + count)
 
     def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
         self.structures += 1
@@ -220,7 +219,7 @@ class Builder:
                 try:
                     recipe = self.recipe({**keys, "batch_size": size, **self._steps(steps)})
                 except MemplanError as error:
-                    self._refuse(number, full, error.message, 1)
+                    self._refuse(number, full, error.message, 1, error.hint)
                     continue
             took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group = (self.structures, accumulation_class(recipe))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from memplan.cost import card, speed
 from memplan.cost.rates import Device
-from memplan.errors import UsageError
+from memplan.errors import InvalidJob, UsageError
+from memplan.generic import generic_model
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.plan.candidates import Candidate, Candidates, Floored, Refused, candidates
@@ -24,12 +26,15 @@ from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
 from memplan.spec.gpu import Gpu
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, build_job
 from memplan.tables.trainers import find_trainer
-from memplan.units import format_bytes
+from memplan.units import ceil_div, format_bytes, parse_count
 
 GLOBAL_BATCH = 64
-"""Examples of an optimizer step where the job says nothing: SimPO's and zephyr's DPO recipes use 128 and 64."""
+"""Examples of an optimizer step where the job says nothing, or the next more that all GPUs share: SimPO's and zephyr's
+DPO recipes use 128 and 64."""
 NOT_MODELLED = re.compile(r"(trainer: .+ with \w+ )(\S+)( is not modelled)")
 WANTED = 5
 MISSES = 8
@@ -57,7 +62,7 @@ def question(given: JobInput) -> Question:
     job, _ = with_cluster(given.job, Notes(dict(given.sources)))
     if job.gpu is None:
         raise UsageError("a plan is for a card", "add --gpu, such as --gpu h100-80gb")
-    if job.model is None:
+    if job.model is None and job.total_params is None:
         raise UsageError("a plan is for a model", "memplan plan llama-3.1-8b --gpu h100-80gb --num-gpus 8")
     gpu = find_gpu(job.gpu)
     device = card(gpu)
@@ -67,7 +72,7 @@ def question(given: JobInput) -> Question:
     freed = [key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH]
     if freed:
         assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
-    spec = given.spec or load_model(job.model, job.revision)
+    spec = given.spec or _spec(job, assumptions)
     if job.precision == "auto" and job.lora is None:
         assumptions.append(
             "precision: fp32 weights, or fp32 master weights, in every plan; --fix precision=bf16 allows pure bf16"
@@ -75,6 +80,19 @@ def question(given: JobInput) -> Question:
     space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
     given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
     return Question(given, fixed, gpu, device, space, tuple(assumptions))
+
+
+def _spec(job: Job, assumptions: list[str]) -> ModelSpec:
+    """The model, or a shape of its size where nothing else is said of it."""
+    if job.model is not None:
+        return load_model(job.model, job.revision)
+    assert job.total_params is not None
+    spec = generic_model(parse_count(job.total_params))
+    assumptions.append(
+        "total_params: the shape is interpolated; its speed is that of the shape, and a plan fits where the largest of "
+        "real models of that size would, by a wide range"
+    )
+    return spec
 
 
 def _global_batch(given: JobInput, fixed: Mapping[str, Any], assumptions: list[str]) -> int:
@@ -88,8 +106,12 @@ def _global_batch(given: JobInput, fixed: Mapping[str, Any], assumptions: list[s
     if "batch_size" in sources and "gradient_accumulation_steps" in sources and "num_gpus" in sources:
         ranks = job.num_gpus // (job.tensor_parallel * job.pipeline_parallel * job.context_parallel)
         return job.batch_size * job.gradient_accumulation_steps * max(ranks, 1)
-    assumptions.append(f"global_batch_size: {GLOBAL_BATCH} (none given)")
-    return GLOBAL_BATCH
+    batch = ceil_div(GLOBAL_BATCH, job.num_gpus) * job.num_gpus
+    why = (
+        "none given" if batch == GLOBAL_BATCH else f"none given; {GLOBAL_BATCH} or more that {job.num_gpus} GPUs share"
+    )
+    assumptions.append(f"global_batch_size: {batch} ({why})")
+    return batch
 
 
 class Searched(NamedTuple):
@@ -186,6 +208,17 @@ def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected,
             name = f"with {' and '.join(words)}: {nearest.name}"
             rows.append(Rejected(name, nearest.job, nearest.reason, nearest.short_bytes))
     return tuple(sorted(rows, key=lambda row: row.short_bytes or sys.maxsize)[:MISSES])
+
+
+def check_legal(searched: Searched) -> None:
+    """Raises InvalidJob where nothing can run at all, whatever the memory, with what is said most often."""
+    of = searched.of
+    if of.refused and not of.legal and not of.floored:
+        counts = Counter[tuple[str, str]]()
+        for each in of.refused:
+            counts[each.reason, each.hint] += each.plans
+        (reason, hint), _ = counts.most_common(1)[0]
+        raise InvalidJob(reason, hint)
 
 
 def absences(space: Space) -> tuple[Rejected, ...]:
