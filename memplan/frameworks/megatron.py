@@ -26,6 +26,7 @@ from memplan.frameworks.megatron_keys import (
     SIZES,
 )
 from memplan.frameworks.megatron_model import config_of
+from memplan.frameworks.megatron_names import is_known
 from memplan.frameworks.megatron_shape import felt_shape
 from memplan.frameworks.megatron_write import write
 from memplan.frameworks.scripts import read_script
@@ -128,6 +129,11 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
     kernel = "flash" if half else "sdpa"
     keys.put("attention", kernel if flash else "eager", "attention_backend", "use_flash_attn")
+    if keys.number("hidden_dropout") != 0:
+        draft.remarks.append(
+            f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks are "
+            "left out: two bytes of each layer, token and hidden element; add --hidden-dropout 0.0"
+        )
     _recompute(keys)
     _knobs(keys)
     _adapter(keys)
@@ -233,14 +239,18 @@ def _adapter(keys: Keys) -> None:
 
 
 def _close(keys: Keys) -> None:
-    """Arguments that bear and are on; the rest of Megatron's hundreds of arguments do not bear."""
+    """Arguments that bear and are on, and names that neither Megatron nor MindSpeed-LLM has; the rest do not bear."""
     for key, why in NOT_MODELLED.items():
         value = keys.get(key)
         if value not in (None, False, "", "none"):
             keys.warn(key, why)
     for key, value in keys.settings.values.items():
-        if BEARING.fullmatch(key) and not keys.took(key) and key not in KNOWN and value not in (None, False):
+        if keys.took(key) or key in KNOWN or value in (None, False):
+            continue
+        if BEARING.fullmatch(key):
             keys.warn(key)
+        elif not is_known(key):
+            keys.warn(key, f"no argument of {keys.framework.title}'s that is known")
 
 
 FRAMEWORK = Framework(
