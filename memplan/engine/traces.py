@@ -228,8 +228,8 @@ def trace_layer(
 
 
 def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
-    """Keys and values that a layer has made for later ones."""
-    kind = getattr(layer.mixer, "lends", "")
+    """Keys and values that a layer has made for later ones; a tower's block lends none."""
+    kind = getattr(getattr(layer, "mixer", None), "lends", "")
     return [p.shared[name] for name in (keys_of(kind), values_of(kind)) if kind]
 
 
