@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.graph import Grads, Param, Tensor
-from memplan.engine.ops import cast, linear, scattered
+from memplan.engine.ops import FP32, cast, linear, scattered
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 
@@ -31,14 +31,22 @@ def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str, index: Tensor | No
 
 
 def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
-    """``x.sum(dim)``: saves nothing; its gradient is an expanded view."""
+    """``x.sum(dim)``: saves nothing; its gradient is an expanded view, cast where autocast summed into fp32."""
+    if sum_itemsize(tape, x) != x.itemsize:
+        return sum_groups(tape, x, out, label)
     return tape.new(out, x.itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))
 
 
 def sum_groups(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.view(…).sum(dim)``: saves nothing; the expanded gradient is copied when it is seen in x's shape again."""
     dim, itemsize = x.dim, x.itemsize
-    return tape.new(out, itemsize, label, tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),)))
+    node = tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),))
+    return tape.new(out, sum_itemsize(tape, x), label, node)
+
+
+def sum_itemsize(tape: Tape, x: Tensor) -> int:
+    """Element size of a sum of x: autocast has ``sum`` among the operations of fp32."""
+    return max(FP32, x.itemsize) if tape.autocast else x.itemsize
 
 
 def indices(tape: Tape, dim: Dim, itemsize: int = INDEX) -> Tensor:
@@ -77,13 +85,15 @@ def masked_fill(tape: Tape, x: Tensor, mask: Tensor, label: str) -> Tensor:
 
 def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
     """``x / divisor`` or ``x /= divisor``, the divisor a number for each row: both are saved, x as a clone where it
-    is overwritten.
+    is overwritten. Out of place, a wider divisor widens the result.
     """
     dim, itemsize, row, row_size = x.dim, x.itemsize, divisor.dim, divisor.itemsize
-    want = divisor.needs_grad
+    want, wide = divisor.needs_grad, itemsize if in_place else max(itemsize, row_size)
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        dx = t.gradient((dim, itemsize))
+        dx = t.gradient((dim, wide))
+        if wide != itemsize:
+            dx = t.gradient((dim, itemsize))
         return (dx, t.gradient((row, row_size)) if want else None)
 
     kept: Tensor | None = x
@@ -92,7 +102,7 @@ def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
     node = tape.node((x, divisor), (kept, divisor), backward)
     if in_place:
         return Tensor(dim, itemsize, x.storage, node)
-    return tape.new(dim, itemsize, "routing weights", node)
+    return tape.new(dim, wide, "routing weights", node)
 
 
 def add_in_place(tape: Tape, x: Tensor, y: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ JOBS = [
     of("nemotron_h", {"hybrid_override_pattern": "ME"}),
     of("nemotron_h", {"hybrid_override_pattern": "M*E", "moe_latent_size": 128}, **FULL),
     of("lfm2", **AMP),
+    of("lfm2_moe", autocast=True, lora={"r": 8}, sequence_length=1024),
     of("rwkv", **AMP, sequence_length=12),
     of("rwkv", **FULL, sequence_length=12),
     of("minimax", sequence_length=500),
