@@ -7,6 +7,7 @@ the shape: ``SPREAD`` says how far real models of the same size are off (``bench
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import exp, log
 from typing import NamedTuple
 
@@ -53,6 +54,8 @@ SHAPES = (
 SPREAD = (0.52, 1.26)
 """What comes and goes in a step of 90 of 100 real models, over that of the generic shape of their size."""
 NARROWEST = 64
+OFF = 0.005
+"""Of the parameters asked for: what rounding the feed-forward may miss them by."""
 
 
 def interpolate(total: int) -> Shape:
@@ -72,7 +75,7 @@ def interpolate(total: int) -> Shape:
         preset="",
         hidden=heads * width,
         heads=heads,
-        layers=round(between(low.layers, high.layers, share)),
+        layers=2 * round(between(low.layers, high.layers, share) / 2),
         vocabulary=128 * round(between(low.vocabulary, high.vocabulary, share) / 128),
     )
     return widened(made, total)
@@ -91,12 +94,15 @@ def fitted(shape: Shape, total: int) -> Shape:
 
 
 def widened(shape: Shape, total: int) -> Shape:
-    """The shape with the feed-forward that brings it nearest to ``total``."""
+    """The shape with the feed-forward that brings it nearest to ``total``, in multiples of 128 as published ones are, so
+    that tensor ranks divide it; of less where that would miss by more than ``OFF``."""
     bare = shape._replace(intermediate=0).total
-    width = round((total - bare) / (3 * shape.hidden * shape.layers))
-    return shape._replace(intermediate=max(NARROWEST, width))
+    each = 3 * shape.hidden * shape.layers
+    step = next((step for step in (128, 64, 32, 16, 8, 4, 2) if each * step / 2 <= OFF * total), 1)
+    return shape._replace(intermediate=max(NARROWEST, step * round((total - bare) / each / step)))
 
 
+@lru_cache(maxsize=64)
 def generic_model(total: int) -> ModelSpec:
     """A dense decoder of about ``total`` parameters."""
     shape = interpolate(total)

@@ -199,6 +199,15 @@ def test_a_job_files_choices_are_chosen_anew_and_its_batch_is_kept() -> None:
     assert best_["batch_size"] * best_["gradient_accumulation_steps"] * 2 == 16
 
 
+def test_a_size_alone_is_planned_and_said_to_be_a_shape_and_a_wide_range() -> None:
+    found = plan(read_job({"total_params": "3B", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 2}), wanted=1)
+    best_ = found.plans[0]
+    again = memplan.estimate(best_.job).per_gpu
+    assert again.device_bytes.high == best_.report.per_gpu.device_bytes.high
+    assert again.allocated_range.high > again.allocated_bytes
+    assert any("interpolated" in text and "wide" in text for text in found.assumptions)
+
+
 NOTHING = {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090-24gb", "sharding": "none"}
 
 
@@ -359,7 +368,11 @@ def test_what_misses_with_changes_is_said_too() -> None:
             "global_batch_size: 7 is no multiple",
             "use 8",
         ),
-        (["llama-3.2-1b", "--num-gpus", "8", "--fix", "tensor_parallel=3"], "num_gpus: 8 is no multiple", "num_gpus 9"),
+        (
+            ["llama-3.2-1b", "--num-gpus", "8", "--method", "sft", "--fix", "tensor_parallel=3"],
+            "num_gpus: 8 is no multiple",
+            "num_gpus 9",
+        ),
         (["llama-3.2-1b", "--fix", "zero_stage"], "--fix 'zero_stage' is no assignment", "--fix zero_stage=3"),
         (["llama-3.2-1b", "--fix", "foo=3"], "--fix 'foo=3': unknown key 'foo'", ""),
         (["llama-3.2-1b", "--maximize", "speed"], "--maximize: not 'speed'", "batch_size"),

@@ -150,6 +150,13 @@ def test_a_generic_model_has_the_parameters_asked_for(total: int) -> None:
     assert generic_model(total).params.total == pytest.approx(total, rel=0.01)
 
 
+@pytest.mark.parametrize("total", [3 * 10**9, 7 * 10**9, 13 * 10**9, 65 * 10**9])
+def test_tensor_ranks_and_stages_divide_a_generic_model(total: int) -> None:
+    made = generic_model(total)
+    assert made.intermediate_size is not None
+    assert made.intermediate_size % 64 == made.num_layers % 2 == 0
+
+
 def test_the_range_of_a_generic_model_is_that_of_real_ones() -> None:
     gpu = build_report(resolve(read_job({"total_params": "8B", "lora": {"r": 16}}))).per_gpu
     assert gpu.allocated_range.low < 0.9 * gpu.allocated_bytes < 1.1 * gpu.allocated_bytes < gpu.allocated_range.high

@@ -57,8 +57,23 @@ class Question(NamedTuple):
     assumptions: tuple[str, ...]
 
 
+OF_SHARDING = ("fsdp", "deepspeed", "ddp")
+"""Settings of one way to shard, which another has no use for: a file's go with its sharding."""
+
+
+def _without_settings(given: JobInput, fixed: Mapping[str, Any]) -> tuple[JobInput, list[str]]:
+    """The job without what a file says of its own sharding, where that is free; and what that was."""
+    gone = [key for key in OF_SHARDING if "sharding" not in fixed and given.sources.get(key) in ("file", "trainer")]
+    if not gone:
+        return given, []
+    values = {key: value for key, value in given.job.model_dump(exclude_unset=True).items() if key not in gone}
+    sources = {key: source for key, source in given.sources.items() if key not in gone}
+    return given._replace(job=build_job(values), sources=sources), gone
+
+
 def question(given: JobInput) -> Question:
     """What is fixed and what is free. Raises UsageError where the job names no card."""
+    given, gone = _without_settings(given, dict.fromkeys(k for k, s in given.sources.items() if s == "option"))
     job, _ = with_cluster(given.job, Notes(dict(given.sources)))
     if job.gpu is None:
         raise UsageError("a plan is for a card", "add --gpu, such as --gpu h100-80gb")
@@ -69,7 +84,7 @@ def question(given: JobInput) -> Question:
     fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
     assumptions = [device.assumed] if device.assumed else []
     batch = _global_batch(given, fixed, assumptions)
-    freed = [key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH]
+    freed = [*(key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH), *gone]
     if freed:
         assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
     spec = given.spec or _spec(job, assumptions)
@@ -89,8 +104,8 @@ def _spec(job: Job, assumptions: list[str]) -> ModelSpec:
     assert job.total_params is not None
     spec = generic_model(parse_count(job.total_params))
     assumptions.append(
-        "total_params: the shape is interpolated; its speed is that of the shape, and a plan fits where the largest of "
-        "real models of that size would, by a wide range"
+        "total_params: the shape is interpolated: speeds are that shape's, and a plan fits where it does at the high end "
+        "of the range of real models of that size, which is wide"
     )
     return spec
 
