@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.fsdp2_units import Frame, Unit, adds_in_place, waits_for_reduction
+from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, adds_in_place, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
@@ -55,6 +55,8 @@ def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: st
     stays = 0 if own.resharding is True else own.first_kept
     into = before.gathered + 2 * first + stays + embedded
     alone = own.root.gathered + (own.tail.gathered if own.opens else 2 * own.first.gathered)
+    scaled = traced.plan.spec.embedding_multiplier and not traced.plan.spec.scaled_outside
+    alone += embedded * (1 + scaled) if own.first.gathered else 0  # what it gives, before it is resharded
     label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
     gathered(book, label, max(into, alone) - embedded, instant, why)
     book.add(
@@ -166,7 +168,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
         template="T × h × bytes",
         source="torch.autograd",
     )
-    above = [*own.layers[1:], tail or NO_UNIT]
+    above = [*own.layers[1:], tail or NOTHING]
     for i in traced.backward_layers:
         below = own.layers[i - 1] if i else own.first
         first = True
@@ -203,9 +205,6 @@ def _enter_tail_reduction(book: Ledger, tail: Unit, instant: str, reduces: bool,
         reduction(book, "reduce-scatter input of the tail", size, instant)
         beyond = max(0, tail.scattered + tail.last - tail.gradients)
         reduction(book, "reduce-scatter output of the tail", 0 if late else beyond, instant)
-
-
-NO_UNIT = Unit(0, 0, 0, 0, 0, 0, 0)
 
 
 def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:
