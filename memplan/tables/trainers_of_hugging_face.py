@@ -227,6 +227,7 @@ ROWS = (
         "trl",
         "TRL",
         since="1.15",
+        projects_completions=_GROUPED,
         heads=_FUSED | {"*": "selective-kernel"} | _ONLINE_HEADS,
         entropy="kernel",
         holds_logits=_ALL_BUT_SFT,
