@@ -47,7 +47,7 @@ def policy_model(given: JobInput, job: Job, notes: Notes) -> ModelSpec:
         return spec
     if job.total_params is None:
         raise InvalidJob(
-            "no model named", "memplan estimate llama-3.1-8b, a Hub id, a config.json, or --total-params 8B"
+            "no model named", "add --model: a preset (llama-3.1-8b), a Hub id, a config.json; or --total-params 8B"
         )
     spec = generic_model(parse_count(job.total_params))
     notes.assume(
@@ -88,7 +88,7 @@ def resolve(given: JobInput) -> Recipe:
     rewards, whole = reward_model(job, method, trainer, spec, stored.compute_itemsize, notes), spec
     spec = frozen_model(job, trainer, spec, notes)
     _check_positions(job, spec, notes)
-    attention = attention_form(job, spec, stored, notes)
+    attention = attention_form(job, trainer, spec, stored, notes)
     accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, accumulation, notes)
     how = checkpointing_form(job, trainer, base.upcast, notes)

@@ -7,14 +7,25 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Stored
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.tables.families import WITHOUT_FLASH
+from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
+OTHER_CLASSES = ("litgpt", "nemo-aligner")
+"""Trainers with model classes of their own, beside those that run on Megatron."""
 
-def attention_form(job: Job, spec: ModelSpec, stored: Stored, notes: Notes) -> str:
+
+def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> str:
     """Soft-capped scores exist in eager only, as sdpa and flash cannot compute them; some classes have no other.
 
-    Raises InvalidJob for what no kernel computes.
+    Raises InvalidJob for what no kernel computes, and for what transformers refuses.
     """
+    own = trainer.megatron or trainer.name in OTHER_CLASSES
+    if job.attention == "flash" and spec.family in WITHOUT_FLASH and not own:
+        raise InvalidJob(
+            f"attention: the {spec.family} class of transformers does not support flash attention",
+            "leave attention out, or use " + ("eager" if spec.eager_only else "sdpa"),
+        )
     if job.attention == "flash" and stored.compute_itemsize == DTYPE_BYTES["fp32"] and not stored.autocast:
         raise InvalidJob(
             "attention: flash has no kernels for fp32 products", "use attention: sdpa, or precision bf16-amp"

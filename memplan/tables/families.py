@@ -31,3 +31,12 @@ MODULE_NAMES = frozenset(
     ]
 )  # fmt: skip
 """Names of linears that target lists of several families carry: PEFT passes over those that a model does not have."""
+
+WITHOUT_FLASH = frozenset(
+    (
+        *("bloom", "codegen", "deberta-v2", "deepseek_v32", "deepseek_v4", "falcon_mamba", "glm_moe_dsa", "llama4"),
+        *("llama4_text", "mamba", "mamba2", "mllama", "mpt", "mt5", "rwkv", "t5"),
+    )
+)
+"""Model types whose class says ``_supports_flash_attn = False``, or does not say it: from_pretrained raises ValueError
+(transformers 5.23 modeling_utils.py: _flash_attn_can_dispatch)."""

@@ -45,8 +45,8 @@ is not in place."""
 FOAK: Mapping[str, Kernels] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "granite"), Kernels(norm="in-place", rotary="in-place"))
 )
-"""fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; adapters are fused over a
-quantised base alone (framework_plugin_fast_kernels.py)."""
+"""fms-acceleration-foak 0.7 (models/, kernels/unsloth/): RMSNorm and rotary embedding in place; adapters are fused over
+a quantised base alone (framework_plugin_fast_kernels.py)."""
 
 UNSLOTH: Mapping[str, Kernels] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Kernels(norm="in-place", rotary="fresh", adapters="fused"))
