@@ -124,6 +124,7 @@ def test_arguments_of_megatron_in_yaml(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("A=(x y)\nrun ${A[@]} z", ["run", "x", "y", "z"]),
+        ('A="\n  --a 1 \\\n  --b"\nrun ${A[@]} z', ["run", "--a", "1", "--b", "z"]),
         ("A=${A:-7}\nB=$((A * 2 + 1))\nrun --n $B", ["run", "--n", "15"]),
         ('A=${A:-"-m x"}\nrun $A', ["run", "-m", "x"]),
         ("A=1\nif [ -n x ]; then\n  A=2\nfi\nrun $A", ["run", "1"]),

@@ -90,6 +90,9 @@ NOT_MODELLED = {
     "dion_rank_fraction": "is not modelled",
     "freeze_mm_modules": "the vision tower is counted as trained",
     "max_memory": "a model split over several GPUs by layers is not modelled",
+    "ple_cpu_offload": "embeddings of each layer that stand on the host are counted on the GPU",
+    "s2_attention": "attention is counted over the whole sequence",
+    "scaling_softmax": "attention is counted as transformers runs it",
     "gpu_memory_limit": "a model split over several GPUs by layers is not modelled",
 }
 """Keys that bear on memory and are not understood."""
@@ -148,5 +151,7 @@ HARMLESS = words(
     fsdp_final_state_dict_type fp32_norm_classes expert_parallel_num_nvl_bytes
     expert_parallel_token_capacity expert_parallel_backend nemo_gym_enabled nemo_gym_dir nemo_gym_auto_clone
     nemo_gym_config_paths nemo_gym_head_port nemo_gym_server_timeout nemo_gym_verify_timeout nemo_gym_run_timeout
-    nemo_gym_datasets nemo_gym_auto_start nemo_gym_model_name nemo_gym_multi_turn nemo_gym_max_turns"""
+    nemo_gym_datasets nemo_gym_auto_start nemo_gym_model_name nemo_gym_multi_turn nemo_gym_max_turns
+    fp8_config gradio_max_new_tokens gradio_server_name gradio_server_port gradio_share gradio_temperature
+    gradio_title rope_scaling scaling_softmax_bias scaling_softmax_factor type_of_model"""
 )

@@ -100,5 +100,8 @@ HARMLESS = words(
     use_distributed_optimizer overlap_param_gather overlap_grad_reduce use_packed_sequences export_hf_on_finish
     sequence_parallel bias_activation_fusion apply_rope_fusion masked_softmax_fusion moe_grouped_gemm
     moe_token_dispatcher_type recompute_method recompute_num_layers calculate_per_token_loss train_from_scratch
-    fsdp_transformer_layer_cls_to_wrap task task_dir lang n_shot save_dir download_mode"""
+    fsdp_transformer_layer_cls_to_wrap task task_dir lang n_shot save_dir download_mode generation_config
+    generation_max_length generation_num_beams hyper_parallel_args profile_modules profiler_active_steps
+    profiler_profile_memory profiler_record_shapes profiler_repeat profiler_wait_steps profiler_warmup_steps
+    profiler_with_stack sglang_lora_backend sortish_sampler"""
 )

@@ -57,6 +57,8 @@ class Script:
             array = _ARRAY.match(word)
             if array and array.group(1) in self._arrays:
                 found += self._arrays[array.group(1)]
+            elif array and array.group(1) in self._texts:  # a text read as an array is its words
+                found += [Word(part, line + below) for part in _split(self._texts[array.group(1)].strip("\"'"))]
             elif word not in ("$@", "$*", "${@}"):
                 found.append(Word(word, line + below))
         return found[:MAX_WORDS]

@@ -28,6 +28,14 @@ from memplan.frameworks.verl_source import PROGRAM, flat, of_script, referred
 from memplan.frameworks.verl_write import write
 from memplan.units import ceil_div
 
+LIKE_THE_POLICY = {
+    "strategy": f"{ACTOR}strategy",
+    "ppo_micro_batch_size_per_gpu": f"{ACTOR}ppo_micro_batch_size_per_gpu",
+    "model.enable_gradient_checkpointing": f"{MODEL}enable_gradient_checkpointing",
+    "model.lora_rank": f"{MODEL}lora_rank",
+}
+"""Settings of the critic -> those of the policy that it is counted with."""
+
 
 def recognise(document: Document) -> tuple[str, ...]:
     """Its modules in a script; its sections in YAML."""
@@ -201,7 +209,11 @@ def _entropy(keys: Keys) -> None:
 
 
 def _critic(keys: Keys, method: str) -> None:
-    """PPO's critic where it is another model than the policy."""
+    """PPO's critic where it is another model than the policy; settings of its own are not followed."""
+    if method == "ppo":
+        for name, of in LIKE_THE_POLICY.items():
+            if keys.get(f"critic.{name}") is not None and keys.get(f"critic.{name}") != keys.get(of):
+                keys.warn(f"critic.{name}", f"the critic is counted as {of} says")
     path = keys.text("critic.model.path") if method == "ppo" else None
     if path and not is_template(path) and path != keys.get(f"{MODEL}path"):
         keys.put("extra_models", [{"role": "critic", "model": path}], "critic.model.path")

@@ -176,6 +176,69 @@ def openrlhf(folder: Path) -> Found:
 
 BASES: dict[str, Any] = {}
 """verl's own defaults, by the name of the file."""
+
+
+def names_of(name: str) -> list[str]:
+    """Every key that a framework's parser has."""
+    import dataclasses
+
+    if name == "axolotl":
+        from axolotl.utils.schemas.config import AxolotlInputConfig
+
+        return sorted(AxolotlInputConfig.model_fields)
+    if name == "llamafactory":
+        from llamafactory.hparams import parser
+
+        return sorted({row.name for made in parser._TRAIN_ARGS for row in dataclasses.fields(made)})
+    if name == "torchtitan":
+        without_init("torchtitan")
+        from torchtitan.config import job_config
+
+        rows = [row for row in dataclasses.fields(job_config.JobConfig) if row.name in ("training", "parallelism")]
+        return sorted({each.name for row in rows for each in dataclasses.fields(row.type)})
+    if name == "litgpt":
+        import inspect
+
+        from litgpt.__main__ import PARSER_DATA
+        from litgpt.args import TrainArgs
+
+        made = [PARSER_DATA[one] for one in ("finetune_full", "finetune_lora", "pretrain")]
+        own = {key for one in made for key in inspect.signature(one).parameters}
+        return sorted(own | {f"train.{row.name}" for row in dataclasses.fields(TrainArgs)})
+    if name == "openrlhf":
+        spec = find_spec("openrlhf")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        found = set()
+        for program in ("sft", "dpo", "rm", "ppo_ray"):
+            path = Path(spec.submodule_search_locations[0], "cli", f"train_{program}.py")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                    text = ast.unparse(node.args[0]).lstrip("f").strip("'\"").removeprefix("--")
+                    found |= {text.replace("{prefix}", one) for one in ("actor", "critic")}
+        return sorted(found)
+    without_init("verl")
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    own = Path(str(find_spec("verl.trainer.config").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+    with initialize_config_dir(str(own), version_base=None):
+        made = [
+            OmegaConf.to_container(compose(one))
+            for one in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
+        ]
+    return sorted({key for one in made for key in dotted(one)})
+
+
+def dotted(values: Any, at: str = "") -> Iterator[str]:
+    """Names of nested settings, with dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}"
+
+
 PARSERS: dict[str, Callable[[Path], Found]] = {
     "axolotl": axolotl,
     "llamafactory": llamafactory,
@@ -187,7 +250,10 @@ PARSERS: dict[str, Callable[[Path], Found]] = {
 
 
 def main() -> None:
-    """One line a folder."""
+    """One line a folder; without folders, the names of all keys."""
+    if len(sys.argv) == 2:
+        print("FOUND", json.dumps(names_of(sys.argv[1])))
+        return
     parse = PARSERS[sys.argv[1]]
     for folder in sys.argv[2:]:
         said = io.StringIO()

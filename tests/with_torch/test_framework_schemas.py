@@ -8,6 +8,7 @@ where it is missing.
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ import pytest
 from framework_cases import DRAWN, PLAIN
 
 from memplan.errors import MemplanError
+from memplan.frameworks.openrlhf_keys import FAMILIES
 from memplan.frameworks.registry import find_framework
+from memplan.frameworks.verl_names import sense
 from memplan.frameworks.writing import emit, write_files
 from memplan.jobs import job_names, read_target
 from memplan.resolve import resolve
@@ -85,16 +88,16 @@ def emitted(name: str, folder: Path) -> dict[str, Values]:
     return jobs
 
 
-def parsed(name: str, folders: list[str]) -> list[Values]:
-    """What the real parser made of each folder's files."""
+def runs(*arguments: str) -> list[Any]:
+    """What the worker found."""
     quiet = {"OMP_NUM_THREADS": "1", "DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
-             "AXOLOTL_DO_NOT_TRACK": "1", "VERL_USE_EXTERNAL_PLUGINS": "none"}  # fmt: skip
+             "AXOLOTL_DO_NOT_TRACK": "1"}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(WORKER), name, *folders],
+        [sys.executable, str(WORKER), *arguments],
         capture_output=True, text=True, check=False, env={**os.environ, **quiet}, timeout=900,
     )  # fmt: skip
     found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    assert len(found) == len(folders), done.stderr[-3000:]
+    assert len(found) == max(1, len(arguments) - 1), done.stderr[-3000:]
     return found
 
 
@@ -245,7 +248,7 @@ def test_what_is_emitted_loads_in_the_real_parser(name: str, tmp_path: Path) -> 
     says, least = SAYS[name]
     jobs = emitted(name, tmp_path)
     assert len(jobs) >= least
-    *made, spoiled = parsed(name, [*jobs, with_nonsense(name, next(iter(jobs)), tmp_path / "spoiled")])
+    *made, spoiled = runs(name, *jobs, with_nonsense(name, next(iter(jobs)), tmp_path / "spoiled"))
     assert spoiled.get("error") or spoiled["unknown"], "a key that the framework does not have is noticed"
     for (path, job), found in zip(jobs.items(), made, strict=True):
         text = "".join(each.read_text() for each in Path(path).iterdir())
@@ -253,3 +256,31 @@ def test_what_is_emitted_loads_in_the_real_parser(name: str, tmp_path: Path) -> 
         assert not found["unknown"], text
         said = says(job, found["values"])
         assert {key: asked_of(job, key) for key in said} == said, text
+
+
+def is_known(name: str, key: str, text: str) -> bool:
+    """Whether memplan's reader of a framework has a key's name: as bearing or as harmless."""
+    if name == "verl":
+        return sense(key) != "unknown"
+    if name == "openrlhf" and key.startswith(FAMILIES):
+        return True
+    plain = {"openrlhf": key.removeprefix("actor.").removeprefix("model."), "litgpt": key.removeprefix("train.")}
+    word = rf"(?<!\w){re.escape(plain.get(name, key))}(?!\w)"
+    return re.search(word, text) is not None
+
+
+PREFIXES = ("qgalore_", "apollo_", "galore_")
+"""Keys that are put together from such a beginning where they are read."""
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_every_key_of_the_real_parser_is_known(name: str) -> None:
+    """A key that a new version adds is looked at: it bears on memory, or it is harmless."""
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    folder = Path(__file__).resolve().parents[2] / "memplan" / "frameworks"
+    files = [*folder.glob(f"{name}*.py"), *(folder.glob("hf_arguments.py") if name == "llamafactory" else ())]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    (keys,) = runs(name)
+    assert len(keys) > 30
+    assert not [key for key in keys if not key.startswith(PREFIXES) and not is_known(name, key, text)]
