@@ -30,6 +30,7 @@ Files group families by what their layers are made of, and a family is one row o
     encoders.py    rows: encoders of masked tokens (BERT and its kin)
     deberta.py     a row: relative positions in the scores
     modernbert.py  a row: local and global encoders
+    bart.py        a row: an encoder-decoder with learned positions
     t5.py          rows: encoder-decoders with a bias of relative positions
 
 Another kind of layer (low-rank attention, state spaces, a vision tower in front) is another file
@@ -40,6 +41,7 @@ from collections.abc import Callable, Mapping
 
 from memplan.arch import (
     alibi,
+    bart,
     deberta,
     deepseek_v4,
     dense,
@@ -101,6 +103,7 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **deberta.FAMILIES,
     **modernbert.FAMILIES,
     **t5.FAMILIES,
+    **bart.FAMILIES,
 }
 """Language models by their model_type, and what turns a config into a spec."""
 

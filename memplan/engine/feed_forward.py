@@ -37,6 +37,8 @@ def _feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         inner = project(p, x, spec.linears[0], "F", "up")
         frozen = spec.tensors and not p.mode.trained
         inner = activate(tape, spec.activation + ("-frozen" if frozen else ""), inner)
+        if spec.dropout:
+            inner = ops.dropout(tape, inner, "feed-forward product")
         return project(p, inner, spec.linears[-1], "h", "feed-forward output")
     if spec.scaled:
         return scaled(p, spec, x)

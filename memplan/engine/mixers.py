@@ -8,6 +8,7 @@ from typing import Any
 from memplan.engine import encoder_attention
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
+from memplan.engine.bart import bart_attention
 from memplan.engine.convolution import short_convolution
 from memplan.engine.disentangled import disentangled
 from memplan.engine.dual import both_mixers, state_space_dual
@@ -35,6 +36,7 @@ ALL_STYLES: dict[str, Program] = {
     "sinks": sink_attention,
     "llama4": llama4_attention,
     "gated": gated_attention,
+    **dict.fromkeys(("bart", "bart-decoder", "bart-cross"), bart_attention),
     **encoder_attention.STYLES,
 }
 """A program for each ``style`` of softmax attention that is not standard."""

@@ -63,19 +63,24 @@ def dropped(p: Pass, layer: Layer, branch: str, x: Tensor) -> Tensor:
 
 
 def after_sum(p: Pass, layer: Layer, x: Tensor) -> Tensor:
-    """A norm of each sum with the residual (opt-350m)."""
+    """A norm of each sum with the residual (opt-350m, BART)."""
     tape, norms = p.tape, layer.norms
     with tape.at("attention"):
         hidden, weights = mix(p, layer.mixer, x)
         hidden = dropped(p, layer, "mixer", hidden)
         hidden = ops.add(tape, x, hidden, "residual stream")
         hidden = norm(p, norms[0], hidden, "h")
+        if layer.cross:
+            crossed, weights = mix(p, layer.cross, hidden)
+            hidden = ops.add(tape, hidden, dropped(p, layer, "mixer", crossed), "residual stream")
+            del crossed
+            hidden = norm(p, norms[1], hidden, "h")
     with tape.at("feed-forward"):
         residual = hidden
         hidden = feed_forward(p, layer.feed_forward, hidden)
         hidden = dropped(p, layer, "feed-forward", hidden)
         hidden = ops.add(tape, residual, hidden, "residual stream")
-        out = norm(p, norms[1], hidden, "h")
+        out = norm(p, norms[-1], hidden, "h")
     del weights
     return out
 

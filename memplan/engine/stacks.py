@@ -10,10 +10,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.bart import masks_decoder
+from memplan.engine.front import STEPS
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.modules import Mode, Pass, norm
 from memplan.engine.shared_inputs import BIAS, CROSS_BIAS, MEMORY, SharedInput, shared_inputs
 from memplan.engine.tags import Dim
+from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
 from memplan.spec.model import ModelSpec
@@ -65,8 +68,13 @@ def trace_joint(
             else:
                 node = Node(tape, [], (embedded.storage,), lambda t, g: ())
             embedded = Tensor(embedded.dim, embedded.itemsize, embedded.storage, node)
-        start = ops.dropout(tape, embedded, "residual stream") if spec.encoder.dropout else embedded
+        start, held_by = embedded, [embedded]
         del embedded
+        steps = spec.encoder.decoder_front or (("dropout",) if spec.encoder.dropout else ())
+        for step in steps:
+            start = STEPS[step](second, of_decoder(spec), start, held_by)
+        leave_autocast(tape)
+    held_by.clear()
     peaks = [Alive(at, tape.log, index) for at, index in tape.peaks.values()]
     forward = max(peaks, key=lambda alive: alive.size)
     ends = [(tensor.node, (tensor.dim, tensor.itemsize)) for tensor in (start, states)]
@@ -84,6 +92,11 @@ def trace_joint(
     worst = max((Alive(at, tape.log, index) for at, index in tape.peaks.values()), key=lambda alive: alive.size)
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     return LayerTrace(boundary, grad, saved, 0, forward, {"attention": worst}, left)
+
+
+def of_decoder(spec: ModelSpec) -> ModelSpec:
+    """The model with those parts outside the layers alone that stand before its decoder."""
+    return spec.model_copy(update={"extra": spec.extra[-1:]})
 
 
 def trace_stacks(plan: PassPlan) -> tuple[list[LayerTrace], bool]:
@@ -118,7 +131,7 @@ def locals_of(plan: PassPlan, traces: list[LayerTrace]) -> tuple[list[Local], li
     eager, padded = mode.attention == "eager", mode.padded
     pair = mode.weight_itemsize if eager else 1
     leaf = plan.embedding_trained and not mode.trained and plan.style != "no-grad"
-    embedded = spec.encoder.dropout and not leaf  # a leaf of the graph is counted with what is saved
+    embedded = bool(spec.front) and not leaf  # a leaf of the graph is counted with what is saved
     chosen = not eager and mode.trained and plan.style != "no-grad"
     first = [
         Local("embedding output of the encoder", rows * s * h * mode.weight_itemsize * embedded, False),
@@ -129,6 +142,8 @@ def locals_of(plan: PassPlan, traces: list[LayerTrace]) -> tuple[list[Local], li
         Local("attention masks of the decoder", rows * t * t * pair if eager else 0, checkpointed),
         Local("attention masks over the encoder's output", rows * t * s * pair if padded else 0, checkpointed),
     ]
+    if spec.encoder.decoder_front:
+        return learned_locals(plan, first, second)
     layers = list(spec.layers())
     names = ((first, layers[0], s, 0, traces[: spec.encoder.layers]),)
     names += ((second, layers[-1], t, s, traces[spec.encoder.layers + 1 :]),)  # type: ignore[assignment]
@@ -137,6 +152,17 @@ def locals_of(plan: PassPlan, traces: list[LayerTrace]) -> tuple[list[Local], li
             if each.name in (BIAS, CROSS_BIAS):
                 stack.append(bias_of(each, of, checkpointed))
     return first, second
+
+
+def learned_locals(plan: PassPlan, first: list[Local], second: list[Local]) -> tuple[list[Local], list[Local]]:
+    """Beside these, positions, of each row in the encoder; masks are kept by checkpoints alone (BART)."""
+    h, itemsize = plan.spec.hidden_size, plan.mode.weight_itemsize
+    first.append(Local("positions of the encoder", plan.rows * plan.memory * h * itemsize, False))
+    second.append(Local("positions of the decoder", plan.length * h * itemsize, False))
+    if masks_decoder(plan.mode):
+        second.append(Local("attention masks of the decoder", plan.rows * plan.length**2, True))
+    kept = plan.style == "checkpoint"
+    return tuple([local._replace(kept=local.kept and kept) for local in stack] for stack in (first, second))  # type: ignore[return-value]
 
 
 def bias_of(each: SharedInput, traces: list[LayerTrace], checkpointed: bool) -> Local:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine import heads, ops
+from memplan.engine.bart import add_mask
 from memplan.engine.completions import completions_of, project_completions
 from memplan.engine.divergence import DIVERGENCES
 from memplan.engine.encoders import pooled
@@ -60,6 +61,8 @@ def tail_forward(
         logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
         if spec.logits_fp32:
             logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
+        if spec.logits_shifted and head.program != "score":
+            logits = add_mask(p, logits)
         if spec.logits_scaled:
             logits = ops.scale(tape, logits, "scaled logits")
         if spec.logits_softcap is not None:

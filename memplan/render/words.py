@@ -58,10 +58,7 @@ POINTS = {
         "the backward of the first layer",
         "nearly all gradients are there, and one layer's activations still are",
     ),
-    "inputs-backward": (
-        "the backward of what makes the layers' own inputs",
-        "the dense gradient of their table is made while all layers' gradients are there",
-    ),
+    "inputs-backward": ("the backward of the layers' own inputs", "the dense gradient of their table is made"),
     "embedding-backward": ("the backward of the embedding", "every gradient is there"),
     **{f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP) for name, what in STEPS.items()},
     **{

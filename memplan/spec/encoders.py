@@ -3,6 +3,7 @@
 from typing import Literal
 
 from memplan.spec.base import Frozen
+from memplan.spec.forms import Front
 from memplan.spec.parts import Linear, Mixer, Norm, Part
 
 
@@ -29,6 +30,8 @@ class Encoder(Frozen):
     final_norm: Norm | None = None
     dropout: bool = False
     """Of the embeddings, and of the output of each stack."""
+    decoder_front: tuple[Front, ...] = ()
+    """As ``ModelSpec.front``, before the decoder; what these steps read is the last of ``ModelSpec.extra``."""
 
 
 class DisentangledAttention(Mixer):

@@ -82,6 +82,8 @@ class ModelSpec(Frozen):
     """The model's own forward casts its logits to fp32 (Mamba, Nemotron-H)."""
     logits_scaled: bool = False
     """The logits are multiplied by a number (Cohere, Granite)."""
+    logits_shifted: bool = False
+    """A buffer is added to the logits (BART)."""
     scaled_head_input: bool = False
     """What goes into the head is divided by a number (MiniCPM3)."""
     classifies: bool = True
@@ -183,7 +185,8 @@ class ModelSpec(Frozen):
     @cached_property
     def buffer_elements(self) -> int:
         """Elements of the tables that its mixers keep in the weights' dtype."""
-        return sum(run.count * getattr(run.layer.mixer, "buffer_elements", 0) for run in self.runs)
+        of_head = self.vocab_size if self.logits_shifted and self.head.outputs == self.vocab_size else 0
+        return of_head + sum(run.count * getattr(run.layer.mixer, "buffer_elements", 0) for run in self.runs)
 
     @property
     def keeps_rotary(self) -> bool:

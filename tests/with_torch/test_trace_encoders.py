@@ -25,6 +25,11 @@ DEBERTA = {
     "position_biased_input": False,
 }
 T5 = {"model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 2, "num_heads": 8, "vocab_size": 2048}
+BART = {
+    "model_type": "bart", "d_model": 512, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 8,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 768, "vocab_size": 2048,
+    "attention_dropout": 0.1, "activation_dropout": 0.1,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "bert": {**COMMON, **WORDS, "model_type": "bert"},
     "roberta": {**COMMON, **WORDS, "model_type": "roberta"},
@@ -40,6 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "modernbert": {**COMMON, "vocab_size": 2048, "model_type": "modernbert", "pad_token_id": 0},
     "deberta": DEBERTA,
     "deberta-own": {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True},
+    "bart": BART,
     "t5": T5,
     "t5-gated": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3},
 }
@@ -51,9 +57,10 @@ MODES: dict[str, dict[str, Any]] = {
     "checkpointing": {"gradient_checkpointing": "full"},
     "checkpointing-amp": {"gradient_checkpointing": "full", "precision": "bf16-amp", "autocast": True},
 }
-LORA = {"bert": "query", "deberta": "query_proj", "modernbert": "Wqkv", "t5": "v"}
+LORA = {"bert": "query", "deberta": "query_proj", "modernbert": "Wqkv", "t5": "v", "bart": "v_proj"}
 JOBS = [(model, mode) for model in ("bert", "deberta", "t5") for mode in MODES]
 JOBS += [("modernbert", mode) for mode in ("bf16", "amp", "eager", "padded", "checkpointing")]
+JOBS += [("bart", mode) for mode in MODES]
 JOBS += [("t5-gated", mode) for mode in ("bf16", "checkpointing-amp")]
 JOBS += [(model, mode) for model in ("roberta", "electra", "distilbert", "deberta-own") for mode in ("bf16", "amp")]
 JOBS += [(model, mode) for model in LORA for mode in ("lora", "lora-checkpointing")]
@@ -67,7 +74,7 @@ def job(model: str, mode: str) -> dict[str, Any]:
         keys |= {"gradient_checkpointing": "full"} if mode.endswith("checkpointing") else {}
     else:
         keys |= MODES[mode]
-    seq2seq = model.startswith("t5")
+    seq2seq = model.startswith(("t5", "bart"))
     keys |= {"method": "sft", "completion_length": 256} if seq2seq else {"method": "reward"}
     return {"model": MODELS[model], **keys}
 

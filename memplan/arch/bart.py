@@ -1,0 +1,147 @@
+"""BART: an encoder and a decoder that attends to it, with learned positions and a norm after each sum.
+
+As transformers 5.23 builds it (``models/bart/configuration_bart.py``, ``modeling_bart.py``). One embedding serves both
+stacks and the head; each stack has positions and a norm of its embeddings of its own.
+"""
+
+from functools import partial
+
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import Family, build, make_norm
+from memplan.arch.plain import attention_of, drops, plain_feed_forward, row
+from memplan.errors import ModelError
+from memplan.spec.encoders import Encoder, Pooler
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
+
+BART: dict[str, Scalar] = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "num_hidden_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "num_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "activation_function": "gelu",
+    "hidden_size": 1024,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "scale_embedding": False,
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+NAMES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
+OFFSET = 2
+"""Rows of the table of positions beyond max_position_embeddings."""
+LAYER_DROP = "layers that are left out of a step at random are not described"
+
+
+def feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """fc1 and fc2 of each encoder layer."""
+    made = plain_feed_forward(family, config, ("fc1", "fc2"), config.integer("encoder_ffn_dim"), True)
+    return [layer.model_copy(update={"dropout": drops(config, "activation_dropout")}) for layer in made[:1]] * len(made)
+
+
+def attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Queries, keys, values and output, each with a bias."""
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return attention_of(
+        config, names, (True, True), dropout="attention_dropout", rotary="none", style="bart", eager_only=False
+    )
+
+
+def of_stack(name: str, spec: ModelSpec, positions: int, norm: Norm) -> Part:
+    """Positions and a norm of the embeddings of one stack."""
+    table = Bare(
+        name=f"{name}.embed_positions", shape=(positions + OFFSET, spec.hidden_size), category="pos_or_other_embed"
+    )
+    return Part(tensors=(table,), norms=(norm.model_copy(update={"name": f"{name}.layernorm_embedding"}),))
+
+
+def decoder_layer(family: Family, config: Config, first: Layer) -> Layer:
+    """A layer of the second stack, with heads and a width of its own."""
+    heads, hidden = config.integer("decoder_attention_heads"), config.integer("hidden_size")
+    if hidden % heads:
+        raise config.wrong("d_model", f"a multiple of decoder_attention_heads ({heads})", hidden)
+    assert isinstance(first.mixer, Attention)
+    assert first.feed_forward is not None
+    width = config.integer("decoder_ffn_dim")
+    up, down = first.feed_forward.linears
+    linears = (up.model_copy(update={"outputs": width}), down.model_copy(update={"inputs": width}))
+    own = {"num_heads": heads, "num_kv_heads": heads, "head_dim": hidden // heads}
+    names = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+    return first.model_copy(
+        update={
+            "mixer": first.mixer.model_copy(update={**own, "style": "bart-decoder"}),
+            "cross": first.mixer.model_copy(update={**own, "style": "bart-cross"}),
+            "feed_forward": first.feed_forward.model_copy(update={"intermediate": width, "linears": linears}),
+            "norms": tuple(make_norm(family, name, hidden) for name in names),
+        }
+    )
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Both stacks, their positions and norms, and what a classifier puts in place of the head."""
+    if not config.flag("is_encoder_decoder") or config.flag("is_decoder"):
+        raise ModelError(
+            f"is_encoder_decoder of {config.model_type} must be true and is_decoder false",
+            "memplan describes its encoder and decoder together",
+        )
+    if not spec.tied:
+        raise ModelError(
+            f"tie_word_embeddings of {config.model_type} is false, which gives each stack a table of its own",
+            "memplan describes one embedding for both stacks and the head",
+        )
+    dropped, hidden = drops(config, "dropout"), spec.hidden_size
+    layer = spec.runs[0].layer.model_copy(update={"dropout": ("mixer", "feed-forward") if dropped else ()})
+    second = decoder_layer(FAMILY, config, layer)
+    encoder, decoder = spec.num_layers, config.integer("decoder_layers")
+    positions, norm = config.integer("max_position_embeddings"), layer.norms[0]
+    ends = ("dropout",) if dropped else ()
+    rested = drops(config, "classifier_dropout")
+    return spec.model_copy(
+        update={
+            "task": "seq2seq",
+            "runs": (Run(count=encoder, layer=layer), Run(count=decoder, layer=second)),
+            "encoder": Encoder(layers=encoder, decoder_front=("positions", "norm", *ends)),
+            "front": ("row-positions", "norm", *ends),
+            "extra": tuple(of_stack(name, spec, positions, norm) for name in ("encoder", "decoder")),
+            "final_norm": None,
+            "embedding_multiplier": config.flag("scale_embedding"),
+            "logits_shifted": True,
+            "buffer_bytes": 0,
+            "scoring": Pooler(
+                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+                first_dropout=rested,
+                dropout=rested,
+            ),
+        }
+    )
+
+
+FAMILY = row(
+    model_type="bart",
+    defaults=BART,
+    names=NAMES,
+    mixer=attention,
+    feed_forward=feed_forward,
+    norms=("self_attn_layer_norm", "final_layer_norm"),
+    form="after-sum",
+    activation_key="activation_function",
+    not_counted=(("encoder_layerdrop", LAYER_DROP), ("decoder_layerdrop", LAYER_DROP)),
+    finish=finish,
+)
+
+FAMILIES = {FAMILY.model_type: partial(build, FAMILY)}
