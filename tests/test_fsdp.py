@@ -64,6 +64,11 @@ def peak(book: Ledger, place: str = "gpu") -> int:
         ({"sharding": "ddp", "ddp": {"comm_hook": "int8"}}, "ddp.comm_hook: unknown value"),
         ({"sharding": "ddp", "ddp": {"bucket_cap": 5}}, "ddp: unknown key 'bucket_cap'"),
         ({"quantization": "int8", "lora": {"r": 4}}, "int8 weights cannot be split"),
+        ({"sharding": "fsdp", "lora": {"r": 4}, "precision": "bf16"}, "Must flatten tensors with uniform dtype"),
+        (
+            {"sharding": "fsdp", "lora": {"r": 4}, "precision": "fp32", "fsdp": {"use_orig_params": False}},
+            "uniform requires_grad",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
@@ -214,6 +219,12 @@ def test_hooks_add_buffers(hook: str, more: bool) -> None:
     assert (buffers[0] > buffers[1]) == more
 
 
+def flattened(keys: dict[str, Any]) -> dict[str, Any]:
+    """Adapters in the weights' dtype, which torch asks for where both are in one flat parameter."""
+    alone = keys["precision"] != "bf16" or keys["trainer"] != "pytorch" or not keys["lora"]
+    return keys if alone else keys | {"lora": {"r": 4, "dtype": "bf16"}}
+
+
 SHARDED = st.fixed_dictionaries(
     {
         "sharding": st.sampled_from(["fsdp", "fsdp2"]),
@@ -225,7 +236,7 @@ SHARDED = st.fixed_dictionaries(
         "sync_each_batch": st.booleans(),
         "lora": st.sampled_from([None, {"r": 4}]),
     }
-)
+).map(flattened)
 PADDING = 1 << 20
 """Bytes by which tensors of a tiny model may be padded."""
 

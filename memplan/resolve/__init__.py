@@ -14,7 +14,7 @@ from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
 from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
-from memplan.resolve.fsdp import fsdp_settings, resharding, upcast
+from memplan.resolve.fsdp import check_flat, fsdp_settings, resharding, upcast
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
@@ -104,7 +104,9 @@ def resolve(given: JobInput) -> Recipe:
     chosen = optimizer(job, trainer, split, spec, notes)
     settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
-    adapted = upcast(adapted, settings, notes) if adapted else None
+    if adapted:
+        check_flat(adapted, trainer, split, settings, stored.precision.weights)
+        adapted = upcast(adapted, settings, notes)
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
     remark_ignored(given.ignored, method, notes)

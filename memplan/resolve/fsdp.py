@@ -107,6 +107,27 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
     )
 
 
+def check_flat(adapter: Adapter, trainer: Trainer, split: Split, settings: FsdpSettings, weights: int) -> None:
+    """FSDP1 puts a layer's adapters into its flat parameter, beside its frozen weights of ``weights`` bytes each; under
+    accelerate they are units of their own (PEFT's fsdp_auto_wrap_policy). Raises InvalidJob for what torch cannot
+    flatten together (torch 2.13 _flat_param.py: _validate_tensors_to_flatten)."""
+    if split.name != "fsdp" or trainer.accelerate:
+        return
+    if adapter.itemsize != weights:
+        same = next(name for name, size in DTYPE_BYTES.items() if size == weights)
+        raise InvalidJob(
+            f"sharding: fsdp: adapters of {adapter.itemsize} bytes beside weights of {weights} in one flat parameter "
+            "(torch: Must flatten tensors with uniform dtype)",
+            f"use lora.dtype: {same}, sharding: fsdp2, or trainer: transformers, which wraps adapters by themselves",
+        )
+    if not settings.use_orig_params:
+        raise InvalidJob(
+            "fsdp.use_orig_params: false: adapters share a flat parameter with frozen weights "
+            "(torch: Must flatten tensors with uniform requires_grad)",
+            "leave it out",
+        )
+
+
 def upcast(adapter: Adapter, settings: FsdpSettings, notes: Notes) -> Adapter:
     """Adapters as accelerate stores them under FSDP with mixed precision: every trained weight in fp32."""
     if not settings.casts or adapter.itemsize == FP32:
