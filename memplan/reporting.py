@@ -131,16 +131,20 @@ def price(recipe: Recipe, detailed: bool = True) -> list[Priced]:
     """
     priced = []
     for of in rank_classes(recipe):
-        book = _book(of.recipe, detailed)
+        book = book_of(of.recipe) if detailed else _totals_of_rank(of.recipe)
         priced.append(Priced(of, book, measure(book, of.recipe)))
     return sorted(priced, key=lambda each: -each.meters.device.expected)
 
 
-def _book(recipe: Recipe, detailed: bool) -> Ledger | Totalled:
-    """The step, and the evaluation after it where there is one."""
+def book_of(recipe: Recipe) -> Ledger:
+    """The ledger of one rank: the step, and the evaluation after it where there is one."""
     after = evaluation_of(recipe)
-    if detailed:
-        return Joined(ledger(recipe), ledger(after)) if after else ledger(recipe)
+    return Joined(ledger(recipe), ledger(after)) if after else ledger(recipe)
+
+
+def _totals_of_rank(recipe: Recipe) -> Totalled:
+    """The same without rows."""
+    after = evaluation_of(recipe)
     return JoinedTotals(totalled(recipe), totalled(after)) if after else totalled(recipe)
 
 

@@ -48,8 +48,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
             if sharded:
-                frozen = frozen_frame(recipe, traced.plan)
-                _enter_alone(book, recipe, traced, frozen._replace(root=frozen.always), "reference's")
+                _enter_reference(book, recipe, traced)
             if there:
                 _enter_kept_through(book, own, name)
             continue
@@ -113,28 +112,33 @@ def _enter_kept_through(book: Ledger, own: Frame, name: str) -> None:
 
 
 def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
-    """An evaluation: no backward reshards what a forward leaves."""
+    """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
     sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     policy = frame(recipe, weights)
-    policy = policy._replace(root=policy.always, tail=NOTHING)
+    enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
     for traced, _ in passes:
         if traced.plan.name != "reference" or recipe.reference != "resident":
-            _enter_alone(book, recipe, traced, policy, "policy's")
-            policy = policy._replace(root=NOTHING)
+            _enter_gather(book, policy, traced)
+            enter_forward(book, recipe, policy, traced, there=False)
         elif sharded:
-            own = frozen_frame(recipe, traced.plan)
-            _enter_alone(book, recipe, traced, own._replace(root=own.always), "reference's")
+            _enter_reference(book, recipe, traced)
 
 
-def _enter_alone(book: Ledger, recipe: Recipe, traced: TracedPass, own: Frame, owner: str) -> None:
-    """The forward of a model that has no backward: nothing ever reshards its root."""
-    name = traced.plan.name
-    enter_root(book, own, f"{owner} root", "", "")
-    if f"{name}.gather" in book.index:
-        runs = own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers))
-        enter_first_gather(book, runs._replace(root=NOTHING), traced, f"{name}.gather")
+def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
+    """The forward of a reference that is sharded too: nothing ever reshards its root."""
+    own = frozen_frame(recipe, traced.plan)
+    own = own._replace(root=own.always)
+    enter_root(book, own, "reference's root", "", "")
+    _enter_gather(book, own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers)), traced)
     enter_forward(book, recipe, own, traced, there=own.resharding is not True)
-    enter_left(book, [*own.layers, own.first], own, f"{owner} units")
+    enter_left(book, [*own.layers, own.first], own, "reference's units")
+
+
+def _enter_gather(book: Ledger, own: Frame, traced: TracedPass) -> None:
+    """The first gather of a forward whose root is there."""
+    instant = f"{traced.plan.name}.gather"
+    if instant in book.index:
+        enter_first_gather(book, own._replace(root=NOTHING), traced, instant)
 
 
 def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:

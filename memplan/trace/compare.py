@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.engine.build import ledger
 from memplan.engine.ledger import Ledger
 from memplan.report import plain
-from memplan.reporting import phase_of
+from memplan.reporting import book_of, phase_of
 from memplan.spec.recipe import Recipe
 from memplan.trace.result import Trace
 
@@ -54,7 +53,7 @@ class TermRow:
 
 def compare(trace: Trace, recipe: Recipe) -> list[TermRow]:
     """Every phase with its terms; each side at its own peak within the phase."""
-    book = ledger(recipe)
+    book = book_of(recipe)
     rows = []
     for phase in trace.phases:
         estimated = _at_peak(book, phase.name)

@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+from memplan.engine.joined import evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -22,7 +23,7 @@ from memplan.trace import building, liger, parallel
 from memplan.trace.device import fake_device, real_device
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
-from memplan.trace.ledger import PHASES
+from memplan.trace.ledger import EVALUATION, PHASES
 from memplan.trace.optimizers import make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
 from memplan.trace.step import MicroStep, make_batch
@@ -54,6 +55,7 @@ def run(
         stack.callback(state.unpatch)
         with tracker.modules.watching(state.models()):
             state.two_steps()
+            state.evaluation()
         counts = state.counts()
     return _result(recipe, tracker, counts, device, perf_counter() - begun)
 
@@ -93,7 +95,8 @@ class _State:
         trained = [self.policy, *(model for name, model in self.beside.items() if name == "critic")]
         self.trained = [each for model in trained for each in model.parameters() if each.requires_grad]
         self.optimizer = make_optimizer(recipe, self.trained)
-        self.batch = make_batch(recipe, device, getattr(self.bare.config, "image_token_id", 1))
+        self.image_token = getattr(self.bare.config, "image_token_id", 1)
+        self.batch = make_batch(recipe, device, self.image_token)
         self.device = device
         self._mark()
 
@@ -195,6 +198,22 @@ class _State:
             states = (value for state in self.optimizer.state.values() for value in state.values())
             self.tracker.mark((value for value in states if isinstance(value, torch.Tensor)), "optimizer_states")
 
+    def evaluation(self) -> None:
+        """One batch of the evaluation, where the job evaluates; the batch of training is gone."""
+        after = evaluation_of(self.recipe)
+        if after is None:
+            return
+        self.progress("evaluation")
+        self.policy.eval()
+        del self.batch
+        batch = make_batch(after, self.device, self.image_token)
+        micro = MicroStep(after, self.policy, self.reference, self.device, lambda phase: None, beside=self.beside)
+        self.tracker.modules.new_pass()
+        self.tracker.book.begin(EVALUATION)
+        with torch.no_grad():
+            micro.run(batch)
+        self.tracker.book.begin("end")
+
     def _sync(self, reduces: bool) -> None:
         if self.recipe.ranks > 1:
             parallel.set_sync(self.policy, self.recipe, reduces)
@@ -212,7 +231,7 @@ def _result(recipe: Recipe, tracker: Tracker, counts: tuple[int, int, int], devi
     book = tracker.book
     levels = book.levels()
     phases = []
-    for name in PHASES:
+    for name in (*PHASES, EVALUATION) if recipe.eval_batch_size else PHASES:
         size, at = book.peak(name, levels)
         block = book.events[at][1]
         phases.append(Phase(name, size, block.op, block.module or ROOT, book.categories_at(at, counts[2])))
