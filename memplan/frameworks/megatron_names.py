@@ -207,6 +207,12 @@ MEGATRON = words(
     weight_decay weight_decay_incr_style wgrad_deferral_limit window_attn_skip_freq window_size wsd_decay_steps
     yaml_cfg yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int yarn_original_max_position_embeddings"""
 )
+INFERENCE = words(
+    """prompts output_path num_tokens_to_generate incoming_requests_per_sec incoming_requests_per_step prompt_file
+    prompt_file_num_truncate termination_id output_every_n_results use_coordinator top_n_logprobs suspend_timeout
+    suspend_resume_interval stop_words async_mode"""
+)
+"""Of Megatron's scripts that generate, whose arguments hold a training's too."""
 MINDSPEED = words(
     """adaptive_cp_dynamic_attn_mask adaptive_cp_manually_set_mask_list adaptive_cp_only_reschedule
     adaptive_cp_without_coarse add_dense_bias add_eos_token add_output_layer_bias add_rmsnorm_offset
@@ -253,4 +259,5 @@ MINDSPEED = words(
 def is_known(name: str) -> bool:
     """Whether Megatron-LM or MindSpeed-LLM has an argument of this name, or one that it switches off."""
     plain = name.removeprefix("no_")
-    return any(each in MEGATRON or each in MINDSPEED for each in (name, plain)) or FAMILIES.fullmatch(plain) is not None
+    known = any(each in names for each in (name, plain) for names in (MEGATRON, MINDSPEED, INFERENCE))
+    return known or FAMILIES.fullmatch(plain) is not None
