@@ -25,6 +25,10 @@ Files group families by what their layers are made of, and a family is one row o
     nemotron_h.py  a row: one sub-layer to each layer
     gated_delta.py rows: gated delta rules (Qwen3-Next, Qwen3.5)
     lfm2.py        rows: short convolutions
+    gemma3n.py     a row: Gemma 3n by its parameters
+    recurrent_gemma.py  a row: gated recurrences, by their parameters
+    zamba2.py      a row: blocks that share weights, by their parameters
+    albert.py      a row: layers that are applied again, by their parameters
     gemma4.py      a row: layers that share keys and values, and have inputs of their own
     linear_attention.py  rows: MiniMax-01 and RWKV
     encoders.py    rows: encoders of masked tokens (BERT and its kin)
@@ -40,6 +44,7 @@ with a ``FAMILIES`` dict of its own, added to the one below.
 from collections.abc import Callable, Mapping
 
 from memplan.arch import (
+    albert,
     alibi,
     bart,
     deberta,
@@ -49,6 +54,7 @@ from memplan.arch import (
     falcon,
     falcon_h1,
     gated_delta,
+    gemma3n,
     gemma4,
     hybrid,
     latent,
@@ -63,12 +69,14 @@ from memplan.arch import (
     nemotron_h,
     parallel,
     post_norm,
+    recurrent_gemma,
     remote_code,
     shared_moe,
     state_space,
     t5,
     vision,
     vision_texts,
+    zamba2,
 )
 from memplan.arch.config import Config, shown
 from memplan.errors import ModelError, UnknownArchitecture, nearest
@@ -98,12 +106,16 @@ DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
     **gated_delta.FAMILIES,
     **lfm2.FAMILIES,
     **gemma4.FAMILIES,
+    **gemma3n.FAMILIES,
+    **recurrent_gemma.FAMILIES,
+    **zamba2.FAMILIES,
     **linear_attention.FAMILIES,
     **encoders.FAMILIES,
     **deberta.FAMILIES,
     **modernbert.FAMILIES,
     **t5.FAMILIES,
     **bart.FAMILIES,
+    **albert.FAMILIES,
 }
 """Language models by their model_type, and what turns a config into a spec."""
 

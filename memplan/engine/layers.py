@@ -18,11 +18,17 @@ from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
 from memplan.engine.time_mix import rwkv_block
 from memplan.engine.vision import vit_block
+from memplan.errors import ModelError
 from memplan.spec.layer import Layer
 
 
 def decoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """One layer of any form."""
+    if layer.form not in FORMS:
+        raise ModelError(
+            f"its layers of the form {layer.form} are described by their parameters alone: memplan has no program of it",
+            "show its parameters with memplan show models, or name another model",
+        )
     return FORMS[layer.form](p, layer, x)
 
 

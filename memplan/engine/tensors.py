@@ -59,7 +59,7 @@ class Weight(NamedTuple):
 def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
     """Every parameter of a run of equal layers, in registration order."""
     experts = layer.experts
-    for linear in layer.linears:
+    for linear in layer.linears if not layer.repeats else [each for part in layer.extra for each in part.linears]:
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
         yield Weight(linear.name, rows, columns, count, trained, "layer", linear=matrix)
@@ -73,10 +73,11 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
         yield bare_weight(bare, count, trained, "layer")
     if adapter and adapter.experts and experts:
         yield from expert_adapters(adapter, experts, count)
-    for part in layer.parts:
+    for part in layer.own_parts:
         for bare in part.tensors:
             yield bare_weight(bare, count, trained, "layer")
-    for norm in (*layer.norms, *(norm for part in layer.parts for norm in part.norms)):
+    norms = () if layer.repeats else layer.norms
+    for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
         yield from norm_weights(norm, count, trained, "layer")
 
 

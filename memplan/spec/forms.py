@@ -17,6 +17,8 @@ Form = Literal[
     "encoder",
     "t5",
     "layer-inputs",
+    "streams",
+    "shared-block",
 ]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
 
@@ -28,7 +30,8 @@ Falcon); gated: as pre, each output weighed by the tanh of a scalar (Llama 3.2 V
 mixer or a feed-forward (Mamba, Nemotron-H); normed-residual: a norm before each, whose output is also the residual, and
 both summands multiplied by a number (MiniMax); rwkv: as pre, one more norm before all in the first layer; encoder: as
 after-sum, what is added held while the sum is normalised (BERT); t5: as pre, with attention to the encoder in between;
-layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4).
+layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4);
+streams, shared-block: described by parameters alone (Gemma 3n; Zamba 2, ALBERT).
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]

@@ -15,6 +15,7 @@ from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, Pa
 from memplan.spec.state_space import (
     BothMixers,
     GatedDelta,
+    GatedRecurrence,
     Lightning,
     ShortConvolution,
     StateSpace,
@@ -33,6 +34,7 @@ AnyMixer = Annotated[
     | StateSpace
     | StateSpaceDual
     | GatedDelta
+    | GatedRecurrence
     | ShortConvolution
     | Lightning
     | TimeMix
@@ -54,6 +56,8 @@ class Layer(Frozen):
     """Attention to the encoder's output, between mixer and feed-forward."""
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
+    repeats: bool = False
+    """Its weights, but those in ``extra``, are an earlier layer's (Zamba 2, ALBERT)."""
     own_input: LayerInput | None = None
     """An embedding of each token that is this layer's own (Gemma 3n and 4)."""
     locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
@@ -75,6 +79,11 @@ class Layer(Frozen):
             for part in (self.mixer, self.cross, self.feed_forward, self.own_input, *self.extra)
             if part is not None
         )
+
+    @property
+    def own_parts(self) -> tuple[Part, ...]:
+        """Those whose weights are its own."""
+        return self.extra if self.repeats else self.parts
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -101,9 +110,9 @@ class Layer(Frozen):
     def by_category(self) -> dict[str, int]:
         """Parameter elements: attn, mlp, norm, experts, router and so on."""
         counts: dict[str, int] = {}
-        for part in self.parts:
+        for part in self.own_parts:
             add_counts(counts, part.by_category.items())
-        add_counts(counts, (("norm", norm.parameters) for norm in self.norms))
+        add_counts(counts, (("norm", norm.parameters) for norm in self.norms if not self.repeats))
         return counts
 
     @cached_property

@@ -95,6 +95,17 @@ class GatedDelta(Recurrent):
         return len(self.linears) == 3
 
 
+class GatedRecurrence(Recurrent):
+    """A linear recurrence whose decay and input are gated (RG-LRU of RecurrentGemma).
+
+    ``linears``: linear_y, linear_x, linear_out; ``tensors``: a convolution, the decays, weights and biases of both gates.
+    """
+
+    kind: Literal["gated-recurrence"] = "gated-recurrence"
+    width: int
+    kernel: int
+
+
 class ShortConvolution(Recurrent):
     """A gated causal convolution of a few steps (LFM2). ``linears``: in_proj to gate, gate and channels; out_proj."""
 

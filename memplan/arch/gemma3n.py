@@ -1,0 +1,108 @@
+"""Gemma 3n's language model as transformers 5.23 builds it (``models/gemma3n/configuration_gemma3n.py``): layers that
+share keys and values, inputs of each layer's own, and several streams of which each layer runs one (AltUp).
+
+Its parameters; its activations are refused in words. Its towers (an image model of another library, and a conformer)
+are not described: name the ``text_config`` as a model of type gemma3n_text.
+"""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
+from memplan.arch.lending import Heads, kinds_of, layer_input, lending_mixers, with_own_inputs
+from memplan.spec.layer import AnyMixer, Run
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
+
+GEMMA3N_TEXT: dict[str, Scalar] = {
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "altup_num_inputs": 4,
+    "num_kv_shared_layers": 15,
+    "laurel_rank": 64,
+}
+
+
+def mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """Every fifth layer attends to all."""
+    heads = Heads(config.integer("head_dim"), attention.num_kv_heads(config, nullable=False))
+    sizes = {attention.SLIDING: heads, attention.FULL: heads}
+    kinds = kinds_of(config, 5, last_is_full=False)
+    return list(lending_mixers(family, config, kinds, sizes, config.integer("sliding_window")))
+
+
+def feed_forwards(family: Family, config: Config) -> list[FeedForward]:
+    """One width for all, or a list of one for each layer."""
+    layers, given = config.integer("num_hidden_layers"), config.value("intermediate_size")
+    widths = list(given) if isinstance(given, (list, tuple)) else [given] * layers
+    if len(widths) != layers:
+        raise config.wrong("intermediate_size", f"one width, or num_hidden_layers ({layers}) of them", given)
+    made = {}
+    for width in widths:
+        if width not in made:
+            read = Config({"intermediate_size": width}, config.name, config.source)
+            made[width] = gated(family, config, read.integer("intermediate_size"))
+    return [made[width] for width in widths]
+
+
+def streams(config: Config, hidden: int) -> Part:
+    """Of each layer: how the streams are predicted and corrected, and a low-rank branch beside attention."""
+    count, rank = config.integer("altup_num_inputs"), config.integer("laurel_rank")
+    return Part(
+        linears=(
+            Linear(name="correction_coefs", inputs=count, outputs=count),
+            Linear(name="prediction_coefs", inputs=count, outputs=count**2),
+            Linear(name="modality_router", inputs=hidden, outputs=count),
+            Linear(name="linear_left", inputs=hidden, outputs=rank),
+            Linear(name="linear_right", inputs=rank, outputs=hidden),
+        ),
+        tensors=(Bare(name="correct_output_scale", shape=(hidden,)),),
+        norms=tuple(Norm(name=name, width=hidden) for name in ("router_norm", "post_laurel_norm")),
+    )
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Streams of every layer, its own input, and the projections into the streams and out of them."""
+    own = layer_input("rms", config, config.choice("hidden_activation", ACTIVATIONS))
+    part, hidden = streams(config, spec.hidden_size), spec.hidden_size
+    runs = tuple(Run(count=run.count, layer=run.layer.model_copy(update={"extra": (part,)})) for run in spec.runs)
+    names = ("altup_projections", "altup_unembed_projections")
+    others = config.integer("altup_num_inputs") - 1
+    into = tuple(Linear(name=name, inputs=hidden, outputs=hidden) for name in names for _ in range(others))
+    spec = spec.model_copy(update={"runs": runs, "extra": (Part(linears=into),)})
+    return with_own_inputs(spec, config, own, "rms")
+
+
+FAMILY = Family(
+    model_type="gemma3n_text",
+    defaults=GEMMA3N_TEXT,
+    feed_forward=feed_forwards,
+    windows=attention.no_windows,
+    mixers=mixers,
+    norms=SANDWICH_NORMS,
+    form="streams",
+    activation_key="hidden_activation",
+    scaled_embedding=True,
+    logits_softcap=True,
+    heads_divide_hidden=True,
+    classifies=False,
+    not_counted=(("attention_dropout", DROPOUT),),
+    finish=finish,
+)
+
+FAMILIES = {FAMILY.model_type: partial(build, FAMILY)}

@@ -1,0 +1,118 @@
+"""RecurrentGemma (Griffin) as transformers 5.23 builds it (``models/recurrent_gemma/configuration_recurrent_gemma.py``):
+gated linear recurrences and local attention in turn. Its parameters; its activations are refused in words.
+"""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import DROPOUT, Family, activation, build
+from memplan.arch.state_space import convolution
+from memplan.spec.layer import AnyMixer
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear
+from memplan.spec.state_space import GatedRecurrence
+
+RECURRENT_GEMMA: dict[str, Scalar] = {
+    "num_hidden_layers": 26,
+    "vocab_size": 256000,
+    "hidden_size": 2560,
+    "intermediate_size": 7680,
+    "num_attention_heads": 10,
+    "num_key_value_heads": None,
+    "lru_width": None,
+    "sliding_window": 2048,
+    "conv1d_width": 4,
+    "logits_soft_cap": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "block_types": None,
+    "attention_dropout": 0.0,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
+BLOCKS = ("recurrent", "recurrent", "attention")
+
+
+def mixers(family: Family, config: Config) -> list[AnyMixer]:
+    """``block_types`` over and over."""
+    given = config.keys.get("block_types", BLOCKS)
+    if not isinstance(given, (list, tuple)) or not given or any(not isinstance(kind, str) for kind in given):
+        raise config.wrong("block_types", "a list of recurrent and attention", given)
+    made: dict[str, AnyMixer] = {"recurrent": recurrence(config)}
+    layers = config.integer("num_hidden_layers")
+    other = local_attention(config)
+    return [made.get(str(given[i % len(given)]), other) for i in range(layers)]
+
+
+def recurrence(config: Config) -> GatedRecurrence:
+    """Two branches, a convolution and gates in blocks, as many as attention has heads."""
+    h, heads, kernel = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "conv1d_width"))
+    width = config.optional_integer("lru_width") or h
+    if width % heads:
+        raise config.wrong("lru_width", f"a multiple of num_attention_heads ({heads})", width)
+    block = width // heads
+    gates = [
+        Bare(name=f"{name}_gate_{kind}", shape=shape)
+        for name in ("input", "recurrent")
+        for kind, shape in (("weight", (heads, block, block)), ("bias", (heads, block)))
+    ]
+    return GatedRecurrence(
+        width=width,
+        kernel=kernel,
+        linears=(
+            Linear(name="linear_y", inputs=h, outputs=width, bias=True),
+            Linear(name="linear_x", inputs=h, outputs=width, bias=True),
+            Linear(name="linear_out", inputs=width, outputs=h, bias=True),
+        ),
+        tensors=(*convolution(width, kernel, True, "conv_1d"), Bare(name="recurrent_param", shape=(width,)), *gates),
+    )
+
+
+def local_attention(config: Config) -> Attention:
+    """Attention within a window; the output has a bias in any case."""
+    h, heads, bias = config.integer("hidden_size"), config.integer("num_attention_heads"), config.flag("attention_bias")
+    kv_heads, width = attention.num_kv_heads(config, nullable=True), h // heads
+    if h % heads:
+        raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", h)
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        linears=attention.projections(h, heads * width, kv_heads * width, False, (bias, True)),
+        window=config.integer("sliding_window"),
+        rotary="concatenated",
+    )
+
+
+def feed_forward(family: Family, config: Config) -> list[FeedForward]:
+    """Gated, of half of intermediate_size, with biases."""
+    h, f = config.integer("hidden_size"), config.integer("intermediate_size", smallest=2) // 2
+    names = ("gate_proj", "up_proj")
+    into = tuple(Linear(name=name, inputs=h, outputs=f, bias=True) for name in names)
+    down = Linear(name="down_proj", inputs=f, outputs=h, bias=True)
+    made = FeedForward(intermediate=f, activation=activation(family, config), linears=(*into, down))
+    return [made] * config.integer("num_hidden_layers")
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The cap of the logits has a name of its own."""
+    return spec.model_copy(update={"logits_softcap": config.optional_positive("logits_soft_cap")})
+
+
+FAMILY = Family(
+    model_type="recurrent_gemma",
+    defaults=RECURRENT_GEMMA,
+    feed_forward=feed_forward,
+    mixers=mixers,
+    windows=attention.no_windows,
+    norms=("temporal_pre_norm", "channel_pre_norm"),
+    norm_kind="rms-plus-one",
+    activation_key="hidden_activation",
+    scaled_embedding=True,
+    classifies=False,
+    names={"sliding_window": "attention_window_size"},
+    not_counted=(("attention_dropout", DROPOUT),),
+    finish=finish,
+)
+
+FAMILIES = {FAMILY.model_type: partial(build, FAMILY)}

@@ -1,0 +1,180 @@
+"""Zamba 2 as transformers 5.23 builds it (``models/zamba2/configuration_zamba2.py``, ``modeling_zamba2.py``): layers of
+Mamba 2, some of which a transformer block precedes whose weights are one of a few that all of them share.
+
+Its parameters; its activations are refused in words.
+"""
+
+from functools import partial
+
+from memplan.arch import attention
+from memplan.arch.config import Config, Scalar
+from memplan.arch.decoder import DROPOUT, Family, activation, build
+from memplan.arch.state_space import convolution
+from memplan.spec.layer import Layer, Run
+from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
+from memplan.spec.state_space import StateSpaceDual
+
+ZAMBA2: dict[str, Scalar] = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "hidden_size": 2560,
+    "num_hidden_layers": 54,
+    "layers_block_type": None,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_ngroups": 1,
+    "n_mamba_heads": 8,
+    "chunk_size": 256,
+    "add_bias_linear": False,
+    "intermediate_size": None,
+    "hidden_act": "gelu",
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "attention_dropout": 0.0,
+    "num_mem_blocks": 1,
+    "use_shared_attention_adapter": False,
+    "adapter_rank": 128,
+    "use_mem_rope": False,
+    "tie_word_embeddings": True,
+}
+MAMBA, HYBRID = "linear_attention", "hybrid"
+KINDS = {"mamba": MAMBA, MAMBA: MAMBA, HYBRID: HYBRID}
+DEFAULT = [MAMBA, *([MAMBA] * 5 + [HYBRID]) * 7, *[MAMBA] * 4, HYBRID, *[MAMBA] * 3, HYBRID, *[MAMBA] * 2]
+
+
+def kinds_of(config: Config) -> list[str]:
+    """The kind of each layer; null is the default for 54."""
+    layers, given = config.integer("num_hidden_layers"), config.value("layers_block_type")
+    kinds = DEFAULT if given is None else given
+    if not isinstance(kinds, (list, tuple)) or len(kinds) != layers:
+        raise config.wrong("layers_block_type", f"a list of num_hidden_layers ({layers}) kinds", given)
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise config.wrong("layers_block_type", "a list of mamba and hybrid", kind)
+    return [KINDS[kind] for kind in kinds]
+
+
+def state_space(config: Config) -> StateSpaceDual:
+    """The Mamba 2 of every layer."""
+    h, heads, groups = (config.integer(key) for key in ("hidden_size", "n_mamba_heads", "mamba_ngroups"))
+    state, inner, bias = (
+        config.integer("mamba_d_state"),
+        config.integer("mamba_expand") * h,
+        config.flag("add_bias_linear"),
+    )
+    if inner % heads or inner % groups:
+        raise config.wrong("n_mamba_heads", f"a divisor of mamba_expand × hidden_size ({inner})", heads)
+    convolved = inner + 2 * groups * state
+    numbers = tuple(Bare(name=name, shape=(heads,)) for name in ("dt_bias", "A_log", "D"))
+    return StateSpaceDual(
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        state=state,
+        kernel=config.integer("mamba_d_conv"),
+        chunk=config.integer("chunk_size"),
+        linears=(
+            Linear(name="in_proj", inputs=h, outputs=inner + convolved + heads, bias=bias),
+            Linear(name="out_proj", inputs=inner, outputs=h, bias=bias),
+        ),
+        tensors=(*convolution(convolved, config.integer("mamba_d_conv"), True), *numbers),
+        norms=(Norm(name="norm", width=inner),),
+    )
+
+
+def adapters(sizes: list[tuple[int, int]], category: str) -> Part:
+    """Low-rank products beside the shared block's linears, each layer's own."""
+    return Part(linears=tuple(Linear(name="adapter", inputs=i, outputs=o) for i, o in sizes), category=category)
+
+
+def hybrid(family: Family, config: Config, mamba: StateSpaceDual, norm: Norm, repeats: bool) -> Layer:
+    """A layer with the shared block before it: its own are adapters, a linear, the state space and its norm."""
+    h, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    f, rank, bias = (
+        config.optional_integer("intermediate_size") or 4 * h,
+        config.integer("adapter_rank"),
+        config.flag("add_bias_linear"),
+    )
+    if 2 * h % heads:
+        raise config.wrong("num_attention_heads", f"a divisor of 2 × hidden_size ({2 * h})", heads)
+    width, kv_heads = 2 * h // heads, attention.num_kv_heads(config, nullable=True)
+    into = tuple(
+        Linear(name=name, inputs=2 * h, outputs=count * width)
+        for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+    )
+    of_attention = [(2 * h, rank), (rank, 2 * h)] * 3 if config.flag("use_shared_attention_adapter") else []
+    extra = (
+        Part(linears=(Linear(name="linear", inputs=h, outputs=h),), norms=(norm,)),
+        adapters(of_attention, "attn"),
+        adapters([(h, rank), (rank, 2 * f)], "mlp"),
+        mamba,
+    )
+    return Layer(
+        mixer=Attention(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=width,
+            linears=(*into, Linear(name="o_proj", inputs=heads * width, outputs=h)),
+            rotary="half" if config.flag("use_mem_rope") else "none",
+        ),
+        feed_forward=FeedForward(
+            intermediate=f,
+            activation=activation(family, config),
+            linears=(
+                Linear(name="gate_up_proj", inputs=h, outputs=2 * f, bias=bias),
+                Linear(name="down_proj", inputs=f, outputs=h, bias=bias),
+            ),
+        ),
+        norms=(Norm(name="pre_ff_layernorm", width=h), Norm(name="input_layernorm", width=2 * h)),
+        extra=extra,
+        form="shared-block",
+        repeats=repeats,
+    )
+
+
+def finish(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The layers in order: of the blocks before them, the first ``num_mem_blocks`` have weights of their own."""
+    mamba, blocks = state_space(config), config.integer("num_mem_blocks")
+    norm = Norm(name="input_layernorm", width=spec.hidden_size)
+    plain = Layer(mixer=mamba, feed_forward=None, norms=(norm,), form="single")
+    made = [hybrid(FAMILY, config, mamba, norm, repeats) for repeats in (False, True)]
+    layers: list[Layer] = []
+    found = 0
+    for kind in kinds_of(config):
+        layers.append(made[found >= blocks] if kind == HYBRID else plain)
+        found += kind == HYBRID
+    runs: list[Run] = []
+    for layer in layers:
+        if runs and runs[-1].layer is layer:
+            runs[-1] = Run(count=runs[-1].count + 1, layer=layer)
+        else:
+            runs.append(Run(count=1, layer=layer))
+    return spec.model_copy(update={"runs": tuple(runs)})
+
+
+def nothing(family: Family, config: Config) -> list[FeedForward | None]:
+    """Layers are made at the end."""
+    return [None] * config.integer("num_hidden_layers")
+
+
+def first_of(family: Family, config: Config) -> list[StateSpaceDual]:
+    """The same."""
+    return [state_space(config)] * config.integer("num_hidden_layers")
+
+
+FAMILY = Family(
+    model_type="zamba2",
+    defaults=ZAMBA2,
+    feed_forward=nothing,
+    mixers=first_of,
+    windows=attention.no_windows,
+    norms=("input_layernorm",),
+    form="single",
+    names={"layers_block_type": "layer_types"},
+    not_counted=(("attention_dropout", DROPOUT),),
+    finish=finish,
+)
+
+FAMILIES = {FAMILY.model_type: partial(build, FAMILY)}
