@@ -11,6 +11,7 @@ from collections.abc import Callable
 from memplan.engine import ops, routing_ops
 from memplan.engine.activations import activate
 from memplan.engine.adapters import merged_stack, stack_sides
+from memplan.engine.expert_loop import one_by_one
 from memplan.engine.graph import Param, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.routing import route
@@ -32,6 +33,8 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         latent = grouped(p, spec.experts, latent, choice.weights, choice.chosen)
         out = project(p, latent, spec.linears[1], "h", "feed-forward output")
         del latent
+    elif p.mode.loops_experts:
+        out = one_by_one(p, spec.experts, x, choice.weights)
     else:
         out = grouped(p, spec.experts, x, choice.weights, choice.chosen)
     if shared is not None and len(spec.shared) > 3:

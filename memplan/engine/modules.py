@@ -65,6 +65,8 @@ class Mode(NamedTuple):
     """A real device: gradients are added and scattered in place, which torch does not do under a dispatch mode."""
     mixer_kernels: bool = False
     """State spaces and their kin run as the kernels of mamba-ssm and its like do."""
+    loops_experts: bool = False
+    """Frozen experts run one after another, as modules of their own."""
     repeats_keys: bool = False
     """Keys and values are repeated to all heads before flash attention."""
     tensor: int = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
+from memplan.engine.expert_loop import FAMILIES as LOOPING
 from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, kept_part, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
@@ -33,10 +34,18 @@ def policy_mode(recipe: Recipe) -> Mode:
         kernels=recipe.kernels,
         in_place=recipe.gpu is not None,
         mixer_kernels=recipe.mixer_kernels,
+        loops_experts=_loops_experts(recipe),
         repeats_keys=recipe.attention == "flash" and recipe.model.family in recipe.trainer.repeats_flash,
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
     )
+
+
+def _loops_experts(recipe: Recipe) -> bool:
+    """Experts of transformers 4, where none of them trains."""
+    adapter = recipe.adapter
+    frozen = adapter is not None and not adapter.experts and not any("w1" in each for each in adapter.saved)
+    return recipe.trainer.transformers_4 and frozen and recipe.model.family in LOOPING
 
 
 def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients: str = "keep") -> PassPlan:
