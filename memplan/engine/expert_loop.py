@@ -7,7 +7,6 @@ from __future__ import annotations
 from memplan.engine import ops, routing_ops
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
-from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.parts import Experts, Linear
 
