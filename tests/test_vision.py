@@ -83,6 +83,10 @@ def job(**keys: Any) -> dict[str, Any]:
         ({"images": {"width": 4100, "height": 20}}, "200 times"),
         ({"model": "qwen3-0.6b", "images": {"tokens": 4}}, "no vision tower"),
         ({"model": "idefics2-8b", "images": {"tokens": 64}}, "not modelled yet"),
+        (
+            {"model": {"model_type": "mistral3", "vision_feature_layer": [-2, -1]}, "images": {"tokens": 64}},
+            "several layers, on which transformers 5.23 fails",
+        ),
         ({"method": "reward"}, "sequence-classification"),
         (
             {"method": "dpo", "trainer": "trl", "reference": "precomputed", "images": {"tokens": 4}},

@@ -252,6 +252,12 @@ def longest_edge(encoder: Encoder, merge: int, longest: int) -> ImageRule:
     return ImageRule(kind="longest-edge", patch=encoder.patch, merge=merge, channels=encoder.channels, longest=longest)
 
 
+SEVERAL = (
+    "vision_feature_layer names several layers, on which transformers 5.23 fails: the norm of its "
+    "Mistral3MultiModalProjector is as wide as one"
+)
+
+
 def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Longest side: the tower's image_size, as processor_config.json of Mistral-Small-3.1 has it."""
     encoder = tower_kinds.auto_tower(vision, "pixtral")
@@ -261,7 +267,7 @@ def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
     projector = Part(norms=(Norm(name="norm", width=encoder.width),), linears=linears)
     used = deepest(config, layers, sum(run.count for run in encoder.runs))
     rule = longest_edge(encoder, factor, encoder.side)
-    return assemble(encoder, projector, rule, used, projection="patch-merger" if len(layers) == 1 else ""), {}
+    return assemble(encoder, projector, rule, used, projection="patch-merger", fails=SEVERAL * (len(layers) > 1)), {}
 
 
 PROJECTORS: dict[str, Callable[[Config, Config, ModelSpec], Made]] = {

@@ -31,6 +31,8 @@ class Joint:
         """What the model's outputs hold in place of the image tokens."""
         self.in_outputs = True
         """The model's outputs hold the image tokens until the loss is whole."""
+        self.tokens_local = False
+        """The model's forward holds the image tokens as they are scattered, until it returns."""
 
 
 Projection = Callable[[Joint, Tensor], Tensor]

@@ -73,7 +73,8 @@ def tail_forward(
         with tape.at("loss"):
             return heads.mean_loss(p, logits), [], []
     inputs.append(logits)
-    model_locals = states if head.program in heads.INSIDE else []
+    returned = spec.tower is not None and spec.tower.loss_within  # the head's own forward has, when the loss is made
+    model_locals = states if head.program in heads.INSIDE and not returned else []
     del hidden, logits, states
     with tape.at("loss"):
         return _loss(p, head, rows, inputs, model_locals)

@@ -73,7 +73,7 @@ def connected_held(j: Joint, x: Tensor) -> Tensor:
 
 def adapted(j: Joint, x: Tensor) -> Tensor:
     """Llama 4: final norm, the class token cut off, pixels shuffled in two copies, two linear modules, each with its
-    activation; then the projector's.
+    activation, which the model's outputs hold; then the projector's.
     """
     tape, features = j.tape, j.features
     x = norm(j.states, j.tower.after.norms[0], x, "h")
@@ -82,7 +82,7 @@ def adapted(j: Joint, x: Tensor) -> Tensor:
     x = ops.copy(tape, ops.copy(tape, x, "shuffled states"), "shuffled states")
     x = activate(tape, "gelu", project(features, x, first, "h", "adapted images"))
     x = activate(tape, "gelu", project(features, x, second, "h", "adapted images"))
-    j.model_locals.append(x)
+    j.outputs, j.in_outputs, j.tokens_local = [x], False, True
     return project(features, x, j.tower.projector.linears[0], "h", "image tokens")
 
 

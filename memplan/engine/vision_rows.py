@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.heads import INSIDE
 from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
@@ -36,7 +37,7 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
         "activations",
         trace.locals,
         first,
-        first,
+        f"{name}.loss" if loss_within(traced) else first,
         why="a local of the model's forward until it returns",
         source=SOURCE,
     )
@@ -53,8 +54,7 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
         why="image_hidden_states of the outputs",
         source=SOURCE,
     )
-    held = keeps_outputs and traced.plan.style == "plain" and not traced.layers[0].keeps_input
-    if held and tower_of(traced).loss_within:
+    if loss_within(traced) and traced.plan.style == "plain" and not traced.layers[0].keeps_input:
         book.add(
             "embedded sequence, held by the model's forward",
             "activations",
@@ -66,6 +66,12 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
             why="the class computes the loss where it embeds the images",
             source="transformers 5.23 modeling_llama4.py",
         )
+
+
+def loss_within(traced: TracedPass) -> bool:
+    """Whether the forward that embeds the images goes on to the loss, so that its locals live meanwhile."""
+    plan = traced.plan
+    return plan.style != "no-grad" and plan.head.program in INSIDE and tower_of(traced).loss_within
 
 
 def tower_of(traced: TracedPass) -> Tower:

@@ -190,7 +190,7 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
         embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
         features = ops.cast(tape, features, itemsize, "image tokens")
         out = scatter(tape, embedded, (features, *joint.deep))
-    joint.model_locals += joint.deep
+    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local else [])]
     outer = [features] if joint.in_outputs else joint.outputs
     joint.deep.clear()
     most, cast, node, like = peak(tape), casts(tape), out.node, (out.dim, out.itemsize)

@@ -231,6 +231,8 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
         notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")
         return ImageBatch(images.per_example, 1, 0, 0, 0, images.width * images.height * 3)
     rule = spec.tower.rule
+    if spec.tower.fails:
+        raise InvalidJob(f"images: {spec.tower.fails}", "leave images out: the step of a text batch")
     if rule.kind not in CUTS or not spec.tower.projection:
         raise InvalidJob(
             f"images: the tower of {spec.family} is not modelled yet", "leave images out: the step of a text batch"

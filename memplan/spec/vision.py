@@ -155,6 +155,8 @@ class Tower(Frozen):
     """From the tower's width to the language model's."""
     projection: str = ""
     """A key of ``engine.projection.PROJECTIONS``; empty where images are not modelled yet."""
+    fails: str = ""
+    """Why its class itself fails on images."""
     masked: bool = False
     """Tokens of an image attend to each other, so that every layer of the language model takes a mask."""
     taps: tuple[int, ...] = ()

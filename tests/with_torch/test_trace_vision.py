@@ -141,6 +141,7 @@ JOBS = [
     job("mistral3", images={"per_example": 2, "width": 200, "height": 130}, attention="eager"),
     job("smolvlm", **IMAGE, **FULL),
     job("llama4", **IMAGE, **FULL),
+    job("llama4", **IMAGE, precision="bf16-amp"),
     job("qwen2_vl", **IMAGE, precision="fp32"),
 ]
 
