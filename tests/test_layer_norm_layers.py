@@ -18,6 +18,7 @@ from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.engine.front import trace_front
 from memplan.engine.modules import Mode
+from memplan.engine.traces import trace_layer
 from memplan.errors import InvalidJob
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
@@ -276,3 +277,14 @@ def test_attention_that_a_class_does_not_have() -> None:
     assert estimate(job).job["attention"] == "eager"
     with pytest.raises(InvalidJob, match="attention: sdpa is not described for bloom"):
         estimate({**job, "attention": "sdpa"})
+
+
+def test_falcons_bias_is_added_behind_the_product() -> None:
+    """Under autocast an fp32 bias widens it: ``FalconLinear`` is a product and a sum, which a feed-forward keeps."""
+    config = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    falcon = parse_config(config | {"vocab_size": 100, "alibi": True, "bias": True, "parallel_attn": False}, "test")
+    linears = falcon.runs[0].layer.linears
+    assert [linear.name for linear in linears if linear.adds_bias] == [linear.name for linear in linears]
+    mode = Mode(weight_itemsize=4, trained=True, autocast=2, attention="sdpa", padded=False)
+    tags = trace_layer(falcon.runs[0].layer, mode, 1, 64, "plain").saved.tags
+    assert [tag.itemsize for tag in tags if tag.label == "up"] == [4]

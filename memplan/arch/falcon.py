@@ -20,7 +20,7 @@ from memplan.arch.plain import (
     with_layers,
 )
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, FeedForward, Norm
+from memplan.spec.parts import Attention, FeedForward, Linear, Norm
 
 FALCON: dict[str, Scalar] = {
     "vocab_size": 65024,
@@ -69,13 +69,20 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         mask_form="heads" if alibi else "always",
         style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",
     )
-    return made.model_copy(update={"dropout": alibi and drops(config, "attention_dropout", nullable=True)})
+    drop = alibi and drops(config, "attention_dropout", nullable=True)
+    return made.model_copy(update={"dropout": drop, "linears": _adding(made.linears)})
+
+
+def _adding(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    """``FalconLinear``: a product, to which a bias is added."""
+    return tuple(linear.model_copy(update={"adds_bias": linear.bias}) for linear in linears)
 
 
 def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """dense_h_to_4h and dense_4h_to_h of ffn_hidden_size, or else 4 h."""
     width, bias = inner(config, "ffn_hidden_size"), flag_or_null(config, "bias")
-    return plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
+    made = plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
+    return [each.model_copy(update={"linears": _adding(each.linears)}) for each in made]
 
 
 def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -11,9 +11,9 @@ from memplan.engine import mixer_kernels, ops
 from memplan.engine.attention import attention
 from memplan.engine.chunked_ops import contract, exponential, pad, running_sum, seen, segment_sum
 from memplan.engine.convolution import bare, causal_convolution, without_padding
-from memplan.engine.falcon import add_bias
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, project
+from memplan.engine.norms import add_bias
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.parts import Norm

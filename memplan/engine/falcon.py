@@ -5,13 +5,13 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.attention import repeat_kv, scores_of
 from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, Mixed, batched, dims
-from memplan.engine.graph import Grads, Tensor
+from memplan.engine.graph import Tensor
 from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import rotary
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
-from memplan.spec.parts import Attention, Linear
+from memplan.spec.parts import Attention
 
 
 def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
@@ -20,7 +20,7 @@ def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     SDPA is called without grouped heads: one key/value head for all queries leaves only the math kernel.
     """
     tape, (q_dim, _) = p.tape, dims(p, mixer)
-    fused = falcon_linear(p, x, mixer.linears[0], "(q+2kv)", QKV)
+    fused = project(p, x, mixer.linears[0], "(q+2kv)", QKV)
     q, k, v = falcon_heads(p, mixer, fused)
     if mixer.rotary != "none":
         q, k = rotary(p, mixer, q, k)
@@ -36,16 +36,7 @@ def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
         q, k, v = (ops.autocast_input(tape, part) for part in (q, k, v))
         out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
         del bias
-    return falcon_linear(p, out, mixer.linears[-1], "h", "attention projection"), weights
-
-
-def falcon_linear(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str) -> Tensor:
-    """``x @ weight.T``, then ``+ bias``."""
-    out = project(p, x, linear.model_copy(update={"bias": False}), symbol, label)
-    if not linear.bias:
-        return out
-    bias = p.param(linear.name + ".bias", linear.outputs)
-    return add_bias(p.tape, out, bias, label)
+    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
 def falcon_heads(p: Pass, mixer: Attention, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,16 +108,3 @@ def picked(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
     before, itemsize = x.dim, x.itemsize
     node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
     return tape.new(dim, itemsize, label, node)
-
-
-def add_bias(tape: Tape, x: Tensor, bias: Tensor, label: str) -> Tensor:
-    """``x + bias``, outside of ``F.linear``: the wider dtype of both, and the bias' gradient a sum over tokens."""
-    dim, itemsize, before = x.dim, max(x.itemsize, bias.itemsize), x.itemsize
-    b_dim, b_size, want_x, want_b = bias.dim, bias.itemsize, x.needs_grad, bias.needs_grad
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        db = t.new(b_dim, b_size, "bias gradients", category="gradients") if want_b else None
-        dx = None if not want_x else grads[0] if before == itemsize else t.gradient((dim, before))
-        return (dx, db)
-
-    return tape.new(dim, itemsize, label, tape.node((x, bias), (), backward))

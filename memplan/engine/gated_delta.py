@@ -14,9 +14,9 @@ from memplan.engine.chunked_ops import contract, exponential, pad, running_sum, 
 from memplan.engine.convolution import bare, causal_convolution, without_padding
 from memplan.engine.delta_loop import Chunks, run_chunks
 from memplan.engine.dual import difference, gated
-from memplan.engine.falcon import add_bias
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.norms import add_bias
 from memplan.engine.routing_ops import masked_fill, reduce
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape

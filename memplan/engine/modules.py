@@ -14,7 +14,7 @@ from memplan.engine import ops
 from memplan.engine.adapters import adapted
 from memplan.engine.fused_modules import FUSED_NORMS, fused_norm
 from memplan.engine.graph import Param, Tensor
-from memplan.engine.norms import NORMS
+from memplan.engine.norms import NORMS, add_bias
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
@@ -153,6 +153,8 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
         return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
     weight = p.param(linear.name, linear.inputs * linear.outputs)
     bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
+    if bias is not None and linear.adds_bias:
+        return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
     return ops.linear(p.tape, x, weight, out, label, bias)
 
 

@@ -71,6 +71,19 @@ def subtract(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
 
 
+def add_bias(tape: Tape, x: Tensor, bias: Tensor, label: str) -> Tensor:
+    """``x + bias``, outside of ``F.linear``: the wider dtype of both, and the bias' gradient a sum over tokens."""
+    dim, itemsize, before = x.dim, max(x.itemsize, bias.itemsize), x.itemsize
+    b_dim, b_size, want_x, want_b = bias.dim, bias.itemsize, x.needs_grad, bias.needs_grad
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        db = t.new(b_dim, b_size, "bias gradients", category="gradients") if want_b else None
+        dx = None if not want_x else grads[0] if before == itemsize else t.gradient((dim, before))
+        return (dx, db)
+
+    return tape.new(dim, itemsize, label, tape.node((x, bias), (), backward))
+
+
 def layer_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """``CohereLayerNorm``: x - mean is made twice, and both are kept."""
     tape = p.tape

@@ -10,9 +10,9 @@ from memplan.engine import mixer_kernels, ops
 from memplan.engine.chunked_ops import contract, exponential, seen
 from memplan.engine.convolution import bare, causal_convolution, without_padding
 from memplan.engine.delta_loop import FIRST, LAST, skipped
-from memplan.engine.falcon import add_bias
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.norms import add_bias
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.state_space import StateSpace

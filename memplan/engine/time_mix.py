@@ -13,9 +13,9 @@ from memplan.engine.activations import power
 from memplan.engine.chunked_ops import exponential
 from memplan.engine.convolution import bare
 from memplan.engine.delta_loop import FIRST, LAST, minus, put, skip
-from memplan.engine.falcon import add_bias
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.norms import add_bias
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.layer import Layer

@@ -36,6 +36,8 @@ class Linear(Frozen):
     inputs: int
     outputs: int
     bias: bool = False
+    adds_bias: bool = False
+    """The bias is added behind the product (``FalconLinear``)."""
     bypassed: bool = False
     """Its class reads the weight itself, past any adapter, which so never gets a gradient (Mamba's dt_proj)."""
     transposed: bool = False
@@ -62,15 +64,12 @@ NormKind = Literal[
     "rms-power",
     "rms-power-bare",
 ]
-"""A key of ``engine.norms.NORMS``.
-
-rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one: times 1 + weight, all in fp32
-(Gemma); rms-wide: narrowed after (OLMo 2); rms-wide-weight: so, by a weight cast to fp32 (Helium); layer:
-``nn.LayerNorm``; layer-plain: without parameters; layer-plus-one: with 1 + weight (Nemotron); layer-wide: single
-operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters (OLMo); identity: none (ModernBERT);
-rms-t5: the product with x itself, of any dtype (T5); rms-power: as rms-wide-weight, by a power; -bare: without a
-weight (Gemma 4).
-"""
+"""A key of ``engine.norms.NORMS``. rms: ``LlamaRMSNorm``, narrowed before it is multiplied by the weight; rms-plus-one:
+times 1 + weight, all in fp32 (Gemma); rms-wide: narrowed after (OLMo 2); rms-wide-weight: so, by a weight cast to
+fp32 (Helium); layer: ``nn.LayerNorm``; layer-plain: without parameters; layer-plus-one: with 1 + weight (Nemotron);
+layer-wide: single operations in fp32 (Cohere); layer-bare: a fused one in fp32 without parameters (OLMo); identity:
+none (ModernBERT); rms-t5: the product with x itself, of any dtype (T5); rms-power: as rms-wide-weight, by a power;
+-bare: without a weight (Gemma 4)."""
 
 
 class Norm(Frozen):

@@ -67,6 +67,8 @@ class Block(Frozen):
     """As ``Layer.narrow_input``."""
     projected_input: bool = False
     """As ``Layer.projected_input``."""
+    cross: None = None
+    """As ``Layer.cross``: it has none."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
