@@ -27,6 +27,7 @@ from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.trainer import Trainer, names_method
 from memplan.tables.trainers import TRAINERS, find_trainer
+from memplan.units import ceil_div
 
 LAYOUT = (
     "sharding",
@@ -144,7 +145,8 @@ def _agrees(keys: Keys, wanted: Mapping[str, Any]) -> bool:
 
 def megatron(space: Space) -> list[Keys]:
     """Degrees of Megatron's parallelism: powers of two of tensor ranks within a node, with their sequence parallelism;
-    stages that divide the layers, or the layers with embedding and loss as one each; chunks that divide a stage;
+    stages that divide the layers, or the layers with embedding and loss as one each, or of equal ones but for a shorter
+    last, which has the loss; chunks that divide a stage;
     a context split in powers of two; experts in powers of two. Gradients and weights are sent beside the computation.
     """
     spec, found = space.spec, []
@@ -155,6 +157,7 @@ def megatron(space: Space) -> list[Keys]:
     most = min(max(MOST_PIPELINE, space.fixed.get("pipeline_parallel", 1)), layers, space.gpus)
     stages: list[tuple[int, Keys]] = [(p, {}) for p in range(1, most + 1) if layers % p == 0]
     stages += [(p, AROUND) for p in range(2, most + 1) if layers % p and (layers + 2) % p == 0]
+    stages += [(p, shorter) for p in range(2, most + 1) if (shorter := _shorter_last(layers, p))]
     trainer = megatron_trainer(space)
     if trainer is None:
         return []
@@ -166,9 +169,11 @@ def megatron(space: Space) -> list[Keys]:
     for t, (p, around), c in product(tensors, stages, contexts):
         if space.gpus % (t * p * c):
             continue
-        split = (layers + 2 if around else layers) // p
+        split = (layers + 2) // p if around is AROUND else 0 if around else layers // p
         chunks = [
-            v for v in _fixed(space, "virtual_pipeline", twos(most_chunks)) if v == 1 or (p > 1 and split % v == 0)
+            v
+            for v in _fixed(space, "virtual_pipeline", twos(most_chunks))
+            if v == 1 or (p > 1 and split and split % v == 0)
         ]
         spread = [e for e in twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
         for v, e in product(chunks, spread):
@@ -187,6 +192,13 @@ def megatron(space: Space) -> list[Keys]:
 def _fixed(space: Space, key: str, degrees: list[int]) -> list[int]:
     """The degrees that are tried; the one that the user gave, however large."""
     return [space.fixed[key]] if key in space.fixed else degrees
+
+
+def _shorter_last(layers: int, stages: int) -> Keys:
+    """Where layers divide in no other way: equal stages but for the last, which has the rest; none if it had none."""
+    rest = layers - ceil_div(layers, stages) * (stages - 1)
+    divides = not layers % stages or not (layers + 2) % stages
+    return {} if divides or rest < 1 else {"num_layers_in_last_pipeline_stage": rest}
 
 
 AROUND: Keys = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
