@@ -83,7 +83,8 @@ def _with_line(error: Any, path: str) -> Any:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             key = line.split(":")[0].strip()
-            if key and not key.startswith("#") and (text.startswith((f"{key}:", f"{key} ")) or f"key {key!r}" in text):
+            named = text.startswith((f"{key}:", f"{key} ", f"{key}.")) or f"key {key!r}" in text
+            if key and not key.startswith("#") and named:
                 return type(error)(f"{path}, line {number}: {text}", error.hint)
     return error
 

@@ -33,6 +33,7 @@ def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
     from memplan.cli.output import print_text
     from memplan.frameworks.onto import changed
+    from memplan.frameworks.planned import emit_plan, plans_of
     from memplan.frameworks.registry import find_framework, frameworks
     from memplan.frameworks.writing import emit as emit_files
     from memplan.frameworks.writing import write_files
@@ -41,8 +42,14 @@ def emit(values: Mapping[str, Any]) -> int:
         known = ", ".join(name for name, row in frameworks().items() if row.write)
         raise UsageError("emit for which framework?", f"one of {known}")
     row = find_framework(values["framework_"])
-    given = options.read_given(values)
-    found = emit_files(given, row)
+    model, keys = options.collect(values)
+    plans = plans_of(model) if not values.get("with_") and not values.get("framework") else []
+    if plans:
+        found, given, passed = emit_plan(plans, keys, row)
+        note(passed) if passed else None
+    else:
+        given = options.read_given(values)
+        found = emit_files(given, row)
     folder, onto, force = values.get("folder"), values.get("onto"), bool(values.get("force"))
     if onto is not None:
         _onto(onto, changed(onto, found, given.job), folder, force)

@@ -31,6 +31,9 @@ FORMS = {
     ".txt": "shell",
 }
 """What the end of a file's name says of its form."""
+_OWN = re.compile(r'\s*\{\s*"schema_version"\s*:')
+"""How memplan's own JSON begins: plans with whole ledgers, larger than what a person writes."""
+MAX_OWN_BYTES = 32 * 1024 * 1024
 _TEMPLATE = re.compile(r"\$\{|\$[A-Za-z_0-9@]|\{\{|\{%|%\(\w+\)s")
 """Environment variables, OmegaConf's references, Jinja's."""
 
@@ -142,12 +145,13 @@ def _text(path: Path) -> str:
             raise InvalidJob(f"{path} {'is no file' if path.exists() else 'does not exist'}", hint)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+            own = len(data) > MAX_BYTES and _OWN.match(data[:200].decode("utf-8", "replace")) is not None
+            data += file.read(MAX_OWN_BYTES) if own else b""
     except (OSError, ValueError) as error:
         raise InvalidJob(f"{path}: cannot be read: {error}", hint) from None
-    if len(data) > MAX_BYTES:
-        raise InvalidJob(
-            f"{path}: larger than {MAX_BYTES // 1024} KiB", "a training config is smaller; is it this one?"
-        )
+    limit = MAX_OWN_BYTES if own else MAX_BYTES
+    if len(data) > limit:
+        raise InvalidJob(f"{path}: larger than {limit // 1024} KiB", "a training config is smaller; is it this one?")
     if b"\0" in data:
         raise InvalidJob(f"{path}: a binary file, not text", hint)
     try:
@@ -172,7 +176,7 @@ def _yaml_lines(node: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _json(text: str, path: str) -> tuple[dict[str, Any], dict[str, int]]:
-    lines = dict(_json_lines(text, path))
+    lines = {} if len(text) > MAX_BYTES else dict(_json_lines(text, path))
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for number, (key, _) in enumerate(pairs):

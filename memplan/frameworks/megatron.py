@@ -131,8 +131,8 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     keys.put("attention", kernel if flash else "eager", "attention_backend", "use_flash_attn")
     if keys.number("hidden_dropout") != 0:
         draft.remarks.append(
-            f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks are "
-            "left out: two bytes of each layer, token and hidden element; add --hidden-dropout 0.0"
+            f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks "
+            "are left out: two bytes of each layer, token and hidden element; add --hidden-dropout 0.0"
         )
     _recompute(keys)
     _knobs(keys)

@@ -55,6 +55,17 @@ def is_job(document: Document) -> bool:
     return True
 
 
+def may_be(document: Document) -> bool:
+    """Whether every key is one that a memplan job may have, where no other framework knows any: ``max_length: 512``."""
+    if document.form != "yaml" or not document.settings.values:
+        return False
+    try:
+        normalise({str(key): 0 for key in document.settings.values})
+    except InvalidJob:
+        return False
+    return True
+
+
 def read(document: Document, draft: Draft) -> None:
     """The job's keys as they stand; of a plan the first, which is the best; of a report its job."""
     given = document.settings.values

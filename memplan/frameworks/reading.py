@@ -55,7 +55,9 @@ def framework_of(path: str) -> Framework:
 
 def _whose(document: Document) -> Framework | None:
     """memplan's own where it may be, else whose its content says."""
-    return ownjob.FRAMEWORK if ownjob.is_job(document) else recognise(document)
+    if ownjob.is_job(document):
+        return ownjob.FRAMEWORK
+    return recognise(document) or (ownjob.FRAMEWORK if ownjob.may_be(document) else None)
 
 
 def _document(model: str) -> Document | None:

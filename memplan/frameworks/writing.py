@@ -162,8 +162,7 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
         key, wanted, got = different[0]
         raise InvalidJob(
             f"{key}: {short(wanted)} cannot be said to {row.title}, whose files make it {short(got)}",
-            f"use another value of {key}, or another framework"
-            + (f" (also: {', '.join(name for name, _, _ in different[1:5])})" if different[1:] else ""),
+            f"use {', '.join(f'{name}={short(theirs)}' for name, _, theirs in different[:4])}, or another framework",
         )
 
 

@@ -102,10 +102,13 @@ def without_choices(given: JobInput, fixed: Mapping[str, Any]) -> JobInput:
     return JobInput(build_job(stay), sources, given.ignored, given.spec)
 
 
-def same_training(space: Space, keys: Keys) -> Keys:
+def same_training(space: Space, keys: Keys, asked: bool) -> Keys:
     """The keys, with the precision that keeps the training what it is elsewhere: where nothing is sharded a bare loop
-    would store half-precision weights and states alone, while ZeRO, FSDP and Megatron keep fp32 ones."""
+    would store half-precision weights and states alone, while ZeRO, FSDP and Megatron keep fp32 ones. A file's mixed
+    precision is ZeRO's with master weights, unless it is ``asked`` for."""
     job = space.job
+    if str(keys.get("sharding")).startswith("zero") and job.precision.endswith("-amp") and not asked:
+        return {**keys, "precision": job.precision.replace("-amp", "-master")}
     bare = keys.get("sharding") in ("none", "ddp") and job.trainer == "pytorch"
     if not bare or job.precision != "auto" or job.lora is not None or (job.dtype or "bf16") not in HALF:
         return keys
@@ -158,7 +161,7 @@ class Builder:
                 continue
             if known and frozenset(other.items()) in known:
                 continue
-            keys = same_training(self.space, {**layout, **other})
+            keys = same_training(self.space, {**layout, **other}, self.given.sources.get("precision") == "option")
             found = self._resolved(family, keys, sizes)
             if found is None:
                 continue

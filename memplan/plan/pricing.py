@@ -12,7 +12,10 @@ from typing import NamedTuple
 from memplan.plan.candidates import Candidate
 from memplan.plan.degrees import Keys
 from memplan.reporting import Peak, peak
+from memplan.resolve.attention import OTHER_CLASSES
 from memplan.spec.recipe import Recipe
+from memplan.tables.families import WITHOUT_FLASH
+from memplan.units import DTYPE_BYTES
 
 
 class Free(NamedTuple):
@@ -25,6 +28,13 @@ class Free(NamedTuple):
     fields: Keys
     """What then differs in the recipe."""
     applies: Callable[[Recipe], bool]
+
+
+def has_flash(recipe: Recipe) -> bool:
+    """Whether flash attention runs: its kernels take no fp32 products, and some classes of transformers have it not."""
+    own = recipe.trainer.megatron or recipe.trainer.name in OTHER_CLASSES
+    narrow = recipe.compute_itemsize < DTYPE_BYTES["fp32"] or recipe.autocast > 0
+    return narrow and (own or recipe.model.family not in WITHOUT_FLASH)
 
 
 ROWS = (
@@ -61,7 +71,7 @@ ROWS = (
         "flash attention",
         {"attention": "flash"},
         {"attention": "flash"},
-        lambda recipe: recipe.attention == "sdpa" and not recipe.in_megatron,
+        lambda recipe: recipe.attention == "sdpa" and not recipe.in_megatron and has_flash(recipe),
     ),
 )
 FREE = tuple(row.name for row in ROWS)

@@ -125,17 +125,36 @@ def _as_invalid_job(error: Any, where: str) -> InvalidJob:
     first = max(about, key=lambda each: len(each["loc"]))
     kinds = ("str", "dict", "int", "float", "Cluster")
     key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(kinds))
-    value = str(first.get("input"))[:80]
+    value = "null" if first.get("input") is None else str(first["input"])[:80]
     if first["type"] == "extra_forbidden":
         outer = Job.model_fields.get(str(first["loc"][0]))
         inner = _inner_fields(outer.annotation if outer else None)
         return InvalidJob(f"{where}unknown key {key!r}", did_you_mean(str(first["loc"][-1]), inner))
     if first["type"] == "missing":
         return InvalidJob(f"{where}{key} is missing", f"give {key} a value")
+    wanted = _WANTED.get(first["type"])
+    if wanted is not None:
+        what, example = wanted
+        return InvalidJob(f"{where}{key}: {value!r} is {what}", f"write {example.format(key=key)}; memplan schema job")
     return InvalidJob(
         f"{where}{key}: {first['msg'].lower()} (got {value!r})",
         f"see what {key.split('.')[0]} takes: memplan schema job",
     )
+
+
+_WHOLE = ("no whole number", "one number, such as {key}: 4")
+_TRUTH = ("neither true nor false", "{key}: true or {key}: false")
+_WANTED = {
+    "int_parsing": _WHOLE,
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_parsing": ("no number", "one number, such as {key}: 0.5"),
+    "float_type": ("no number", "one number, such as {key}: 0.5"),
+    "bool_parsing": _TRUTH,
+    "bool_type": _TRUTH,
+    "string_type": ("no word", "one word, in quotes where it looks like something else"),
+}
+"""What Pydantic complains of, in our words: what a value is not, and what to write."""
 
 
 def _inner_fields(annotation: Any) -> list[str]:
