@@ -104,8 +104,8 @@ def _spec(job: Job, assumptions: list[str]) -> ModelSpec:
     assert job.total_params is not None
     spec = generic_model(parse_count(job.total_params))
     assumptions.append(
-        "total_params: the shape is interpolated: speeds are that shape's, and a plan fits where it does at the high end "
-        "of the range of real models of that size, which is wide"
+        "total_params: the shape is interpolated: speeds are that shape's, and a plan fits where it does at the high "
+        "end of the range of real models of that size, which is wide"
     )
     return spec
 
