@@ -125,6 +125,14 @@ def test_kernels_are_assumed_where_a_gpu_is_named() -> None:
     assert chosen.per_gpu.phases["backward"] > real.per_gpu.phases["backward"]
 
 
+def test_the_kernel_of_rwkv_takes_no_more_than_its_context() -> None:
+    keys = job("rwkv", gpu="80GB", sequence_length=1025)
+    assert estimate(keys).job["mixer_kernels"] == "torch"
+    assert estimate({**keys, "sequence_length": 1024}).job["mixer_kernels"] == "cuda"
+    with pytest.raises(InvalidJob, match="over context_length 1024"):
+        estimate({**keys, "mixer_kernels": "cuda"})
+
+
 def test_a_key_of_mixers_without_any_is_remarked() -> None:
     model = {"model_type": "llama", **SMALL, "intermediate_size": 512, "num_attention_heads": 4}
     report = estimate({**job("mamba2", mixer_kernels="cuda"), "model": model})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -29,8 +30,18 @@ def mixer_kernels(job: Job, spec: ModelSpec, notes: Notes) -> str:
             notes.remark(f"mixer_kernels has no effect: {spec.family} has attention alone")
         return notes.plain("mixer_kernels", "torch")
     packages = PACKAGES[kinds[0]]
+    longest = spec.max_positions if "time-mix" in kinds else None
+    too_long = longest is not None and job.sequence_length > longest
+    if too_long and given == "cuda":
+        raise InvalidJob(
+            f"sequence_length: {job.sequence_length} is over context_length {longest}, on which RWKV's kernel fails",
+            "use a shorter sequence, a larger context_length, or mixer_kernels torch",
+        )
     if given != "auto":
         return notes.plain("mixer_kernels", given)
+    if too_long and job.gpu is not None:
+        why = f"its kernel fails on more than context_length {longest}: transformers' own code, which needs far more"
+        return notes.fill("mixer_kernels", "torch", "default", why)
     if job.gpu is None:
         why = f"no gpu is named: transformers' own code, which runs where {packages} are not installed"
         return notes.fill("mixer_kernels", "torch", "default", why)
