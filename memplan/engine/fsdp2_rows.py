@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, adds_in_place, waits_for_reduction
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
@@ -142,7 +143,15 @@ def _left_part(own: Frame, at: int, there: bool) -> int:
 
 def loss_is_inside(recipe: Recipe) -> bool:
     """Whether the model's own forward computes the loss (labels=), so that the root has not returned yet."""
-    return recipe.method.name == "sft" and recipe.loss_head not in ("log-softmax", "selective", "score")
+    inside = recipe.method.name == "sft" and recipe.loss_head not in ("log-softmax", "selective", "score")
+    return inside or reads_head(recipe)
+
+
+def reads_head(recipe: Recipe) -> bool:
+    """Whether the head's weight is read within the model's forward and its module never called: a tail of norm and head
+    has then no hook of its own in backward, and the root begins it (trl 1.16, trainer/utils.py: _fused_forward).
+    """
+    return recipe.loss_head in FUSED_PROGRAMS and recipe.loss_head != "chunked-lm-head"
 
 
 def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool) -> None:
@@ -153,7 +162,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
         # The root gathers ahead once in a backward, before the first of two uses.
         again = recipe.pair_pass == "two-forward" and name == "chosen"
-        begins = loss_is_inside(recipe) and not own.tail.gathered
+        begins = loss_is_inside(recipe) and (not own.tail.gathered or reads_head(recipe))
         ahead = last if (point != "loss-backward" or begins) and not again and own.reshards else 0
         if point == "head-backward" and ahead and not begins:
             ahead += max(0, own.layers[-1].cast - own.tail.gradients - own.root.last)

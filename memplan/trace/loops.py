@@ -135,9 +135,15 @@ def litgpt_sft(run: Run) -> tuple[Tensor, Any]:
     return torch.cat(chunks).mean(), logits
 
 
+def _language_model(model: Any) -> Any:
+    """The language model in DDP's and PEFT's wrappers."""
+    inner = model.module if hasattr(model, "module") else model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def _backbone(model: Any) -> tuple[Any, Any]:
-    """The decoder without its head, and the head, under PEFT's wrapper or not."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    """The decoder without its head, and the head."""
+    inner = _language_model(model)
     base = inner.base_model if inner.base_model is not inner else inner.get_decoder()
     while hasattr(base, "lm_head"):  # a language model within a model that sees images
         base = base.model
@@ -148,11 +154,22 @@ def fused(run: Run) -> Tensor:
     """Heads without logits: TRL's fused LM head (trl 1.16, trainer/utils.py: _fused_forward) and its like. They run
     inside the model's forward, so under autocast."""
 
-    def score(model: Any) -> Tensor:
-        backbone, lm_head = _backbone(model)
-        with run.autocast():
-            outputs = backbone(input_ids=run.ids, attention_mask=run.mask, **run.images)
-            return found(outputs.last_hidden_state, lm_head.weight)
+    def score(model: Any) -> Any:
+        """Through the wrappers, whose hooks are at the model's own forward."""
+        inner = _language_model(model)
+        inner.forward = forward(*_backbone(model))
+        try:
+            return model(input_ids=run.ids, attention_mask=run.mask, **run.images)
+        finally:
+            del inner.forward
+
+    def forward(backbone: Any, lm_head: Any) -> Callable[..., Tensor]:
+        def fused_forward(**inputs: Any) -> Tensor:
+            with run.autocast():
+                outputs = backbone(**inputs)
+                return found(outputs.last_hidden_state, lm_head.weight)
+
+        return fused_forward
 
     def found(hidden_states: Tensor, weight: Tensor) -> Tensor:
         program, labels = run.recipe.loss_head, run.ids[:, 1:]

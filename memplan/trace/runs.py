@@ -64,7 +64,8 @@ class Run:
             if self.recipe.reference == "resident":
                 return score(self.reference)
             if self.recipe.reference == "adapter":
-                with self.policy.disable_adapter():
+                bare = self.policy.module if self.recipe.sharding == "ddp" else self.policy
+                with bare.disable_adapter():
                     return score(self.policy)
             return torch.zeros(self.ids.shape[0], device=self.ids.device)
 
