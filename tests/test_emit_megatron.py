@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_cases import FILES
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.megatron_shape import shape_of
@@ -115,6 +116,16 @@ def test_the_script_makes_the_same_job_to_the_byte(keys: dict[str, Any], tmp_pat
 def test_a_model_that_no_arguments_describe(name: str, why: str) -> None:
     with pytest.raises(InvalidJob, match=why):
         shape_of(load_model(name))
+
+
+def test_a_script_of_megatrons_own_is_emitted_anew(tmp_path: Path) -> None:
+    """Its model has no name: only the tokenizer is left to fill in."""
+    path = tmp_path / FILES["megatron"][0]
+    path.write_text(FILES["megatron"][1], encoding="utf-8")
+    given = read_target(str(path), {"batch_size": 1})
+    text = emit(given, find_framework("megatron")).texts["run.sh"]
+    assert "--tokenizer-model TOKENIZER  # FILL IN" in text
+    assert "--micro-batch-size 1\n" in text
 
 
 def test_what_only_the_user_knows_is_marked(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def _data(model: str) -> Arguments:
     return [
         ("data-path", "DATASET", "a prefix that tools/preprocess_data.py wrote"),
         ("tokenizer-type", "HuggingFaceTokenizer", ""),
-        ("tokenizer-model", model, ""),
+        ("tokenizer-model", model or "TOKENIZER", "" if model else "the model's, on the Hub or in a folder"),
         ("save", "CHECKPOINTS", "where checkpoints go"),
         ("save-interval", 500, ""),
     ]

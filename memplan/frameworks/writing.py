@@ -95,7 +95,7 @@ def hub_id(job: Job, row: Framework) -> str:
     if isinstance(job.model, str):
         preset = find_preset(job.model) if "/" not in job.model else None
         return str(preset["hub_id"]) if preset else job.model
-    if row.launches:
+    if row.launches or row.same_model is not None:
         return ""
     what = "an inline config" if job.model is not None else f"total_params {job.total_params}"
     raise InvalidJob(f"model: {what} cannot be trained by {row.title}", "name a preset, a Hub id or a folder")
