@@ -6,7 +6,7 @@ from functools import partial
 
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import build
-from memplan.arch.encoders import bert_attention, dense_and_norm, embeddings, layer_norm
+from memplan.arch.encoders import bert_attention, dense_and_norm, embeddings
 from memplan.arch.plain import drops, plain_feed_forward, row
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Run
@@ -38,7 +38,7 @@ def feed_forward(family: object, config: Config) -> list[FeedForward]:
 
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Applications of ``num_hidden_groups`` × ``inner_group_num`` layers, of which the first of each has the weights."""
+    """Applications of ``num_hidden_groups`` × ``inner_group_num`` layers; the first of each has the weights."""
     hidden, width = spec.hidden_size, config.integer("embedding_size")
     groups, inner = config.integer("num_hidden_groups"), config.integer("inner_group_num")
     if groups > spec.num_layers:

@@ -1,5 +1,6 @@
-"""RecurrentGemma (Griffin) as transformers 5.23 builds it (``models/recurrent_gemma/configuration_recurrent_gemma.py``):
-gated linear recurrences and local attention in turn. Its parameters; its activations are refused in words.
+"""RecurrentGemma (Griffin) as transformers 5.23 builds it (``configuration_recurrent_gemma.py``,
+``modeling_recurrent_gemma.py``): gated linear recurrences and local attention in turn.
+Its parameters; its activations are refused in words.
 """
 
 from functools import partial

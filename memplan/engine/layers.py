@@ -26,7 +26,7 @@ def decoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """One layer of any form."""
     if layer.form not in FORMS:
         raise ModelError(
-            f"its layers of the form {layer.form} are described by their parameters alone: memplan has no program of it",
+            f"its layers ({layer.form}) are described by their parameters alone: memplan has no program of them",
             "show its parameters with memplan show models, or name another model",
         )
     return FORMS[layer.form](p, layer, x)

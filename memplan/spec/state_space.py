@@ -98,7 +98,7 @@ class GatedDelta(Recurrent):
 class GatedRecurrence(Recurrent):
     """A linear recurrence whose decay and input are gated (RG-LRU of RecurrentGemma).
 
-    ``linears``: linear_y, linear_x, linear_out; ``tensors``: a convolution, the decays, weights and biases of both gates.
+    ``linears``: linear_y, linear_x, linear_out; ``tensors``: a convolution, the decays, both gates.
     """
 
     kind: Literal["gated-recurrence"] = "gated-recurrence"
