@@ -9,15 +9,15 @@ from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
-from memplan.spec.parts import Mixer
+from memplan.spec.parts import Mixer, Part
 from memplan.spec.state_space import ShortConvolution
 
 LABEL = "convolution"
 
 
-def bare(p: Pass, mixer: Mixer, name: str) -> Param | None:
-    """The mixer's parameter of this name, when it has one."""
-    found = next((each for each in mixer.tensors if each.name == name), None)
+def bare(p: Pass, part: Part, name: str) -> Param | None:
+    """The part's parameter of this name, when it has one."""
+    found = next((each for each in part.tensors if each.name == name), None)
     return p.param(found.name, found.parameters) if found else None
 
 
