@@ -27,14 +27,19 @@ import yaml
 Found = dict[str, Any]
 
 
-def without_init(name: str) -> None:
-    """The package as a bare name with its folder, so that its modules load and its ``__init__`` does not."""
+def folder_of(name: str) -> Path:
+    """Where a package is installed, without loading it."""
     spec = find_spec(name)
     assert spec is not None
     assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def without_init(name: str) -> None:
+    """The package as a bare name with its folder, so that its modules load and its ``__init__`` does not."""
     module = types.ModuleType(name)
-    module.__path__ = list(spec.submodule_search_locations)
-    module.__spec__ = spec
+    module.__spec__ = find_spec(name)
+    module.__path__ = [str(folder_of(name))]
     sys.modules[name] = module
 
 
@@ -134,9 +139,8 @@ def verl(folder: Path) -> Found:
     given = yaml.safe_load((folder / "verl.yaml").read_text(encoding="utf-8"))
     of = given.pop("defaults")[0]
     given.pop("hydra")
-    own = Path(str(find_spec("verl.trainer.config").submodule_search_locations[0]))  # type: ignore[union-attr, index]
     if of not in BASES:
-        with initialize_config_dir(str(own), version_base=None):
+        with initialize_config_dir(str(folder_of("verl.trainer.config")), version_base=None):
             BASES[of] = OmegaConf.to_container(compose(of))
     with initialize_config_dir(str(folder), version_base=None):
         made = compose("verl")
@@ -155,10 +159,7 @@ def openrlhf(folder: Path) -> Found:
     """The script's own main block: its argument parser and checks, with the training left out."""
     words = command(folder)
     module = words[words.index("-m") + 1]
-    spec = find_spec("openrlhf")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
+    path = Path(folder_of("openrlhf"), *module.split(".")[1:]).with_suffix(".py")
     if "openrlhf.utils" not in sys.modules:
         without_init("openrlhf.utils")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -194,24 +195,21 @@ def names_of(name: str) -> list[str]:
         without_init("torchtitan")
         from torchtitan.config import job_config
 
-        rows = [row for row in dataclasses.fields(job_config.JobConfig) if row.name in ("training", "parallelism")]
-        return sorted({each.name for row in rows for each in dataclasses.fields(row.type)})
+        sections = (job_config.Training, job_config.Parallelism)
+        return sorted({each.name for made in sections for each in dataclasses.fields(made)})
     if name == "litgpt":
         import inspect
 
         from litgpt.__main__ import PARSER_DATA
         from litgpt.args import TrainArgs
 
-        made = [PARSER_DATA[one] for one in ("finetune_full", "finetune_lora", "pretrain")]
-        own = {key for one in made for key in inspect.signature(one).parameters}
-        return sorted(own | {f"train.{row.name}" for row in dataclasses.fields(TrainArgs)})
+        starts = [PARSER_DATA[one] for one in ("finetune_full", "finetune_lora", "pretrain")]
+        found = {key for one in starts for key in inspect.signature(one).parameters}
+        return sorted(found | {f"train.{row.name}" for row in dataclasses.fields(TrainArgs)})
     if name == "openrlhf":
-        spec = find_spec("openrlhf")
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
         found = set()
         for program in ("sft", "dpo", "rm", "ppo_ray"):
-            path = Path(spec.submodule_search_locations[0], "cli", f"train_{program}.py")
+            path = Path(folder_of("openrlhf"), "cli", f"train_{program}.py")
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                     text = ast.unparse(node.args[0]).lstrip("f").strip("'\"").removeprefix("--")
@@ -221,8 +219,7 @@ def names_of(name: str) -> list[str]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    own = Path(str(find_spec("verl.trainer.config").submodule_search_locations[0]))  # type: ignore[union-attr, index]
-    with initialize_config_dir(str(own), version_base=None):
+    with initialize_config_dir(str(folder_of("verl.trainer.config")), version_base=None):
         made = [
             OmegaConf.to_container(compose(one))
             for one in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
