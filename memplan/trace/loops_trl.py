@@ -117,12 +117,13 @@ def trl_kto(run: Run) -> Tensor:
     return loss
 
 
-def trl_sft(run: Run) -> tuple[Tensor, Any]:
-    """trl 0.16 to 1.6, trainer/sft_trainer.py: compute_loss."""
+def trl_sft(run: Run) -> Tensor:
+    """trl 0.16 to 1.6, trainer/sft_trainer.py: compute_loss, whose outputs are gone when it returns."""
     outputs = run.call(run.policy, labels=run.ids)
     if run.recipe.loss_code.metrics == "shifted":
         with torch.no_grad():
             kernels.entropy_by_rows(outputs["logits"])
             shift_logits = outputs["logits"][..., :-1, :].contiguous()
             shift_logits.argmax(dim=-1)
-    return outputs["loss"], outputs
+    loss: Tensor = outputs["loss"]
+    return loss
