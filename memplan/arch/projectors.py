@@ -161,7 +161,9 @@ def llama4(config: Config, vision: Config, text: ModelSpec) -> Made:
     vision.notes.extend(keys.notes)
     linear = Linear(name="linear_1", inputs=keys.integer("vision_output_dim"), outputs=text.hidden_size)
     rule = square(encoder, encoder.rows * encoder.columns // 4, "best-fit", max_tiles=16)
-    return assemble(encoder, Part(linears=(linear,)), rule, projection="adapted"), {}
+    turns = 8 * (encoder.rows * encoder.columns + 1) * (encoder.runs[0].block.attention.head_dim // 2)
+    made = assemble(encoder, Part(linears=(linear,)), rule, projection="adapted")
+    return made, {"buffer_bytes": text.buffer_bytes + turns}
 
 
 def mllama(config: Config, vision: Config, text: ModelSpec) -> Made:

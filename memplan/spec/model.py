@@ -179,7 +179,11 @@ class ModelSpec(Frozen):
         return frozenset(mixer.rotary_tables for mixer in self.mixers if isinstance(mixer, Attention))
 
     def rotary_itemsize(self, residual: int) -> int:
-        """Element size of the tables: fp32 in some classes, else that of the residual stream."""
+        """Element size of the tables: fp32 in some classes, else that of the residual stream. Llama 4 has one complex
+        number of fp32 for each pair in place of two cosines and two sines.
+        """
+        if any(getattr(mixer, "style", "") == "llama4" for mixer in self.mixers):
+            return 2
         return 4 if any("fp32" in tables for tables in self.rotary_tables) else residual
 
     @cached_property
