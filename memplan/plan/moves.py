@@ -32,7 +32,7 @@ DEGREES = (
     "context_parallel",
     "expert_parallel",
 )
-LAYOUT, BATCH, HEAD = "layout", "batch_size", "loss_head"
+LAYOUT, BATCH, HEAD, EVALUATION = "layout", "batch_size", "loss_head", "eval_batch_size"
 TRAINING, NUMERICS = "training", "numerics"
 """What a move may change of the training: all of it, or the numerics of its optimizer."""
 LEANER: dict[str, Sequence[str]] = {
@@ -83,7 +83,7 @@ def space_of(job: Job, recipe: Recipe) -> Space:
 def moves(job: Job, recipe: Recipe) -> list[Move]:
     """Every move that does not change the training; some of them may be refused."""
     space = space_of(job, recipe)
-    found = [*_others(space, recipe), *_batches(space, recipe), *_layouts(space, recipe)]
+    found = [*_evaluations(recipe), *_others(space, recipe), *_batches(space, recipe), *_layouts(space, recipe)]
     return list({repr(move.keys): move for move in found if move.keys}.values())
 
 
@@ -105,6 +105,14 @@ def title(key: str, value: str) -> str:
     if key == HEAD:
         return f"{value} loss head"
     return TITLES[value]
+
+
+def _evaluations(recipe: Recipe) -> Iterator[Move]:
+    """Smaller batches of the evaluation, which no training sees."""
+    size = recipe.eval_batch_size
+    while size > 1:
+        size //= 2
+        yield Move(EVALUATION, f"evaluation in batches of {size}", {EVALUATION: size}, recipe.parallel.data)
 
 
 def _batches(space: Space, recipe: Recipe) -> Iterator[Move]:

@@ -162,7 +162,7 @@ def instant_words(instant: str) -> tuple[str, str]:
     else:
         what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
     if name.startswith(EVALUATION):
-        why = "nothing is saved for backward, and an evaluation's batch is larger: eval_batch_size"
+        why = "nothing is saved for backward, but its batch is one of eval_batch_size, logits and all"
     where = PASSES.get(name, "")
     return (f"{what}, {where}" if where else what), why
 
