@@ -22,7 +22,7 @@ HINT = "emit for another framework, or name another model"
 class Mixture(NamedTuple):
     """Routed experts, and the shared one beside them."""
 
-    count: int
+    experts: int
     active: int
     width: int
     shared: int

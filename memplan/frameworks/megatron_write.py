@@ -135,7 +135,7 @@ def _experts(shape: Shape) -> Iterator[tuple[str, Any, str]]:
     found = shape.mixture
     if found is None:
         return
-    yield "num-experts", found.count, ""
+    yield "num-experts", found.experts, ""
     yield "moe-router-topk", found.active, ""
     yield "moe-ffn-hidden-size", found.width, ""
     if found.shared:

@@ -46,8 +46,9 @@ def composed(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
-            alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
-            node: Any = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+            this: Any = self  # the stubs of PyYAML have no types for these
+            alias = this.peek_event() if this.check_event(yaml.AliasEvent) else None
+            node: Any = super().compose_node(parent, index)
             if alias is None:
                 return node
             node.shared = True
