@@ -4,7 +4,7 @@ Layers that attend to all have heads of another width; the last layers may share
 may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from memplan.arch import attention
@@ -186,4 +186,4 @@ def with_towers(raw: Config) -> ModelSpec:
     )
 
 
-FAMILIES = {GEMMA4.model_type: partial(build, GEMMA4), "gemma4": with_towers}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {GEMMA4.model_type: partial(build, GEMMA4), "gemma4": with_towers}
