@@ -329,6 +329,17 @@ SHOWS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({**SEVENTY, "num_gpus": 16, "pair_pass": "concatenated", "loss_head": "auto"}, ("offload",)),
     ({**SEVENTY, "num_gpus": 64, "pair_pass": "concatenated"}, ()),
     (LARGEST, ()),
+    (
+        {
+            "model": "mixtral-8x7b",
+            "method": "sft",
+            "gpu": "h100-80gb",
+            "num_gpus": 16,
+            "tensor_parallel": 2,
+            "expert_parallel": 1,
+        },
+        (),
+    ),
 )
 
 

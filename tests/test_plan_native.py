@@ -1,14 +1,17 @@
 """torch's own tensor, pipeline and context parallelism in plans: no layout is missed, none is there that cannot run,
 and what the search rests on holds for them."""
 
+import json
 import random
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from any_jobs import MODELS
 
 import memplan
+from memplan.cli.app import main
 from memplan.cost import examples_per_step, seconds
 from memplan.cost.rates import EXPECTED
 from memplan.cost.stages import shares
@@ -19,6 +22,7 @@ from memplan.plan.candidates import accumulation_class
 from memplan.plan.degrees import LEAST_TOKENS, NATIVE, is_native
 from memplan.plan.planning import question
 from memplan.plan.space import CHECKPOINTING, layouts
+from memplan.plan.words import layout_name
 from memplan.reporting import floor, peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -202,3 +206,30 @@ def test_a_pipeline_gathers_once_and_reduces_at_the_end() -> None:
         return step(found, asked.device, EXPECTED).communication
 
     assert sent(8, pipeline_parallel=4) - sent(4, pipeline_parallel=4) < 0.01 * (sent(8) - sent(4))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pipeline_parallel": 2, "tensor_parallel": 2},
+        {"tensor_parallel": 4, "gradient_checkpointing": "selective"},
+        {"context_parallel": 4, "reshard_after_forward": True},
+    ],
+    ids=str,
+)
+def test_the_best_plan_is_a_file_of_torchtitan_that_is_read_back(keys: dict[str, Any], tmp_path: Path) -> None:
+    job = {"model": "llama-3.1-8b", **SFT, "gpu": "h100-80gb", "num_gpus": 16, "sequence_length": 8192}
+    job |= {"reduce_dtype": "fp32", "logits_dtype": "fp32", **keys}
+    best = plan(read_job(job), wanted=1).plans[0].job
+    assert all(best[key] == value for key, value in keys.items())
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps(best), encoding="utf-8")
+    assert main(["emit", "torchtitan", str(path), "--output", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "torchtitan.toml").read_text(encoding="utf-8")
+    steps = best["gradient_accumulation_steps"] if "pipeline_parallel" in keys else 1
+    assert f"local_batch_size = {best['batch_size'] * steps}\n" in text
+
+
+def test_a_pipelines_name_is_short() -> None:
+    assert layout_name({"sharding": "fsdp2", "pipeline_parallel": 2, "reshard_after_forward": False}) == "FSDP2 PP 2"
+    assert layout_name({"sharding": "fsdp2", "reshard_after_forward": False}) == "FSDP2 without resharding"

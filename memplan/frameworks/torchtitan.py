@@ -14,6 +14,7 @@ from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.torchtitan_write import FLAVORS, own_of, write
 from memplan.units import ceil_div
 
+PIPELINE = "pipeline_parallel_degree"
 GPUS = 8
 """run_train.sh: NGPU=${NGPU:-"8"}."""
 TRAINING: dict[str, Any] = {
@@ -100,8 +101,9 @@ def read(document: Document, draft: Draft) -> None:
     _model(model, keys)
     training = keys.section("training", TRAINING)
     parallel = keys.section("parallelism", PARALLEL)
-    ranks, mesh = _parallel(parallel)
-    _training(training, ranks, mesh)
+    ranks, _ = _parallel(parallel)
+    micro = (parallel.whole("pipeline_parallel_microbatch_size") or 1) if parallel.whole(PIPELINE) > 1 else 0
+    _training(training, ranks, micro)
     _checkpointing(keys.section("activation_checkpoint", {"mode": "selective", "selective_ac_option": "2"}))
     optimizer = keys.section("optimizer", {"name": "AdamW", "implementation": "fused"})
     _optimizer(optimizer)
@@ -169,8 +171,9 @@ def _parallel(keys: Keys) -> tuple[int, int]:
             keys.warn(
                 "data_parallel_replicate_degree", "weights are counted as sharded over all ranks, not in replicas"
             )
-        if keys.text("fsdp_reshard_after_forward") == "never":
-            keys.put("reshard_after_forward", False, "fsdp_reshard_after_forward")
+        again = {"never": False, "always": True}.get(keys.text("fsdp_reshard_after_forward") or "")
+        if again is not None:
+            keys.put("reshard_after_forward", again, "fsdp_reshard_after_forward")
     elif replicate > 1:
         keys.put("sharding", "ddp", "data_parallel_replicate_degree")
     keys.warn("pipeline_parallel_layers_per_stage", "stages are counted as one chunk each")
@@ -189,13 +192,15 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     return ranks, total
 
 
-def _training(keys: Keys, ranks: int, gpus: int) -> None:
+def _training(keys: Keys, ranks: int, micro: int) -> None:
+    """``micro``: examples of a pipeline's micro-batch, into which a rank's own batch is cut; 0 without a pipeline."""
     batch = keys.whole("local_batch_size") if not keys.has("batch_size") else keys.whole("batch_size")
-    keys.put("batch_size", batch, "local_batch_size", "batch_size")
+    cut = max(1, (batch or 1) // micro) if micro else 1
+    keys.put("batch_size", micro or batch, "local_batch_size", "batch_size")
     keys.copy("sequence_length", "seq_len", "whole")
     total = keys.whole("global_batch_size") or -1
     steps = max(1, ceil_div(total, (batch or 1) * ranks)) if total > 0 else 1
-    keys.put("gradient_accumulation_steps", steps, "global_batch_size")
+    keys.put("gradient_accumulation_steps", steps * cut, "global_batch_size")
     stored, computed = keys.text("dtype"), keys.text("mixed_precision_param")
     if stored == "bfloat16":
         keys.put("precision", "bf16", "dtype")
@@ -216,7 +221,9 @@ def _training(keys: Keys, ranks: int, gpus: int) -> None:
 def _checkpointing(keys: Keys) -> None:
     """none, full, every n-th layer, or by operation: products and attention are kept."""
     mode, option = keys.text("mode") or "none", str(keys.get("selective_ac_option"))
-    if mode == "selective" and option.isdigit():
+    if mode == "selective" and option == "op":
+        keys.put("gradient_checkpointing", "selective", "selective_ac_option", "mode")
+    elif mode == "selective" and option.isdigit():
         keys.put(
             "gradient_checkpointing", "full" if option == "1" else f"every:{option}", "selective_ac_option", "mode"
         )

@@ -82,18 +82,24 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
         "mixed_precision_param": "float32" if job.precision == "fp32" else "bfloat16",
         "enable_cpu_offload": bool(job.fsdp.model_dump(exclude_unset=True).get("cpu_offload")),
     }
-    parallelism = {
+    parallelism: dict[str, Any] = {
         "data_parallel_shard_degree": ranks if sharded else 1,
         "data_parallel_replicate_degree": ranks if job.sharding == "ddp" else 1,
-        "fsdp_reshard_after_forward": "never" if job.reshard_after_forward is False else "default",
+        "fsdp_reshard_after_forward": {False: "never", True: "always"}.get(job.reshard_after_forward, "default"),
         "tensor_parallel_degree": job.tensor_parallel,
         "pipeline_parallel_degree": job.pipeline_parallel,
         "context_parallel_degree": job.context_parallel,
         "expert_parallel_degree": job.expert_parallel,
     }
+    if job.pipeline_parallel > 1:  # a rank's batch is cut into the micro-batches of one step
+        training["local_batch_size"] = job.batch_size * job.gradient_accumulation_steps
+        parallelism["pipeline_parallel_microbatch_size"] = job.batch_size
+        parallelism["pipeline_parallel_schedule"] = "1F1B"
     kind = job.gradient_checkpointing
     checkpointing = {"mode": "selective" if kind.startswith("every:") else kind}
-    if kind.startswith("every:"):
+    if kind == "selective":
+        checkpointing["selective_ac_option"] = "op"
+    elif kind.startswith("every:"):
         checkpointing["selective_ac_option"] = kind.removeprefix("every:")
     how = {"loop": "for-loop", "auto": "foreach"}.get(job.optimizer_impl, job.optimizer_impl)
     return {

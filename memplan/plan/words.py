@@ -35,7 +35,7 @@ def layout_name(keys: Mapping[str, Any]) -> str:
     again = keys.get("reshard_after_forward")
     if again is False and (keys.get("pipeline_parallel") or 1) == 1:
         kept.append("without resharding")
-    elif again not in (None, True):
+    elif again not in (None, True, False):
         kept.append(f"resharding to {again}")
     if fsdp.get("replicate"):
         kept.append(f"with {fsdp['replicate']} replicas")

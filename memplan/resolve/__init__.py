@@ -116,6 +116,7 @@ def resolve(given: JobInput) -> Recipe:
         "mixer_kernels": of_mixers,
         "optimizer_impl": chosen.implementation,
         "reference": resident.kind,
+        "expert_tensor_parallel": degrees.expert_tensor,
         "gradient_checkpointing": how,
         "gradient_checkpointing_reentrant": nested,
         "gradient_accumulation_steps": accumulation,

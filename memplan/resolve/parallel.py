@@ -52,7 +52,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         pipeline=job.pipeline_parallel,
         context=job.context_parallel,
         expert=job.expert_parallel,
-        expert_tensor=_expert_tensor(job),
+        expert_tensor=_expert_tensor(job, trainer),
         virtual=job.virtual_pipeline,
         sequence=_sequence(job, trainer, split, notes),
         replicas=replicas(job, split),
@@ -76,9 +76,9 @@ def _sequence(job: Job, trainer: Trainer, split: Split, notes: Notes) -> bool:
     return True
 
 
-def _expert_tensor(job: Job) -> int:
+def _expert_tensor(job: Job, trainer: Trainer) -> int:
     """Megatron's default: experts are split as the rest is, unless expert parallelism is on and it is said."""
-    if "expert_tensor_parallel" in job.model_fields_set:
+    if "expert_tensor_parallel" in job.model_fields_set or not trainer.megatron:
         return job.expert_tensor_parallel
     return job.tensor_parallel
 
