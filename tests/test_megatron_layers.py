@@ -13,7 +13,7 @@ from memplan.engine.megatron.moe import routed
 from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.steps import kept_bytes
-from memplan.render.words import POINTS
+from memplan.render.instants import POINTS
 from memplan.report import Report
 from memplan.resolve import resolve
 from memplan.spec.parallel import Parallel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memplan.api import compare, estimate
-from memplan.render import words
+from memplan.render import instants, words
 from memplan.render.catalogue import LISTS, SHOWN, list_table
 from memplan.render.compare_view import GROUPS, compare_blocks, grouped
 from memplan.render.estimate_view import defaulted, estimate_blocks, percent
@@ -67,8 +67,8 @@ def test_the_figures_are_there_whole(name: str, width: int) -> None:
 def test_every_instant_of_the_schedule_has_words(name: str) -> None:
     for instant in report_of(name).per_gpu.instants:
         point = instant.name.partition(".")[2]
-        assert point in words.POINTS or re.fullmatch(r"layer-\d+-(backward|reduce)", point), instant.name
-        assert instant.name.partition(".")[0] in {"policy", "step", *words.PASSES}
+        assert point in instants.POINTS or re.fullmatch(r"layer-\d+-(backward|reduce)", point), instant.name
+        assert instant.name.partition(".")[0] in {"policy", "step", *instants.PASSES}
 
 
 def test_every_choice_has_words() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.compare.grid import value_words
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.instants import instant_title
 from memplan.render.verdict_view import STYLES
 from memplan.units import format_bytes
 
@@ -36,7 +37,7 @@ def difference_blocks(comparison: "Comparison") -> Iterator[Block]:
     yield Heading("Where each peaks")
     yield _peaks(before, after)
     for name, row in (("A", before), ("B", after)):
-        yield Prose(f"{name} peaks at {words.instant_title(row.report.per_gpu.peak_instant)}.", "dim")
+        yield Prose(f"{name} peaks at {instant_title(row.report.per_gpu.peak_instant)}.", "dim")
     yield from _moves(found, before, after)
 
 

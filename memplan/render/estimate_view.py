@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
 from memplan.render.cards_view import cards_blocks
+from memplan.render.instants import instant_words
 from memplan.render.verdict_view import verdict_blocks
 from memplan.report import Report
 from memplan.units import format_bytes
@@ -44,7 +45,7 @@ def _what(report: Report) -> Iterator[Block]:
 def _peak(report: Report, width: int) -> Iterator[Block]:
     """The peak, why it is there, its categories, and the largest figure of each phase."""
     per_gpu = report.per_gpu
-    what, why = words.instant_words(per_gpu.peak_instant)
+    what, why = instant_words(per_gpu.peak_instant)
     yield Heading(f"Peak {format_bytes(per_gpu.allocated_bytes)} allocated on {per_gpu.rank}, at {what}")
     if why:
         yield Prose(f"{per_gpu.peak_instant}: {why}.", "dim")

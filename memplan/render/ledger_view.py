@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.instants import instant_words
 from memplan.report import LedgerRow, Report
 from memplan.units import format_bytes
 
@@ -20,7 +21,7 @@ def ledger_blocks(report: Report, categories: Iterable[str] | None = None) -> li
     others = [row for row in rows if not is_alive(row, position, peak)]
     outside = [row for row in others if row.meter != "allocated"]
     elsewhen = [row for row in others if row.meter == "allocated"]
-    at = words.instant_words(report.per_gpu.peak_instant)[0]
+    at = instant_words(report.per_gpu.peak_instant)[0]
     return [
         *_section(f"Allocated at the peak, {at}", alive, report),
         *_section("Outside torch's allocator", outside, report),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
+from memplan.render.instants import instant_title, instant_words
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
         spare = int(verdict.usable_bytes) - device.high if verdict else 0
         speed = f"{plan.speed.tokens_per_second:,.0f}"
         cells: list[Cell] = [str(number), plan.name, speed, format_bytes(device.high, 1), format_bytes(spare, 1)]
-        peak, most = words.instant_words(plan.memory_limit)[0], LIMITS[plan.speed.limited_by]
+        peak, most = instant_words(plan.memory_limit)[0], LIMITS[plan.speed.limited_by]
         rows.append((*cells, *([peak, most] if roomy else [])))
         if not roomy:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
@@ -109,7 +110,7 @@ def _best(found: "Plans") -> Iterator[Block]:
             ("step", f"{seconds:.2f} s, {best.speed.examples_per_second:,.1f} {unit}/s"),
             ("tokens/s", f"{low:,.0f} to {high:,.0f}"),
             ("time", ", ".join(parts)),
-            ("memory", f"peaks at {words.instant_title(best.memory_limit)}"),
+            ("memory", f"peaks at {instant_title(best.memory_limit)}"),
             *([("host", f"{format_bytes(host, 1)} of each node's memory")] if host else []),
             ("its job", "--output plan.yaml writes it for memplan estimate"),
         ]

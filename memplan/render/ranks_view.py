@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Table
+from memplan.render.instants import instant_words
 from memplan.report import Report
 from memplan.units import format_bytes
 
@@ -26,7 +26,7 @@ def ranks_blocks(report: Report) -> Iterator[Block]:
                 rank.name,
                 format_bytes(rank.allocated_bytes),
                 format_bytes(rank.device_bytes.expected),
-                words.instant_words(rank.peak_instant)[0],
+                instant_words(rank.peak_instant)[0],
             )
             for rank in report.ranks
         ),

@@ -4,6 +4,7 @@ from typing import Any
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Heading, Prose, definitions
+from memplan.render.instants import instant_words
 from memplan.render.ledger_view import ledger_blocks
 from memplan.report import Report, plain
 from memplan.tables.term import Term
@@ -31,7 +32,7 @@ def _of_job(term: Term, report: Report) -> list[Block]:
     if not term.categories:
         return [Prose("This is a concept, not a kind of memory: no row of a job's ledger is of it.", "dim")]
     size = sum(report.per_gpu.by_category.get(category, 0) for category in term.categories)
-    total, at = report.per_gpu.allocated_bytes, words.instant_words(report.per_gpu.peak_instant)[0]
+    total, at = report.per_gpu.allocated_bytes, instant_words(report.per_gpu.peak_instant)[0]
     line = f"{format_bytes(size)} of {format_bytes(total)} allocated at the peak, {at}, on {report.per_gpu.rank}."
     return [
         Heading(f"In {report.model.name}, {report.job['method']}"),

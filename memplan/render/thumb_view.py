@@ -7,6 +7,7 @@ from typing import Any
 from memplan.errors import InternalError
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.instants import instant_words
 from memplan.report import Report
 from memplan.rule_of_thumb import REASONS, Term, rule_of_thumb, subtotal, total
 from memplan.spec.recipe import Recipe
@@ -115,7 +116,7 @@ def reason(category: str) -> str:
 def thumb_blocks(report: Report) -> list[Block]:
     """The table of terms, the reasons, and the formulas with their numbers."""
     data = thumb_data(report)
-    at = words.instant_words(report.per_gpu.peak_instant)[0]
+    at = instant_words(report.per_gpu.peak_instant)[0]
     return [
         Heading(f"{report.model.name}: the rule of thumb beside the engine, on {report.per_gpu.rank}", "strong"),
         _figures(data),

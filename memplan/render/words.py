@@ -1,4 +1,4 @@
-"""The words of a report: what an instant is, what a category is called, how a job reads aloud."""
+"""The words of a report: what a category is called, how a job reads aloud."""
 
 import json
 from collections.abc import Mapping
@@ -6,104 +6,6 @@ from typing import Any
 
 from memplan.report import Remedy, Report
 from memplan.units import format_bytes, format_count
-
-WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
-STEPS = {
-    "qkv": "the last layer's q, k, v product",
-    "head-norms": "the last layer's norms of q and k",
-    "input-norm": "the last layer's first norm",
-    "down-projections": "the last layer's latents",
-    "up-projections": "the last layer's up-projections",
-    "projection": "the last layer's output product",
-    "fc1": "the last layer's first product",
-    "activation": "the last layer's activation",
-    "fc2": "the last layer's second product",
-    "router-norm": "the last layer's second norm",
-    "router": "the last layer's router",
-    "dispatch": "what was sent to the last layer's experts",
-    "shared-fc1": "the shared experts' first product",
-    "shared-activation": "the shared experts' activation",
-    "shared-fc2": "the shared experts' second product",
-    "experts-fc1": "the experts' first product",
-    "experts-activation": "the experts' activation",
-    "experts-fc2": "the experts' second product",
-    "combine": "what the last layer's experts sent back",
-}
-"""Steps of Megatron's layers."""
-POINTS = {
-    "layer-forward": (
-        "the forward of a layer",
-        "what one layer needs for a moment stands on top of all that is saved for backward",
-    ),
-    "forward": (
-        "the end of the forward pass",
-        "all that is saved for backward is alive, and the head's output with it",
-    ),
-    "loss": ("the loss", "the logits, and what the loss makes of them, stand beside all that is saved for backward"),
-    "loss-backward": ("the backward of the loss", "the gradient of the logits is made while nothing saved is free yet"),
-    "head-backward": (
-        "the backward of the head",
-        "the gradient of the logits and of the head's weight stand beside all that is saved for the layers",
-    ),
-    "final-norm-backward": ("the backward of the final norm", "all that the layers saved is still alive"),
-    "last-layer-backward": (
-        "the backward of the last layer",
-        "nothing that the other layers saved is free yet, and this layer's gradients in flight come on top",
-    ),
-    "attention-backward": (
-        "the backward of the last layer's attention",
-        "nothing that the other layers saved is free yet, and attention's gradients in flight come on top",
-    ),
-    "first-layer-backward": (
-        "the backward of the first layer",
-        "nearly all gradients are there, and one layer's activations still are",
-    ),
-    "inputs-backward": ("the backward of the layers' own inputs", "the dense gradient of their table is made"),
-    "embedding-backward": ("the backward of the embedding", "every gradient is there"),
-    **{f"{name}-backward": (f"the backward of {what}", WITHIN_A_STEP) for name, what in STEPS.items()},
-    **{
-        f"recomputed-{name}-backward": (f"the backward of {what}, made again", WITHIN_A_STEP)
-        for name, what in (STEPS | {"attention": "the last layer's attention"}).items()
-    },
-    "gather": ("the gathering of the first weights", "whole copies of sharded weights are made before anything runs"),
-    "tail-reduce": (
-        "the reduction of norm and head",
-        "their whole gradients stand beside what they are copied into, and all that the layers saved",
-    ),
-    "last-layer-reduce": (
-        "the reduction of the last layer's gradients",
-        "they stand beside what they are copied into, and nothing that the other layers saved is free yet",
-    ),
-    "first-layer-reduce": (
-        "the reduction of the first layer's gradients",
-        "they stand beside what they are copied into, and the root is gathered still",
-    ),
-    "reduce": ("the reduction of the gradients", "communication buffers stand beside every gradient"),
-    "optimizer": (
-        "the optimizer's step",
-        "activations are gone; gradients, states and what the step needs for a moment are there",
-    ),
-}
-"""What a point of a pass is, and why memory may peak there."""
-WITHIN_A_LAYER = "what this layer needs for a moment stands beside all that the layers before it saved"
-"""Of ``layer-N-backward``."""
-
-PASSES = {
-    "chosen": "the chosen half",
-    "rejected": "the rejected half",
-    "scoring-chosen": "the chosen half, scored without a graph",
-    "scoring-rejected": "the rejected half, scored without a graph",
-    "reference": "the reference model",
-    "kl": "the KL estimate",
-    "old": "the policy scoring its rollout",
-    "critic": "the critic",
-    "teacher": "the teacher",
-    "evaluation-policy": "in evaluation",
-    "evaluation-reference": "the reference model in evaluation",
-    "evaluation-kl": "the KL estimate in evaluation",
-}
-"""Passes other than the policy's own over the whole batch."""
-EVALUATION = "evaluation-"
 
 SHARDING = {
     "none": "nothing divided",
@@ -151,25 +53,6 @@ def remedy_cost(remedy: Remedy) -> str:
 def category_title(category: str) -> str:
     """'optimizer_states' -> 'optimizer states'."""
     return category.replace("_", " ")
-
-
-def instant_words(instant: str) -> tuple[str, str]:
-    """What an instant is, and why memory may peak there."""
-    name, _, point = instant.partition(".")
-    if point not in POINTS and point.endswith("-reduce"):
-        layer = point.removesuffix("-reduce").replace("-", " ")
-        what, why = f"the reduction of {layer}'s gradients", POINTS["last-layer-reduce"][1]
-    else:
-        what, why = POINTS.get(point, (point.replace("-", " "), WITHIN_A_LAYER))
-    if name.startswith(EVALUATION):
-        why = "nothing is saved for backward, but its batch is one of eval_batch_size, logits and all"
-    where = PASSES.get(name, "")
-    return (f"{what}, {where}" if where else what), why
-
-
-def instant_title(instant: str) -> str:
-    """The instant with its name in the JSON."""
-    return f"{instant_words(instant)[0]} ({instant})"
 
 
 def model_words(report: Report) -> str:
