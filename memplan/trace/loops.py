@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from memplan.spec.recipe import Recipe
@@ -167,7 +168,8 @@ def fused(run: Run) -> Tensor:
         def fused_forward(**inputs: Any) -> Tensor:
             with run.autocast():
                 outputs = backbone(**inputs)
-                return found(outputs.last_hidden_state, lm_head.weight)
+                weight = lm_head.weight  # sharded still, where the head alone is a unit that is never called
+                return found(outputs.last_hidden_state, weight.full_tensor() if isinstance(weight, DTensor) else weight)
 
         return fused_forward
 
