@@ -3,7 +3,7 @@
 What costs nothing is added where it is needed. A set of moves is a remedy if the job then fits, and if nothing of it
 can be left out; the cheapest come first, those that change the training after those that do not. Sets are gone through
 by their size: two together where no one move does, or where each is cheaper than the cheapest one that does; more where
-no two do, of each axis the value that holds the least.
+no two do, of each axis the value that holds the least, in the fastest layouts that may do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
 SHOWN = 3
-MOST = 5
+MOST = 6
 """Moves in a set."""
+PLACES = 2
+"""Layouts that other moves are tried beside: the fastest of those that may do, beside the job's own."""
 
 
 def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy, ...]:
@@ -85,8 +87,19 @@ def altering(around: Around, others: Found) -> Found:
         if found:
             break
         sets = (chosen for root in roots if len(root) <= size for chosen in _beside(around, root, size, pool))
-        found = _cheapest(around.fitting(sets, SHOWN))
+        found = _cheapest([_mildest(around, pair, alone) for pair in around.fitting(sets, SHOWN)])
     return found
+
+
+def _mildest(around: Around, pair: tuple[Changed, Priced], alone: Sequence[Move]) -> tuple[Changed, Priced]:
+    """The same set with as little taken of the data as fits."""
+    chosen = pair[0].moves
+    for far in (move for move in chosen if move.far):
+        for near in (move for move in alone if move.axis == far.axis and move.far < far.far):
+            made = around.changed(tuple(near if move is far else move for move in chosen))
+            if made is not None and (priced := around.price(made)).fits:
+                return made, priced
+    return pair
 
 
 def _cheapest(found: Found) -> Found:
@@ -101,12 +114,24 @@ def _beside(around: Around, root: tuple[Move, ...], size: int, pool: Sequence[Mo
         yield root
         return
     others = [move for move in pool if move.axis != LAYOUT and (size == 2 or move in around.least)]
-    for place in ((), *((move,) for move in pool if move.axis == LAYOUT)):
+    tried = 0
+    for place in ((), *_places(around, pool)):
         here, rest = (*root, *place), more - len(place)
         if rest == 0:
             yield here
-        elif around.hopeful(here):
+        elif tried < PLACES and around.hopeful(here):
+            tried += bool(place)
             yield from ((*here, *chosen) for chosen in combinations(others, rest))
+
+
+def _places(around: Around, pool: Sequence[Move]) -> list[tuple[Move, ...]]:
+    """Other layouts, the fastest first."""
+    every = [
+        (made.slower, i, move)
+        for i, move in enumerate(pool)
+        if move.axis == LAYOUT and (made := around.changed((move,)))
+    ]
+    return [(move,) for _, _, move in sorted(every)]
 
 
 def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy | None:
