@@ -288,3 +288,13 @@ def test_falcons_bias_is_added_behind_the_product() -> None:
     mode = Mode(weight_itemsize=4, trained=True, autocast=2, attention="sdpa", padded=False)
     tags = trace_layer(falcon.runs[0].layer, mode, 1, 64, "plain").saved.tags
     assert [tag.itemsize for tag in tags if tag.label == "up"] == [4]
+
+
+@pytest.mark.parametrize(("attention", "unread"), [("eager", 4 * 64 * 64 * 2), ("sdpa", 0)])
+def test_a_nested_backward_holds_zeros_for_probabilities_that_nobody_reads(attention: str, unread: int) -> None:
+    """MPT's block returns them: under reentrant checkpointing they are an output with a gradient."""
+    config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 100}
+    layer = parse_config(config, "test").runs[0].layer
+    mode = Mode(weight_itemsize=2, trained=True, autocast=0, attention=attention, padded=False)
+    worst = trace_layer(layer, mode, 1, 64, "reentrant").backward["attention"]
+    assert sum(size for tag, size in worst.tags.items() if tag.label == "gradients of unread outputs") == unread

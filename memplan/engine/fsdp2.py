@@ -40,17 +40,13 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         _enter_forwards(book, recipe, weights, passes)
         return
     policy, opened, there, tail_from = frame(recipe, weights), "", False, ""
-    sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     trained = [traced.plan.name for traced, point in passes if point == "backward"]
     late = waits_for_reduction(recipe)
     policy = _with_left(book, recipe, policy, passes)
     for position, (traced, point) in enumerate(passes):
         name, own = traced.plan.name, policy
         if name == "reference" and recipe.reference == "resident":
-            if sharded:
-                _enter_reference(book, recipe, traced)
-            if there:
-                _enter_kept_through(book, own, name)
+            _enter_reference(book, recipe, traced, own if there else None)
             continue
         if point == "forward":
             if not opened:
@@ -71,8 +67,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             own = own._replace(resharding=True)
         enter_backward(book, recipe, own, traced, reduces)
         if reduces:
-            second = recipe.accumulates or (recipe.pair_pass != "two-forward" and name != trained[0])
-            _enter_held(book, own, traced, adds=second and not late)
+            _enter_held(book, own, traced, adds=not late and _adds(recipe, name != trained[0]))
         if not own.opens:
             why, born = "it stays from its forward to its reduction", tail_from or f"{name}.head-backward"
             gathered(book, "gathered tail (norm, head)", own.tail.gathered, born, why, f"{name}.final-norm-backward")
@@ -103,29 +98,22 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
     return policy
 
 
-def _enter_kept_through(book: Ledger, own: Frame, name: str) -> None:
-    """What the policy's forward keeps gathered is there in the forward of another model behind it."""
-    begins = next(each for each in book.schedule if each.startswith(f"{name}."))
-    kept = own.first_kept + own.kept_until(len(own.layers))
-    why = "of the forward before the reference's"
-    gathered(book, "layers gathered before, the policy's", kept, begins, why, f"{name}.forward")
+def _adds(recipe: Recipe, later: bool) -> bool:
+    """Whether a reduction's result is added to gradients that are there: of micro-steps or halves before."""
+    return recipe.accumulates or (recipe.pair_pass != "two-forward" and later)
 
 
-def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
-    """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
-    sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
-    policy = frame(recipe, weights)
-    enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
-    for traced, _ in passes:
-        if traced.plan.name != "reference" or recipe.reference != "resident":
-            _enter_gather(book, policy, traced)
-            enter_forward(book, recipe, policy, traced, there=False)
-        elif sharded:
-            _enter_reference(book, recipe, traced)
-
-
-def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
-    """The forward of a reference that is sharded too: nothing ever reshards its root."""
+def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass, policy: Frame | None) -> None:
+    """The forward of a reference that is sharded too: nothing ever reshards its root. ``policy``: whose forward was
+    before, and keeps layers gathered.
+    """
+    if policy is not None:
+        name, kept = traced.plan.name, policy.first_kept + policy.kept_until(len(policy.layers))
+        begins = next(each for each in book.schedule if each.startswith(f"{name}."))
+        why = "of the forward before the reference's"
+        gathered(book, "layers gathered before, the policy's", kept, begins, why, f"{name}.forward")
+    if not any(model.role == "reference" and model.sharded for model in recipe.residents):
+        return
     own = frozen_frame(recipe, traced.plan)
     own = own._replace(root=own.always)
     enter_root(book, own, "reference's root", "", "")

@@ -11,15 +11,25 @@ from typing import Any
 from memplan.engine import ops, residuals
 from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
-from memplan.engine.graph import Tensor
+from memplan.engine.graph import Node, Tensor
 from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.t5 import t5_layer
+from memplan.engine.tape import Tape
 from memplan.engine.time_mix import rwkv_block
 from memplan.engine.vision import vit_block
 from memplan.errors import ModelError
 from memplan.spec.layer import Layer
+
+
+def start_of(tape: Tape, outputs: list[Tensor]) -> Node | None:
+    """Where the backward of a layer begins that gives several outputs, each with a gradient of its own."""
+    if len(outputs) == 1 or not all(output.needs_grad for output in outputs):
+        return outputs[0].node
+    start = Node(tape, [output.edge for output in outputs], (), lambda t, grads: tuple(grads))
+    start.outputs = len(outputs)
+    return start
 
 
 def decoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:

@@ -66,6 +66,10 @@ MIXERS: dict[str, Program] = {
 """A program for each ``kind`` of mixer."""
 
 
+RETURNING = ("mpt", "bloom", "gpt-neo", "gptj", "codegen", "falcon", "falcon-alibi", "falcon-groups")
+"""Styles whose layers return eager's probabilities beside the hidden states (transformers 5.23)."""
+
+
 def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Any]:
     """Run a mixer of any kind, which the form of the layer has."""
     assert mixer is not None
@@ -74,4 +78,7 @@ def mix(p: Pass, mixer: Mixer | None, x: Tensor) -> tuple[Tensor, Any]:
             f"its {mixer.kind} attention is described by its parameters alone: memplan has no program of it yet",
             "show its parameters with memplan show models, or name another model",
         )
-    return MIXERS[mixer.kind](p, mixer, x)
+    out, beside = MIXERS[mixer.kind](p, mixer, x)
+    if p.returned is not None and getattr(mixer, "style", "") in RETURNING and isinstance(beside, Tensor):
+        p.returned.append(beside)
+    return out, beside

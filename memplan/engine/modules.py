@@ -92,7 +92,10 @@ class Mode(NamedTuple):
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""
 
-    __slots__ = ("checkpointed", "held", "length", "memory", "mode", "params", "rows", "shared", "tape", "tokens")
+    __slots__ = (
+        *("checkpointed", "held", "length", "memory", "mode", "params"),
+        *("returned", "rows", "shared", "tape", "tokens"),
+    )
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
         self.tape, self.mode, self.rows, self.length = tape, mode, rows, length
@@ -101,6 +104,8 @@ class Pass:
         self.checkpointed = False
         self.held: list[Tensor] | None = None
         """Where a mixer leaves locals that its caller holds on."""
+        self.returned: list[Tensor] | None = None
+        """Where mixers leave the probabilities that their layer's class returns beside its output."""
         self.shared: dict[str, Tensor] = {}
         """What all layers of a stack read beside the residual stream, by name: an encoder's output, tables of
         relative positions. Their bytes are counted elsewhere."""

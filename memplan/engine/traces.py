@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.heads import Head
-from memplan.engine.layers import decoder_layer
+from memplan.engine.layers import decoder_layer, start_of
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
 from memplan.engine.shared_inputs import gradients_above, keys_of, lend, made, shared_inputs, values_of, watch
@@ -161,7 +161,9 @@ def trace_layer(
     reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed)
     places = lend(tape, p, reads)
     lent = dict(p.shared)
+    p.returned = [] if style == "reentrant" else None
     y = decoder_layer(p, layer, x)
+    unread, p.returned = [(each.dim, each.itemsize) for each in p.returned or ()], None
     places |= made(p, reads)
     shared = watch(p)
     p.shared.clear()
@@ -191,9 +193,11 @@ def trace_layer(
         held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
         places = lend(tape, p, reads)
     start: list[Tensor | None] = [tape.gradient((dim, outgoing), "gradient of the residual stream")]
-    if style == "reentrant":
-        held += [decoder_layer(p, layer, held[0]), *filter(None, start)]
-        node = held[1].node
+    if style == "reentrant":  # gradients of what nobody reads are zeros (CheckpointFunction.backward)
+        zeros, p.returned = [tape.gradient(each, "gradients of unread outputs") for each in unread], []
+        held += [decoder_layer(p, layer, held[0]), *p.returned, *filter(None, start), *zeros]
+        node = start_of(tape, [held[1], *p.returned])
+        start += zeros[: node.outputs - 1] if node else []
         again_lent += lent_by(p, layer)
         leave_autocast(tape)
     if style == "checkpoint":
