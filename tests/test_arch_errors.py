@@ -27,7 +27,7 @@ def parse(model_type: str, **keys: Any) -> ModelSpec:
 @pytest.mark.parametrize(
     ("config", "message", "hint"),
     [
-        ({"model_type": "gemma5", "vision_config": {}}, "'gemma5'", "gemma2"),
+        ({"model_type": "gemma5", "vision_config": {}}, "'gemma5'", "gemma4"),
         ({"model_type": "qwen9_next"}, "'qwen9_next'", "qwen3_next"),
         ({"model_type": "Llama"}, "'Llama'", "llama"),
         ({"model_type": "zzz", "architectures": ["ZzzForCausalLM"]}, "ZzzForCausalLM", "llama, mistral"),
