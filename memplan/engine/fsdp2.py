@@ -98,6 +98,19 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
     return policy
 
 
+def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
+    """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
+    sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
+    policy = frame(recipe, weights)
+    enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
+    for traced, _ in passes:
+        if traced.plan.name != "reference" or recipe.reference != "resident":
+            _enter_gather(book, policy, traced)
+            enter_forward(book, recipe, policy, traced, there=False)
+        elif sharded:
+            _enter_reference(book, recipe, traced)
+
+
 def _adds(recipe: Recipe, later: bool) -> bool:
     """Whether a reduction's result is added to gradients that are there: of micro-steps or halves before."""
     return recipe.accumulates or (recipe.pair_pass != "two-forward" and later)
