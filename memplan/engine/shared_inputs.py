@@ -49,7 +49,8 @@ def shared_inputs(
         return [SharedInput(RELATIVE, Dim("rows·h", mixer.rows * layer.width), itemsize, trained)]
     if isinstance(mixer, LendingAttention):
         return lent_inputs(layer, mixer, mode, rows * length, checkpointed)
-    if layer.cross and layer.cross.style == "bart-cross":
+    cross = getattr(layer, "cross", None)  # nor this
+    if cross and cross.style == "bart-cross":
         states = Dim("T·h", rows * memory * layer.width)
         return [SharedInput(MEMORY, states, mode.residual_itemsize, True)]
     if not isinstance(mixer, Attention) or not mixer.style.startswith("t5"):

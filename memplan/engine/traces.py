@@ -238,7 +238,7 @@ def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
 
 
 def recompute(
-    tape: Tape, p: Pass, layer: Layer, x: Tensor, lent: Mapping[str, Tensor], again_lent: list[Tensor]
+    tape: Tape, p: Pass, layer: Layer, x: Tensor, lent: Mapping[str, Tensor], again_lent: list[Tensor] | None = None
 ) -> None:
     """The forward again, from the checkpointed input and what others lent, under an autocast of its own. What it lends
     itself, it lends again.
@@ -246,7 +246,8 @@ def recompute(
     tape.shared_casts = ""
     p.shared = dict(lent)
     tape.refill(lambda: decoder_layer(p, layer, x))
-    again_lent += lent_by(p, layer)
+    if again_lent is not None:
+        again_lent += lent_by(p, layer)
     p.shared = {}
     leave_autocast(tape)
 
