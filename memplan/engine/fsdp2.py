@@ -16,16 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memplan.engine.fsdp2_pools import enter_pools
+from memplan.engine.fsdp2_reductions import SOURCE, enter_root_reduction, gathered
 from memplan.engine.fsdp2_rows import (
-    SOURCE,
     Stage,
     enter_backward,
     enter_first_gather,
     enter_forward,
     enter_left,
     enter_root,
-    enter_root_reduction,
-    gathered,
 )
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, frame, frozen_frame, waits_for_reduction
 from memplan.engine.ledger import Ledger
@@ -100,15 +98,14 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
 
 def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
     """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
-    sharded = any(model.role == "reference" and model.sharded for model in recipe.residents)
     policy = frame(recipe, weights)
     enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
     for traced, _ in passes:
         if traced.plan.name != "reference" or recipe.reference != "resident":
             _enter_gather(book, policy, traced)
             enter_forward(book, recipe, policy, traced, there=False)
-        elif sharded:
-            _enter_reference(book, recipe, traced)
+        else:
+            _enter_reference(book, recipe, traced, None)
 
 
 def _adds(recipe: Recipe, later: bool) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.passes import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights
 from memplan.spec.recipe import Adapter, Recipe
@@ -220,10 +221,29 @@ def has_tail(recipe: Recipe) -> bool:
     return gathers(recipe) and recipe.fsdp.own_ends and not recipe.model.head_is_tied
 
 
+def reads_head(recipe: Recipe) -> bool:
+    """Whether the head's weight is read within the model's forward and its module never called: a tail of norm and head
+    has then no hook of its own in backward, and the root begins it (trl 1.16, trainer/utils.py: _fused_forward).
+    """
+    return recipe.loss_head in FUSED_PROGRAMS and recipe.loss_head != "chunked-lm-head"
+
+
+def head_gathered_whole(recipe: Recipe) -> bool:
+    """Whether the head alone is accelerate's tail, and is never called: no hook gathers it, and the loss that reads it
+    takes its ``full_tensor()``, in the dtype it is stored in (trl 1.16, trainer/utils.py: _fused_forward). PEFT hides
+    the final norm from accelerate.
+    """
+    adapter = recipe.adapter
+    untied = has_tail(recipe) and recipe.sharding == "fsdp2"
+    return untied and reads_head(recipe) and adapter is not None and recipe.model.head.name not in adapter.saved
+
+
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units."""
     place = "host" if recipe.fsdp.cpu_offload else "gpu"
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
+    if head_gathered_whole(recipe):
+        outside = [weight for weight in outside if weight.name not in _tail_names(recipe)]
     layers, resharding = layer_units(recipe), recipe.reshard_after_forward
     if not recipe.fsdp.own_ends:
         return Frame(layers, unit_of(outside, recipe), resharding, place=place)

@@ -73,7 +73,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     block = tape.new(tile, itemsize, "logits tile")
     parts = casts()
     del block, statistics, parts
-    node = tape.node((compact, weight), (compact,), backward)
+    node = tape.node((compact, weight), (compact, weight), backward)
     return tape.new(Dim("N", scored.tokens), ops.FP32, "log-probabilities", node)
 
 
@@ -146,7 +146,7 @@ def verl_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tenso
     probabilities = tape.new(part, ops.FP32, "softmax of a chunk")
     product = tape.new(part, ops.FP32, "softmax × logits of a chunk")
     del wide, probabilities, product
-    node = tape.node((hidden, weight), (hidden,), backward)
+    node = tape.node((hidden, weight), (hidden, weight), backward)
     return tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
 
 

@@ -65,6 +65,8 @@ class Head(NamedTuple):
     """The logits are divided by the temperature, out of place, and those before are let go of."""
     teacher_itemsize: int = 0
     """Element size of a teacher's logits, which the loss reads in full; 0 without."""
+    whole_itemsize: int = 0
+    """Element size of the head's weight, where it is a shard that a fused loss gathers by itself; 0: it is there."""
     waits: bool = False
     """The teacher's forward comes between this pass's forward and its loss."""
 

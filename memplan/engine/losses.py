@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_units import head_gathered_whole
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.heads import Head
 from memplan.engine.ops import FP32
@@ -46,6 +47,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
         divided=code.step_outputs,
         rescaled=code.rescales,
         teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
+        whole_itemsize=recipe.precision.weights if head_gathered_whole(recipe) else 0,
         waits=teacher is not None and not recipe.trainer.reference_first,
     )
 
@@ -101,6 +103,7 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
         hidden_states=_hidden_states(recipe, itemsize, kept=False),
         projected=projected,
         sliced=sliced,
+        whole_itemsize=recipe.precision.weights if recipe.reference == "adapter" and head_gathered_whole(recipe) else 0,
         rescaled=code.rescales,
     )
 

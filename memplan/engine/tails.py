@@ -8,7 +8,7 @@ from memplan.engine.completions import completions_of, project_completions
 from memplan.engine.divergence import DIVERGENCES
 from memplan.engine.encoders import pooled
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
-from memplan.engine.graph import Tensor
+from memplan.engine.graph import Param, Tensor
 from memplan.engine.heads import Head
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.sequence_parts import gathered
@@ -41,7 +41,7 @@ def tail_forward(
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []
-            weight = p.param(spec.head.name, spec.head.parameters)
+            weight = _whole_head(p, spec, head) or p.param(spec.head.name, spec.head.parameters)
             return heads.fused_loss(p, hidden, weight, head, rows, held), held, []
     if head.program == "hidden":
         with tape.at("loss"):
@@ -78,6 +78,17 @@ def tail_forward(
     del hidden, logits, states
     with tape.at("loss"):
         return _loss(p, head, rows, inputs, model_locals)
+
+
+def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
+    """The head's frozen weight as ``full_tensor()`` gathers it; None where it is there anyway."""
+    if not head.whole_itemsize:
+        return None
+    weight = Param(p.tape, spec.head.name, spec.head.parameters, head.whole_itemsize, trained=False)
+    weight.storage = p.tape.new(
+        weight.dim, weight.itemsize, "head, gathered by the loss", category="gathered_parameters"
+    ).storage
+    return weight
 
 
 def _loss(

@@ -131,7 +131,7 @@ def _check_ranks(recipe: Recipe) -> None:
             f"optimizer: torch.optim's {recipe.optimizer.name} does not run on FSDP2's shards", "use adamw or sgd"
         )
     cast = recipe.precision.mixed and recipe.adapter is not None and recipe.adapter.itemsize != recipe.compute_itemsize
-    if cast and recipe.reference == "adapter":
+    if cast and recipe.reference == "adapter" and recipe.trainer.reference_first:
         raise InvalidJob(
             "lora.dtype: FSDP2 settles dtypes in its first forward, in which the reference has the adapters off",
             "use lora.dtype bf16, or reference resident or precomputed",
