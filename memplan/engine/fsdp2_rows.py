@@ -100,7 +100,8 @@ def enter_forward(
     why = "the last all-gather's output is held until the root's forward returns"
     if tail and not opens:
         last = max(tail, last + tail - max(0, ends - traced.tail.input_gradient)) if loss else tail
-    alone = traced.plan.style == "no-grad" and not (recipe.evaluating and loss_is_inside(recipe))
+    inside = reads_head(recipe) or (recipe.evaluating and loss_is_inside(recipe))
+    alone = traced.plan.style == "no-grad" and not inside
     held = max(0, last - max(0, over - ends)) if alone else last
     held = 0 if there and not own.reshards else held
     gathered(book, "all-gather of the last unit", held, end, why)

@@ -49,7 +49,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
         """Casts of the tiles, each named until the next of its kind is there."""
         part: Tensor | None = None
         chunk: Tensor | None = None
-        for row in rows if hidden_size != itemsize else rows[:1]:
+        for row in rows:
             if hidden_size != itemsize:
                 chunk = tape.new(Dim("tile·h", row * width), itemsize, "tile of weights and inputs")
             for column in columns if weight_size != itemsize else ():

@@ -95,7 +95,7 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
     return Head(
         program,
         recipe.logits_to_fp32,
-        scored_tokens=rows * recipe.completion_length,
+        scored_tokens=rows * min(recipe.completion_length, recipe.sequence_length - 1),
         frees_logits=code.frees_logits,
         metrics=code.metrics if last and rows == recipe.rows and program not in SCORES.values() else "",
         tempered=code.tempered,
