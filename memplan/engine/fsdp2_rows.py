@@ -86,7 +86,8 @@ def enter_forward(
     inside = traced.layers[at].forward.size - traced.layers[at].boundary
     # At the copy-out the part that a forward before left is there still: ``to_unsharded`` frees it.
     # At its end it is cut to parts beside what it saves.
-    parting = own.layers[at].parting + traced.layers[at].saved.size if traced.plan.style_of(at) == "plain" else 0
+    layer, plain = traced.layers[at], traced.plan.style_of(at) == "plain"
+    parting = own.layers[at].parting + (layer.saved.size if plain else layer.boundary)
     copied = 2 * used + max(0, before + _left_part(own, at, there) - inside, parting - inside)
     if there and not own.reshards:
         copied = 0
@@ -146,7 +147,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
         begins = loss_is_inside(recipe) and (not own.tail.gathered or reads_head(recipe))
         ahead = last if (point != "loss-backward" or begins) and not again and own.reshards else 0
         if point == "head-backward" and ahead and not begins:
-            ahead += max(0, own.layers[-1].cast - own.tail.gradients - own.root.last)
+            ahead += max(0, own.layers[-1].cast - _beyond_logits(traced))
         gathered(book, f"gathered ahead, {point}", ahead + stays, f"{name}.{point}", "the last layer, gathered ahead")
     if tail and tail.gathered:
         enter_tail_reduction(book, tail, f"{name}.tail-reduce", reduces, waits_for_reduction(recipe))
@@ -185,6 +186,13 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     )
     if reduces:
         reduction(book, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
+
+
+def _beyond_logits(traced: TracedPass) -> int:
+    """What the head's backward makes beside the logits' gradient, with which the gather ahead begins."""
+    plan, head = traced.plan, traced.tail.backward.get("head")
+    itemsize = 4 if plan.spec.logits_fp32 else plan.mode.autocast or plan.mode.weight_itemsize
+    return max(0, (head.size if head else 0) - plan.rows * plan.length * plan.spec.head.outputs * itemsize)
 
 
 def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:
