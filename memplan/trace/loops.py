@@ -151,27 +151,30 @@ def _backbone(model: Any) -> tuple[Any, Any]:
     return base, inner.get_output_embeddings()
 
 
+def within_forward(run: Run, model: Any, found: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """What ``found`` makes of hidden states and the head's weight, within the model's own forward: its wrappers' hooks
+    are there (trl 1.16, trainer/utils.py: _fused_forward)."""
+    inner, (backbone, lm_head) = _language_model(model), _backbone(model)
+
+    def fused_forward(**inputs: Any) -> Tensor:
+        with run.autocast():
+            outputs = backbone(**inputs)
+            weight = lm_head.weight  # sharded still, where the head alone is a unit that is never called
+            return found(outputs.last_hidden_state, weight.full_tensor() if isinstance(weight, DTensor) else weight)
+
+    inner.forward = fused_forward
+    try:
+        return model(input_ids=run.ids, attention_mask=run.mask, **run.images)
+    finally:
+        del inner.forward
+
+
 def fused(run: Run) -> Tensor:
     """Heads without logits: TRL's fused LM head (trl 1.16, trainer/utils.py: _fused_forward) and its like. They run
     inside the model's forward, so under autocast."""
 
     def score(model: Any) -> Any:
-        """Through the wrappers, whose hooks are at the model's own forward."""
-        inner = _language_model(model)
-        inner.forward = forward(*_backbone(model))
-        try:
-            return model(input_ids=run.ids, attention_mask=run.mask, **run.images)
-        finally:
-            del inner.forward
-
-    def forward(backbone: Any, lm_head: Any) -> Callable[..., Tensor]:
-        def fused_forward(**inputs: Any) -> Tensor:
-            with run.autocast():
-                outputs = backbone(**inputs)
-                weight = lm_head.weight  # sharded still, where the head alone is a unit that is never called
-                return found(outputs.last_hidden_state, weight.full_tensor() if isinstance(weight, DTensor) else weight)
-
-        return fused_forward
+        return within_forward(run, model, found)
 
     def found(hidden_states: Tensor, weight: Tensor) -> Tensor:
         program, labels = run.recipe.loss_head, run.ids[:, 1:]

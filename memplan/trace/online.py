@@ -14,6 +14,7 @@ from torch.nn import functional
 from memplan.spec.recipe import Recipe
 from memplan.trace import losses
 from memplan.trace.fused import Tiles
+from memplan.trace.loops import within_forward
 from memplan.trace.runs import Run, to_fp32
 
 CLIP, KL = 0.2, 0.04
@@ -121,15 +122,14 @@ def trl_fused_grpo(run: Run) -> Tensor:
     rows = torch.arange(run.ids.shape[0], device=run.ids.device).repeat_interleave(length)
     columns = torch.arange(length, device=run.ids.device).repeat(run.ids.shape[0]) + run.ids.shape[1] - 1 - length
 
+    def scores(hidden_states: Tensor, weight: Tensor) -> Tensor:
+        labels = run.ids[:, 1:][rows, columns]
+        found: Any = Tiles.apply(hidden_states[:, :-1][rows, columns], weight, labels)
+        return found.view(-1, length)
+
     def log_probs(model: Any) -> Tensor:
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        with run.autocast():
-            hidden = inner.base_model(input_ids=run.ids, attention_mask=run.mask, **run.images).last_hidden_state[
-                :, :-1
-            ]
-            labels = run.ids[:, 1:][rows, columns]
-            scores: Any = Tiles.apply(hidden[rows, columns], inner.get_output_embeddings().weight, labels)
-        return scores.view(-1, length)
+        found: Tensor = within_forward(run, model, scores)
+        return found
 
     reference = run.score_reference(log_probs) if recipe.reference in ("resident", "adapter") else None
     return clipped_loss(log_probs(run.policy), _scored(run, "old"), _scored(run, "advantages"), reference)

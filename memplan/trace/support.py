@@ -104,7 +104,7 @@ def _check_online(recipe: Recipe) -> None:
         return
     if name not in ("pytorch", "trl"):
         raise InvalidJob(f"trainer: {method.name} of {name} cannot be traced", "use trainer pytorch")
-    if recipe.ranks > 1:
+    if recipe.ranks > 1 and (recipe.critic is not None or method.teacher):
         raise InvalidJob(f"num_gpus: {recipe.ranks}: {method.name} is traced on one GPU", "use num_gpus 1")
     if method.name == "online-dpo" and name == "trl" and recipe.loss_code.recomputed:
         raise InvalidJob("recompute_loss: TRL's online DPO has no such option", "leave recompute_loss out")
