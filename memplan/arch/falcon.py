@@ -82,7 +82,8 @@ def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """dense_h_to_4h and dense_4h_to_h of ffn_hidden_size, or else 4 h."""
     width, bias = inner(config, "ffn_hidden_size"), flag_or_null(config, "bias")
     made = plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
-    return [each.model_copy(update={"linears": _adding(each.linears)}) for each in made]
+    one = made[0].model_copy(update={"linears": _adding(made[0].linears)})
+    return [one] * len(made)  # all alike: one object, so that equal layers are one run
 
 
 def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
