@@ -12,14 +12,15 @@ SCORES = {"stacked-log-softmax": "logits", "liger-preference": "hidden"}
 """What the reference runs where the policy's program works on both: logits or hidden states alone."""
 
 
-def policy_head(recipe: Recipe, rows: int, graph: bool = True) -> Head:
-    """The head of a pass of the policy over ``rows`` sequences; without ``graph`` it is scored only."""
+def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool = False) -> Head:
+    """The head of a pass of the policy over ``rows`` sequences; without ``graph`` it is scored only. ``evaluated``: it
+    is the pass whose loss an evaluation wants, by the same code as in training."""
     code, fused = recipe.loss_code, recipe.loss_head in FUSED_PROGRAMS
     if recipe.loss_head == "score":
         return Head("score")
     if not recipe.divided.last:
         return Head("hidden")
-    whole = graph and rows == recipe.rows
+    whole = (graph or evaluated) and rows == recipe.rows
     projected, sliced = _completion_lengths(recipe)
     teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference_first

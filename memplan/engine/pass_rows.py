@@ -51,6 +51,9 @@ class PassRows:
                 more = forward["loss"].size - ends.size - casts
                 self._enter("loss", Alive(more, tags={}), instants[1], instants[1])
             self._enter_casts(instants[1])
+            later, end = self.book.after(instants[1]), self.book.schedule[-1]
+            if plan.head.holds_logits and later != end:  # an evaluation's, in the other passes' forwards
+                self._enter("held until the loss", self.traced.tail.saved, later, self.book.before(end))
             return
         loss, until = loss_and_casts(self.traced, ends, instants)
         self._enter("loss", loss, instants[2], instants[2])

@@ -52,7 +52,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
     """A pass of the policy over ``rows`` sequences."""
     checkpoint = ("reentrant" if recipe.reentrant else "checkpoint") if recipe.checkpointing else "plain"
     style = style or checkpoint
-    head = policy_head(recipe, rows, graph=style != "no-grad")
+    head = policy_head(recipe, rows, style != "no-grad", recipe.evaluating and name == "policy")
     adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
     needs_grad = recipe.checkpointing or (trained if adapter is None else "embed_tokens" in adapter.saved)
     return PassPlan(
@@ -120,9 +120,12 @@ def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     run one after another are one of them."""
     rows = recipe.rows if not recipe.method.pairs or recipe.pair_pass == "concatenated" else recipe.batch_size
     reference = reference_pass(recipe, rows)
-    names = ["kl", "policy"] if recipe.method.kl_rows else ["policy"]
-    own = [(traced_pass(policy_plan(recipe, name, rows, "no-grad")), "forward") for name in names]
-    return [*([(reference, "forward")] if reference else []), *own]
+    scoring = [(reference, "forward")] if reference else []
+    policy = [(traced_pass(policy_plan(recipe, "policy", rows, "no-grad")), "forward")]
+    forwards = [*scoring, *policy] if recipe.trainer.reference_first else [*policy, *scoring]
+    kl = [(traced_pass(policy_plan(recipe, "kl", rows, "no-grad")), "forward")] if recipe.method.kl_rows else []
+    after = recipe.trainer.kl_after_policy
+    return [*forwards[:after], *kl, *forwards[after:]]
 
 
 def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:

@@ -45,7 +45,7 @@ def llamafactory_pairs(run: Run) -> Tensor:
 
 def llamafactory_kto(run: Run) -> Tensor:
     """llamafactory 0.9.5, train/kto/trainer.py: forward, concatenated_forward, get_batch_loss_metrics."""
-    half = torch.arange(max(1, run.ids.shape[0] // 2), device=run.ids.device)
+    chosen, rejected = torch.arange(run.ids.shape[0], device=run.ids.device).tensor_split(2)
 
     def forward(model: Any) -> tuple[Tensor, Tensor]:
         logits = run.logits(model, return_dict=True).to(torch.float32)
@@ -56,7 +56,7 @@ def llamafactory_kto(run: Run) -> Tensor:
         with torch.no_grad():
             _, _kl_logps = forward(model)
         del _
-        return target_logps, target_logits[half], target_logits[half]
+        return target_logps, target_logits[chosen], target_logits[rejected]
 
     logps, _chosen, _rejected = concatenated_forward(run.policy)
     reference = run.score_reference(lambda model: concatenated_forward(model)[0])

@@ -71,7 +71,7 @@ def trl_cpo(run: Run) -> Tensor:
 
 def trl_kto_before_029(run: Run) -> Tensor:
     """trl 0.14 and 0.24, trainer/kto_trainer.py: forward, get_batch_loss_metrics."""
-    half = torch.arange(max(1, run.ids.shape[0] // 2), device=run.ids.device)
+    chosen, rejected = torch.arange(run.ids.shape[0], device=run.ids.device).tensor_split(2)
 
     def forward(model: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
@@ -80,7 +80,7 @@ def trl_kto_before_029(run: Run) -> Tensor:
             del kl_logits
         logits = run.logits(model)
         logps = losses.label_log_probs(logits[:, :-1], run.ids[:, 1:], run.recipe).sum(-1)
-        return logps, logits[half], logits[half]
+        return logps, logits[chosen], logits[rejected]
 
     logps, _chosen, _rejected = forward(run.policy)
     reference = run.score_reference(lambda model: forward(model)[0])
@@ -89,7 +89,7 @@ def trl_kto_before_029(run: Run) -> Tensor:
 
 def trl_kto(run: Run) -> Tensor:
     """trl 1.0 to 1.14, trainer/kto_trainer.py: _compute_kl_logps, _compute_loss."""
-    half = torch.arange(max(1, run.ids.shape[0] // 2), device=run.ids.device)
+    chosen, rejected = torch.arange(run.ids.shape[0], device=run.ids.device).tensor_split(2)
 
     def kl(model: Any) -> Tensor:
         with torch.no_grad():
@@ -110,8 +110,8 @@ def trl_kto(run: Run) -> Tensor:
     loss = run.loss(logps, run.score_reference(score))
     if run.recipe.loss_code.metrics == "chosen-and-rejected":
         kernels.entropy_by_rows(shift_logits.detach())
-    chosen_logits = shift_logits.detach().index_select(0, half)
-    rejected_logits = shift_logits.detach().index_select(0, half)
+    chosen_logits = shift_logits.detach().index_select(0, chosen)
+    rejected_logits = shift_logits.detach().index_select(0, rejected)
     picked(run, chosen_logits).mean(-1).sum()
     picked(run, rejected_logits).mean(-1).sum()
     return loss
