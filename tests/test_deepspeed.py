@@ -272,6 +272,18 @@ def test_nvme_holds_states_and_the_host_their_buffers() -> None:
 # -- ZeRO++ and MiCS --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_quantised_gradients_are_sent_in_place_of_the_bucket(nodes: int) -> None:
+    """4 bits of the largest gradient, sent and received within the node, then its part between nodes."""
+    keys: dict[str, Any] = {"zero_stage": 3, "num_gpus": 8 * nodes}
+    rows = rows_on("gpu", deepspeed={"zero_quantized_gradients": True}, **keys)
+    whole = rows_on("gpu", **keys)
+    largest = 512 * 64
+    assert rows["quantised gradients on their way"] == largest + largest // 8 * 3
+    assert "copies of the bucket" in whole
+    assert "copies of the bucket" not in rows
+
+
 def test_hpz_keeps_a_second_partition() -> None:
     kept = {"stage3_param_persistence_threshold": 0}
     plain = rows_on("gpu", zero_stage=3, num_gpus=16, deepspeed=kept)

@@ -11,7 +11,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.engine.zero_fetch import Limits, Module, Stretch, backward_of, gathered
-from memplan.engine.zero_groups import divided, fills, groups_of
+from memplan.engine.zero_groups import divided, fills, groups_of, largest
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Quantised, Recipe
 
@@ -56,7 +56,9 @@ def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, 
     small = sum(w.elements * w.copies for g in groups for w in g.weights if w.elements <= zero.reduce_bucket_size)
     bucket = min(zero.reduce_bucket_size, small)
     copies = int(zero.reduce_scatter) + int(own != recipe.compute_itemsize)
-    if recipe.several and copies and groups:
+    if recipe.several and groups and zero.quantised_gradients:
+        _enter_quantised_reduction(book, recipe, max(largest(group) for group in groups), born, end)
+    elif recipe.several and copies and groups:
         book.add(
             "copies of the bucket",
             "buffers",
@@ -71,6 +73,25 @@ def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, 
         )
     if zero.optimizer and groups:
         enter_norms(book, [w for g in groups for w in g.weights], recipe.ranks, born, end)
+
+
+def _enter_quantised_reduction(book: Ledger, recipe: Recipe, elements: int, born: str, end: str) -> None:
+    """qgZ: the largest gradient in 4 bits, sent and received within the node; its sum over the node's ranks, sent and
+    received between nodes, and dequantised. Scales, one for each row, are ignored; gradients of one dimension, and those
+    that 2·N does not divide, are reduced as without it."""
+    local = min(recipe.ranks, recipe.gpus_per_node)
+    book.add(
+        "quantised gradients on their way",
+        "buffers",
+        elements + elements // local * (1 + recipe.deepspeed.communication),
+        born,
+        end,
+        template="n × (1/2 + 1/2) + n / GPUs of a node × (1/2 + 1/2 + bytes)",
+        numbers=(elements, local, recipe.deepspeed.communication),
+        why="zero_quantized_gradients: two all-to-alls in 4 bits in place of the reduce-scatter, a gradient at a time",
+        source="deepspeed 0.19 runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce",
+        low=0,
+    )
 
 
 def enter_norms(book: Ledger, weights: list[Weight], ranks: int, born: str, end: str) -> None:
