@@ -12,6 +12,7 @@ from memplan.engine.fsdp2_reductions import (
     reduction,
 )
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, reads_head, waits_for_reduction
+from memplan.engine.heads import INSIDE
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
@@ -132,7 +133,7 @@ def _left_part(own: Frame, at: int, there: bool) -> int:
 
 def loss_is_inside(recipe: Recipe) -> bool:
     """Whether the model's own forward computes the loss (labels=), so that the root has not returned yet."""
-    inside = recipe.method.name == "sft" and recipe.loss_head not in ("log-softmax", "selective", "score")
+    inside = recipe.method.name == "sft" and recipe.loss_head in INSIDE
     return inside or reads_head(recipe)
 
 
