@@ -99,7 +99,7 @@ def zero_config(job: Job, batch: Any) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     sizes = ["reduce_bucket_size"]
     sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"] if stage == 3 else []
-    if stage and fallback:
+    if fallback:
         zero |= dict.fromkeys(sizes, fallback)
     outside = ("communication_data_type", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
     inner = {k: v for k, v in given.items() if k not in (*outside, *NOT_OF_ZERO)}

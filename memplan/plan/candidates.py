@@ -14,18 +14,9 @@ from typing import Any, NamedTuple
 from memplan.cost import examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.errors import MemplanError
+from memplan.plan.axes import alternatives, others
 from memplan.plan.degrees import Keys
-from memplan.plan.space import (
-    CHECKPOINTING,
-    CHOSEN,
-    OTHERS,
-    Space,
-    alternatives,
-    batches,
-    data_ranks,
-    layouts,
-    others,
-)
+from memplan.plan.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts
 from memplan.plan.words import layout_name
 from memplan.reporting import floor
 from memplan.resolve import resolve
@@ -264,6 +255,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa",),
     "optimizer_impl": ("fused", "auto"),
     "reshard_after_forward": (True, None),
+    "kernels": ("none",),
 }
 """What nobody has to set up: of equally fast plans the one with fewer other values comes first."""
 

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from memplan.plan.axes import values
 from memplan.plan.changes import LEAST_LENGTH, change
-from memplan.plan.space import (
-    HEADS,
-    Space,
-    batches,
-    data_ranks,
-    layouts,
-    offloading,
-    values,
-)
+from memplan.plan.space import HEADS, Space, batches, can_be_told, data_ranks, layouts, offloading
 from memplan.plan.words import layout_name
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -98,6 +91,8 @@ def _others(space: Space, recipe: Recipe) -> Iterator[Move]:
         for value in less:
             if value in known and not value.startswith("every:"):
                 yield Move(key, title(key, value), {key: value}, ranks, setup=key != "gradient_checkpointing")
+    if "liger" in values(space, layout, "kernels"):
+        yield Move(HEAD, "Liger's kernels", {"kernels": "liger"}, ranks, setup=True)
 
 
 def title(key: str, value: str) -> str:
@@ -140,6 +135,8 @@ def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
         yield _layout(space, recipe, layout, apart)
     if not parallel and not recipe.job.get("offload"):
         for layout in offloading(space):
+            if not can_be_told(space, layout):
+                continue
             yield _layout(space, recipe, layout, [])
 
 

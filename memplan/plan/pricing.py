@@ -29,6 +29,10 @@ class Free(NamedTuple):
     """What then differs in the recipe."""
     applies: Callable[[Recipe], bool]
 
+    def is_told(self, recipe: Recipe) -> bool:
+        """Whether the trainer has a switch for it, or the environment."""
+        return all(recipe.trainer.can_be_told(key, value) for key, value in self.keys.items())
+
 
 def has_flash(recipe: Recipe) -> bool:
     """Whether flash attention runs: its kernels take no fp32 products, and some classes of transformers have it not."""
@@ -115,7 +119,7 @@ class Pricing:
     def variants(self, recipe: Recipe) -> list[tuple[Keys, Recipe]]:
         """The recipe as it is, then with more and more that costs nothing."""
         found: list[tuple[Keys, Recipe]] = [({}, recipe)]
-        for row in self.rows:
+        for row in (row for row in self.rows if row.is_told(recipe)):
             found += [({**keys, **row.keys}, each._replace(**row.fields)) for keys, each in found if row.applies(each)]
         return sorted(found, key=lambda pair: len(pair[0]))
 

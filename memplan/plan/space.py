@@ -1,12 +1,13 @@
 """The choices of a plan: every way to run a job on so many GPUs that keeps the training what it is.
 
 A *layout* divides the GPUs (sharding, degrees of parallelism); the other axes are independent of it. What the user gave
-as an option, or with ``--fix``, is not a choice. What cannot be is left to ``resolve``, whose reasons are told.
+as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (``tables.trainer_switches``). What
+cannot be is left to ``resolve``, whose reasons are told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,14 +18,11 @@ from memplan.plan.degrees import (
     MOST_PIPELINE,
     MOST_TENSOR,
     Keys,
-    is_native,
     native,
     twos,
 )
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.tables.methods import METHODS
-from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.trainer import Trainer, names_method
 from memplan.tables.trainers import TRAINERS, find_trainer
 from memplan.units import ceil_div
@@ -48,14 +46,17 @@ OTHERS = (
     "attention",
     "pair_pass",
     "reference",
+    "kernels",
 )
-CHOSEN = (*LAYOUT, *BATCH, *OTHERS)
-"""Keys that a plan chooses; a job file's values of them are where the search starts, not where it ends."""
+CHOSEN = (*LAYOUT, *BATCH, *(key for key in OTHERS if key != "kernels"))
+"""Keys that a plan chooses; a job file's values of them are where the search starts, not where it ends. Kernels
+are chosen where the job says nothing of them."""
 
 CHECKPOINTING = ("none", "selective", "every:4", "every:3", "every:2", "full")
 HEADS = ("auto", "selective", "chunked", "fused")
 PAIR_PASSES = ("concatenated", "two-forward", "split", "gradcache")
 REFERENCES = ("auto", "resident", "precomputed", "offloaded")
+KERNELS = ("none", "liger")
 DOMINATED = {"optimizer_impl": ("fused", "foreach", "loop"), "attention": ("flash", "sdpa", "eager")}
 """Axes of which a later value is never faster than an earlier one, and never holds less (tests/test_plan_order.py), so
 that it is tried only where the earlier is refused. Without padding flash is as fast as sdpa, which then comes first,
@@ -109,11 +110,33 @@ def layouts(space: Space) -> list[Keys]:
             found.append({"sharding": "fsdp2", "fsdp": {"replicate": space.gpus // space.per_node}})
         found += native(space.job, space.spec, space.gpus, space.per_node, space.fixed)
         found += megatron(space)
+    found = [keys for keys in found if can_be_told(space, keys)] or _own_layouts(space)
     wanted = dict(space.fixed)
     stage = wanted.pop("zero_stage", None)
     if stage is not None:
         wanted["sharding"] = f"zero{stage}"
-    return [keys for keys in found if _agrees(keys, wanted)] or [{key: wanted[key] for key in LAYOUT if key in wanted}]
+    own: Keys = {key: wanted[key] for key in LAYOUT if key in wanted}
+    return [keys for keys in found if _agrees(keys, wanted)] or ([own] if own else [])
+
+
+def trainer_of(space: Space, layout: Mapping[str, Any]) -> Trainer:
+    """The trainer of a layout."""
+    named = layout.get("trainer")
+    return TRAINERS[named][-1] if named else find_trainer(space.job.trainer, space.job.trainer_version or "")
+
+
+def can_be_told(space: Space, keys: Keys) -> bool:
+    """Whether the layout's trainer has switches for it, but for what the user fixed."""
+    trainer = trainer_of(space, keys)
+    return all(key in space.fixed or trainer.can_be_told(key, value, space.gpus > 1) for key, value in keys.items())
+
+
+def _own_layouts(space: Space) -> list[Keys]:
+    """What a trainer shards by that has none of the others: DeepSpeed on one GPU too, FSDP of its own."""
+    if space.offload:
+        return []
+    plain = ("none", "ddp")
+    return [{"sharding": name} for name in trainer_of(space, {}).switches.get("sharding", ()) if name not in plain]
 
 
 NEUTRAL: Keys = {
@@ -163,7 +186,7 @@ def megatron(space: Space) -> list[Keys]:
         return []
     overlaps = {key: value for key, value in OVERLAPS.items() if key not in space.job.megatron.model_fields_set}
     contexts = [c for c in twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
-    lacks = _trainer(space, trainer).lacks.get(space.job.method, ())
+    lacks = trainer_of(space, trainer).lacks.get(space.job.method, ())
     contexts = [1] if "context_parallel" in lacks else _fixed(space, "context_parallel", contexts)
     most_chunks = 1 if "virtual_pipeline" in lacks else MOST_CHUNKS
     for t, (p, around), c in product(tensors, stages, contexts):
@@ -245,52 +268,3 @@ def batches(space: Space, ranks: int) -> list[tuple[int, int]]:
     found = [(size, each // size if each % size == 0 else 0) for size in sizes]
     steps = space.fixed.get("gradient_accumulation_steps")
     return [pair for pair in found if steps in (None, pair[1])] or [(found[0][0], 0)]
-
-
-def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:
-    """The axes beside the layout, of which dominated values are left out (see ``alternatives``)."""
-    axes = {key: axis for key in OTHERS if (axis := values(space, layout, key))}
-    for chosen in product(*axes.values()):
-        yield dict(zip(axes, chosen, strict=True))
-
-
-def values(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    """The values of an axis that come first: all of them where none dominates another."""
-    method = METHODS[space.job.method]
-    if key in space.fixed:
-        return (space.fixed[key],)
-    if key == "gradient_checkpointing":
-        megatrons = layout.get("sharding") == "distributed-optimizer"
-        return ("none", "selective", "full") if megatrons else CHECKPOINTING
-    if key == "loss_head":
-        return ("auto",) if method.score_head or is_native(layout) else HEADS
-    if key == "pair_pass":
-        return PAIR_PASSES if method.pairs else ()
-    if key == "reference":
-        if not method.reference or method.online:
-            return ()
-        adapters = ("adapter",) if space.job.lora is not None else ()
-        own = _trainer(space, layout).own_references
-        return tuple(kind for kind in (*REFERENCES, *adapters) if kind == "auto" or not own or kind in own)
-    if key == "optimizer_impl":
-        known = OPTIMIZERS[space.job.optimizer].implementations
-        first = next((name for name in DOMINATED[key] if name in known), None)
-        return (first,) if first else ()
-    return ("flash",) if space.job.padded else ("sdpa",)
-
-
-def _trainer(space: Space, layout: Mapping[str, Any]) -> Trainer:
-    """The trainer of a layout."""
-    named = layout.get("trainer")
-    return TRAINERS[named][-1] if named else find_trainer(space.job.trainer, space.job.trainer_version or "")
-
-
-def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
-    """What to try in order where a dominating value is what is refused: the next ones of its axis."""
-    for key, ordered in DOMINATED.items():
-        if key in space.fixed or keys.get(key) not in ordered or key.split("_")[0] not in refusal:
-            continue
-        for value in ordered[ordered.index(keys[key]) + 1 :]:
-            yield {**keys, key: value}
-        if key == "optimizer_impl":
-            yield {**keys, key: "auto"}

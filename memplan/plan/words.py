@@ -59,6 +59,8 @@ def plan_name(keys: Mapping[str, Any]) -> str:
         parts.append(f"reference {keys['reference']}")
     if keys.get("attention", "sdpa") != "sdpa":
         parts.append(f"{keys['attention']} attention")
+    if keys.get("kernels", "none") != "none":
+        parts.append(f"{keys['kernels'].capitalize()}'s kernels")
     if (keys.get("allocator") or {}).get("expandable_segments"):
         parts.append("expandable segments")
     if keys.get("offload"):

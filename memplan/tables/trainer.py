@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Trainer(NamedTuple):
@@ -133,7 +133,18 @@ class Trainer(NamedTuple):
     """Methods whose loop holds the model's outputs over the step, until the next micro-step has its own."""
     reward_like_policy: tuple[str, ...] = ()
     """Methods that need a reward model on the card: one of the policy's shape, where the job names none."""
+    switches: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    """What it can be told of a plan's choices, by job key (``trainer_switches``); a key that is not named is free."""
+    switches_over_several: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    """Where that is otherwise on several GPUs."""
     source: str = ""
+
+    def can_be_told(self, key: str, value: Any, several: bool = False) -> bool:
+        """Whether a switch has this value; of a mapping or several words, each of them."""
+        known = self.switches_over_several.get(key) if several else None
+        known = self.switches.get(key) if known is None else known
+        parts = value if isinstance(value, (Mapping, list, tuple)) else (value,)
+        return known is None or all(part in known for part in parts)
 
 
 NO_KL = MappingProxyType({"grpo": "none"})

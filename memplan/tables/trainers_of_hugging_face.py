@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from memplan.tables.trainer import NO_KL, Trainer
+from memplan.tables.trainer_switches import HUGGING_FACE, TRL
 
 _TRL: dict[str, Any] = {
     "accelerate": True,
+    "switches": TRL,
     "first_versions": MappingProxyType({"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}),
     "ended_methods": MappingProxyType({"ppo": "1.13"}),
     "slices_logits": ("ppo", "online-dpo"),
@@ -45,6 +47,7 @@ _TRL["kbit_upcast"] = MappingProxyType({"*": "norms"})
 """Before 0.29 (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); since then CPO alone (TRL 1.16)."""
 _TRANSFORMERS_4: dict[str, Any] = {
     "accelerate": True,
+    "switches": HUGGING_FACE,
     "transformers_4": True,
     "reentrant": True,
     "syncs_each_batch": False,
@@ -113,6 +116,7 @@ ROWS = (
         "Hugging Face Trainer",
         since="5.0",
         accelerate=True,
+        switches=HUGGING_FACE,
         syncs_each_batch=False,
         autocast=True,
         optimizer_impl="fused",

@@ -7,11 +7,21 @@ NVIDIA/NeMo-Aligner@af2b3bd, THUDM/slime@624b824, megatron-core 0.16.
 from types import MappingProxyType
 
 from memplan.tables.trainer import NO_KL, Trainer
+from memplan.tables.trainer_switches import (
+    HUGGING_FACE,
+    LITGPT,
+    LITGPT_OVER_SEVERAL,
+    MEGATRON,
+    OLD_REPOSITORY,
+    OPENRLHF,
+    VERL,
+)
 
 _SLIME = Trainer(
     "slime",
     "slime",
     since="0.3",
+    switches=MEGATRON,
     methods=("sft", "grpo"),
     later_methods=("ppo",),
     entropies={"grpo": "metric"},
@@ -31,6 +41,7 @@ ROWS = (
     Trainer(
         "llamafactory",
         "LLaMA-Factory",
+        switches=HUGGING_FACE,
         accelerate=True,
         syncs_each_batch=False,
         autocast=True,
@@ -53,6 +64,7 @@ ROWS = (
     Trainer(
         "simpo-repo",
         "princeton-nlp/SimPO",
+        switches=OLD_REPOSITORY,
         accelerate=True,
         syncs_each_batch=False,
         autocast=True,
@@ -69,6 +81,7 @@ ROWS = (
     Trainer(
         "openrlhf",
         "OpenRLHF",
+        switches=OPENRLHF,
         methods=("sft", "reward", "dpo", "ipo", "ppo", "grpo", "rloo"),
         scores_rollouts=True,
         critic_apart=True,
@@ -91,6 +104,7 @@ ROWS = (
     Trainer(
         "verl",
         "verl",
+        switches=VERL,
         methods=("sft", "ppo", "grpo", "rloo"),
         later_methods=("distill",),
         references={"ppo": "none", "grpo": "none", "rloo": "none"},
@@ -111,6 +125,8 @@ ROWS = (
     Trainer(
         "litgpt",
         "LitGPT",
+        switches=LITGPT,
+        switches_over_several=LITGPT_OVER_SEVERAL,
         methods=("sft",),
         autocast=True,
         loads_fp32=True,
@@ -126,6 +142,7 @@ ROWS = (
     Trainer(
         "megatron",
         "Megatron-LM",
+        switches=MEGATRON,
         methods=("sft",),
         megatron=True,
         sharding="distributed-optimizer",
@@ -136,6 +153,7 @@ ROWS = (
     Trainer(
         "mindspeed",
         "MindSpeed-LLM",
+        switches=MEGATRON,
         methods=("sft", "reward", "dpo", "ipo", "simpo"),
         later_methods=("ppo", "grpo"),
         megatron=True,
@@ -152,6 +170,7 @@ ROWS = (
     Trainer(
         "nemo-aligner",
         "NeMo-Aligner",
+        switches=MEGATRON,
         methods=("sft", "reward", "dpo", "ipo", "kto"),
         later_methods=("ppo", "rloo"),
         megatron=True,

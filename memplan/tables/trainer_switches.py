@@ -1,0 +1,99 @@
+"""What trainers can be told of a plan's choices, by job key: every value that one of their switches has.
+
+A key that is not named is free, as all are in a bare loop. What the environment says (``PYTORCH_CUDA_ALLOC_CONF``) every
+trainer can be told. A plan keeps to these values; ``memplan.frameworks`` writes them, which is their check
+(tests/test_plan_switches.py).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+Switches = Mapping[str, tuple[Any, ...]]
+
+OWN_HEAD: Switches = MappingProxyType({"loss_head": ("auto",), "pair_pass": ("concatenated",)})
+"""The loss is the trainer's code: no switch but those of ``kernels`` turns another on."""
+_ZERO = ("zero0", "zero1", "zero2", "zero3")
+HUGGING_FACE: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "ddp", *_ZERO, "fsdp", "fsdp2"),
+        "reshard_after_forward": (None, True, False),
+        "fsdp": ("cpu_offload",),
+        "offload": ("optimizer", "parameters"),
+        "gradient_checkpointing": ("none", "full"),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("fused", "auto"),
+        "attention": ("sdpa", "flash", "eager"),
+        "reference": ("auto",),
+        "kernels": ("none", "liger"),
+    }
+)
+"""transformers 5.23 training_args.py: optim, gradient_checkpointing, use_liger_kernel, ddp_bucket_cap_mb (and no views);
+accelerate 1.15 utils/dataclasses.py: FullyShardedDataParallelPlugin.reshard_after_forward is a bool, cpu_offload."""
+TRL: Switches = MappingProxyType(
+    {
+        **HUGGING_FACE,
+        "offload": ("optimizer", "parameters", "activations"),
+        "reference": ("auto", "precomputed"),
+    }
+)
+"""trl 1.16 trainer/dpo_config.py, kto_config.py: precompute_ref_log_probs, use_liger_kernel; sft_config.py:
+activation_offloading."""
+OLD_REPOSITORY: Switches = MappingProxyType({**HUGGING_FACE, "kernels": ("none",)})
+"""princeton-nlp/SimPO training_configs/, accelerate_configs/, with transformers 4.44."""
+OPENRLHF: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": _ZERO,
+        "offload": ("optimizer",),
+        "gradient_checkpointing": ("none", "full"),
+        "optimizer_impl": ("auto",),
+        "attention": ("sdpa", "flash", "eager"),
+        "reference": ("auto", "offloaded"),
+        "kernels": ("none", "liger"),
+    }
+)
+"""openrlhf 0.11 cli/train_dpo.py, cli/train_sft.py: ds.zero_stage, ds.adam_offload, ds.use_liger_kernel,
+ds.attn_implementation, ref.offload, model.gradient_checkpointing_enable."""
+VERL: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "loss_head": ("auto", "fused"),
+        "sharding": ("fsdp", "fsdp2"),
+        "reshard_after_forward": (None, True, False),
+        "fsdp": ("cpu_offload",),
+        "offload": (),
+        "gradient_checkpointing": ("none", "full"),
+        "optimizer_impl": ("auto",),
+        "attention": ("sdpa", "flash", "eager"),
+        "kernels": ("none", "liger"),
+    }
+)
+"""verl 0.9 trainer/config/model/hf_model.yaml: use_fused_kernels, use_liger, enable_gradient_checkpointing;
+engine/fsdp.yaml: strategy, reshard_after_forward, offload_policy."""
+LITGPT: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "fsdp"),
+        "fsdp": (),
+        "offload": (),
+        "gradient_checkpointing": ("none",),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("fused", "auto"),
+        "attention": ("sdpa",),
+    }
+)
+"""litgpt 0.5 finetune/full.py: one device, or FSDPStrategy(auto_wrap_policy=Block, activation_checkpointing={Block});
+model.py: scaled_dot_product_attention."""
+LITGPT_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("full",)})
+MEGATRON: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("ddp", "distributed-optimizer"),
+        "offload": ("optimizer",),
+        "gradient_checkpointing": ("none", "selective", "full"),
+    }
+)
+"""megatron-core 0.16 arguments.py: --recompute-granularity, --use-distributed-optimizer, --optimizer-cpu-offload; losses
+are written on its parallel cross-entropy."""

@@ -1,0 +1,131 @@
+"""Proves that a plan for a named trainer is one that it can be told: its best plans are emitted in the trainer's own
+framework without an error, and read back they are the same job, to the byte."""
+
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import InvalidJob
+from memplan.frameworks.registry import find_framework
+from memplan.frameworks.writing import emit
+from memplan.plan import plan
+from memplan.plan.axes import others, values
+from memplan.plan.moves import moves
+from memplan.plan.planning import question
+from memplan.plan.space import HEADS, PAIR_PASSES, layouts
+from memplan.reporting import peak
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, read_job, with_changes
+from memplan.tables.trainers import TRAINERS
+
+METHODS = {
+    "trl": ("sft", "dpo", "ipo", "kto", "simpo", "cpo", "orpo", "reward", "grpo"),
+    "transformers": ("sft",),
+    "llamafactory": ("sft", "dpo", "simpo", "kto", "orpo", "reward"),
+    "openrlhf": ("sft", "dpo", "reward", "grpo"),
+    "verl": ("sft", "grpo"),
+    "litgpt": ("sft",),
+    "megatron": ("sft",),
+}
+CARDS: tuple[dict[str, Any], ...] = (
+    {"model": "qwen2.5-0.5b", "gpu": "rtx-4090-24gb", "num_gpus": 1},
+    {"model": "llama-3.1-8b", "gpu": "h100-80gb", "num_gpus": 8},
+)
+ONLINE = {"sequence_length": 1024, "completion_length": 512, "rollout": {"group_size": 8}}
+ADAPTERS = {"lora": {"r": 8, "targets": ["q_proj", "v_proj"]}}
+
+
+def job_of(trainer: str, method: str, card: dict[str, Any]) -> dict[str, Any]:
+    """A job of the trainer."""
+    return {**card, "trainer": trainer, "method": method, **(ONLINE if method == "grpo" else {})}
+
+
+def assert_said(given: JobInput, trainer: str) -> None:
+    """Its files make the same bytes."""
+    found = emit(given, find_framework(trainer))
+    again = peak(resolve(found.read_back(found.given.job)))
+    assert again.device == peak(resolve(given)).device
+    assert again.allocated == peak(resolve(given)).allocated
+
+
+@pytest.mark.parametrize("more", [{}, ADAPTERS], ids=["full", "lora"])
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"{card['num_gpus']}x{card['gpu']}")
+@pytest.mark.parametrize(("trainer", "method"), [(name, each) for name, those in METHODS.items() for each in those])
+def test_the_best_plans_are_said_to_the_trainer(
+    trainer: str, method: str, card: dict[str, Any], more: dict[str, Any]
+) -> None:
+    if trainer == "megatron" and more:
+        with pytest.raises(InvalidJob, match="LoRA is not modelled"):
+            plan(read_job({**job_of(trainer, method, card), **more}))
+        return
+    found = plan(read_job({**job_of(trainer, method, card), **more}), wanted=8, allow=("offload",))
+    assert found.fits
+    for each in found.plans:
+        assert_said(read_job(each.job), trainer)
+        again, first = memplan.estimate(each.job).per_gpu, each.report.per_gpu
+        assert again.allocated_bytes == first.allocated_bytes
+        assert again.device_bytes.high == first.device_bytes.high
+
+
+@pytest.mark.parametrize(
+    ("trainer", "method"), [("trl", "sft"), ("trl", "dpo"), ("llamafactory", "dpo"), ("openrlhf", "dpo")]
+)
+def test_every_choice_of_the_space_is_said(trainer: str, method: str) -> None:
+    """Not the best ones alone: each combination that is legal."""
+    asked = question(read_job({**job_of(trainer, method, CARDS[1]), "model": "smollm2-135m", "num_gpus": 2}))
+    legal = 0
+    for layout in layouts(asked.space):
+        for keys in others(asked.space, layout):
+            given = with_changes(asked.given, {**layout, **keys})
+            try:
+                resolve(given)
+            except InvalidJob:
+                continue
+            assert_said(given, trainer)
+            legal += 1
+    assert legal >= 16
+
+
+@pytest.mark.parametrize("trainer", [name for name in TRAINERS if name != "pytorch"])
+def test_no_trainer_but_a_bare_loop_is_free(trainer: str) -> None:
+    """Its code has one schedule of pairs, and its own loss heads."""
+    for row in TRAINERS[trainer]:
+        assert [head for head in HEADS if row.can_be_told("loss_head", head)] in (["auto"], ["auto", "fused"])
+        assert [way for way in PAIR_PASSES if row.can_be_told("pair_pass", way)] == ["concatenated"]
+        assert row.can_be_told("allocator", {"expandable_segments": True})
+    assert all(row.can_be_told("loss_head", head) for row in TRAINERS["pytorch"] for head in HEADS)
+
+
+def test_what_the_user_fixes_is_kept_whatever_the_switches() -> None:
+    job = job_of("trl", "dpo", CARDS[1]) | {
+        "loss_head": "chunked",
+        "pair_pass": "split",
+        "gradient_checkpointing": "every:2",
+    }
+    found = plan(read_job(job), wanted=1)
+    assert [found.plans[0].job[key] for key in ("loss_head", "pair_pass")] == ["chunked", "split"]
+    asked = question(read_job(job))
+    assert values(asked.space, {"sharding": "zero3"}, "gradient_checkpointing") == ("every:2",)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "method"), [("trl", "dpo"), ("trl", "sft"), ("llamafactory", "simpo"), ("openrlhf", "dpo")]
+)
+def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
+    job = {
+        **job_of(trainer, method, CARDS[1]),
+        "gpu": "rtx-4090-24gb",
+        "zero_stage": 2,
+        "gradient_checkpointing": "none",
+    }
+    given = read_job(job)
+    for move in moves(given.job, resolve(given)):
+        changed = with_changes(given, move.keys)
+        try:
+            resolve(changed)
+        except InvalidJob:
+            continue
+        assert_said(changed, trainer)
+    for remedy in memplan.estimate(job).remedies:
+        assert_said(with_changes(given, remedy.changes), trainer)
