@@ -72,6 +72,7 @@ ROWS = (
         gradient_checkpointing=True,
         methods=("simpo",),
         fp32_logits=("simpo",),
+        fp32_outputs=True,
         frees_logits=True,
         holds_logits=("simpo",),
         heads={"*": "log-softmax"},
