@@ -14,7 +14,6 @@ from memplan.engine.deepspeed import enter_whole_weights, enter_zero
 from memplan.engine.front_rows import enter_buffers
 from memplan.engine.fsdp2_units import gathers
 from memplan.engine.ledger import Ledger
-from memplan.engine.megatron.build import megatron_ledger
 from memplan.engine.mixer_rows import enter_mixer_kernels
 from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
 from memplan.engine.output_rows import enter_outputs
@@ -77,6 +76,8 @@ def ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
     ``detailed``.
     """
     if recipe.in_megatron:
+        from memplan.engine.megatron.build import megatron_ledger  # an engine of its own, which most jobs never load
+
         return megatron_ledger(recipe, detailed)
     parts = Parts(recipe)
     book = Ledger(parts.schedule, detailed)

@@ -9,14 +9,12 @@ small trees. The figures are the ledger's own, to the byte (tests/test_quick.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memplan.engine.build import SECTIONS, Parts
 from memplan.engine.ledger import Ledger
-from memplan.engine.megatron.build import SECTIONS as MEGATRON_SECTIONS
-from memplan.engine.megatron.build import MegatronParts
 from memplan.engine.remembered import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
@@ -211,23 +209,31 @@ class Remembering:
 
 VALUES = Values()
 ORDINARY = Remembering(Parts, SECTIONS)
-MEGATRON = Remembering(MegatronParts, MEGATRON_SECTIONS)
+
+
+@cache
+def _megatron() -> Remembering:
+    """Megatron's kind, of an engine that most jobs never load."""
+    from memplan.engine.megatron.build import SECTIONS as MEGATRON_SECTIONS
+    from memplan.engine.megatron.build import MegatronParts
+
+    return Remembering(MegatronParts, MEGATRON_SECTIONS)
 
 
 def totalled(recipe: Recipe) -> Totalled:
     """The totals of the recipe's ledger."""
     if len(VALUES) > MOST:
         forget()
-    return (MEGATRON if recipe.in_megatron else ORDINARY).totalled(recipe)
+    return (_megatron() if recipe.in_megatron else ORDINARY).totalled(recipe)
 
 
 def states_alone(recipe: Recipe) -> int:
     """Bytes of model states that are there at every instant: what no batch, loss or checkpointing makes smaller."""
-    return (MEGATRON if recipe.in_megatron else ORDINARY).states(recipe)
+    return (_megatron() if recipe.in_megatron else ORDINARY).states(recipe)
 
 
 def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()
     ORDINARY.forget()
-    MEGATRON.forget()
+    _megatron.cache_clear()

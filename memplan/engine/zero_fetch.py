@@ -161,9 +161,21 @@ class _Coordinator:
         return -(-size // self.limits.ranks) * self.limits.ranks
 
 
-@lru_cache(maxsize=128)
 def gathered(stretches: tuple[Stretch, ...], limits: Limits) -> dict[str, Gathered]:
-    """Elements that are gathered, by the stretches' names."""
+    """Elements that are gathered, by the stretches' names. Ranks matter by the padding alone: numbers of them that
+    divide every parameter are played once."""
+    whole = not any(size % limits.ranks for size in _sizes(stretches))
+    return _played(stretches, limits._replace(ranks=1) if whole else limits)
+
+
+@lru_cache(maxsize=64)
+def _sizes(stretches: tuple[Stretch, ...]) -> frozenset[int]:
+    """Elements of the parameters."""
+    return frozenset(size for stretch in stretches for module in stretch.modules for _, size in module.parameters)
+
+
+@lru_cache(maxsize=128)
+def _played(stretches: tuple[Stretch, ...], limits: Limits) -> dict[str, Gathered]:
     order = [module for stretch in stretches for module in stretch.modules]
     coordinator, at, most = _Coordinator(order, limits), 0, {}
     for stretch in stretches:
