@@ -26,13 +26,15 @@ def adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapte
     if base is not None and base.scheme.clones:
         result = ops.copy(tape, result, "cloned results")
     keeps = bnb and tape.autocast > 0
-    source = x if keeps else ops.cast(tape, x, adapter.itemsize, "adapter inputs")
+    source = x if keeps else ops.cast(tape, x, adapter.read_itemsize or adapter.itemsize, "adapter inputs")
     if adapter.dora:
         total = _dora(p, source, result, linear, out, adapter)
     else:
         lora_a, lora_b = _pair(p, linear, adapter)
         if adapter.dropout:
             source = ops.dropout(tape, source)
+        if adapter.read_itemsize and not tape.autocast:  # FSDP casts the inputs of its units
+            source = ops.cast(tape, source, adapter.itemsize, "adapter inputs")
         low = ops.linear(tape, source, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
         high = ops.linear(tape, low, lora_b, out, "adapter outputs")
         del low

@@ -186,7 +186,8 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
     if adapter is None or not gathers(recipe) or not casts(recipe):
         return adapter
     if recipe.sharding == "fsdp" and recipe.trainer.accelerate:
-        return adapter  # each is a unit of its own: PEFT reads the dtype of what is sharded
+        # Each is a unit of its own: PEFT reads the dtype of what is sharded, and its hook gathers it in another.
+        return adapter._replace(itemsize=recipe.compute_itemsize, read_itemsize=adapter.itemsize)
     return adapter._replace(itemsize=recipe.compute_itemsize, magnitude_itemsize=recipe.compute_itemsize)
 
 

@@ -39,6 +39,8 @@ class Adapter(NamedTuple):
     """Parameters of stacked experts that are adapted too (PEFT's ``ParamWrapper``): gate_up_proj, down_proj."""
     router: bool = False
     """And so is the router's weight."""
+    read_itemsize: int = 0
+    """Element size that PEFT reads of lora_A, and casts inputs to, where the product has it in another; 0: its own."""
 
 
 class Quantised(NamedTuple):
