@@ -11,7 +11,7 @@ from memplan.frameworks.registry import find_framework
 from memplan.frameworks.writing import emit
 from memplan.plan import plan
 from memplan.plan.axes import others, values
-from memplan.plan.moves import moves
+from memplan.plan.moves import moves, training_moves
 from memplan.plan.planning import question
 from memplan.plan.space import HEADS, PAIR_PASSES, layouts
 from memplan.reporting import peak
@@ -120,7 +120,8 @@ def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
         "gradient_checkpointing": "none",
     }
     given = read_job(job)
-    for move in moves(given.job, resolve(given)):
+    recipe = resolve(given)
+    for move in (*moves(given.job, recipe), *training_moves(given.job, recipe)):
         changed = with_changes(given, move.keys)
         try:
             resolve(changed)
@@ -129,3 +130,12 @@ def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
         assert_said(changed, trainer)
     for remedy in memplan.estimate(job).remedies:
         assert_said(with_changes(given, remedy.changes), trainer)
+
+
+@pytest.mark.parametrize("trainer", ["trl", "llamafactory", "openrlhf"])
+def test_what_waits_on_the_host_is_said(trainer: str) -> None:
+    job = {"model": "llama-3.1-8b", "method": "sft", "trainer": trainer, "gpu": "rtx-4090-24gb", "num_gpus": 4}
+    found = plan(read_job(job), allow=("offload",))
+    assert found.plans[0].training == ("states or activations on the host",)
+    for each in found.plans:
+        assert_said(read_job(each.job), trainer)

@@ -10,6 +10,7 @@ from memplan.errors import UsageError, did_you_mean
 from memplan.plan.planning import Question, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
+from memplan.tables.trainers import find_trainer
 
 
 class Change(NamedTuple):
@@ -28,7 +29,21 @@ NAMES = ("offload", "8bit", "shorter", "lora", "qlora")
 
 
 def change(name: str, job: Job) -> Change | None:
-    """The change for this job; None where it is there already or cannot be."""
+    """The change for this job; None where it is there already, cannot be, or the trainer cannot be told."""
+    made, trainer = _change(name, job), find_trainer(job.trainer, job.trainer_version or "")
+    if made is None:
+        return None
+    told = tuple(keys for keys in made.values if all(trainer.can_be_told(*pair) for pair in keys.items()))
+    return made._replace(values=told[: 1 if name == "qlora" else None]) if told else None
+
+
+def _adapter(job: Job) -> dict[str, Any]:
+    """LoRA of every linear, by name where the trainer asks for that."""
+    targets = find_trainer(job.trainer).switches.get("lora_targets")
+    return {"lora": {"r": RANK, **({"targets": targets} if targets else {})}}
+
+
+def _change(name: str, job: Job) -> Change | None:
     if name == "offload":
         return None if job.offload else Change(name, "states or activations on the host", ({},))
     if name == "8bit":
@@ -43,11 +58,12 @@ def change(name: str, job: Job) -> Change | None:
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
     if name == "lora":
-        return None if job.lora else Change(name, f"LoRA of rank {RANK}", ({"lora": {"r": RANK}},))
+        return None if job.lora else Change(name, f"LoRA of rank {RANK}", (_adapter(job),))
     if job.quantization != "none":
         return None
-    lora = {} if job.lora else {"lora": {"r": RANK}}
-    return Change(name, "LoRA over a base in 4 bits", ({**lora, "quantization": "nf4"},))
+    lora = {} if job.lora else _adapter(job)
+    kinds = ("nf4", "nf4-double")
+    return Change(name, "LoRA over a base in 4 bits", tuple({**lora, "quantization": kind} for kind in kinds))
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:

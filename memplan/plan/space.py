@@ -1,8 +1,8 @@
 """The choices of a plan: every way to run a job on so many GPUs that keeps the training what it is.
 
 A *layout* divides the GPUs (sharding, degrees of parallelism); the other axes are independent of it. What the user gave
-as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (``tables.trainer_switches``). What
-cannot be is left to ``resolve``, whose reasons are told.
+as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (``tables.trainer_switches``).
+What cannot be is left to ``resolve``, whose reasons are told.
 """
 
 from __future__ import annotations

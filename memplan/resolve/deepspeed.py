@@ -218,7 +218,9 @@ def _offloaded(name: str, given: Offload | None, wanted: bool) -> Offloaded:
     if given is None or given.device == "none":
         if given is not None and given.device == "none" and wanted and "device" in given.model_fields_set:
             raise InvalidJob(f"deepspeed: device none contradicts offload: {name}", "give one of them")
-        return Offloaded("cpu", buffer_count=0) if wanted else Offloaded()
+        return Offloaded("cpu") if wanted else Offloaded()
+    if given.device == "cpu":  # buffers are what partitions pass through on their way to NVMe
+        return Offloaded("cpu", given.pin_memory, ratio=given.ratio)
     count = given.buffer_count if given.buffer_count is not None else 4 if name == "optimizer" else 5
 
     def size(value: int | str | None, default: int) -> int:

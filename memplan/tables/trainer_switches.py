@@ -1,7 +1,7 @@
 """What trainers can be told of a plan's choices, by job key: every value that one of their switches has.
 
-A key that is not named is free, as all are in a bare loop. What the environment says (``PYTORCH_CUDA_ALLOC_CONF``) every
-trainer can be told. A plan keeps to these values; ``memplan.frameworks`` writes them, which is their check
+A key that is not named is free, as all are in a bare loop; what the environment says (``PYTORCH_CUDA_ALLOC_CONF``)
+every trainer can be told. A plan keeps to these values; ``memplan.frameworks`` writes them, which is their check
 (tests/test_plan_switches.py).
 """
 
@@ -29,7 +29,7 @@ HUGGING_FACE: Switches = MappingProxyType(
         "kernels": ("none", "liger"),
     }
 )
-"""transformers 5.23 training_args.py: optim, gradient_checkpointing, use_liger_kernel, ddp_bucket_cap_mb (and no views);
+"""transformers 5.23 training_args.py: optim, gradient_checkpointing, use_liger_kernel, ddp_bucket_cap_mb (no views);
 accelerate 1.15 utils/dataclasses.py: FullyShardedDataParallelPlugin.reshard_after_forward is a bool, cpu_offload."""
 TRL: Switches = MappingProxyType(
     {
@@ -52,10 +52,12 @@ OPENRLHF: Switches = MappingProxyType(
         "attention": ("sdpa", "flash", "eager"),
         "reference": ("auto", "offloaded"),
         "kernels": ("none", "liger"),
+        "optimizer": ("adamw", "muon"),
+        "quantization": ("none", "nf4-double"),
     }
 )
 """openrlhf 0.11 cli/train_dpo.py, cli/train_sft.py: ds.zero_stage, ds.adam_offload, ds.use_liger_kernel,
-ds.attn_implementation, ref.offload, model.gradient_checkpointing_enable."""
+ds.attn_implementation, ds.load_in_4bit, optim, ref.offload, model.gradient_checkpointing_enable."""
 VERL: Switches = MappingProxyType(
     {
         **OWN_HEAD,
@@ -68,6 +70,8 @@ VERL: Switches = MappingProxyType(
         "optimizer_impl": ("auto",),
         "attention": ("sdpa", "flash", "eager"),
         "kernels": ("none", "liger"),
+        "optimizer": ("adamw", "sgd", "muon"),
+        "quantization": ("none",),
     }
 )
 """verl 0.9 trainer/config/model/hf_model.yaml: use_fused_kernels, use_liger, enable_gradient_checkpointing;
@@ -82,10 +86,12 @@ LITGPT: Switches = MappingProxyType(
         "gradient_as_bucket_view": (False,),
         "optimizer_impl": ("fused", "auto"),
         "attention": ("sdpa",),
+        "optimizer": ("adamw", "sgd", "adamw-8bit", "paged-adamw-8bit"),
+        "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     }
 )
-"""litgpt 0.5 finetune/full.py: one device, or FSDPStrategy(auto_wrap_policy=Block, activation_checkpointing={Block});
-model.py: scaled_dot_product_attention."""
+"""litgpt 0.5 finetune/full.py: one device, or FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy);
+model.py: scaled_dot_product_attention; finetune/lora.py: lora_query, … lora_mlp for parts of a block."""
 LITGPT_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("full",)})
 MEGATRON: Switches = MappingProxyType(
     {
@@ -93,7 +99,9 @@ MEGATRON: Switches = MappingProxyType(
         "sharding": ("ddp", "distributed-optimizer"),
         "offload": ("optimizer",),
         "gradient_checkpointing": ("none", "selective", "full"),
+        "optimizer": ("adamw", "sgd", "sgd-momentum"),
+        "quantization": ("none",),
     }
 )
-"""megatron-core 0.16 arguments.py: --recompute-granularity, --use-distributed-optimizer, --optimizer-cpu-offload; losses
-are written on its parallel cross-entropy."""
+"""megatron-core 0.16 arguments.py: --recompute-granularity, --use-distributed-optimizer, --optimizer-cpu-offload; its
+trainers' losses are their own code."""
