@@ -311,11 +311,13 @@ def test_a_trainer_on_megatron_runs_what_it_has() -> None:
     assert any("reference: NeMo-Aligner has none that is resident" in text for text in warned)
 
 
-def test_values_that_a_trainer_never_has_are_one_row() -> None:
+def test_a_trainer_that_the_planner_found_is_asked_for_nothing_that_it_cannot_be_told() -> None:
     job = {"model": "llama-3.1-8b", "method": "simpo", "gpu": "ascend-910b-64gb", "num_gpus": 8}
-    rows = [each for each in plan(read_job(job), wanted=1).rejected if "pair_pass" in each.reason]
-    assert [each.name for each in rows] == ["Megatron (mindspeed)"]
-    assert "two-forward, split, gradcache" in rows[0].reason
+    found = plan(read_job(job), wanted=8)
+    megatron = [each.job for each in found.plans if each.job["trainer"] == "mindspeed"]
+    assert megatron
+    assert {each["pair_pass"] for each in megatron} == {"concatenated"}
+    assert not [each for each in found.rejected if "pair_pass" in each.reason]
 
 
 EIGHT = {"model": "llama-3.1-8b", "method": "simpo"}

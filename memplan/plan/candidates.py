@@ -16,7 +16,7 @@ from memplan.cost.rates import Device
 from memplan.errors import MemplanError
 from memplan.plan.axes import alternatives, others
 from memplan.plan.degrees import Keys
-from memplan.plan.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts
+from memplan.plan.space import CHECKPOINTING, CHOSEN, Space, batches, data_ranks, layouts
 from memplan.plan.words import layout_name
 from memplan.reporting import floor
 from memplan.resolve import resolve
@@ -24,8 +24,6 @@ from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
 
 HALF = ("bf16", "fp16")
-NEVER = "is not modelled"
-"""How a refusal ends that names a trainer and one value, and so is of these two alone."""
 NESTED = ("fsdp", "megatron", "allocator", "offload")
 
 
@@ -117,8 +115,6 @@ class Builder:
         self.structures = 0
         self.nested: dict[str, JobInput] = {}
         self.floored: list[Floored] = []
-        self.never: dict[tuple[Any, str, Any], str] = {}
-        """What a trainer has in no layout, by its own words."""
 
     def recipe(self, keys: Keys) -> Recipe:
         """The resolved job. Raises MemplanError."""
@@ -144,12 +140,8 @@ class Builder:
         """A layout with everything else, unless its model states alone are too large."""
         sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
         everything = list(others(self.space, layout))
-        asked, trainer = False, layout.get("trainer", self.space.job.trainer)
+        asked = False
         for other in everything:
-            never = self._never(trainer, other) if self.never else None
-            if never is not None:
-                self._refuse(family, {**layout, **other}, never, len(sizes))
-                continue
             if known and frozenset(other.items()) in known:
                 continue
             keys = same_training(self.space, {**layout, **other}, self.given.sources.get("precision") == "option")
@@ -164,19 +156,10 @@ class Builder:
             known.update(_named(other, recipe))
             self._batches(family, keys, recipe, sizes)
 
-    def _never(self, trainer: str, other: Keys) -> str | None:
-        """What the trainer said of one of these values in another layout: that it never has it."""
-        for key, value in other.items():
-            said = self.never.get((trainer, key, value))
-            if said is not None:
-                return said
-        return None
-
     def _resolved(self, family: int, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | None:
         """A structure's recipe with its first batch, dominated values where the dominating ones are refused; None where
         it cannot be."""
         batch = {"batch_size": sizes[0][0], **self._steps(sizes[0][1])}
-        trainer = keys.get("trainer", self.space.job.trainer)
         try:
             return keys, self.recipe({**keys, **batch})
         except MemplanError as error:
@@ -185,10 +168,6 @@ class Builder:
             with suppress(MemplanError):
                 return attempt, self.recipe({**attempt, **batch})
         self._refuse(family, keys, refused.message, len(sizes), refused.hint)
-        for key in OTHERS:
-            said = f"with {key} {keys.get(key)} {NEVER}"
-            if refused.message.startswith("trainer: ") and refused.message.endswith(said):
-                self.never[trainer, key, keys[key]] = refused.message
         return None
 
     def _steps(self, steps: int) -> Keys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +34,6 @@ from memplan.units import ceil_div, format_bytes, parse_count
 GLOBAL_BATCH = 64
 """Examples of an optimizer step where the job says nothing, or the next more that all GPUs share: SimPO's and zephyr's
 DPO recipes use 128 and 64."""
-NOT_MODELLED = re.compile(r"(trainer: .+ with \w+ )(\S+)( is not modelled)")
 WANTED = 5
 MISSES = 8
 Tell = Callable[[str, int, int], None]
@@ -87,6 +85,9 @@ def question(given: JobInput) -> Question:
     freed = [*(key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH), *gone]
     if freed:
         assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
+    trainer = find_trainer(job.trainer, job.trainer_version or "")
+    if trainer.switches:
+        assumptions.append(f"choices: what {trainer.title} has switches for; --fix key=value tries another")
     spec = given.spec or _spec(job, assumptions)
     if job.precision == "auto" and job.lora is None:
         assumptions.append(
@@ -271,19 +272,13 @@ def _floored(each: Floored) -> Rejected:
 
 
 def _refused(refused: Iterable[Refused]) -> list[Rejected]:
-    """One row for each reason, the most frequent first, named by what its layouts have in common; of a trainer that has
-    not the values of one key, one row."""
-    by_reason: dict[tuple[str, str, str], tuple[list[str], list[Refused]]] = {}
+    """One row for each reason, the most frequent first, named by what its layouts have in common."""
+    by_reason: dict[str, list[Refused]] = {}
     for each in refused:
-        said = NOT_MODELLED.fullmatch(each.reason)
-        head, value, tail = said.groups() if said else (each.reason, "", "")
-        values, group = by_reason.setdefault((head, tail, "" if said else each.reason), ([], []))
-        values.append(value)
-        group.append(each)
-    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1][1]))
+        by_reason.setdefault(each.reason, []).append(each)
+    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1]))
     rows = []
-    for (head, tail, _), (values, group) in ordered[:MISSES]:
-        reason = f"{head}{', '.join(dict.fromkeys(values))}{tail}"
+    for reason, group in ordered[:MISSES]:
         common = {
             key: value for key, value in group[0].keys.items() if all(each.keys.get(key) == value for each in group)
         }
