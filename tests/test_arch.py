@@ -220,6 +220,48 @@ def test_quantized_checkpoints_are_noted() -> None:
     assert parse("llama", quantization_config={"load_in_4bit": True}).quantization == "bitsandbytes"
 
 
+@pytest.mark.parametrize(
+    ("section", "method", "told"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq", "--quantization gptq-4bit --lora-r 16"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq", "at most adapters"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "awq", "--quantization awq-4bit"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes", "--quantization nf4 --lora-r"),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "_load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+            },
+            "bitsandbytes",
+            "--quantization nf4-double",
+        ),
+        ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, "bitsandbytes", "--quantization int8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "dequantize: true"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors", "dequantize: true"),
+        ({"quant_algo": "FP8", "config_groups": {}, "producer": {"name": "modelopt"}}, "modelopt", "unquantised model"),
+        ({"group_size": 64, "bits": 4, "mode": "affine"}, "mlx", "unquantised model"),
+        ({"quant_method": "hqq"}, "hqq", "at most adapters"),
+    ],
+)
+def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
+    section: dict[str, Any], method: str, told: str
+) -> None:
+    spec = parse("llama", quantization_config=section)
+    assert spec.quantization == method
+    assert told in spec.notes[-1]
+    assert spec.params == parse("llama").params
+
+
+def test_sections_of_other_tools_are_read_and_one_that_names_no_method_is_an_error() -> None:
+    assert parse("llama", quantization={"group_size": 64, "bits": 4}).quantization == "mlx"
+    assert parse("llama", compression_config={"config_groups": {}}).quantization == "compressed-tensors"
+    assert parse("llama", quantization="none").quantization is None
+    with pytest.raises(ModelError, match=r"quantization_config\.quant_method of llama must be the name"):
+        parse("llama", quantization_config={"weights": 4})
+
+
 def test_a_key_that_asks_for_what_the_class_always_builds_is_no_other_model() -> None:
     normed = parse("qwen3_moe", num_experts=4, num_experts_per_tok=2, use_qk_norm=True)
     assert len(normed.runs[0].layer.mixer.norms) == 2

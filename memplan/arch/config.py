@@ -8,6 +8,7 @@ some keys may have. So a family brings the defaults of its class, and nothing is
 from collections.abc import Mapping
 from typing import Literal
 
+from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of
 from memplan.errors import ModelError, UnknownArchitecture
 
 Scalar = int | float | bool | str | None
@@ -156,18 +157,17 @@ class Config:
         return DTYPES[name]
 
     def quantization(self) -> str | None:
-        """``quant_method`` of the checkpoint; parameters are counted as they were before it."""
-        section = self.keys.get("quantization_config")
-        if section is None:
-            return None
-        if not isinstance(section, Mapping):
-            raise self.wrong("quantization_config", "an object", section)
-        legacy = section.get("load_in_4bit") is True or section.get("load_in_8bit") is True
-        method = section.get("quant_method", "bitsandbytes" if legacy else None)
-        if not isinstance(method, str) or not method.isprintable() or not 0 < len(method) <= 40:
-            raise self.wrong("quantization_config.quant_method", "the name of a method", method)
-        self.notes.append(f"the checkpoint is quantised ({method}); parameters are counted unquantised")
-        return method
+        """The method that the checkpoint is quantised by; parameters are counted as they were before it."""
+        given = self.keys.get(TODAY)
+        if given is not None and not isinstance(given, Mapping):
+            raise self.wrong(TODAY, "an object", given)
+        if given is not None and method_of(given) is None:
+            raise self.wrong(f"{TODAY}.quant_method", "the name of a method", given.get("quant_method"))
+        for section in (given, *(self.keys.get(key) for key in OTHERS)):
+            if isinstance(section, Mapping) and (method := method_of(section)) is not None:
+                self.notes.append(note_of(method, section))
+                return method
+        return None
 
 
 def unknown_architecture(model_type: str, config: Config, why: str) -> UnknownArchitecture:

@@ -15,6 +15,8 @@ from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
 
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 BY_RATIO = {0: WINDOW, 4: SPARSE, 128: HEAVY}
+MOE_WIDTH = "moe_intermediate_size"
+"""The class's own name; ``intermediate_size``, an alias of its attribute_map, is set later and holds where both are."""
 COMPRESS = {WINDOW: "none", SPARSE: "sparse", HEAVY: "heavy"}
 
 
@@ -108,7 +110,8 @@ def rate(config: Config, kind: str, default: int) -> int:
 def layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts and a shared one of the same width in every layer; in the first by the token's id, not by its score."""
     count = expert_count(config, "n_routed_experts", "num_local_experts")
-    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
+    alias = "intermediate_size" in config.keys
+    active, f = experts_per_token(config, count), config.integer("intermediate_size" if alias else MOE_WIDTH)
     routing = Routing(program="square-root", product="fp32", scores="logits", corrected=True, scaled=True)
     layer = FeedForward(
         intermediate=f,
@@ -153,7 +156,6 @@ ROW = Family(
     windows=attention.no_windows,
     mixers=mixers,
     not_counted=(("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS)),
-    names={"moe_intermediate_size": "intermediate_size"},
     classifies=False,
     finish=with_streams,
 )

@@ -74,12 +74,14 @@ def gemma4_mixers(family: Family, config: Config) -> list[AnyMixer]:
 
 
 def overridden(config: Config, kinds: list[str], sliding: Heads, full: Heads) -> Heads:
-    """``per_layer_config`` of a saved config: what it says of each layer that attends to all must be the same."""
+    """``per_layer_config`` of a saved config: what it says of each layer that attends to all must be the same. Its keys
+    are numbers of layers, padded with zeros to one length.
+    """
     given = config.value("per_layer_config")
     if given is None:
         return full
     numbers = {str(i) for i, kind in enumerate(kinds) if kind == attention.FULL}
-    if not isinstance(given, Mapping) or not {str(key) for key in given} <= numbers:
+    if not isinstance(given, Mapping) or not {str(key).lstrip("0") or "0" for key in given} <= numbers:
         raise config.wrong("per_layer_config", "an object of the layers that attend to all", given)
     if not given:
         return full._replace(head_dim=sliding.head_dim, kv_heads=sliding.kv_heads)

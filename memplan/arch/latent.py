@@ -26,7 +26,8 @@ from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Linear, Norm, Routing
 
-INDEXED = "indexed_attention"
+INDEXED = "indexed_attention", "deepseek_sparse_attention"
+"""What layer_types calls such attention, and what it was called: published configs hold either."""
 NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
 
 
@@ -95,8 +96,10 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
     given, layers = config.keys.get("layer_types"), config.integer("num_hidden_layers")
-    if given is not None and given != [INDEXED] * layers:
-        raise config.wrong("layer_types", f"{INDEXED} in every layer", given)
+    if given is not None and not (
+        isinstance(given, (list, tuple)) and len(given) == layers and all(kind in INDEXED for kind in given)
+    ):
+        raise config.wrong("layer_types", f"{INDEXED[0]} in every layer", given)
     plain = latent_attention(family, config, None).model_copy(
         update={
             "indexed": True,

@@ -39,6 +39,8 @@ class VisionFamily(NamedTuple):
     """transformers has a sequence-classification class of this type."""
     flat: bool = False
     """Older files hold the language model's keys beside vision_config."""
+    text_sets: Mapping[str, object] = NOTHING
+    """What the class itself puts into the language model's config, so that a config it saved says it too."""
 
 
 LLAVA_VISION = {
@@ -104,7 +106,14 @@ ROWS = (
     VisionFamily("llava_next", "llama", vision_init=LLAVA_VISION),
     VisionFamily("llava_onevision", "qwen2", vision_init=ONEVISION_VISION, ties="either"),
     VisionFamily("gemma3", "gemma3_text", any_text=False, vision_init=SIGLIP_VISION, tied=True, classifies=True),
-    VisionFamily("paligemma", "gemma", text_init=PALIGEMMA_TEXT, vision_init=PALIGEMMA_VISION, tied=True),
+    VisionFamily(
+        "paligemma",
+        "gemma",
+        text_init=PALIGEMMA_TEXT,
+        vision_init=PALIGEMMA_VISION,
+        tied=True,
+        text_sets={"use_bidirectional_attention": True},
+    ),
     VisionFamily("qwen2_vl", "qwen2_vl_text", any_text=False, ties="either", flat=True),
     VisionFamily("qwen2_5_vl", "qwen2_5_vl_text", any_text=False, ties="either", flat=True),
     VisionFamily("qwen3_vl", "qwen3_vl_text", any_text=False),
@@ -165,6 +174,7 @@ def language_model(family: VisionFamily, texts: Texts, raw: Config, keys: Mappin
     if keys is None:
         flat = {key: value for key, value in raw.keys.items() if key not in OUTER_KEYS}
         keys = flat if family.flat else family.text_init
+    keys = {key: value for key, value in keys.items() if family.text_sets.get(key, NOTHING) != value}
     model_type = keys.get("model_type", family.text) if family.any_text else family.text
     if family.model_type == "kimi_k25" and model_type == "kimi_k2":
         model_type = "deepseek_v3"
