@@ -174,7 +174,10 @@ def mllama(config: Config, vision: Config, text: ModelSpec) -> Made:
         name="multi_modal_projector", inputs=keys.integer("vision_output_dim"), outputs=text.hidden_size, bias=True
     )
     rule = square(encoder, 0, "canvas", max_tiles=keys.integer("max_num_tiles"))
-    return assemble(encoder, Part(linears=(linear,)), rule, taps=tile_towers.mllama_taps(keys)), {}
+    taps = tile_towers.mllama_taps(keys)
+    read = encoder.width * (1 + len(taps))
+    fails = "" if read == linear.inputs else f"vision_output_dim is {linear.inputs}, where its tower gives {read}"
+    return assemble(encoder, Part(linears=(linear,)), rule, taps=taps, projection="crossed", fails=fails), {}
 
 
 def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:

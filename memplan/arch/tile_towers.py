@@ -159,6 +159,7 @@ def mllama_block(config: Config, h: int, gated: bool) -> Block:
             num_heads=heads,
             head_dim=head_width(config, h, heads),
             linears=attention_linears(h, "o_proj", False, False),
+            tiled=True,
         ),
         feed_forward=plain_mlp(h, config.integer("intermediate_size"), config.choice("hidden_act", ACTIVATIONS)),
         norms=(layer_norm("input_layernorm", h), layer_norm("post_attention_layernorm", h)),

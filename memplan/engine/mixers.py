@@ -16,6 +16,7 @@ from memplan.engine.falcon import falcon
 from memplan.engine.gated_attention import gated_attention
 from memplan.engine.gated_delta import gated_delta
 from memplan.engine.graph import Tensor
+from memplan.engine.image_cross import image_cross
 from memplan.engine.latent import latent_attention
 from memplan.engine.lending import lending_attention
 from memplan.engine.lightning import lightning
@@ -62,6 +63,7 @@ MIXERS: dict[str, Program] = {
     "gated-delta": gated_delta,
     "lightning": lightning,
     "time-mix": time_mix,
+    "image-cross": image_cross,
 }
 """A program for each ``kind`` of mixer."""
 

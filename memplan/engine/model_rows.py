@@ -20,10 +20,11 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     """
     plan, spec = traced.plan, traced.plan.spec
     instant = f"{plan.name}.embedding-backward"
+    images_last = traced.crossing.reached  # then the tower's backward comes after the embedding's
     book.add(
         "gradient of the residual stream, embedding",
         "temporaries",
-        traced.input_gradient if plan.embedding_trained or not plan.mode.trained else 0,
+        traced.input_gradient if (plan.embedding_trained or not plan.mode.trained) and not images_last else 0,
         instant,
         instant,
         template="T × h × bytes",
@@ -43,6 +44,9 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     if consumer:
         until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
     rows = _embedding_gradients(tied, plan.gradients, book, traced, instant, until)
+    if images_last:
+        before = f"{plan.name}.vision-backward"
+        rows.append(("gradient of the embedding, before the images'", before, before))
     for label, born, dies in rows if not plan.mode.in_place else added_in_place(book, rows):
         book.add(
             label,

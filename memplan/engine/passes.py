@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.engine.crossing import NO_CROSSING, crosses, crossing_layers, crossing_of, keys_of_images, reading
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
 from memplan.engine.layer_inputs import NO_INPUTS, trace_inputs
 from memplan.engine.modules import Mode
 from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
 from memplan.engine.stacks import Local, locals_of, trace_stacks
+from memplan.engine.tapped_tower import trace_tapped
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
 from memplan.spec.layer import Layer
@@ -97,13 +99,18 @@ class TracedPass:
     def __init__(self, plan: PassPlan) -> None:
         self.plan = plan
         tower = plan.tower
-        self.vision = trace_tower(tower) if tower else NO_TOWER
+        crossed = tower is not None and tower.tower.crossed
+        self.vision = (trace_tapped if crossed else trace_tower)(tower) if tower else NO_TOWER
+        self.crossing = NO_CROSSING
         self.stack_locals: tuple[list[Local], list[Local]] = ([], [])
         if plan.spec.encoder:
             self.layers, reached = trace_stacks(plan)
             self.stack_locals = locals_of(plan, self.layers)
         else:
             self.layers, reached = _trace_layers(plan, self.vision.reached)
+            if crossed:
+                self.crossing = crossing_of(plan, self.layers, self.vision.reached)
+                self.vision = self.vision._replace(locals=self.vision.locals + self.crossing.local)
         mode = plan.mode._replace(frozen=plan.spec.frozen) if plan.spec.frozen else plan.mode
         grad = plan.style != "no-grad"
         self.front, self.inputs = NO_FRONT, NO_INPUTS
@@ -244,19 +251,27 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     Below the lowest trained weight there is no graph: no layer's input needs a gradient. ``images``: the tower's does.
     """
     traces: list[LayerTrace] = []
-    needs = plan.embedding_trained or images or plan.style == "no-grad"
+    keys = keys_of_images(plan)
+    needs = plan.embedding_trained or (images and not keys) or plan.style == "no-grad"
     for run in plan.spec.runs:
+        own, memory = reading(run.layer, images), keys if crosses(run.layer) else 0
         mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
         left = run.count
         while left and (not needs or (not traces and _widens_stream(mode))):
-            layer = _narrowed(run.layer) if not traces and _widens_stream(mode) else run.layer
+            layer = _narrowed(own) if not traces and _widens_stream(mode) else own
             style = plan.style_of(len(traces))
             arrive = plan.gradients_of(style)
-            traces.append(trace_layer(layer, mode, plan.rows, plan.length, style, arrive, needs))
+            traces.append(trace_layer(layer, mode, plan.rows, plan.length, style, arrive, needs, memory=memory))
             needs, left = needs or bool(traces[-1].backward), left - 1
         if left:
-            traces += _alike(plan, run.layer, mode, len(traces), left)
-    if shared_inputs(run.layer, mode) and needs:
+            traces += _alike(plan, own, mode, len(traces), left, memory)
+    if keys and plan.style != "no-grad":
+        i = crossing_layers(plan.spec)[-1]
+        style, own = plan.style_of(i), reading(list(plan.spec.layers())[i], images)
+        shape = own, plan.mode._replace(frozen=own.frozen), plan.rows, plan.length, style, plan.gradients_of(style)
+        below = plan.embedding_trained or any(trace.backward for trace in traces[:i])
+        traces[i] = trace_layer(*shape, below, True, keys)
+    elif shared_inputs(run.layer, mode) and needs:
         style = plan.style_of(len(traces) - 1)
         arrive = plan.gradients_of(style)
         traces[-1] = trace_layer(run.layer, mode, plan.rows, plan.length, style, arrive, last=True)
@@ -273,9 +288,11 @@ def _narrowed(layer: Layer) -> Layer:
     return layer.model_copy(update={"narrow_input": True})
 
 
-def _alike(plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int) -> list[LayerTrace]:
+def _alike(
+    plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int, memory: int = 0
+) -> list[LayerTrace]:
     """Traces of equal layers: one, or one for each of the two styles where not every layer is checkpointed."""
     styles = [plan.style_of(i) for i in range(first, first + count)] if plan.every > 1 else [plan.style] * count
     shape = layer, mode, plan.rows, plan.length
-    traces = {style: trace_layer(*shape, style, plan.gradients_of(style)) for style in set(styles)}
+    traces = {style: trace_layer(*shape, style, plan.gradients_of(style), memory=memory) for style in set(styles)}
     return [traces[style] for style in styles]

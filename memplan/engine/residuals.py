@@ -10,6 +10,7 @@ from memplan.engine.graph import Tensor
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.spec.layer import Layer
+from memplan.spec.parts import Bare
 
 
 def post_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
@@ -148,6 +149,30 @@ def _weighed(p: Pass, residual: Tensor, hidden: Tensor) -> Tensor:
     return ops.add(p.tape, kept, ops.scale(p.tape, hidden, "scaled outputs"), "residual stream")
 
 
+def gated(p: Pass, layer: Layer, x: Tensor) -> Tensor:
+    """A norm before attention and one before the feed-forward; each branch is weighed by a gate's tanh, and the second
+    by a mask of rows that attend to nothing (Mllama's layers that attend to images).
+    """
+    tape, gates = p.tape, layer.extra[0].tensors
+    with tape.at("attention"):
+        hidden = norm(p, layer.norms[0], x, "h")
+        hidden, weights = mix(p, layer.mixer, hidden)
+        residual = ops.add(tape, x, _by_gate(p, gates[0], hidden), "residual stream")
+    with tape.at("feed-forward"):
+        hidden = norm(p, layer.norms[1], residual, "h")
+        hidden = feed_forward(p, layer.feed_forward, hidden)
+        hidden = ops.with_constant(tape, hidden, p.mode.weight_itemsize, "masked feed-forward output")
+        out = ops.add(tape, residual, _by_gate(p, gates[1], hidden), "residual stream")
+    del weights
+    return out
+
+
+def _by_gate(p: Pass, bare: Bare, x: Tensor) -> Tensor:
+    """``gate.tanh() * x``."""
+    gate = ops.unary(p.tape, p.param(bare.name, bare.parameters), "gates", saves="result")
+    return ops.mul(p.tape, x, gate, "gated branch")
+
+
 FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
     "single": single,
     "normed-residual": normed_residual,
@@ -156,5 +181,6 @@ FORMS: dict[str, Callable[[Pass, Layer, Tensor], Tensor]] = {
     "parallel": parallel,
     "after-sum": after_sum,
     "parallel-branches": parallel_branches,
+    "gated": gated,
 }
 """A program for each ``Layer.form`` that ``layers.py`` does not write itself."""

@@ -19,9 +19,12 @@ from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.layer import Layer
 from memplan.spec.lending import LendingAttention
 from memplan.spec.parts import Attention
+from memplan.spec.vision import ImageCross
 
 RELATIVE, BIAS = "relative positions", "bias of relative positions"
 LAYER_INPUTS = "inputs of all layers"
+CROSS_MASK = "mask of texts against images"
+WAITING = "gradient of a state that is read elsewhere too"
 CROSS_BIAS, MEMORY = "bias of the attention to the encoder", "encoder's output"
 
 
@@ -49,6 +52,10 @@ def shared_inputs(
         return [SharedInput(RELATIVE, Dim("rows·h", mixer.rows * layer.width), itemsize, trained)]
     if isinstance(mixer, LendingAttention):
         return lent_inputs(layer, mixer, mode, rows * length, checkpointed)
+    if isinstance(mixer, ImageCross):
+        size, pairs = Dim("T·h", rows * memory * layer.width), Dim("T·s", rows * length * memory)
+        states = SharedInput(MEMORY, size, mode.autocast or mode.weight_itemsize, mixer.reached)
+        return [states, SharedInput(CROSS_MASK, pairs, mode.weight_itemsize, False)]
     cross = getattr(layer, "cross", None)  # nor this
     if cross and cross.style == "bart-cross":
         states = Dim("T·h", rows * memory * layer.width)
@@ -115,6 +122,15 @@ def lend(tape: Tape, p: Pass, inputs: Iterable[SharedInput]) -> dict[Node, Share
     return places
 
 
+def waiting(layer: object, x: Tensor) -> dict[Node, SharedInput]:
+    """A layer's input of which a gradient waits already, as a view whose bytes are counted elsewhere: a state that
+    leaves the tower beside its last one.
+    """
+    if x.node is None or not getattr(layer, "tapped", False):
+        return {}
+    return {x.node: SharedInput(WAITING, x.dim, x.itemsize, True)}
+
+
 def made(p: Pass, inputs: Iterable[SharedInput]) -> dict[Node, SharedInput]:
     """Where the gradients of those that this layer has made arrive."""
     own = {p.shared[each.name].node: each for each in inputs if each.made_here and each.name in p.shared}
@@ -129,7 +145,11 @@ def watch(p: Pass) -> dict[str, weakref.ref[Storage]]:
 def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, list[Tensor | None]]:
     """The gradients that the layers above have left for them."""
     return {
-        node: [tape.gradient((each.dim, each.itemsize), f"gradient of {each.name}")]
+        node: [
+            tape.gradient((each.dim, each.itemsize), f"gradient of {each.name}")
+            if each.name != WAITING
+            else Tensor(each.dim, each.itemsize, None)
+        ]
         for node, each in places.items()
         if not each.first
     }

@@ -16,7 +16,7 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer, start_of
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
-from memplan.engine.shared_inputs import gradients_above, keys_of, lend, made, shared_inputs, values_of, watch
+from memplan.engine.shared_inputs import gradients_above, keys_of, lend, made, shared_inputs, values_of, waiting, watch
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Tape
@@ -159,7 +159,7 @@ def trace_layer(
     x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
     reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed)
-    places = lend(tape, p, reads)
+    places = lend(tape, p, reads) | waiting(layer, x)
     lent = dict(p.shared)
     p.returned = [] if style == "reentrant" else None
     y = decoder_layer(p, layer, x)

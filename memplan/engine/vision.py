@@ -23,11 +23,13 @@ def vit_block(p: Pass, block: Block, x: Tensor) -> Tensor:
         hidden = norm(p, block.norms[0], x, "h")
         hidden, weights = vision_attention(p, block.attention, hidden)
         hidden = _scaled(p, block.scales[:1], hidden)
+        hidden = _gated(p, block.gates[:1], hidden)
         residual = ops.add(tape, x, hidden, "residual stream")
     with tape.at("feed-forward"):
         hidden = norm(p, block.norms[1], residual, "h")
         hidden = feed_forward(p, block.feed_forward, hidden)
         hidden = _scaled(p, block.scales[1:], hidden)
+        hidden = _gated(p, block.gates[1:], hidden)
         out = ops.add(tape, residual, hidden, "residual stream")
     del weights
     return out
@@ -37,6 +39,14 @@ def _scaled(p: Pass, scales: tuple[Bare, ...], x: Tensor) -> Tensor:
     """InternVL's layer scale: a factor for each element."""
     for bare in scales:
         return ops.mul(p.tape, x, p.param(bare.name, bare.parameters), "scaled branch")
+    return x
+
+
+def _gated(p: Pass, gates: tuple[Bare, ...], x: Tensor) -> Tensor:
+    """``gate.tanh() * x`` (Llama 3.2 Vision)."""
+    for bare in gates:
+        gate = ops.unary(p.tape, p.param(bare.name, bare.parameters), "gates", saves="result")
+        return ops.mul(p.tape, x, gate, "gated branch")
     return x
 
 
@@ -114,8 +124,8 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     length = p.tokens if mixer.blocked else min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
     weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
-    if mixer.blocked:
-        wide = p.mode.residual_itemsize
+    if mixer.blocked or mixer.tiled:
+        wide = weights.itemsize if mixer.tiled else p.mode.residual_itemsize
         if weights.itemsize < wide:
             weights = ops.cast(tape, weights, wide, "masked scores")
         else:

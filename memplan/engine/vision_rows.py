@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.crossing_rows import enter_crossing, enter_waiting
 from memplan.engine.heads import INSIDE
 from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
@@ -16,6 +17,7 @@ def enter_tower_forward(book: Ledger, traced: TracedPass, keeps_outputs: bool) -
     trace, name = traced.vision, traced.plan.name
     if not trace.forward:
         return
+    enter_crossing(book, traced)
     inside = f"{name}.vision-forward"
     book.add(
         "vision tower, forward", "activations", trace.forward, inside, inside, why="the most within it", source=SOURCE
@@ -86,6 +88,7 @@ def enter_tower_backward(book: Ledger, traced: TracedPass, kept: KeptGradients) 
     trace, name = traced.vision, traced.plan.name
     if not trace.backward:
         return
+    enter_waiting(book, traced)
     inside = f"{name}.vision-backward"
     book.add(
         "vision tower, backward", "activations", trace.backward, inside, inside, why="the most within it", source=SOURCE

@@ -125,13 +125,15 @@ def peak(tape: Tape) -> int:
     return max((size for size, _ in tape.peaks.values()), default=0)
 
 
-def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int]) -> tuple[int, int]:
-    """(the most within the backward, gradients of weights it leaves)."""
+def run_back(
+    plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int], before: dict[Node, list[Tensor | None]] | None = None
+) -> tuple[int, int]:
+    """(the most within the backward, gradients of weights it leaves). ``before``: as ``Tape.backward``."""
     if node is None:
         return 0, 0
     tape.gradient_mode = "sum" if plan.gradients in ("meet", "join") else plan.gradients
     tape.peaks.clear()
-    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1))
+    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1), before)
     return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
 
 

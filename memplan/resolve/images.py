@@ -162,6 +162,13 @@ def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
     return tiles_of(rule, down * across + 1, tokens)._replace(lines=rows, unpadded=unpadded)
 
 
+def canvas(rule: ImageRule, width: int, height: int) -> ImageBatch:
+    """Tiles of the fitting canvas, padded to as many as there may be; one position of the text stands for them
+    (image_processing_mllama.py: pack_images).
+    """
+    return tiles_of(rule, rule.max_tiles, 1)
+
+
 CUTS: dict[str, Cut] = {
     "smart-resize": smart_resize,
     "longest-edge": longest_edge,
@@ -171,6 +178,7 @@ CUTS: dict[str, Cut] = {
     "best-fit": best_fit,
     "split": split,
     "anyres": anyres,
+    "canvas": canvas,
 }
 """A function for each ``ImageRule.kind`` whose tower the engine runs."""
 
@@ -209,6 +217,8 @@ def one_image(rule: ImageRule, images: Images) -> ImageBatch:
     """What one image becomes. LLaVA-OneVision cuts only an image that is alone into tiles."""
     if rule.kind == "anyres" and rule.max_tiles > 1 and images.per_example > 1:
         return tiles_of(rule, 1, rule.tokens + 1)._replace(lines=1)
+    if rule.kind == "canvas":
+        return canvas(rule, 0, 0)
     if images.patches is not None:
         return by_patches(rule, images.patches)
     if images.tokens is not None:

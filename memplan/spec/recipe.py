@@ -285,10 +285,10 @@ class Recipe(NamedTuple):
         """Pixels of one example, in the batch: the processor gives fp32, or they are cast beforehand."""
         if not self.images:
             return 0
-        cast = self.model.tower is not None and self.model.tower.cast_pixels
-        masks = 8 * self.images.pixels // 3 if self.model.tower and self.model.tower.pixel_masks else 0
-        pixels = self.images.pixels * (self.precision.weights if cast else 4)
-        return self.images.per_example * (pixels + masks)
+        one, tower = self.images, self.model.tower
+        masks = tower.masks(one.pixels, one.squares, self.sequence_length) if tower else 0
+        pixels = one.pixels * (self.precision.weights if tower and tower.cast_pixels else 4)
+        return one.per_example * (pixels + masks)
 
     @property
     def rows(self) -> int:

@@ -22,6 +22,8 @@ class VisionAttention(Mixer):
     head_dim: int
     blocked: bool = False
     """All patches stand in one sequence, under a mask of blocks (Pixtral)."""
+    tiled: bool = False
+    """The tiles of an image stand in one sequence, under a mask of those that are there (Llama 3.2 Vision)."""
     wide_softmax: bool = True
     """Eager attention's softmax is in fp32; else as autocast has it."""
     packed: bool = False
@@ -42,6 +44,8 @@ class ImageCross(Mixer):
     kind: Literal["image-cross"] = "image-cross"
     num_kv_heads: int
     head_dim: int
+    reached: bool = True
+    """A gradient goes on to the images."""
 
     @property
     def masked(self) -> bool:
@@ -67,8 +71,12 @@ class Block(Frozen):
     """As ``Layer.narrow_input``."""
     projected_input: bool = False
     """As ``Layer.projected_input``."""
+    tapped: bool = False
+    """Its input is one of those that leave the tower beside the last one's output."""
     cross: None = None
     """As ``Layer.cross``: it has none."""
+    streams: int = 1
+    """As ``Layer.streams``."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -175,6 +183,11 @@ class Tower(Frozen):
     attention alone; the embedding (but for its norms), a pooling head (unused), the projector."""
 
     @property
+    def crossed(self) -> bool:
+        """Layers of the language model attend to what it gives, in place of tokens in the sequence."""
+        return self.projection == "crossed"
+
+    @property
     def cast_pixels(self) -> bool:
         """The class does not cast pixels to its weights' dtype, so that they come in it (Llama 4, Kimi K2.5)."""
         return self.kind in ("llama4", "kimi")
@@ -188,6 +201,13 @@ class Tower(Frozen):
     def pixel_masks(self) -> bool:
         """The processor gives a mask of pixels, in int64 (Idefics 2 and 3)."""
         return self.kind == "idefics"
+
+    def masks(self, pixels: int, squares: int, length: int) -> int:
+        """Bytes of the int64 masks that the processor gives with an image: of pixels; or its arrangement, the tiles
+        that are there and those that each position of a text of ``length`` attends to.
+        """
+        crossed = 8 * (1 + squares * (1 + length)) if self.crossed else 0
+        return 8 * pixels // self.rule.channels if self.pixel_masks else crossed
 
     @property
     def num_layers(self) -> int:

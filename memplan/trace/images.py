@@ -32,6 +32,8 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         }
     if tower.kind in ("pixtral", "kimi"):
         return native_inputs(recipe, device, count)
+    if tower.crossed:
+        return crossed_inputs(recipe, device, rows)
     side = rule.side
     pixels = torch.zeros((count * images.squares, rule.channels, side, side), device=device)
     inputs: dict[str, Any] = {"pixel_values": pixels}
@@ -69,6 +71,20 @@ def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int)
         alone = [images.per_example] * (count // images.per_example)
         inputs["batch_num_images"] = torch.tensor(alone, device=device)
     return inputs
+
+
+def crossed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
+    """Tiles of each image, their arrangement, which of them are there, and which each token of the text attends to."""
+    images, tower = recipe.images, recipe.model.tower
+    assert images is not None
+    assert tower is not None
+    tiles, rule = (rows, images.per_example, images.squares), tower.rule
+    return {
+        "pixel_values": torch.zeros((*tiles, rule.channels, rule.side, rule.side), device=device),
+        "aspect_ratio_ids": torch.ones(tiles[:2], dtype=torch.long, device=device),
+        "aspect_ratio_mask": torch.ones(tiles, dtype=torch.long, device=device),
+        "cross_attention_mask": torch.ones((rows, recipe.sequence_length, *tiles[1:]), dtype=torch.long, device=device),
+    }
 
 
 def native_inputs(recipe: Recipe, device: str, count: int) -> dict[str, Any]:
