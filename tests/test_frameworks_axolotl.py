@@ -165,3 +165,27 @@ def test_what_axolotl_does_not_train_is_refused() -> None:
         emit(read_job({"model": "smollm2-135m", "method": "rloo"}), find_framework("axolotl"))
     with pytest.raises(InvalidJob, match="pair_pass: split cannot be said"):
         emit(read_job({"model": "smollm2-135m", "method": "dpo", "pair_pass": "split"}), find_framework("axolotl"))
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("axolotl train config.yaml", 1),
+        ("axolotl train config.yaml --launcher torchrun -- --nproc_per_node=4", 4),
+        ("axolotl train config.yaml --launcher accelerate -- --num_processes 8", 8),
+        ("accelerate launch --num_processes 2 -m axolotl.cli.train config.yaml", 2),
+        ("torchrun --nproc_per_node 8 -m axolotl.cli.train config.yaml", 8),
+    ],
+)
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_script_says_on_how_many_gpus(tmp_path: Path, command: str, gpus: int, zero: bool) -> None:
+    """The config's own DeepSpeed is stronger than what a launcher does without one."""
+    text = QLORA.replace("load_in_4bit: true\n", "").replace("adapter: qlora", "adapter: lora")
+    (tmp_path / "config.yaml").write_text(text + "deepspeed: ds.json\n" * zero, encoding="utf-8")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{command}\n", encoding="utf-8")
+    job = read_target(str(tmp_path / "run.sh"), {}).job
+    assert (job.num_gpus, job.batch_size, job.sequence_length) == (gpus, 2, 2048)
+    assert job.sharding == (
+        "zero2" if zero else "ddp" if gpus > 1 and command.startswith("accelerate") else job.sharding
+    )

@@ -32,6 +32,7 @@ def parameters() -> list[inspect.Parameter]:
 def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
     from memplan.cli.output import print_text
+    from memplan.frameworks.accelerate_write import SCRIPT
     from memplan.frameworks.onto import changed
     from memplan.frameworks.planned import emit_plan, plans_of
     from memplan.frameworks.registry import find_framework, frameworks
@@ -58,6 +59,8 @@ def emit(values: Mapping[str, Any]) -> int:
     else:
         for path in write_files(found.texts, folder, force):
             note(f"wrote {path}")
+            if os.path.basename(path) == SCRIPT:
+                note(f"memplan check {path} reads them all")
     for text in found.report.warnings:
         warn(text)
     return EXIT_DONE

@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.frameworks import deepspeed
 from memplan.frameworks.accelerate_write import LAUNCHING, write_accelerate
-from memplan.frameworks.base import Draft, Framework, Keys, Origin
+from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
 from memplan.frameworks.hf_precision import settle
@@ -123,8 +123,11 @@ def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:
     elif kind == "MEGATRON_LM":
         keys.warn("distributed_type", "Megatron under accelerate is not modelled")
     elif kind in MULTI or (over.flag("multi_gpu") and not kind) or (not kind and processes > 1):
-        if processes != 1:
-            keys.put("sharding", "ddp", *(("distributed_type",) if kind else ()))
+        if (
+            processes != 1
+        ):  # DeepSpeed or FSDP of the training's own arguments is stronger (TrainingArguments: deepspeed)
+            text = f"{keys.settings.where('distributed_type')}: {kind}" if kind else "accelerate launch on several GPUs"
+            keys.draft.put("sharding", "ddp", Origin(DEFAULT, text))
     elif kind not in ("NO", ""):
         raise keys.settings.error(
             "distributed_type", f"{kind[:30]!r} is not modelled", "use MULTI_GPU, FSDP, DEEPSPEED"

@@ -19,6 +19,7 @@ from memplan.frameworks.axolotl_keys import (
     TRANSFORMERS_VERSION,
     TRL_VERSION,
 )
+from memplan.frameworks.axolotl_launch import read_start, starts
 from memplan.frameworks.axolotl_model import read_adapter, read_attention_flags, read_kernels
 from memplan.frameworks.axolotl_write import trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
@@ -31,15 +32,18 @@ from memplan.frameworks.trl_online import read_online
 
 
 def recognise(document: Document) -> tuple[str, ...]:
-    """A base model with keys of a training."""
+    """A base model with keys of a training; ``axolotl train`` in a script."""
+    if document.form == "shell":
+        return tuple(launch.program for launch in starts(document))[:1]
     if document.form != "yaml" or "base_model" not in document.keys:
         return ()
     return ("base_model",) if document.keys & MARKS else ()
 
 
 def read(document: Document, draft: Draft) -> None:
-    """One config."""
-    keys = Keys(draft, document.settings, FRAMEWORK, DEFAULTS)
+    """One config, or the one that a script starts with."""
+    settings = read_start(document, draft) if document.form == "shell" else document.settings
+    keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
     method = _method(keys)
     keys.copy("model", "base_model")
     if keys.has("revision_of_model"):

@@ -13,7 +13,7 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
-from memplan.frameworks.launch import launches, put_gpus
+from memplan.frameworks.launch import Launch, launches, put_gpus
 from memplan.frameworks.llamafactory_keys import (
     ATTENTIONS,
     DEFAULTS,
@@ -52,6 +52,17 @@ def read(document: Document, draft: Draft) -> None:
     launch = only_launch([found for found in launches(document) if is_command_of(found, PROGRAMS)])
     read_settings(config_of(launch, draft), draft)
     put_gpus(launch, draft)
+    _put_workers(launch, draft)
+
+
+def _put_workers(launch: Launch, draft: Draft) -> None:
+    """``FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train``: its own way to torchrun (launcher.py)."""
+    gpus, nodes = (launch.command.environment.get(key, "") for key in ("NPROC_PER_NODE", "NNODES"))
+    if gpus.isdigit():
+        machines = int(nodes) if nodes.isdigit() else 1
+        draft.put("num_gpus", int(gpus) * machines, Origin(FILE, f"{launch.where}: NPROC_PER_NODE"))
+        if machines > 1:
+            draft.put("gpus_per_node", int(gpus), Origin(FILE, f"{launch.where}: NPROC_PER_NODE"))
 
 
 def read_settings(settings: Settings, draft: Draft) -> None:
