@@ -1,6 +1,5 @@
 """How Axolotl starts: ``axolotl train config.yaml``, a launcher's options behind ``--``, or its module by a launcher.
 
-
 axolotl 0.19 src/axolotl/cli/main.py: train, --launcher, launcher_args.
 """
 
