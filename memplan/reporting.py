@@ -11,7 +11,7 @@ from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
 from memplan.engine.joined import PREFIX, Joined, JoinedTotals, evaluation_of
 from memplan.engine.ledger import Ledger, Row
-from memplan.engine.quick import Totalled, states_alone, totalled
+from memplan.engine.quick import Totalled, totalled
 from memplan.engine.ranks import RankClass, rank_classes
 from memplan.engine.tensors import count, model_weights
 from memplan.report import (
@@ -151,11 +151,6 @@ def _totals_of_rank(recipe: Recipe) -> Totalled:
 def totals_of(recipe: Recipe) -> Totals:
     """The meters alone, of the class of ranks that needs the most."""
     return price(recipe, detailed=False)[0].meters
-
-
-def floor(recipe: Recipe) -> int:
-    """Bytes that the fullest class of ranks holds of model states alone: less than any of its meters says."""
-    return max(states_alone(of.recipe) for of in rank_classes(recipe))
 
 
 class Peak(NamedTuple):

@@ -4,7 +4,7 @@ import json
 import random
 from functools import partial
 from itertools import product
-from operator import ge
+from operator import add, ge
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from memplan.cost import card, examples_per_step, seconds
 from memplan.errors import InvalidJob, UsageError
 from memplan.plan import Plans, plan
 from memplan.plan.planning import question
-from memplan.plan.search import best, front, largest
+from memplan.plan.search import best, front, largest, nearest
 from memplan.plan.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -30,20 +30,30 @@ class Made(NamedTuple):
 
     order: tuple[float, int]
     group: int
+    under: int
     batch: int
     layout: int
     size: int
 
 
 def drawn(random_: random.Random) -> list[Made]:
-    """A small space: groups whose memory grows with the batch, speeds that do what they like, some of them equal."""
+    """A small space: groups whose memory grows with the batch, some of them over a group that holds no more, or one
+    that is not there; speeds that do what they like, some of them equal."""
     made: list[Made] = []
+    sizes: dict[int, list[int]] = {}
     for group in range(random_.randint(1, 6)):
         size, layout = random_.randint(1, 30), random_.randint(0, 3)
-        for batch in sorted(random_.sample(range(1, 9), random_.randint(1, 4))):
-            size += random_.randint(0, 12)
-            made.append(Made((random_.randint(1, 12), len(made)), group, batch, layout, size))
+        under = random_.choice([*range(group), group, 9])
+        most = sizes.get(under, [0] * 9)
+        sizes[group] = [size := max(size + random_.randint(0, 12), most[batch]) for batch in range(9)]
+        for batch in random_.sample(range(1, 9), random_.randint(1, 4)):
+            made.append(Made((random_.randint(1, 12), len(made)), group, under, batch, layout, sizes[group][batch]))
     return sorted(made)
+
+
+def bound(room: int, sure: float, each: Made) -> int:
+    """A share of what is missing."""
+    return int(sure * max(0, each.size - room))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -57,14 +67,21 @@ def test_the_search_finds_what_brute_force_finds_in_thousands_of_spaces(seed: in
             priced.append(each)
             return each.size
 
-        found = best(space, price, partial(ge, room), wanted)
+        sure = random_.random()
+        found = best(space, price, partial(ge, room), wanted, least=partial(bound, room, sure))
         fitting = [each for each in space if each.size <= room]
         first: dict[int, Made] = {}
         for each in fitting:
             first.setdefault(each.layout, each)
         assert [each for each, _ in found.plans] == sorted(first.values())[:wanted]
         assert found.priced == len(priced) == len(set(priced)) <= len(space)
-        assert all(each.size > room for each, _ in found.rejected)
+        assert all(each.size > room for each, _ in (*found.rejected, *found.ruled_out))
+        looked = [each for each, _ in (*found.rejected, *found.ruled_out)]
+        misses = nearest(found, price, partial(add, -room))
+        assert len(priced) == len(set(priced))
+        for layout in {each.layout for each in looked}:
+            short = min(each.size for each in looked if each.layout == layout)
+            assert [size for each, size in misses if each.layout == layout] == [short]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,6 +16,7 @@ from memplan.cost import examples_per_step, seconds
 from memplan.cost.rates import EXPECTED
 from memplan.cost.stages import shares
 from memplan.cost.step import step
+from memplan.engine.bounds import floor
 from memplan.errors import InvalidJob
 from memplan.plan import plan
 from memplan.plan.candidates import accumulation_class
@@ -23,7 +24,7 @@ from memplan.plan.degrees import LEAST_TOKENS, NATIVE, is_native
 from memplan.plan.planning import question
 from memplan.plan.space import CHECKPOINTING, layouts
 from memplan.plan.words import layout_name
-from memplan.reporting import floor, peak
+from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe

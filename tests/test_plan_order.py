@@ -9,11 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memplan.cost import card, seconds
+from memplan.engine.bounds import at_least, floor
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
-from memplan.plan.candidates import accumulation_class, depends_on_batch
+from memplan.plan.candidates import LEANEST, accumulation_class, depends_on_batch
+from memplan.plan.pricing import FREE, Pricing
 from memplan.plan.space import CHECKPOINTING, HEADS, PAIR_PASSES, REFERENCES
-from memplan.reporting import floor, peak
+from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
@@ -134,3 +136,36 @@ def test_states_alone_are_those_of_the_layout_and_below_every_peak(
     first, second = recipe(**{**one, **layout}), recipe(**{**rest, **same, **layout, "batch_size": 3})
     assert floor(first) == floor(second)
     assert floor(first) <= peak(first).allocated.expected
+
+
+@given(others=OTHERS, layout=LAYOUT, batch=st.integers(1, 3), expandable=st.booleans())
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_what_a_part_of_the_rows_comes_to_is_below_the_whole(
+    others: dict[str, Any], layout: dict[str, Any], batch: int, expandable: bool
+) -> None:
+    found = recipe(**others, **layout, batch_size=batch)._replace(expandable_segments=expandable)
+    assert at_least(found) <= peak(found).device.high
+    assert at_least(found) > floor(found) or found.in_megatron
+
+
+REFERRING = [name for name, row in METHODS.items() if row.reference and not row.online]
+
+
+@given(
+    others=OTHERS,
+    layout=st.sampled_from([each for each in LAYOUTS if "trainer" not in each]),
+    method=st.sampled_from(REFERRING),
+    reference=st.sampled_from(["auto", "resident", "offloaded", "adapter"]),
+    batch=st.integers(1, 3),
+)
+@settings(max_examples=150, derandomize=True, deadline=None)
+def test_no_reference_holds_less_than_one_computed_before(
+    others: dict[str, Any], layout: dict[str, Any], method: str, reference: str, batch: int
+) -> None:
+    keys = {**others, **layout, "method": method, "batch_size": batch}
+    keys |= {"lora": {"r": 8}} if reference == "adapter" else {}
+    before, other = recipe(**{**keys, **LEANEST}), recipe(**{**keys, "reference": reference})
+    free = Pricing(FREE)
+    for one, two in ((before, other), (free.variants(before)[-1][1], free.variants(other)[-1][1])):
+        assert peak(one).device.high <= peak(two).device.high
+        assert peak(one).host.bytes_per_node <= peak(two).host.bytes_per_node

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from memplan.engine.build import SECTIONS, Parts
+from memplan.engine.build import SECTIONS, Parts, _enter_sharding
 from memplan.engine.ledger import Ledger
 from memplan.engine.remembered import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
@@ -188,6 +188,7 @@ class Remembering:
         made = {name: part.func for name, part in vars(parts).items() if isinstance(part, cached_property)}
         self.parts = {name: _of_part(part) for name, part in made.items()}
         self.names, self.rows = frozenset(made), tuple(_of_section(section) for section in sections)
+        self.sections = tuple(sections)
         assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
 
     def totalled(self, recipe: Recipe) -> Totalled:
@@ -195,6 +196,12 @@ class Remembering:
         parts = _Parts(self, recipe)
         reading = parts.reading
         return Totalled([rows(reading) for rows in self.rows], parts.schedule)
+
+    def without(self, recipe: Recipe, section: Callable[[Ledger, Any], None]) -> Totalled:
+        """The sums of every section but one."""
+        parts = _Parts(self, recipe)
+        rows = [rows for rows, of in zip(self.rows, self.sections, strict=True) if of is not section]
+        return Totalled([each(parts.reading) for each in rows], parts.schedule)
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
@@ -225,6 +232,11 @@ def totalled(recipe: Recipe) -> Totalled:
     if len(VALUES) > MOST:
         forget()
     return (_megatron() if recipe.in_megatron else ORDINARY).totalled(recipe)
+
+
+def without_sharding(recipe: Recipe) -> Totalled:
+    """The totals of a ledger but for what its sharding gathers and reduces, which is slow to come by."""
+    return ORDINARY.without(recipe, _enter_sharding)
 
 
 def states_alone(recipe: Recipe) -> int:

@@ -41,6 +41,11 @@ class Changed(NamedTuple):
         return names(self.moves)
 
     @property
+    def under(self) -> Hashable:
+        """No other group is known to hold less."""
+        return self.group
+
+    @property
     def batch(self) -> int:
         """One for each group."""
         return 1

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 
 from memplan.cost import examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
+from memplan.engine.bounds import floor
 from memplan.errors import MemplanError
 from memplan.plan.axes import alternatives, others
 from memplan.plan.degrees import Keys
-from memplan.plan.space import CHECKPOINTING, CHOSEN, Space, batches, data_ranks, layouts
+from memplan.plan.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts
 from memplan.plan.words import layout_name
-from memplan.reporting import floor
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
 
 HALF = ("bf16", "fp16")
+LEANEST: Keys = {"reference": "precomputed"}
+"""No other reference holds less (tests/test_plan_order.py)."""
 NESTED = ("fsdp", "megatron", "allocator", "offload")
 
 
@@ -40,6 +42,8 @@ class Candidate(NamedTuple):
     is one layout alone."""
     group: Hashable
     """Candidates that differ in nothing but the micro-batch: one that does not fit rules out the larger ones."""
+    under: Hashable
+    """The group that has the reference's log-probabilities computed before, and so holds no more."""
     order: tuple[float, int, int]
     """Faster ones first; of equally fast ones that with fewer changes, then the one that comes first."""
 
@@ -112,7 +116,8 @@ class Builder:
         self.above = Floors()
         self.legal: list[Candidate] = []
         self.refused: dict[tuple[int, str], Refused] = {}
-        self.structures = 0
+        self.layout = 0
+        self.structures: dict[Hashable, int] = {}
         self.nested: dict[str, JobInput] = {}
         self.floored: list[Floored] = []
 
@@ -138,6 +143,7 @@ class Builder:
 
     def add(self, family: int, layout: Keys) -> None:
         """A layout with everything else, unless its model states alone are too large."""
+        self.layout += 1
         sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
         everything = list(others(self.space, layout))
         asked = False
@@ -155,6 +161,11 @@ class Builder:
             asked = True
             known.update(_named(other, recipe))
             self._batches(family, keys, recipe, sizes)
+
+    def _number(self, keys: Keys) -> int:
+        """What a structure of the layout at hand is known by."""
+        name = (self.layout, *(keys.get(key) for key in OTHERS))
+        return self.structures.setdefault(name, len(self.structures))
 
     def _resolved(self, family: int, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | None:
         """A structure's recipe with its first batch, dominated values where the dominating ones are refused; None where
@@ -183,7 +194,7 @@ class Builder:
         self.refused[number, reason] = known._replace(plans=known.plans + count)
 
     def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
-        self.structures += 1
+        structure, leaner = (self._number(keys), self._number({**keys, **LEANEST} if "reference" in keys else keys))
         ready = prepare(first, self.device)
         for size, steps in sizes:
             full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
@@ -195,9 +206,10 @@ class Builder:
                     self._refuse(number, full, error.message, 1, error.hint)
                     continue
             took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
-            group = (self.structures, accumulation_class(recipe))
+            steps_class = accumulation_class(recipe)
+            group, under = (structure, steps_class), (leaner, steps_class)
             order = (took, _changes(self.space, full), len(self.legal))
-            self.legal.append(Candidate(full, recipe, took, number, group, order))
+            self.legal.append(Candidate(full, recipe, took, number, group, under, order))
 
 
 class Floors:

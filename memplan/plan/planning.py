@@ -17,7 +17,7 @@ from memplan.plan.candidates import Candidate, Candidates, Floored, Refused, can
 from memplan.plan.degrees import native_obstacle
 from memplan.plan.pricing import Priced, Pricing
 from memplan.plan.result import Plan, Point, Rejected
-from memplan.plan.search import Found, best, front
+from memplan.plan.search import Found, best, front, nearest
 from memplan.plan.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
 from memplan.plan.words import layout_name, plan_name
 from memplan.reporting import build_report, price
@@ -135,6 +135,7 @@ class Searched(NamedTuple):
 
     of: Candidates
     found: Found[Candidate, Priced]
+    pricing: Pricing
 
 
 def pricing_of(asked: Question) -> Pricing:
@@ -147,16 +148,17 @@ def pricing_of(asked: Question) -> Pricing:
 def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searched:
     """The best plans of a question."""
     tell("finding plans", 0, 0)
-    of = candidates(asked.given, asked.space, asked.device)
+    of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     whole = len(of.legal)
     found = best(
         of.legal,
-        pricing_of(asked),
+        pricing,
         lambda priced: priced.fits,
         wanted,
         lambda priced: tell("pricing plans", priced, whole),
+        lambda each: pricing.short_at_least(each.recipe),
     )
-    return Searched(of, found)
+    return Searched(of, found, pricing)
 
 
 def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:
@@ -202,13 +204,8 @@ def point(candidate: Candidate, priced: Priced) -> Point:
 def rejections(searched: Searched) -> tuple[Rejected, ...]:
     """Of each layout the plan that misses by least; then those whose states alone are too large; then what cannot be,
     by its reason."""
-    found = searched.found
-    nearest: dict[int, tuple[Candidate, Priced]] = {}
-    for each, priced in found.rejected:
-        known = nearest.get(each.layout)
-        if known is None or priced.short < known[1].short:
-            nearest[each.layout] = each, priced
-    misses = sorted(nearest.values(), key=lambda pair: (pair[1].short, pair[0].order))
+    least = nearest(searched.found, searched.pricing, lambda priced: priced.short)
+    misses = sorted(least, key=lambda pair: (pair[1].short, pair[0].order))
     rows = [_miss(each, priced) for each, priced in misses[:MISSES]]
     floored = {each.layout: each for each in searched.of.floored}
     rows += [_floored(each) for each in floored.values()][:MISSES]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from memplan.engine.bounds import at_least
 from memplan.plan.candidates import Candidate
 from memplan.plan.degrees import Keys
 from memplan.reporting import Peak, peak
@@ -126,6 +127,16 @@ class Pricing:
     def __call__(self, candidate: Candidate) -> Priced:
         """A candidate's price."""
         return self.of(candidate.recipe)
+
+    def short_at_least(self, recipe: Recipe) -> int:
+        """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be."""
+        assert recipe.gpu is not None
+        allowed = int(recipe.gpu.usable_bytes * (1 - recipe.margin))
+        return max(0, at_least(self.variants(recipe)[-1][1]) - allowed)
+
+    def fits(self, recipe: Recipe) -> bool:
+        """Whether it does with all that costs nothing."""
+        return not self.short_at_least(recipe) and self.of(recipe).fits
 
     def fewest(self, recipe: Recipe) -> list[Priced]:
         """Every set of what costs nothing with which it fits, and nothing of which can be left out."""

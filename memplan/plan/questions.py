@@ -27,7 +27,7 @@ def fits(asked: Question) -> bool:
     for each in sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order)):
         if each.batch >= blocked.get(each.group, each.batch + 1):
             continue
-        if pricing(each).fits:
+        if pricing.fits(each.recipe):
             return True
         blocked[each.group] = each.batch
     return False
@@ -116,7 +116,7 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
         tell(f"largest {key}", number, len(of.legal))
 
         def accepts(size: int, each: Candidate = each) -> bool:
-            return pricing(each._replace(recipe=at(builder, each, size))).fits
+            return pricing.fits(at(builder, each, size))
 
         found = largest(accepts, value + 1, most)
         while found > value and not _is_legal(builder, each, key, found):

@@ -1,9 +1,11 @@
 """The exact search: plans in the order of their speed, each priced only where nothing rules it out.
 
-The speed of every candidate is known before its memory is, so the first ones that fit are the best. One bound, and
-nothing else, rules a candidate out without its price: a smaller micro-batch of the same group that did not fit, as
-memory grows with the batch (tests/test_plan_order.py). So of a group that is met for the first time the smallest batch
-is priced first. Layouts whose model states alone are too large are left out before (``candidates.Floors``).
+The speed of every candidate is known before its memory is, so the first ones that fit are the best. Three bounds that
+are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch of the same
+group that did not fit, as memory grows with the batch; the same, or the same batch, of a group that holds no more
+(``under``); and what a part of its rows comes to (``least``). So of groups that are met for the first time the smallest
+batch of the leaner one is priced first. Layouts whose model states alone are too large are left out before
+(``candidates.Floors``). Which of those that the last bound rules out miss by least, ``nearest`` finds.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ class Searched(Protocol):
     @property
     def group(self) -> Hashable:
         """Candidates of one group differ in their batch alone."""
+
+    @property
+    def under(self) -> Hashable:
+        """A group whose candidates hold no more at the same batch; its own where there is none."""
 
     @property
     def batch(self) -> int:
@@ -43,6 +49,8 @@ class Found(Generic[_C, _P]):
     """Priced, and too large."""
     priced: int = 0
     """Candidates whose memory was computed."""
+    ruled_out: list[tuple[_C, int]] = field(default_factory=list)
+    """Not priced: they miss by so much at least."""
 
 
 def best(
@@ -51,8 +59,9 @@ def best(
     fits: Callable[[_P], bool],
     wanted: int,
     tell: Callable[[int], None] = lambda priced: None,
+    least: Callable[[_C], int] = lambda each: 0,
 ) -> Found[_C, _P]:
-    """The first ``wanted`` candidates that fit, one of each layout."""
+    """The first ``wanted`` candidates that fit, one of each layout. ``least``: what one misses by at the very least."""
     ordered, found = list(ordered), Found[_C, _P]()
     smallest = _smallest(ordered)
     blocked: dict[Hashable, int] = {}
@@ -63,6 +72,11 @@ def best(
         """The price, once; None where it does not fit, which rules out what is larger."""
         priced = known.get(id(each))
         if priced is None:
+            short = least(each)
+            if short > 0:
+                found.ruled_out.append((each, short))
+                blocked[each.group] = min(each.batch, blocked.get(each.group, each.batch))
+                return None
             priced = known[id(each)] = price(each)
             found.priced += 1
             tell(found.priced)
@@ -73,13 +87,17 @@ def best(
         blocked[each.group] = min(each.batch, blocked.get(each.group, each.batch))
         return None
 
+    def is_blocked(each: _C) -> bool:
+        return each.batch >= min(blocked.get(group, each.batch + 1) for group in (each.group, each.under))
+
     for each in ordered:
-        if each.layout in shown or each.batch >= blocked.get(each.group, each.batch + 1):
+        if each.layout in shown or is_blocked(each):
             continue
-        first = smallest[each.group]
-        if first is not each and fitting(first) is None:
-            continue
-        priced = fitting(each)
+        firsts = (smallest.get(group) for group in (each.under, each.group))
+        for first in firsts:
+            if first is not None and first is not each and not is_blocked(first):
+                fitting(first)
+        priced = None if is_blocked(each) else fitting(each)
         if priced is None:
             continue
         shown.add(each.layout)
@@ -96,6 +114,24 @@ def _smallest(ordered: Iterable[_C]) -> dict[Hashable, _C]:
         if each.group not in found or each.batch < found[each.group].batch:
             found[each.group] = each
     return found
+
+
+def nearest(found: Found[_C, _P], price: Callable[[_C], _P], short: Callable[[_P], int]) -> list[tuple[_C, _P]]:
+    """Of each layout the candidate that misses by least, of those that were priced or ruled out by what they miss by at
+    least: these are priced in its order, until it says that none comes nearer."""
+    best: dict[Hashable, tuple[_C, _P]] = {}
+    for each, priced in found.rejected:
+        if each.layout not in best or short(priced) < short(best[each.layout][1]):
+            best[each.layout] = each, priced
+    for each, at_least in sorted(found.ruled_out, key=lambda pair: pair[1]):
+        known = best.get(each.layout)
+        if known is not None and at_least >= short(known[1]):
+            continue
+        priced = price(each)
+        found.priced += 1
+        if known is None or short(priced) < short(known[1]):
+            best[each.layout] = each, priced
+    return list(best.values())
 
 
 def front(

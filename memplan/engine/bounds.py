@@ -1,0 +1,32 @@
+"""Bounds under what a recipe needs, which searches ask for before its whole price."""
+
+from __future__ import annotations
+
+from memplan.engine.allocator import Band, reserved_band
+from memplan.engine.joined import evaluation_of
+from memplan.engine.quick import states_alone, without_sharding
+from memplan.engine.ranks import rank_classes
+from memplan.spec.recipe import Recipe
+
+
+def floor(recipe: Recipe) -> int:
+    """Bytes that the fullest class of ranks holds of model states alone: less than any of its meters says."""
+    return max(states_alone(of.recipe) for of in rank_classes(recipe))
+
+
+def at_least(recipe: Recipe) -> int:
+    """Bytes that the high device figure is not below: every kind of row but what a sharding gathers and reduces. Rows
+    only add up, and so do the shares that segments lose of what comes and goes; what segments of other streams keep is
+    left out. 0 where nothing is proven: in Megatron's layers, beside an evaluation.
+    """
+    if recipe.in_megatron or evaluation_of(recipe):
+        return 0
+    return max(_partly(of.recipe) for of in rank_classes(recipe))
+
+
+def _partly(recipe: Recipe) -> int:
+    """The high device figure of some sections."""
+    book = without_sharding(recipe)
+    allocated = Band(*map(max, book.bounds()))
+    reserved = reserved_band(allocated, book.lasting(), recipe.expandable_segments, recipe.checkpointing)
+    return reserved.high + max(book.totals("device", bound="high_bytes"))
