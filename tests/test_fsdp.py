@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memplan.engine.build import ledger
 from memplan.engine.ddp import Tensor, buckets
-from memplan.engine.fsdp2_units import frame
+from memplan.engine.fsdp2_frames import frame
 from memplan.engine.ledger import Ledger
 from memplan.engine.tensors import model_weights
 from memplan.errors import InvalidJob

@@ -14,8 +14,10 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_frames import frame, frozen_frame
 from memplan.engine.fsdp2_rows import Stage, loss_is_inside
-from memplan.engine.fsdp2_units import Frame, Unit, frame, frozen_frame, waits_for_reduction
+from memplan.engine.fsdp2_units import NOTHING as NO_UNIT
+from memplan.engine.fsdp2_units import Frame, Unit, waits_for_reduction
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
@@ -63,9 +65,6 @@ def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
         _enter_waiting(book, recipe, policy, backwards)
     elif recipe.accumulation == 1:
         _enter_shards(book, policy, backwards[-1 if recipe.pair_pass == "two-forward" else 0])
-
-
-NO_UNIT = Unit(0, 0, 0, 0, 0, 0, 0)
 
 
 def _gathered(book: Ledger, label: str, size: int, born: str, dies: str, why: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memplan.engine.fsdp2_frames import frame, frozen_frame
 from memplan.engine.fsdp2_pools import enter_pools
 from memplan.engine.fsdp2_reductions import SOURCE, enter_root_reduction, gathered
 from memplan.engine.fsdp2_rows import (
@@ -24,8 +25,11 @@ from memplan.engine.fsdp2_rows import (
     enter_forward,
     enter_left,
     enter_root,
+    enter_root_again,
 )
-from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, frame, frozen_frame, waits_for_reduction
+from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, waits_for_reduction
+from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
+from memplan.engine.heads import INSIDE
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
@@ -58,12 +62,14 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                 gathered(book, "layers gathered before", kept, f"{name}.gather", "kept from a forward before")
             enter_forward(book, recipe, own, traced, there, bool(tail_from))
             there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
+            opened = _enter_root_of_pass(book, own, traced, opened) if recipe.fsdp.root_reshards else opened
             continue
         reduces = not late or (name == trained[-1] and recipe.accumulation == 1)
         reduces = reduces and not (recipe.pair_pass == "two-forward" and name != trained[-1])
         if passes[position - 1][1] == "backward":  # the one before has resharded everything
             own = own._replace(resharding=True)
         enter_backward(book, recipe, own, traced, reduces)
+        opened = opened or enter_root_again(book, recipe, own, traced)
         if reduces:
             _enter_held(book, own, traced, adds=not late and _adds(recipe, name != trained[0]))
         if not own.opens:
@@ -98,14 +104,25 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
 
 def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
     """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
-    policy = frame(recipe, weights)
-    enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
+    policy, leaves = frame(recipe, weights), recipe.fsdp.root_reshards
+    if not leaves:
+        enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
     for traced, _ in passes:
         if traced.plan.name != "reference" or recipe.reference != "resident":
+            if leaves:
+                _enter_root_of_pass(book, policy, traced, f"{traced.plan.name}.gather")
             _enter_gather(book, policy, traced)
             enter_forward(book, recipe, policy, traced, there=False)
         else:
             _enter_reference(book, recipe, traced, None)
+
+
+def _enter_root_of_pass(book: Ledger, own: Frame, traced: TracedPass, opened: str) -> str:
+    """A root that is resharded after forward, where the loss is not within it: it is open no more."""
+    within = traced.plan.head.program in (*INSIDE, *FUSED_PROGRAMS) and traced.plan.style != "no-grad"
+    name = traced.plan.name
+    enter_root(book, own, f"{name} pass's root", opened, f"{name}.{'loss' if within else 'forward'}")
+    return ""
 
 
 def _adds(recipe: Recipe, later: bool) -> bool:
@@ -126,7 +143,8 @@ def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass, policy: F
         return
     own = frozen_frame(recipe, traced.plan)
     own = own._replace(root=own.always)
-    enter_root(book, own, "reference's root", "", "")
+    span = (f"{traced.plan.name}.gather", f"{traced.plan.name}.forward") if recipe.fsdp.root_reshards else ("", "")
+    enter_root(book, own, "reference's root", *span)
     _enter_gather(book, own if own.reshards else own._replace(layers=[NOTHING] * len(own.layers)), traced)
     enter_forward(book, recipe, own, traced, there=own.resharding is not True)
     enter_left(book, [*own.layers, own.first], own, "reference's units")

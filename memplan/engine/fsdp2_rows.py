@@ -35,6 +35,17 @@ def enter_root(book: Ledger, own: Frame, label: str, born: str, dies: str) -> No
         )
 
 
+def enter_root_again(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) -> str:
+    """Where a backward begins that gathers a root which was resharded: its output and its copy, or what its gather
+    reads, before anything runs back; then the layer ahead. Returns the instant."""
+    begins = f"{traced.plan.name}.{'loss' if loss_is_inside(recipe) else 'head'}-backward"
+    if recipe.fsdp.root_reshards:
+        beyond = own.layers[-1].gathered + max(own.layers[-1].cast, _beyond_logits(traced))
+        why = "gathered anew: its all-gather's output, before the layer ahead"
+        gathered(book, "all-gather of the root, for backward", max(0, own.root.gathered - beyond), begins, why)
+    return begins
+
+
 def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
     """The output of the last all-gather before the layers is there until the first layer's weights are copied out;
     before that, the embedding's own copy-out.
@@ -45,7 +56,8 @@ def enter_first_gather(book: Ledger, own: Frame, traced: TracedPass, instant: st
     into = before.gathered + 2 * first + stays + embedded
     alone = own.root.gathered + (own.tail.gathered if own.opens else 2 * own.first.gathered)
     scaled = traced.plan.spec.embedding_multiplier and not traced.plan.spec.scaled_outside
-    alone += embedded * (1 + scaled) if own.first.gathered else 0  # what it gives, before it is resharded
+    if own.first.gathered:  # the root's all-gather is there at its copy-out; then what it gives, before it is resharded
+        alone = max(alone, 2 * own.first.gathered + embedded * (1 + scaled))
     label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
     gathered(book, label, max(into, alone) - embedded, instant, why)
     book.add(
@@ -190,10 +202,12 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
 
 
 def _beyond_logits(traced: TracedPass) -> int:
-    """What the head's backward makes beside the logits' gradient, with which the gather ahead begins."""
+    """What the head's backward makes beside the logits' gradient, with which the gather ahead begins: not what is saved
+    since forward."""
     plan, head = traced.plan, traced.tail.backward.get("head")
+    made = sum(size for tag, size in head.tags.items() if tag.category != "activations") if head else 0
     itemsize = 4 if plan.spec.logits_fp32 else plan.mode.autocast or plan.mode.weight_itemsize
-    return max(0, (head.size if head else 0) - plan.rows * plan.length * plan.spec.head.outputs * itemsize)
+    return max(0, made - plan.rows * plan.length * plan.spec.head.outputs * itemsize)
 
 
 def _enter_whole(book: Ledger, own: Frame, i: int, below: Unit, instant: str) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
-from memplan.engine.passes import PassPlan
-from memplan.engine.tensors import Weight, layer_weights, model_weights
+from memplan.engine.tensors import Weight, layer_weights
 from memplan.spec.recipe import Adapter, Recipe
 from memplan.units import ceil_div
 
@@ -237,57 +236,3 @@ def head_gathered_whole(recipe: Recipe) -> bool:
     adapter = recipe.adapter
     untied = has_tail(recipe) and recipe.sharding == "fsdp2"
     return untied and reads_head(recipe) and adapter is not None and recipe.model.head.name not in adapter.saved
-
-
-def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    """The policy's units."""
-    place = "host" if recipe.fsdp.cpu_offload else "gpu"
-    spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
-    if head_gathered_whole(recipe):
-        outside = [weight for weight in outside if weight.name not in _tail_names(recipe)]
-    layers, resharding = layer_units(recipe), recipe.reshard_after_forward
-    if not recipe.fsdp.own_ends:
-        return Frame(layers, unit_of(outside, recipe), resharding, place=place)
-    ends = _tail_names(recipe)
-    if spec.head_is_tied:
-        tail = [weight for weight in outside if weight.name in ends or weight.name == "embed_tokens"]
-        root = [weight for weight in outside if weight not in tail]
-        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True, place)
-    first = [weight for weight in outside if weight.name == "embed_tokens"]
-    tail = [weight for weight in outside if weight.name in ends]
-    root = [weight for weight in outside if weight not in first and weight not in tail]
-    own = (unit_of(each, recipe) for each in (root, first, tail))
-    return Frame(layers, next(own), resharding, next(own), next(own), place=place)
-
-
-def _tail_names(recipe: Recipe) -> set[str]:
-    """Final norm and head. PEFT hides the norm from accelerate; a score head is no output embedding."""
-    spec, names = recipe.model, set()
-    if spec.final_norm and recipe.adapter is None:
-        names |= {spec.final_norm.name, spec.final_norm.name + ".bias"}
-    if not recipe.method.score_head:
-        names |= {spec.head.name, spec.head.name + ".bias"}
-    return names
-
-
-def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
-    """The reference's units, in the dtype that it computes in; none is reduced."""
-    itemsize, spec, ranks = plan.mode.weight_itemsize, plan.spec, recipe.ranks
-
-    def unit(weights: list[Weight]) -> Unit:
-        return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
-
-    layers: list[Unit] = []
-    for run in spec.runs:
-        layers += [unit(list(layer_weights(run.layer, 1, False, None)))] * run.count
-    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
-    if recipe.fsdp.reference_whole:
-        whole = unit(model_weights(spec, False))
-        return Frame([NOTHING] * len(layers), whole, True)
-    if not recipe.fsdp.own_ends or spec.head_is_tied:
-        return Frame(layers, unit(outside), recipe.reshard_after_forward)
-    ends = _tail_names(recipe._replace(adapter=None))
-    first = [weight for weight in outside if weight.name == "embed_tokens"]
-    tail = [weight for weight in outside if weight.name in ends]
-    root = [weight for weight in outside if weight not in first and weight not in tail]
-    return Frame(layers, unit(root), recipe.reshard_after_forward, unit(first), unit(tail))

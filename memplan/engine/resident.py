@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.engine.fsdp2_units import frozen_frame, gathered_layers, gathers, kept_part
+from memplan.engine.fsdp2_frames import frozen_frame
+from memplan.engine.fsdp2_units import gathered_layers, gathers, kept_part
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.modules import Mode

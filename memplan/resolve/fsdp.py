@@ -102,6 +102,7 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         keep_low_precision_grads=given.keep_low_precision_grads,
         wraps_layers=wraps,
         own_ends=by_accelerate and split.name == "fsdp2",
+        root_reshards=trainer.name == "verl" and split.name == "fsdp2" and job.reshard_after_forward in (None, True),
         reference_whole=trainer.name == "trl" and split.name == "fsdp2",
         casts=by_accelerate and autocast,
     )

@@ -170,6 +170,9 @@ class FsdpSettings(NamedTuple):
     """A unit for each decoder layer."""
     own_ends: bool = False
     """accelerate with FSDP2: input embedding, and final norm with the head, are units of their own."""
+    root_reshards: bool = False
+    """verl with FSDP2: the root is told to reshard after forward like every unit, and an untied input embedding is a
+    unit of its own (verl 0.9 utils/fsdp_utils.py: apply_fsdp2)."""
     reference_whole: bool = False
     """FSDP2: the reference is one unit, as TRL prepares it."""
     casts: bool = False

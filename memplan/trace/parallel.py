@@ -50,6 +50,10 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
         fully_shard(module, reshard_after_forward=resharding, **settings)
     if recipe.fsdp.own_ends:
         _wrap_ends(model, settings, resharding)
+    if recipe.fsdp.root_reshards:  # verl's, which wraps its input embedding alone and says so of the root too
+        if not recipe.model.head_is_tied:
+            fully_shard(model.get_input_embeddings(), reshard_after_forward=resharding, **settings)
+        return fully_shard(model, reshard_after_forward=resharding, **settings)
     # The root is not resharded after forward, as is torch's default.
     return fully_shard(model, **settings)
 
