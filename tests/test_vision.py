@@ -54,6 +54,7 @@ def cut(preset: str, width: int, height: int) -> tuple[int, int, int, int]:
         ("llama-4-scout", 200, 100, (1, 24, 24, 144)),
         ("idefics3-8b", 1024, 768, (13, 26, 26, 2197)),
         ("mistral-small-3.1-24b", 1024, 768, (1, 56, 74, 1036)),
+        ("llama-3.2-11b-vision", 200, 100, (4, 40, 40, 1)),
     ],
 )
 def test_images_are_cut_as_processors_cut_them(
@@ -86,6 +87,10 @@ def job(**keys: Any) -> dict[str, Any]:
         (
             {"model": {"model_type": "mistral3", "vision_feature_layer": [-2, -1]}, "images": {"tokens": 64}},
             "several layers, on which transformers 5.23 fails",
+        ),
+        (
+            {"model": {"model_type": "mllama", "vision_config": {"vision_output_dim": 8960}}, "images": {"tokens": 1}},
+            "vision_output_dim is 8960, where its tower gives 7680",
         ),
         ({"method": "reward"}, "sequence-classification"),
         (

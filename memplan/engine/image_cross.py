@@ -40,11 +40,11 @@ def _kernel(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: 
     tape, mask = p.tape, p.shared[CROSS_MASK]
     if mixer.num_kv_heads != mixer.num_heads:
         k, v = ops.copy(tape, k, "repeated keys", whole), ops.copy(tape, v, "repeated values", whole)
-    q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))
-    bias = ops.cast(tape, mask, q.itemsize, "attention bias")
+    low_q, low_k, low_v = (ops.autocast_input(tape, each) for each in (q, k, v))
+    low = bias = ops.cast(tape, mask, low_q.itemsize, "attention bias")
     if p.memory % 8:
-        bias = tape.new(Dim("T·s", p.tokens * -(-p.memory // 16) * 16), q.itemsize, "attention bias")
-    return fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias)
+        bias = tape.new(Dim("T·s", p.tokens * -(-p.memory // 16) * 16), low.itemsize, "attention bias")
+    return fused_attention(tape, low_q, low_k, low_v, p.dim("H", mixer.num_heads), q.dim, bias)
 
 
 def _eager(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: Dim) -> tuple[Tensor, Tensor]:

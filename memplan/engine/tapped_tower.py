@@ -76,7 +76,7 @@ def given(tape: Tape, p: Pass, needs_grad: bool, width: int, owned: bool) -> Ten
 
 def front(plan: TowerPlan) -> Piece:
     """From pixels to the first block's input, which is not counted: the block keeps it, or the tower's forward holds
-    it. The convolution's output is held too.
+    it. The convolution's output is held too; ``outputs``: copies of weights that autocast alone holds.
     """
     tape, shape, tower = start(plan), shape_of(plan), plan.tower
     p = Pass(tape, plan.vision_mode, shape.images * shape.tiles, shape.patches)
@@ -96,12 +96,13 @@ def front(plan: TowerPlan) -> Piece:
     most, cast = peak(tape), casts(tape)
     node, like = x.node, (x.dim, x.itemsize)
     del x, rows, token
+    cached = tape.live
     leave_autocast(tape)
     everything = tape.live
     held.clear()
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
-    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
+    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved, cached - everything)
 
 
 def padded(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
@@ -147,20 +148,20 @@ class Tail(NamedTuple):
 
 
 def tail(plan: TowerPlan, needs: list[bool]) -> Tail:
-    """The last states and, stacked, those of the taps: padding cut off, joined, projected. ``needs``: which of them
-    need a gradient, the last first.
+    """The last states and, stacked, those of the taps: padding cut off, which makes views, joined, projected.
+    ``needs``: which of them need a gradient, the last first.
     """
     tape, shape, width = start(plan), shape_of(plan), plan.tower.width
     p, squares = joined(plan, tape), shape.images * shape.tiles
     tokens = Pass(tape, plan.projector_mode, squares, shape.patches)
     with tape.at("projector"):
         x, *taps = (given(tape, p, each, width, False) for each in needs)
-        x = cut(tape, x, tokens.dim("h", width))
+        x = ops.view(tape, x, tokens.dim("h", width), whole=False)
         stacked = ops.concatenate(tape, taps, p.dim("h", width * len(taps)), "intermediate states")
-        stacked = cut(tape, stacked, tokens.dim("h", width * len(taps)))
-        out = ops.concatenate(tape, (x, stacked), tokens.dim("h", width * len(needs)), "image states")
+        cut = ops.view(tape, stacked, tokens.dim("h", width * len(taps)), whole=False)
+        out = ops.concatenate(tape, (x, cut), tokens.dim("h", width * len(needs)), "image states")
         within = peak(tape)
-        del x, taps, stacked
+        del x, taps, stacked, cut
         tape.peaks.clear()
         linear = plan.tower.projector.linears[0]
         found = project(tokens, out, linear, "h", "image tokens")
@@ -172,13 +173,6 @@ def tail(plan: TowerPlan, needs: list[bool]) -> Tail:
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Tail(within, beyond, saved, back, gradients, cast, node is not None, everything - saved)
-
-
-def cut(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
-    """Padding cut off every tile, which ``reshape`` copies. A square of patches and a class token are no multiple of
-    eight, so that there is some.
-    """
-    return ops.copy(tape, ops.view(tape, x, dim, whole=False), "image states")
 
 
 def mask_bytes(plan: TowerPlan) -> int:
@@ -245,23 +239,22 @@ def trace_tapped(plan: TowerPlan) -> TowerTrace:
         # What goes into a run of blocks is a variable of the tower, which is bound anew when they have run.
         for run, end in ((0, len(local) - 1), (len(local) + 1, len(pieces) - 1)):
             held -= state * (i == end and not pieces[run].keeps_input)
-    most = max(most, kept + held + state + last.within, kept + last.beyond)
-    images = _states(plan)
-    most = max(most, kept + last.saved + last.locals + images + making_cross_mask(plan))
+    most, images = max(most, kept + held + state + last.within), _states(plan)
     trains = grad and (last.reached or last.gradients > 0)
-    keeps_mask = trains and plan.mode.attention == "sdpa" and any(piece.backward for piece in pieces)
+    kept += mask * (trains and plan.mode.attention == "sdpa" and any(piece.backward for piece in pieces))
+    most = max(most, kept + last.beyond, kept + last.saved + last.locals + images + making_cross_mask(plan))
     copies = 0 if grad else first.casts + last.casts + sum(piece.casts for piece in pieces)
-    held_after = last.locals + copies
+    held_after, idle = last.locals + copies, first.outputs * grad
     if not trains:
-        return TowerTrace(most, kept - copies + last.saved if grad else 0, held_after, 0, 0, 0)
-    saved = kept + last.saved + mask * keeps_mask
-    keep = plan.gradients == "keep"
-    worst = max(kept + last.backward, kept + last.saved + images + _embedded(plan)) + mask * keeps_mask
+        return TowerTrace(most, kept + last.saved if grad else 0, held_after, idle, 0, 0)
+    saved, keep = kept + last.saved, plan.gradients == "keep"
+    worst = max(kept + last.backward, saved + images + _embedded(plan))
+    own_mask = kept - before[-1] - pieces[-1].saved
     gradients = last.gradients
     waiting = [i for i in taps if reached[i]]
     stack = state * len(taps)
     for i in reversed(range(len(pieces))):
-        piece, base = pieces[i], before[i] + mask * keeps_mask + gradients * keep
+        piece, base = pieces[i], before[i] + own_mask + gradients * keep
         if piece.backward:
             worst = max(worst, base + piece.backward)
             if waiting and i > min(waiting):
@@ -270,7 +263,7 @@ def trace_tapped(plan: TowerPlan) -> TowerTrace:
         gradients += piece.gradients
     worst = max(worst, first.backward + gradients * keep)
     gradients += first.gradients
-    return TowerTrace(most, saved, held_after, 0, worst, gradients, True)
+    return TowerTrace(most, saved, held_after, idle, worst, gradients, True)
 
 
 def _states(plan: TowerPlan) -> int:

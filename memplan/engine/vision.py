@@ -123,7 +123,10 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     tape, dim = p.tape, q.dim
     length = p.tokens if mixer.blocked else min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
-    weights = ops.scale(tape, ops.matmul(tape, q, k, scores, "attention scores"), "attention scores")
+    batched = p.rows > 1 and not mixer.packed  # then products see copies of what lies across heads
+    queries, keys = (ops.copy(tape, each, "queries and keys") if batched else each for each in (q, k))
+    weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores, "attention scores"), "attention scores")
+    del queries, keys
     if mixer.blocked or mixer.tiled:
         wide = weights.itemsize if mixer.tiled else p.mode.residual_itemsize
         if weights.itemsize < wide:
@@ -133,5 +136,7 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     wide = mixer.wide_softmax or tape.autocast > 0
     weights = ops.softmax(tape, weights, "attention probabilities", wide, p.mode.half_to_float)
     weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
-    out = ops.matmul(tape, weights, v, dim, "attention output")
+    values = ops.copy(tape, v, "values") if batched else v
+    out = ops.matmul(tape, weights, values, dim, "attention output")
+    del values
     return ops.copy(tape, out, "attention output"), weights

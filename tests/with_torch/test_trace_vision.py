@@ -98,12 +98,16 @@ MODELS: dict[str, Job] = {
     },
     "mllama": {
         "text_config": TEXT
-        | {"cross_attention_layers": [1], "pad_token_id": 0, "rope_scaling": {"rope_type": "default"}},
+        | {"cross_attention_layers": [0, 2], "pad_token_id": 0, "rope_scaling": {"rope_type": "default"}},
         "vision_config": {
             "hidden_size": 256,
-            "num_hidden_layers": 31,
+            "num_hidden_layers": 3,
             "num_global_layers": 1,
             "intermediate_size": 512,
+            "attention_heads": 4,
+            "image_size": 224,
+            "intermediate_layers_indices": [0, 1],
+            "vision_output_dim": 768,
         },
     },
 }
@@ -125,7 +129,7 @@ JOBS = [
     *(
         job(model, **IMAGE)
         for model in MODELS
-        if model not in ("mllama", "mistral3", "idefics3", "kimi_k25", "llama4", "llava_next")
+        if model not in ("mistral3", "idefics3", "kimi_k25", "llama4", "llava_next")
     ),
     *(job(model, optimizer_impl="fused", **FULL) for model in ("gemma3", "qwen2_5_vl", "mllama")),
     *(job(model, **IMAGE, **FULL) for model in ("gemma3", "qwen3_vl")),
@@ -143,6 +147,11 @@ JOBS = [
     job("llama4", **IMAGE, **FULL),
     job("llama4", **IMAGE, precision="bf16-amp"),
     job("qwen2_vl", **IMAGE, precision="fp32"),
+    job("mllama", **IMAGE, **FULL),
+    job("mllama", **IMAGE, **LORA, **FULL),
+    job("mllama", **IMAGE, precision="bf16-amp"),
+    job("mllama", **IMAGE, method="dpo", lora={"r": 8, "target_modules": ["q_proj", "v_proj"]}),
+    job("mllama", images={"per_example": 2, "width": 200, "height": 130}, attention="eager"),
 ]
 
 
