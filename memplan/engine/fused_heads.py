@@ -106,17 +106,23 @@ def cut_cross_entropy(p: Pass, hidden: Tensor, weight: Param, scored: Scored) ->
 
 def verl_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """Log-probabilities of 512 tokens at a time, made again in backward, which sums the head's gradient (verl 0.9,
-    utils/experimental/torch_functional.py: FusedLinearForPPOFunction)."""
+    utils/experimental/torch_functional.py: FusedLinearForPPOFunction). Autocast copies inputs and head for each chunk
+    of the forward, where no gradient is recorded and nothing is kept; it is left before backward."""
     tape = p.tape
-    itemsize = tape.autocast or hidden.itemsize
-    _, vocabulary = sizes(p, hidden, weight)
+    width, vocabulary = sizes(p, hidden, weight)
     tokens = min(LOGPROB_CHUNK, p.tokens)
     part, hidden_dim, weight_dim = Dim("V chunk", tokens * vocabulary), hidden.dim, weight.dim
     hidden_size, weight_size = hidden.itemsize, weight.itemsize
     want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
 
-    def fp32_logits() -> Tensor:
+    def fp32_logits(itemsize: int) -> Tensor:
+        copies = []
+        if itemsize != hidden_size:
+            copies.append(tape.new(Dim("chunk·h", tokens * width), itemsize, "autocast copies of inputs"))
+        if itemsize != weight_size:
+            copies.append(tape.new(weight_dim, itemsize, "autocast copies of weights", category="autocast_weights"))
         product = tape.new(part, itemsize, "logits of a chunk")
+        copies.clear()
         low = tape.new(part, itemsize, "logits of a chunk")
         del product
         wide = tape.new(part, ops.FP32, "logits of a chunk in fp32") if itemsize != ops.FP32 else low
@@ -126,7 +132,7 @@ def verl_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tenso
     def backward(t: Tape, grads: Grads) -> Grads:
         of_hidden = t.gradient((hidden_dim, hidden_size)) if want_hidden else None
         total = t.new(weight_dim, weight_size, "weight gradients", category="gradients") if want_weight else None
-        wide = fp32_logits()
+        wide = fp32_logits(hidden_size)
         probabilities = t.gradient((part, ops.FP32), "softmax of a chunk")
         hot = t.gradient((part, ops.FP32), "one-hot labels of a chunk")
         difference = t.gradient((part, ops.FP32))
@@ -134,15 +140,15 @@ def verl_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tenso
         del difference
         summed = t.gradient((part, ops.FP32))
         del product
-        low = t.gradient((part, itemsize)) if itemsize != ops.FP32 else summed
+        low = t.gradient((part, hidden_size)) if hidden_size != ops.FP32 else summed
         del summed
-        scaled = t.gradient((part, itemsize))
+        scaled = t.gradient((part, hidden_size))
         del low
-        piece = t.new(weight_dim, itemsize, "weight gradients of a chunk", category="gradients")
+        piece = t.new(weight_dim, hidden_size, "weight gradients of a chunk", category="gradients")
         del wide, probabilities, hot, scaled, piece
         return (of_hidden, total)
 
-    wide = fp32_logits()
+    wide = fp32_logits(tape.autocast or hidden_size)
     probabilities = tape.new(part, ops.FP32, "softmax of a chunk")
     product = tape.new(part, ops.FP32, "softmax × logits of a chunk")
     del wide, probabilities, product

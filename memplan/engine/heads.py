@@ -7,6 +7,7 @@ Symbols: V vocabulary, h hidden; all per token, T tokens of the pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from memplan.engine import head_kernels, loss_ops, ops, routing_ops
@@ -248,12 +249,11 @@ def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     return []
 
 
-def _scored_again(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
+def _scored_again(p: Pass, logits: Tensor, tokens: int, made: Sequence[str] = ("logits", "log-softmax")) -> list[Tensor]:
     """LLaMA-Factory's KTO scores the mismatched completions while the reference's logits are held: logits and
     log-softmax once more (llamafactory 0.9.5, train/kto/trainer.py: concatenated_forward)."""
-    more = _copied(p, logits, p.tokens, "logits of mismatched completions")
-    scores = _copied(p, logits, p.tokens, "log-softmax of mismatched completions")
-    del more, scores
+    copies = [_copied(p, logits, p.tokens, f"{what} of mismatched completions") for what in made]
+    del copies
     return []
 
 
@@ -265,6 +265,7 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
     "chosen-and-rejected": _chosen_and_rejected,
     "shifted": _shifted,
     "scored-again": _scored_again,
+    "scored-again-tempered": partial(_scored_again, made=("logits", "logits over the temperature", "log-softmax")),
 }
 """Each returns what the caller holds in place of the logits, if anything."""
 

@@ -34,8 +34,9 @@ def liger(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
         grad_weight = tape.new(weight_dim, weight.itemsize, "head gradient made in forward", category="gradients")
     losses = tape.new(p.dim("1", 1), ops.FP32, "loss of each token")
     logits = tape.new(part, itemsize, "logits of a chunk")
-    if weight.itemsize != itemsize:  # autocast keeps the copy of the leaf, not that of its transpose
-        casts = [tape.new(weight_dim, itemsize, "head in the compute dtype") for _ in range(2)]
+    if weight.itemsize != itemsize:  # autocast keeps the copy of a trained leaf, not that of its transpose
+        copies = 2 if weight.needs_grad else 1
+        casts = [tape.new(weight_dim, itemsize, "head in the compute dtype") for _ in range(copies)]
         del casts
     del logits, losses
 

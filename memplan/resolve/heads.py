@@ -126,14 +126,16 @@ def _code(
     extra, rescales = not without_logits, method.name in trainer.rescales
     entropy, slices = wanted != "none" and extra, method.name in trainer.slices_logits
     in_place = trainer.tempers_in_place or slices or rescales or method.teacher
+    tempered = extra and job.temperature not in (None, 1.0) and not in_place
+    metrics = by_method(trainer.metrics, method.name) if extra else ""
     return LossCode(
         frees_logits=trainer.frees_logits,
         holds_logits=extra and names_method(trainer.holds_logits, method.name),
-        metrics=by_method(trainer.metrics, method.name) if extra else "",
+        metrics="scored-again-tempered" if tempered and metrics == "scored-again" else metrics,
         metrics_everywhere=trainer.metrics_everywhere,
         entropy=trainer.entropy if entropy else "",
         entropy_gradient=entropy and (wanted == "loss" or trainer.entropy_keeps_graph),
-        tempered=extra and job.temperature not in (None, 1.0) and not in_place,
+        tempered=tempered,
         recomputed=extra and bool(job.recompute_loss),
         leaves_autocast=wraps,
         hidden_states=trainer.hidden_states and method.name in ("dpo", "ipo"),

@@ -171,7 +171,8 @@ def within_forward(run: Run, model: Any, found: Callable[[Tensor, Tensor], Tenso
 
 def fused(run: Run) -> Tensor:
     """Heads without logits: TRL's fused LM head (trl 1.16, trainer/utils.py: _fused_forward) and its like. They run
-    inside the model's forward, so under autocast."""
+    inside the model's forward, so under autocast. A reference speaks before the policy or after it, as the trainer's
+    other losses have it."""
 
     def score(model: Any) -> Any:
         return within_forward(run, model, found)
@@ -188,10 +189,14 @@ def fused(run: Run) -> Tensor:
     if method.kl_rows:
         with torch.no_grad():
             score(run.policy)
+    first = method.reference and run.recipe.trainer.reference_first
+    reference = run.score_reference(score) if first else None
     scores = score(run.policy)
     if method.name == "sft":
         return -scores.mean()
-    return run.loss(scores, run.score_reference(score) if method.reference else None)
+    if method.reference and not first:
+        reference = run.score_reference(score)
+    return run.loss(scores, reference)
 
 
 def litgpt_lora(run: Run) -> tuple[Tensor, Any]:
