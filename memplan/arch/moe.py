@@ -76,12 +76,14 @@ def granite_layers(family: Family, config: Config) -> list[FeedForward]:
 
 
 def phimoe_layers(family: Family, config: Config) -> list[FeedForward]:
-    """Two experts, drawn one after the other with noise."""
+    """Two experts, drawn one after the other with noise; input_jitter_noise multiplies their input too, twice."""
     count, active = expert_count(config, "num_local_experts"), config.integer("num_experts_per_tok")
     if active != 2:
         raise config.wrong("num_experts_per_tok", "2, which its router always draws", active)
     f = config.integer("intermediate_size")
-    routed = make_experts(config, count, active, f, Routing(program="sparse-mixer"), "router")
+    noisy = config.value("input_jitter_noise") not in (None, 0) and config.optional_positive("input_jitter_noise")
+    routing = Routing(program="noisy-mixer" if noisy else "sparse-mixer")
+    routed = make_experts(config, count, active, f, routing, "router")
     return everywhere(family, config, routed.model_copy(update={"router_module": True}))
 
 
@@ -223,7 +225,7 @@ ROWS = (
         qkv_bias="by attention_bias",
         norm_kind="layer",
         norm_bias=True,
-        not_counted=(*NOT_COUNTED, ("input_jitter_noise", JITTER)),
+        not_counted=NOT_COUNTED,
         finish=head_bias,
     ),
     Family(

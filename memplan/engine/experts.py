@@ -24,6 +24,8 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     """Router, routed experts, and the shared ones beside them, in the order of the class."""
     assert spec.experts is not None
     tape = p.tape
+    if spec.experts.routing.program == "noisy-mixer":  # the block, and then its router
+        x = routing_ops.noise_in_place(tape, routing_ops.noise_in_place(tape, x))
     shared = shared_product(p, spec, x) if spec.shared and spec.shared_first else None
     choice = route(p, spec.experts, x)
     if spec.experts.routing.program == "scatter":

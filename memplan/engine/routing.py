@@ -228,6 +228,7 @@ ROUTERS: dict[str, Callable[[Pass, Experts, Tensor], Choice]] = {
     "top-k": choose,
     "scatter": scatter,
     "sparse-mixer": sparse_mixer,
+    "noisy-mixer": sparse_mixer,
     "normed": normed,
 }
 """A program for each value of ``Routing.program``."""

@@ -109,3 +109,11 @@ def add_in_place(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
     """``x.add_(y)`` of equal sizes: both receive the same gradient."""
     node = tape.node((x, y), (), lambda t, g: (g[0], g[0]))
     return Tensor(x.dim, x.itemsize, x.storage, node)
+
+
+def noise_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x *= torch.empty_like(x).uniform_(…)``: saves the noise, and its gradient is a tensor of its own."""
+    dim, itemsize = x.dim, x.itemsize
+    noise = tape.new(dim, itemsize, "noise on the experts' input")
+    node = tape.node((x,), (noise,), lambda t, g: (t.gradient((dim, itemsize)),))
+    return Tensor(dim, itemsize, x.storage, node)

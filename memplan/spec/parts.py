@@ -205,9 +205,9 @@ class Routing(Frozen):
     the weights of the chosen. ``engine.routing.ROUTERS`` has a program for each ``program``.
     """
 
-    program: Literal["top-k", "sparse-mixer", "scatter", "square-root", "normed"] = "top-k"
-    """'sparse-mixer': PhiMoE's two, each drawn with noise; 'scatter': Llama 4, whose experts see every token, scaled by
-    a score that is zero where not chosen; 'square-root': DeepSeek-V4's; 'normed': of a bare norm, scaled (Gemma 4)."""
+    program: Literal["top-k", "sparse-mixer", "noisy-mixer", "scatter", "square-root", "normed"] = "top-k"
+    """'sparse-mixer': PhiMoE's two, each drawn with noise ('noisy-mixer': noise on the input too); 'scatter': Llama 4's
+    experts see every token, scaled by a score; 'square-root': DeepSeek-V4's; 'normed': of a bare norm (Gemma 4)."""
     product: Literal["own", "fp32", "fp32-always"] = "own"
     """In the model's dtype; or of fp32 copies of hidden states and weight, where 'always' switches autocast off."""
     scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
@@ -286,6 +286,8 @@ class FeedForward(Part):
     """The sum with the experts' output is halved."""
     scaled: bool = False
     """The gate and the output are multiplied by numbers (Falcon-H1)."""
+    sparse: bool = False
+    """Of the gates only the largest pass, above a cut-off of each row's mean and deviation (Gemma 3n)."""
     dropout: bool = False
     """What goes into the last linear passes through dropout (T5, ModernBERT)."""
 

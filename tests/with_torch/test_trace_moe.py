@@ -30,7 +30,8 @@ MODELS: dict[str, Job] = {
     "qwen2_moe": NAMED | {"shared_expert_intermediate_size": 512},
     "olmoe": NAMED,
     "granitemoe": LOCAL | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0},
-    "phimoe": LOCAL | {"num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+    "phimoe": LOCAL
+    | {"num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True, "input_jitter_noise": 0.01},
     "minimax_m2": LOCAL | {"rotary_dim": 32},
     "gpt_oss": LOCAL,
     "llama4_text": {"num_local_experts": 8, "intermediate_size_mlp": 512, "num_hidden_layers": 4},
