@@ -72,8 +72,8 @@ def kinds(config: Config) -> list[str]:
     pattern = config.value("hybrid_override_pattern")
     if pattern is None:
         return DEFAULT
-    if not isinstance(pattern, str) or not set(pattern) <= set(LETTERS):
-        raise config.wrong("hybrid_override_pattern", "a text of " + " ".join(LETTERS), pattern)
+    if not isinstance(pattern, (str, list, tuple)) or not all(letter in [*LETTERS] for letter in pattern):
+        raise config.wrong("hybrid_override_pattern", "letters of " + " ".join(LETTERS), pattern)
     return non_empty(config, "hybrid_override_pattern", [LETTERS[letter] for letter in pattern])
 
 
