@@ -11,7 +11,7 @@ from memplan.models import load_model
 from memplan.plan.candidates import Builder, Candidate, candidates, depends_on_batch, without_choices
 from memplan.plan.planning import Question, Tell, nothing, pricing_of, search
 from memplan.plan.result import Answer
-from memplan.plan.search import largest
+from memplan.plan.search import best, largest
 from memplan.plan.words import plan_name
 from memplan.presets import model_names
 from memplan.spec.reading import JobInput
@@ -23,14 +23,11 @@ MOST_BATCH, MOST_LENGTH = 1 << 16, 1 << 20
 def fits(asked: Question) -> bool:
     """Whether any plan fits: small batches and slow plans are asked first, as they need the least."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
-    blocked: dict[object, int] = {}
-    for each in sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order)):
-        if each.batch >= blocked.get(each.group, each.batch + 1):
-            continue
-        if pricing.fits(each.recipe):
-            return True
-        blocked[each.group] = each.batch
-    return False
+    ordered = sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order))
+    found = best(
+        ordered, pricing, lambda priced: priced.fits, 1, least=lambda each: pricing.short_at_least(each.recipe)
+    )
+    return bool(found.plans)
 
 
 def fastest(asked: Question) -> str:
@@ -107,24 +104,29 @@ At = Callable[[Builder, Candidate, int], Recipe]
 
 def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer:
     """The largest value of a key with which any structure fits: memory grows with it, so each structure is first asked
-    whether it does better than those before it. A length that a layout does not divide is brought down to one that it
-    does."""
+    whether it does better than those before it, unless one that holds no more (``under``) does not. A length that a
+    layout does not divide is brought down to one that it does."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
-    value, words = 0, "nothing fits"
-    for number, each in enumerate(sorted(of.legal, key=lambda each: (-each.seconds, each.order))):
+    value, words, done = 0, "nothing fits", set[object]()
+    ordered = sorted(of.legal, key=lambda each: (each.group != each.under, -each.seconds, each.order))
+    for number, each in enumerate(ordered):
         tell(f"largest {key}", number, len(of.legal))
+        if each.under in done:
+            continue
 
         def accepts(size: int, each: Candidate = each) -> bool:
             return pricing.fits(at(builder, each, size))
 
-        found = largest(accepts, value + 1, most)
+        found = room = largest(accepts, value + 1, most)
         while found > value and not _is_legal(builder, each, key, found):
             found -= 1
         if found > value:
             value = found
             keys = {**each.keys, key: value, **pricing(each._replace(recipe=at(builder, each, value))).keys}
             words = f"{value}: {plan_name(keys)}"
+        if room <= value:
+            done.add(each.group)
     at_most = " (the model's positions, or the most that is tried)" if value == most else ""
     return Answer(f"largest_{key}", value or None, words + at_most)
 

@@ -1,11 +1,11 @@
 """The exact search: plans in the order of their speed, each priced only where nothing rules it out.
 
 The speed of every candidate is known before its memory is, so the first ones that fit are the best. Three bounds that
-are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch of the same
-group that did not fit, as memory grows with the batch; the same, or the same batch, of a group that holds no more
+are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch
+of the same group that did not fit, as memory grows with the batch; no larger a one of a group that holds no more
 (``under``); and what a part of its rows comes to (``least``). So of groups that are met for the first time the smallest
 batch of the leaner one is priced first. Layouts whose model states alone are too large are left out before
-(``candidates.Floors``). Which of those that the last bound rules out miss by least, ``nearest`` finds.
+(``candidates.Floors``). Of those that the last bound rules out, ``nearest`` finds which miss by least.
 """
 
 from __future__ import annotations
