@@ -114,7 +114,7 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
         size = own.all_layers if stays else 0 if early else last
         _gathered(book, f"layers, {point}", size, f"{name}.{point}", f"{name}.{point}", "gathered ahead")
     # Trained linears that are units of their own come between: the layer below is gathered at the first of them.
-    between = recipe.adapter is not None and recipe.trainer.accelerate
+    between = recipe.adapter is not None and recipe.fsdp.wraps_adapters
     for i in traced.backward_layers:
         below = own.layers[i - 1].gathered if i and ahead else 0
         earlier = sum(unit.gathered for unit in own.layers[:i])

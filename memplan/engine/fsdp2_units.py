@@ -142,7 +142,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
-    flat = recipe.sharding == "fsdp" and not recipe.trainer.accelerate and any(weight.trained for weight in weights)
+    flat = recipe.sharding == "fsdp" and not recipe.fsdp.wraps_adapters and any(weight.trained for weight in weights)
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
@@ -184,7 +184,7 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
     adapter = recipe.adapter
     if adapter is None or not gathers(recipe) or not casts(recipe):
         return adapter
-    if recipe.sharding == "fsdp" and recipe.trainer.accelerate:
+    if recipe.sharding == "fsdp" and recipe.fsdp.wraps_adapters and recipe.fsdp.use_orig_params:
         # Each is a unit of its own: PEFT reads the dtype of what is sharded, and its hook gathers it in another.
         return adapter._replace(itemsize=recipe.compute_itemsize, read_itemsize=adapter.itemsize)
     return adapter._replace(itemsize=recipe.compute_itemsize, magnitude_itemsize=recipe.compute_itemsize)

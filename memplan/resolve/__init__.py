@@ -105,7 +105,7 @@ def resolve(given: JobInput) -> Recipe:
     settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     if adapted:
-        check_flat(adapted, trainer, split, settings, stored.precision.weights)
+        check_flat(adapted, split, settings, stored.precision.weights)
         adapted = upcast(adapted, settings, notes)
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)

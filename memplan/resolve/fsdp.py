@@ -80,7 +80,7 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
     """The settings, with the defaults of whoever wraps the model: accelerate, or torch. Raises InvalidJob."""
     if not split.is_fsdp:
         return FsdpSettings()
-    given, by_accelerate = job.fsdp, trainer.accelerate
+    given, by_accelerate, by_verl = job.fsdp, trainer.accelerate, trainer.name == "verl"
     wraps = given.auto_wrap_policy != "NO_WRAP"
     if split.name == "fsdp2" and not wraps:
         raise InvalidJob(
@@ -98,21 +98,22 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         backward_prefetch=prefetch,
         forward_prefetch=given.forward_prefetch,
         limit_all_gathers=given.limit_all_gathers,
-        use_orig_params=(job.lora is not None or by_accelerate) if original is None else original,
+        use_orig_params=((job.lora is not None and not by_verl) or by_accelerate) if original is None else original,
         keep_low_precision_grads=given.keep_low_precision_grads,
         wraps_layers=wraps,
         own_ends=by_accelerate and split.name == "fsdp2",
-        root_reshards=trainer.name == "verl" and split.name == "fsdp2" and job.reshard_after_forward in (None, True),
+        wraps_adapters=by_accelerate or by_verl,
+        root_reshards=by_verl and split.name == "fsdp2" and job.reshard_after_forward in (None, True),
         reference_whole=trainer.name == "trl" and split.name == "fsdp2",
         casts=by_accelerate and autocast,
     )
 
 
-def check_flat(adapter: Adapter, trainer: Trainer, split: Split, settings: FsdpSettings, weights: int) -> None:
+def check_flat(adapter: Adapter, split: Split, settings: FsdpSettings, weights: int) -> None:
     """FSDP1 puts a layer's adapters into its flat parameter, beside its frozen weights of ``weights`` bytes each; under
     accelerate they are units of their own (PEFT's fsdp_auto_wrap_policy). Raises InvalidJob for what torch cannot
     flatten together (torch 2.13 _flat_param.py: _validate_tensors_to_flatten)."""
-    if split.name != "fsdp" or trainer.accelerate:
+    if split.name != "fsdp" or settings.wraps_adapters:
         return
     if adapter.itemsize != weights:
         same = next(name for name, size in DTYPE_BYTES.items() if size == weights)

@@ -77,7 +77,8 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
         raise InvalidJob(f"precision: {name} needs DeepSpeed", f"set zero_stage, or use {row.dtype} or {row.dtype}-amp")
     inside = split.is_deepspeed or split.is_fsdp
     mixed = row.mixed or (trainer.autocast and (lora or not split.is_fsdp))
-    casts = not inside or (split.is_fsdp and trainer.accelerate)  # accelerate's forward is under autocast in FSDP too
+    # Under autocast in FSDP too: accelerate's forward; verl's, with its loss (transformer_impl.py: forward_step).
+    casts = not inside or (split.is_fsdp and (trainer.accelerate or trainer.name == "verl"))
     autocast = job.autocast if job.autocast is not None else casts and mixed and row.dtype != "fp32"
     if job.autocast is None:
         notes.sources["autocast"] = "trainer" if trainer.autocast and casts else "default"
@@ -85,6 +86,12 @@ def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes
         raise InvalidJob("autocast: true contradicts precision fp32", "use bf16-amp: fp32 weights under autocast")
     if row.mixed and not autocast and not inside:
         raise InvalidJob(f"precision: {name} without autocast is fp32", "use precision fp32, or leave autocast out")
+    if autocast and trainer.megatron and not trainer.autocasts_megatron:
+        raise InvalidJob(
+            f"precision: {trainer.title} runs no autocast: Megatron-LM's --bf16 and --fp16 store half precision, with "
+            "fp32 weights in the optimizer",
+            f"use precision {row.dtype}-master, and leave autocast out",
+        )
     compute = DTYPE_BYTES[row.dtype] if split.is_fsdp and row.mixed else row.weights
     if trainer.megatron and row.master and job.grad_dtype in ("auto", "fp32"):
         return Stored(row, row.weights, 0, DTYPE_BYTES["fp32"], DTYPE_BYTES["fp32"])

@@ -170,6 +170,9 @@ class FsdpSettings(NamedTuple):
     """A unit for each decoder layer."""
     own_ends: bool = False
     """accelerate with FSDP2: input embedding, and final norm with the head, are units of their own."""
+    wraps_adapters: bool = False
+    """FSDP1: trained linears are units of their own (peft 0.21 utils/other.py: fsdp_auto_wrap_policy; verl 0.9
+    utils/fsdp_utils.py: get_fsdp_wrap_policy)."""
     root_reshards: bool = False
     """verl with FSDP2: the root is told to reshard after forward like every unit, and an untied input embedding is a
     unit of its own (verl 0.9 utils/fsdp_utils.py: apply_fsdp2)."""

@@ -15,7 +15,7 @@ STRATEGIES = {False: "FULL_SHARD", True: "SHARD_GRAD_OP"}
 
 def flat_sharded(model: Any, recipe: Recipe, device: str) -> Any:
     """FSDP1 with a unit for each decoder layer; accelerate with PEFT makes one of each trained linear too (peft 0.21
-    utils/other.py: fsdp_auto_wrap_policy).
+    utils/other.py: fsdp_auto_wrap_policy), and so does verl.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
@@ -65,7 +65,7 @@ def _policy(model: Any, recipe: Recipe) -> Any:
     if not recipe.fsdp.wraps_layers:
         return None
     names = set(getattr(model, "_no_split_modules", None) or ())
-    peft = recipe.adapter is not None and recipe.trainer.accelerate
+    peft = recipe.adapter is not None and recipe.fsdp.wraps_adapters
 
     def wraps(module: Any) -> bool:
         if type(module).__name__ in names:
