@@ -29,6 +29,7 @@ WITHOUT = {
     "cohere2_moe",
     "deepseek_v4",
     "exaone_moe",
+    "gemma3n",
     "flex_olmo",
     "gemma4_text",
     "granitemoehybrid",

@@ -33,7 +33,8 @@ def enter_layer_inputs(book: Ledger, traced: TracedPass) -> None:
     )
     if plan.style == "no-grad":
         return
-    extra = traced.layers[0].boundary if own.keeps_embedding and not traced.layers[0].keeps_input else 0
+    apart = plan.spec.streams > 1
+    extra = traced.layers[0].boundary if not apart and own.keeps_embedding and not traced.layers[0].keeps_input else 0
     book.add(
         "saved by what makes the inputs of all layers",
         "activations",
@@ -92,7 +93,7 @@ def enter_lent(book: Ledger, traced: TracedPass) -> None:
         kept = not again and plan.style != "no-grad"
         size = sum(elements * itemsize for name, itemsize in sizes.items() if not (kept and name in trace.keeps))
         instants = [instant for instant, _ in traced.layer_instants(i)] if again else []
-        ends = inside if not again else first if plan.style == "reentrant" else book.before(instants[0])
+        ends = book.before(instants[0]) if again else inside
         book.add(
             f"{mixer.lends}: keys and values that later layers read",
             "activations",
@@ -104,6 +105,20 @@ def enter_lent(book: Ledger, traced: TracedPass) -> None:
             why="a local of the model's forward; checkpoints hold it until its layer runs again",
             source=SOURCE,
         )
+        if plan.style == "reentrant" and trace.remains and i > 1:
+            below = [instant for instant, _ in traced.layer_instants(i - 1 if i - 1 in traced.backward_layers else i)]
+            for what, born in (("input", instants[-1]), ("gradient of the input", below[-1])):
+                book.add(
+                    f"{mixer.lends}: {what} of the layer that made them again",
+                    "recomputation",
+                    trace.boundary,
+                    book.after(born),
+                    first,
+                    template="T × h × bytes",
+                    numbers=(trace.boundary,),
+                    why="the graph behind them ends at the detached input, which holds its gradient",
+                    source="torch 2.13 utils/checkpoint.py: CheckpointFunction.backward",
+                )
         if again and trace.remains and i:
             book.add(
                 f"{mixer.lends}: what made them again",

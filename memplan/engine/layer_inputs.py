@@ -16,7 +16,9 @@ from memplan.engine.graph import Node, Tensor
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.routing import route
+from memplan.engine.routing_ops import INDEX
 from memplan.engine.shared_inputs import LAYER_INPUTS
+from memplan.engine.stream_ends import stacked
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
@@ -86,6 +88,12 @@ def gated_input(p: Pass, own: LayerInput, x: Tensor, cut: Tensor) -> Tensor:
     return norm(p, own.norms[0], hidden, "h")
 
 
+def scaled_by_number(p: Pass, x: Tensor) -> Tensor:
+    """``x *= number`` of an operation's result."""
+    size = x.dim, x.itemsize
+    return Tensor(*size, x.storage, p.tape.node((x,), (), lambda t, g: (t.gradient(size),)))
+
+
 def scaled_in_place(p: Pass, x: Tensor) -> Tensor:
     """``x *= scalar``: saves the scalar, a buffer; its gradient is a new tensor."""
     dim, itemsize, scalar = x.dim, x.itemsize, Tensor(Dim("1", 1), x.itemsize, None)
@@ -105,9 +113,19 @@ class InputsTrace(NamedTuple):
     """The most within its backward beyond what it saved, with the gradient that comes in and the residual's."""
     gradients: int
     """Gradients of its parameters."""
+    apart: int = 0
+    """Where the first layer's input is made of it too (streams): what the model's forward holds in locals through all
+    layers, beside what is saved."""
+    lasting: int = 0
+    """Of that, what it holds to its end: the embedding's output, the last projection."""
 
 
 NO_INPUTS = InputsTrace(0, 0, False, 0, 0)
+
+
+def adapts_streams(spec: ModelSpec, mode: Mode) -> bool:
+    """Whether the streams that are made of the embedding need a gradient for adapters' sake."""
+    return spec.streams > 1 and mode.adapter is not None and "altup_projections" in mode.adapter.targets
 
 
 @lru_cache(maxsize=256)
@@ -129,6 +147,10 @@ def trace_inputs(
     x = Tensor(embedded.dim, embedded.itemsize, embedded.storage, start)
     del embedded
     own_bytes, watched = (x.storage.size, weakref.ref(x.storage)) if x.storage else (0, None)
+    if spec.streams > 1:
+        inputs = [x]
+        del x
+        return _with_streams(p, spec, inputs, own, reached)
     table = made_inputs(p, spec, own, x)
     leave_autocast(tape)
     size, node, like = table.storage.size if table.storage else 0, table.node, (table.dim, table.itemsize)
@@ -146,14 +168,44 @@ def trace_inputs(
     return InputsTrace(size, saved, keeps, max(peak - before - left, 0), left)
 
 
+def _with_streams(p: Pass, spec: ModelSpec, inputs: list[Tensor], own: LayerInput, reached: bool) -> InputsTrace:
+    """The same where the streams are stacked beside the inputs of all layers, and run back before them."""
+    tape, held = p.tape, inputs.copy()
+    table = made_inputs(p, spec, own, inputs.pop())
+    streams = stacked(p, spec, held)
+    leave_autocast(tape)
+    ends = [(end.node, (end.dim, end.itemsize)) for end in (streams, table)]
+    size = table.storage.size if table.storage else 0
+    del streams, table
+    everything, itself = tape.live, weakref.ref(held[0].storage)  # type: ignore[arg-type]
+    del held[2:]
+    lasting = tape.live
+    held.clear()
+    saved, keeps = tape.live, itself() is not None
+    local = everything - saved, lasting - saved
+    live = [(node, like) for node, like in ends if node is not None]
+    if not live or not reached:
+        return InputsTrace(size, saved, keeps, 0, 0, *local)
+    root = Node(tape, [(node, 0) for node, _ in live], (), lambda t, grads: tuple(grads))
+    root.outputs = len(live)
+    tape.peaks.clear()
+    tape.backward(root, [tape.gradient(like) for _, like in live])
+    peak = max((size for size, _ in tape.peaks.values()), default=saved)
+    left = sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
+    return InputsTrace(size, saved, keeps, max(peak - saved - left, 0), left, *local)
+
+
 def made_inputs(p: Pass, spec: ModelSpec, own: LayerInput, x: Tensor) -> Tensor:
     """A row of the table for each token, scaled, and a normed projection of the embedding, over the root of two."""
     tape, all_layers = p.tape, p.dim("L·d", own.layers * own.width)
     parts = [part for part in spec.extra if part.tensors or part.linears]
     bare = next(bare for part in parts for bare in part.tensors)
-    linear, of_rows = next((part.linears[0], part.norms[0]) for part in parts if part.linears)
-    rows = ops.embedding(tape, p.param(bare.name, bare.parameters), all_layers, p.mode.weight_itemsize)
+    linear, of_rows = next((part.linears[0], part.norms[0]) for part in parts if part.linears and part.norms)
+    of_table = tape.new(p.dim("1", 1), INDEX, "token ids of the table") if spec.streams > 1 else None
+    rows = ops.embedding(tape, p.param(bare.name, bare.parameters), all_layers, p.mode.weight_itemsize, of_table)
+    del of_table
     rows = ops.scale(tape, rows, "inputs of all layers")
-    projected = ops.scale(tape, project(p, x, linear, "L·d", "projected inputs", quantised=False), "projected inputs")
+    projected = project(p, x, linear, "L·d", "projected inputs", quantised=False)
+    projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else scaled_by_number(p, projected)
     projected = norm(p, of_rows, projected, "L·d", "L", own.layers)
     return ops.scale(tape, ops.add(tape, projected, rows, LAYER_INPUTS), LAYER_INPUTS)

@@ -15,6 +15,7 @@ from memplan.engine.graph import Node, Tensor
 from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
+from memplan.engine.streams import layer_of_streams
 from memplan.engine.t5 import t5_layer
 from memplan.engine.tape import Tape
 from memplan.engine.time_mix import rwkv_block
@@ -88,5 +89,6 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "t5": t5_layer,
     "rwkv": rwkv_block,
     "layer-inputs": layer_with_input,
+    "streams": layer_of_streams,
 }
 """A program for each value of ``Layer.form``."""

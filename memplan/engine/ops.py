@@ -252,14 +252,14 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
     return tape.result("bmm", out, itemsize, label, tape.node((left, right), saved, backward))
 
 
-def embedding(tape: Tape, table: Param, out: Dim, itemsize: int) -> Tensor:
-    """A row of the table for each position; its gradient is dense."""
+def embedding(tape: Tape, table: Param, out: Dim, itemsize: int, index: Tensor | None = None) -> Tensor:
+    """A row of the table for each position; its gradient is dense. An ``index`` of its own is saved."""
     size = table.dim
 
     def backward(t: Tape, grads: Grads) -> Grads:
         return (t.new(size, itemsize, "position gradients", category="gradients"),)
 
-    return tape.new(out, itemsize, "positions", tape.node((table,), (), backward))
+    return tape.new(out, itemsize, "positions", tape.node((table,), (index,), backward))
 
 
 def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.engine.crossing import NO_CROSSING, crosses, crossing_layers, crossing_of, keys_of_images, reading
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
-from memplan.engine.layer_inputs import NO_INPUTS, trace_inputs
+from memplan.engine.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
 from memplan.engine.modules import Mode
 from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
 from memplan.engine.stacks import Local, locals_of, trace_stacks
@@ -138,7 +138,8 @@ class TracedPass:
     @property
     def input_gradient(self) -> int:
         """Bytes of the gradient of the embedding's output."""
-        return self.layers[0].boundary if self.plan.spec.encoder else self.tail.input_gradient
+        own = self.layers[0].boundary if self.plan.spec.encoder else self.tail.input_gradient
+        return own // self.plan.spec.streams
 
     def gathered_in(self, i: int) -> int:
         """Gathered bytes in a layer's forward: its weights and the output of their all-gather; or, before anything of
@@ -252,7 +253,8 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     """
     traces: list[LayerTrace] = []
     keys = keys_of_images(plan)
-    needs = plan.embedding_trained or (images and not keys) or plan.style == "no-grad"
+    adapts = adapts_streams(plan.spec, plan.mode)
+    needs = plan.embedding_trained or (images and not keys) or plan.style == "no-grad" or adapts
     for run in plan.spec.runs:
         own, memory = reading(run.layer, images), keys if crosses(run.layer) else 0
         mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode

@@ -12,6 +12,7 @@ from memplan.engine.graph import Param, Tensor
 from memplan.engine.heads import Head
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.sequence_parts import gathered
+from memplan.engine.stream_ends import averaged
 from memplan.engine.tape import Tape
 from memplan.spec.model import ModelSpec
 
@@ -32,8 +33,13 @@ def tail_forward(
     """
     tape, x = p.tape, inputs.pop()
     with tape.at("final-norm"):
+        locals_held: list[Tensor] = []
+        if spec.streams > 1:
+            inputs.append(x)
+            del x
+            x = averaged(p, spec, inputs, locals_held)
         hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
-        del x
+        del x, locals_held
         if spec.encoder and spec.encoder.dropout:
             hidden = ops.dropout(tape, hidden, "final hidden states")
         if spec.project_out:

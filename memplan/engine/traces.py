@@ -156,7 +156,7 @@ def trace_layer(
         tape.offload = away
     p = Pass(tape, mode, rows, length)
     p.memory, p.checkpointed = memory, style == "checkpoint"
-    x = _input(tape, p, layer.width, itemsize, input_needs_grad, "residual stream")
+    x = _input(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
     reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed)
     places = lend(tape, p, reads) | waiting(layer, x)
@@ -190,7 +190,7 @@ def trace_layer(
     if style == "reentrant":
         tape = Tape(mode.autocast, category="recomputation", in_place=mode.in_place)
         p = Pass(tape, mode, rows, length)
-        held = [_input(tape, p, layer.width, itemsize, input_needs_grad, "checkpoints")]
+        held = [_input(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "checkpoints")]
         places = lend(tape, p, reads)
     start: list[Tensor | None] = [tape.gradient((dim, outgoing), "gradient of the residual stream")]
     if style == "reentrant":  # gradients of what nobody reads are zeros (CheckpointFunction.backward)
@@ -201,7 +201,7 @@ def trace_layer(
         again_lent += lent_by(p, layer)
         leave_autocast(tape)
     if style == "checkpoint":
-        width = layer.width
+        width = layer.width * layer.streams
         again = held.copy()
 
         def back() -> Tensor:
@@ -232,9 +232,9 @@ def trace_layer(
 
 
 def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
-    """Keys and values that a layer has made for later ones; a tower's block lends none."""
+    """Keys and values that a layer has made for later ones, taken out; a tower's block lends none."""
     kind = getattr(getattr(layer, "mixer", None), "lends", "")
-    return [p.shared[name] for name in (keys_of(kind), values_of(kind)) if kind]
+    return [p.shared.pop(name) for name in (keys_of(kind), values_of(kind)) if kind]
 
 
 def recompute(
@@ -269,7 +269,8 @@ def trace_tail(
     if mode.offload and grad:
         tape.offload = OFFLOADS[mode.offload]()
     p = Pass(tape, mode, rows, length)
-    inputs = [_input(tape, p, spec.hidden_size, mode.residual_itemsize, input_needs_grad, "residual stream")]
+    width = spec.hidden_size * spec.streams
+    inputs = [_input(tape, p, width, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
     casts = _casts(tape)
     forward = _peaks(tape, "forward")
@@ -293,6 +294,6 @@ def trace_tail(
     sizes = [grad.storage.size for grad in tape.gradients if grad.storage]
     head_trained = mode.trained and spec.head.name not in mode.frozen
     head_gradient = spec.head.parameters * mode.weight_itemsize if head_trained else 0
-    boundary = p.stream(spec.hidden_size).elements * mode.residual_itemsize
+    boundary = p.stream(width).elements * mode.residual_itemsize
     backward = _peaks(tape, "backward")
     return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs)

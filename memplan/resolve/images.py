@@ -218,6 +218,11 @@ def one_image(rule: ImageRule, images: Images) -> ImageBatch:
     if rule.kind == "anyres" and rule.max_tiles > 1 and images.per_example > 1:
         return tiles_of(rule, 1, rule.tokens + 1)._replace(lines=1)
     if rule.kind == "canvas":
+        if images.width is None:
+            raise InvalidJob(
+                "images: an image of this model is one token of the text and a canvas of tiles, whatever its size",
+                "give width and height",
+            )
         return canvas(rule, 0, 0)
     if images.patches is not None:
         return by_patches(rule, images.patches)
@@ -236,6 +241,8 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
             notes.assume("no images: the vision tower is resident, and a forward of text alone gives it no gradients")
         return None
     if spec.tower is None:
+        if spec.family == "gemma3n_text":
+            raise InvalidJob("images: the towers of gemma3n are not modelled", "leave images out: a step of text alone")
         if images.width is None or images.height is None:
             raise InvalidJob(f"images: {spec.family} has no vision tower", "give width and height, or leave images out")
         notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")

@@ -31,7 +31,7 @@ mixer or a feed-forward (Mamba, Nemotron-H); normed-residual: a norm before each
 both summands multiplied by a number (MiniMax); rwkv: as pre, one more norm before all in the first layer; encoder: as
 after-sum, what is added held while the sum is normalised (BERT); t5: as pre, with attention to the encoder in between;
 layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4);
-streams, shared-block: described by parameters alone (Gemma 3n; Zamba 2, ALBERT).
+streams: as sandwich, in one of several stacked streams (Gemma 3n); shared-block: parameters alone (Zamba 2, ALBERT).
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]

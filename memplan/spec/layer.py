@@ -58,6 +58,8 @@ class Layer(Frozen):
     """Whatever else the layer holds."""
     repeats: bool = False
     """Its weights, but those in ``extra``, are an earlier layer's (Zamba 2, ALBERT)."""
+    streams: int = 1
+    """Tensors of its width that come in and go out, stacked (Gemma 3n)."""
     own_input: LayerInput | None = None
     """An embedding of each token that is this layer's own (Gemma 3n and 4)."""
     locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
@@ -103,7 +105,7 @@ class Layer(Frozen):
 
     @cached_property
     def width(self) -> int:
-        """Elements per token of what comes in and goes out."""
+        """Elements per token of what comes in and goes out, in one stream."""
         return self.norms[0].width
 
     @cached_property

@@ -154,6 +154,11 @@ class ModelSpec(Frozen):
         return (*found, *([self.project_out] if self.project_out else []))
 
     @property
+    def streams(self) -> int:
+        """Residual streams of its layers."""
+        return self.runs[0].layer.streams
+
+    @property
     def has_layer_inputs(self) -> bool:
         """Whether its layers have inputs of their own."""
         return any(run.layer.own_input for run in self.runs)

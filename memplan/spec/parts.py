@@ -224,8 +224,7 @@ class Routing(Frozen):
     group_score: Literal["two", "best"] = "two"
     """What a group is worth: the sum of its two best scores, or the best."""
     normalize: Literal["no", "in-place", "epsilon", "clamped", "epsilon-apart"] = "no"
-    """Weights are divided by their sum, in place; the sum plus an epsilon; or out of place, the sum clamped, or plus an
-    epsilon ('apart')."""
+    """Weights are divided by their sum, in place; plus an epsilon; or out of place, clamped, or plus one ('apart')."""
     scaled: bool = False
     """Weights are multiplied by a factor."""
     softmax_itemsize: int = 4
