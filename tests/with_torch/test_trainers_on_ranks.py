@@ -31,14 +31,18 @@ JOBS = [
     ranks("trl", "dpo", "fsdp2", **LORA),
     ranks("trl", "dpo", "fsdp2", **LORA, reference="resident", gradient_checkpointing="none"),
     ranks("trl", "dpo", "fsdp2", {"tie_word_embeddings": True}, **LORA),
-    ranks("trl", "dpo", "fsdp2"),
     ranks("trl", "sft", "fsdp2", **LORA, eval_batch_size=16),
     ranks("trl", "kto", "fsdp2", **LORA, eval_batch_size=32),
     ranks("trl", "grpo", "fsdp2", **LORA),
     ranks("trl", "grpo", "ddp", **LORA),
-    ranks("trl", "dpo", "ddp"),
+    ranks("trl", "sft", "fsdp", **LORA),
+    ranks("llamafactory", "dpo", "fsdp2", **LORA, eval_batch_size=16),
+    ranks("openrlhf", "sft", "fsdp2"),
+    ranks("verl", "sft", "fsdp2"),
+    ranks("simpo-repo", "simpo", "ddp"),
 ]
-"""The head gathered by the loss, in forward and backward, of policy and reference; casts of it tile after tile."""
+"""The head gathered by the loss, of policy and reference, and casts of it tile after tile; evaluations in their
+trainer's order; losses outside of the root's forward; a root that reshards."""
 
 
 @pytest.fixture(scope="module")
