@@ -90,6 +90,7 @@ def head(
     name = _program(job, method, trainer, lora, notes)
     without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
     _check_extras(job, name, without_logits)
+    _check_online_pairs(job, method, trainer)
     entropy = job.entropy if notes.is_given("entropy") else trainer.entropies.get(method.name, job.entropy)
     if entropy != job.entropy:
         notes.fill("entropy", entropy, "trainer", f"{trainer.title} logs it")
@@ -114,15 +115,16 @@ def head(
         keeps,
         term and not trainer.free_sft_term,
         wraps,
-        _code(job, method, trainer, name, wraps, without_logits, entropy),
+        _code(job, method, trainer, name, wraps or (trainer.megatron and stored.autocast > 0), without_logits, entropy),
         entropy,
     )
 
 
 def _code(
-    job: Job, method: Method, trainer: Trainer, name: str, wraps: bool, without_logits: bool, wanted: str
+    job: Job, method: Method, trainer: Trainer, name: str, leaves: bool, without_logits: bool, wanted: str
 ) -> LossCode:
-    """What the trainer's code holds and copies beside its log-probabilities."""
+    """What the trainer's code holds and copies beside its log-probabilities. ``leaves``: autocast is around the model's
+    forward alone (accelerate; megatron-core 0.8 pipeline_parallel/schedules.py: forward_step)."""
     extra, rescales = not without_logits, method.name in trainer.rescales
     entropy, slices = wanted != "none" and extra, method.name in trainer.slices_logits
     in_place = trainer.tempers_in_place or slices or rescales or method.teacher
@@ -137,7 +139,7 @@ def _code(
         entropy_gradient=entropy and (wanted == "loss" or trainer.entropy_keeps_graph),
         tempered=tempered,
         recomputed=extra and bool(job.recompute_loss),
-        leaves_autocast=wraps,
+        leaves_autocast=leaves,
         hidden_states=trainer.hidden_states and method.name in ("dpo", "ipo"),
         stacked=name == "stacked-log-softmax",
         reads_reference=name == "liger-preference" and method.reference,
@@ -156,8 +158,6 @@ def _assume(job: Job, trainer: Trainer, name: str, notes: Notes) -> None:
             "loss_head: Liger's preference loss as eager torch; torch.compile fuses some of it: published runs of the "
             "head alone lie between 31 % below and 12 % above"
         )
-    if job.kernels == "liger":
-        notes.assume("kernels: Liger's loss is modelled; norms, rotary and activations are the model's own")
     if job.entropy != "none" and trainer.entropy == "softmax":
         notes.assume(f"entropy: as eager torch; {trainer.title} compiles it, which holds less")
 
@@ -179,6 +179,11 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
         return notes.fill("loss_head", own, "trainer" if trainer.name != "pytorch" else "default")
     if job.loss_head == SHOWN_HEADS.get(own, own):
         return own
+    if trainer.name == "llamafactory" and method.name == "sft":
+        raise InvalidJob(
+            f"loss_head: {trainer.title}'s SFT takes the model's own loss, not {job.loss_head}",
+            "leave loss_head out, or set kernels liger",
+        )
     if method.teacher:
         raise InvalidJob(
             f"loss_head: {job.loss_head} gives no distribution over the vocabulary for {method.name}",
@@ -196,6 +201,17 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
             f"loss_head: {job.loss_head} gives no log-probabilities for {method.name}", "use log-softmax or selective"
         )
     return job.loss_head
+
+
+def _check_online_pairs(job: Job, method: Method, trainer: Trainer) -> None:
+    """Online DPO has no term of SFT, and TRL's makes its log-probabilities alone, once."""
+    if method.name != "online-dpo":
+        return
+    if job.sft_term:
+        raise InvalidJob("sft_term: online-dpo generates both completions: none is a target", "leave sft_term out")
+    asked = {"entropy": job.entropy != "none", "recompute_loss": bool(job.recompute_loss)}
+    for key in (key for key, wanted in asked.items() if wanted and trainer.name == "trl"):
+        raise InvalidJob(f"{key}: {trainer.title}'s online-dpo has no such option", f"leave {key} out")
 
 
 def _check_score(job: Job) -> None:
