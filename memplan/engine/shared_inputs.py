@@ -54,8 +54,8 @@ def shared_inputs(
         return lent_inputs(layer, mixer, mode, rows * length, checkpointed)
     if isinstance(mixer, ImageCross):
         size, pairs = Dim("T·h", rows * memory * layer.width), Dim("T·s", rows * length * memory)
-        states = SharedInput(MEMORY, size, mode.autocast or mode.weight_itemsize, mixer.reached)
-        return [states, SharedInput(CROSS_MASK, pairs, mode.weight_itemsize, False)]
+        images = SharedInput(MEMORY, size, mode.autocast or mode.weight_itemsize, mixer.reached)
+        return [images, SharedInput(CROSS_MASK, pairs, mode.weight_itemsize, False)]
     cross = getattr(layer, "cross", None)  # nor this
     if cross and cross.style == "bart-cross":
         states = Dim("T·h", rows * memory * layer.width)

@@ -102,7 +102,7 @@ def read(document: Document, draft: Draft) -> None:
     training = keys.section("training", TRAINING)
     parallel = keys.section("parallelism", PARALLEL)
     ranks, _ = _parallel(parallel)
-    micro = (parallel.whole("pipeline_parallel_microbatch_size") or 1) if parallel.whole(PIPELINE) > 1 else 0
+    micro = (parallel.whole("pipeline_parallel_microbatch_size") or 1) if (parallel.whole(PIPELINE) or 1) > 1 else 0
     _training(training, ranks, micro)
     _checkpointing(keys.section("activation_checkpoint", {"mode": "selective", "selective_ac_option": "2"}))
     optimizer = keys.section("optimizer", {"name": "AdamW", "implementation": "fused"})

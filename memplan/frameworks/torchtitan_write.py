@@ -32,6 +32,7 @@ FLAVORS = {
     ("gpt_oss", "120b"): "openai/gpt-oss-120b",
 }
 """Model and flavor -> the Hub's model of that shape."""
+RESHARDS = {"False": "never", "True": "always"}
 
 
 def own_of(job: Job) -> Mapping[str, Any]:
@@ -85,7 +86,7 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
     parallelism: dict[str, Any] = {
         "data_parallel_shard_degree": ranks if sharded else 1,
         "data_parallel_replicate_degree": ranks if job.sharding == "ddp" else 1,
-        "fsdp_reshard_after_forward": {False: "never", True: "always"}.get(job.reshard_after_forward, "default"),
+        "fsdp_reshard_after_forward": RESHARDS.get(str(job.reshard_after_forward), "default"),
         "tensor_parallel_degree": job.tensor_parallel,
         "pipeline_parallel_degree": job.pipeline_parallel,
         "context_parallel_degree": job.context_parallel,
