@@ -88,6 +88,16 @@ def job(**keys: Any) -> dict[str, Any]:
             {"model": {"model_type": "mistral3", "vision_feature_layer": [-2, -1]}, "images": {"tokens": 64}},
             "several layers, on which transformers 5.23 fails",
         ),
+        ({"model": "llama-3.2-11b-vision", "images": {"tokens": 4}}, "one token of the text and a canvas"),
+        (
+            {
+                "model": "llama-3.2-11b-vision",
+                "images": {"width": 300, "height": 300},
+                "gradient_checkpointing": "full",
+                "gradient_checkpointing_reentrant": True,
+            },
+            "the backward of its tower",
+        ),
         (
             {"model": {"model_type": "mllama", "vision_config": {"vision_output_dim": 8960}}, "images": {"tokens": 1}},
             "vision_output_dim is 8960, where its tower gives 7680",

@@ -17,7 +17,8 @@ def fused_attention(
     lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
+        made = [(t.gradient((dim, size)), needs) for dim, size, needs in sizes]  # all three, whoever asks
+        return [grad if needs else None for grad, needs in made]
 
     node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
     return Tensor(out, q.itemsize, result.storage, node)

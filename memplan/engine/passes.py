@@ -290,9 +290,7 @@ def _narrowed(layer: Layer) -> Layer:
     return layer.model_copy(update={"narrow_input": True})
 
 
-def _alike(
-    plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int, memory: int = 0
-) -> list[LayerTrace]:
+def _alike(plan: PassPlan, layer: Layer, mode: Mode, first: int, count: int, memory: int = 0) -> list[LayerTrace]:
     """Traces of equal layers: one, or one for each of the two styles where not every layer is checkpointed."""
     styles = [plan.style_of(i) for i in range(first, first + count)] if plan.every > 1 else [plan.style] * count
     shape = layer, mode, plan.rows, plan.length

@@ -23,6 +23,7 @@ from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
 FP32 = 4
+Waiting = dict[Node, list[Tensor | None]]
 CAPTURED = ("llava", "anyres")
 """Projections whose model asks the tower for hidden states of its blocks."""
 
@@ -126,7 +127,7 @@ def peak(tape: Tape) -> int:
 
 
 def run_back(
-    plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int], before: dict[Node, list[Tensor | None]] | None = None
+    plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int], before: Waiting | None = None
 ) -> tuple[int, int]:
     """(the most within the backward, gradients of weights it leaves). ``before``: as ``Tape.backward``."""
     if node is None:

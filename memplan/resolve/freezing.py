@@ -12,6 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import FeedForward, Part
+from memplan.spec.vision import ImageCross
 from memplan.tables.trainer import Trainer
 
 EMBEDDING, TOWER, PROJECTOR = "embed_tokens", "vision", "projector"
@@ -82,8 +83,9 @@ def _of_part(part: Part, word: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _of_layer(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(name, path behind ``layers.N``) of a layer's weights."""
+    mixer = "cross_attn" if isinstance(layer.mixer, ImageCross) else "self_attn"
     for part in layer.parts:
-        word = "self_attn" if part is layer.mixer else "mlp" if part is layer.feed_forward else ""
+        word = mixer if part is layer.mixer else "mlp" if part is layer.feed_forward else ""
         for name, path in _of_part(part, word):
             yield name, path if word else path[1:]
     for name, path in _of_part(Part(norms=layer.norms), ""):

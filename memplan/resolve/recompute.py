@@ -53,9 +53,21 @@ def reentrant(job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, che
     the model allow it."""
     key, given = "gradient_checkpointing_reentrant", job.gradient_checkpointing_reentrant
     able = checkpointing and spec.task == "causal" and not again.policy
+    if able and (given or (trainer.reentrant and not notes.is_given(key))):
+        _check_shared_states(spec)
     if notes.is_given(key) or not trainer.reentrant or not able:
         return notes.plain(key, given)
     return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
+
+
+def _check_shared_states(spec: ModelSpec) -> None:
+    """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it."""
+    if any(mixer.kind == "image-cross" for mixer in spec.mixers):
+        raise InvalidJob(
+            f"gradient_checkpointing_reentrant: true cannot run {spec.family} with images: each of its layers that "
+            "attend to them would run the backward of its tower, which torch refuses the second time",
+            "use gradient_checkpointing_reentrant: false",
+        )
 
 
 def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:

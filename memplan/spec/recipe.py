@@ -283,9 +283,7 @@ class Recipe(NamedTuple):
     @property
     def image_bytes(self) -> int:
         """Pixels of one example, in the batch: the processor gives fp32, or they are cast beforehand."""
-        if not self.images:
-            return 0
-        one, tower = self.images, self.model.tower
+        one, tower = self.images or ImageBatch(0, 0, 0, 0, 0, 0), self.model.tower
         masks = tower.masks(one.pixels, one.squares, self.sequence_length) if tower else 0
         pixels = one.pixels * (self.precision.weights if tower and tower.cast_pixels else 4)
         return one.per_example * (pixels + masks)
