@@ -249,12 +249,11 @@ def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     return []
 
 
-def _scored_again(p: Pass, logits: Tensor, tokens: int, made: Sequence[str] = ("logits", "log-softmax")) -> list[Tensor]:
+def _scored_again(p: Pass, logits: Tensor, tokens: int, made: Sequence[str] = ("logits", "scores")) -> list[Tensor]:
     """LLaMA-Factory's KTO scores the mismatched completions while the reference's logits are held: logits and
     log-softmax once more (llamafactory 0.9.5, train/kto/trainer.py: concatenated_forward)."""
     copies = [_copied(p, logits, p.tokens, f"{what} of mismatched completions") for what in made]
-    del copies
-    return []
+    return copies[:0]
 
 
 METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
@@ -265,7 +264,7 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
     "chosen-and-rejected": _chosen_and_rejected,
     "shifted": _shifted,
     "scored-again": _scored_again,
-    "scored-again-tempered": partial(_scored_again, made=("logits", "logits over the temperature", "log-softmax")),
+    "scored-again-tempered": partial(_scored_again, made=("logits", "tempered logits", "scores")),
 }
 """Each returns what the caller holds in place of the logits, if anything."""
 

@@ -179,8 +179,9 @@ def _two_forwards(recipe: Recipe, gradients: str) -> tuple[TracedPass, TracedPas
 
 
 def shares_casts(recipe: Recipe) -> bool:
-    """Whether two forwards use the same autocast copies of trained fp32 weights."""
-    return recipe.autocast > 0 and recipe.compute_itemsize != recipe.autocast and recipe.adapter is None
+    """Whether two forwards use the same autocast copies of trained fp32 weights: not where each leaves autocast."""
+    copied = recipe.autocast > 0 and recipe.compute_itemsize != recipe.autocast
+    return copied and recipe.adapter is None and not recipe.loss_code.leaves_autocast
 
 
 def instants_of(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:

@@ -90,7 +90,7 @@ def head(
     name = _program(job, method, trainer, lora, notes)
     without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
     _check_extras(job, name, without_logits)
-    _check_online_pairs(job, method, trainer)
+    _check_options(job, method, trainer)
     entropy = job.entropy if notes.is_given("entropy") else trainer.entropies.get(method.name, job.entropy)
     if entropy != job.entropy:
         notes.fill("entropy", entropy, "trainer", f"{trainer.title} logs it")
@@ -203,8 +203,10 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     return job.loss_head
 
 
-def _check_online_pairs(job: Job, method: Method, trainer: Trainer) -> None:
-    """Online DPO has no term of SFT, and TRL's makes its log-probabilities alone, once."""
+def _check_options(job: Job, method: Method, trainer: Trainer) -> None:
+    """Online DPO has no term of SFT, and TRL's makes its log-probabilities alone, once; no more does NeMo-Aligner."""
+    if trainer.name == "nemo-aligner" and job.entropy != "none":
+        raise InvalidJob(f"entropy: {trainer.title}'s {method.name} makes none", "leave entropy out")
     if method.name != "online-dpo":
         return
     if job.sft_term:

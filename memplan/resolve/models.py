@@ -223,7 +223,7 @@ def _reference_reason(kind: str) -> str:
 
 
 def _extra(extra: Any, trainer: Trainer) -> Resident:
-    spec, itemsize = load_model(extra.model), DTYPE_BYTES[extra.precision]
+    spec, itemsize = load_model(extra.model), DTYPE_BYTES[extra.precision or "bf16"]
     if extra.role == "reward":
         return Resident(extra.role, spec.as_reward_model(), itemsize, False)
     return Resident(extra.role, spec, itemsize, False, trainer.reference_is_frozen)

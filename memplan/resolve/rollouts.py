@@ -11,6 +11,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Adapter, Critic, Resident
 from memplan.tables.methods import METHODS, Method
+from memplan.tables.precisions import PRECISIONS
 from memplan.tables.trainer import Trainer
 
 
@@ -152,6 +153,12 @@ def check_teacher(job: Job, method: Method, spec: ModelSpec, split: Split) -> No
             f"extra_models: teacher {teacher.name} has a vocabulary of {teacher.head.outputs}, the student of "
             f"{spec.head.outputs}; a divergence needs the same",
             "name a teacher with the student's vocabulary",
+        )
+    given, half = named[0].precision, PRECISIONS[job.precision].dtype if job.precision in PRECISIONS else ""
+    if {given, half} == {"bf16", "fp16"}:
+        raise InvalidJob(
+            f"extra_models: a teacher in {given} beside a student in {half} makes fp32 of both, which is not modelled",
+            f"use precision {half} for the teacher",
         )
     if job.images:
         raise InvalidJob("images: distillation with images is not modelled", "leave images out")

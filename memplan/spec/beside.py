@@ -26,8 +26,9 @@ class ExtraModel(Frozen):
     """What it is for."""
     model: str | dict[str, Any]
     """Preset, Hub id, path, or inline config."""
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of its weights; a critic's are stored as the policy's."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Dtype of its weights; where none is given, the half precision that the policy computes in, or bf16. A critic's
+    are stored as the policy's."""
     trained: bool | None = None
     """Whether it has gradients and optimizer states: a critic has, the others have not."""
     placement: Literal["resident"] = "resident"

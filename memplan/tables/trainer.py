@@ -90,6 +90,8 @@ class Trainer(NamedTuple):
     """False where the reference's weights keep requires_grad, so that autocast caches casts of them."""
     syncs_each_batch: bool = True
     """Gradients are reduced at every micro-step; False where all but the last run under ``no_sync``."""
+    autocasts_megatron: bool = False
+    """Its Megatron models can run under autocast, which megatron-core leaves with the forward."""
     reference_first: bool = False
     """The reference scores the batch before the policy's forward, so that nothing of the policy is alive then."""
     reference_follows_policy: bool = False

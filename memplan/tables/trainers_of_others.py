@@ -183,6 +183,7 @@ ROWS = (
         reference="offloaded",
         offloads_reference=True,
         own_references=("offloaded", "adapter"),
+        autocasts_megatron=True,  # NeMo's megatron_amp_O2: false (models/language_modeling/megatron_base_model.py)
         lacks=dict.fromkeys(("dpo", "ipo", "kto"), ("context_parallel", "virtual_pipeline")),
         reference_first=True,
         source="NVIDIA/NeMo-Aligner@af2b3bd models/nlp/gpt/megatron_gpt_dpo_model.py, utils/distributed.py",

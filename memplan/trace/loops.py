@@ -116,8 +116,9 @@ def mindspeed_dpo(run: Run) -> Tensor:
 
 def vocabulary_parallel_sft(run: Run) -> Tensor:
     """Megatron's model with labels: its cross-entropy is inside (megatron-core 0.16, models/gpt/gpt_model.py)."""
-    logits = run.logits(run.policy)
-    return kernels.megatron_cross_entropy(logits, run.ids).mean()
+    with run.autocast():
+        logits = run.logits(run.policy)
+        return kernels.megatron_cross_entropy(logits, run.ids).mean()
 
 
 def verl_sft(run: Run) -> Tensor:

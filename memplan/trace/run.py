@@ -132,7 +132,8 @@ class _State:
             reward = building.build_model(keys, recipe, dtype, device, scores=True).eval()
             found[f"reward{number}"] = reward.requires_grad_(False)
         if recipe.teacher is not None:
-            dtype = building.NAMED[named["teacher"].precision]
+            half = "fp16" if recipe.precision.dtype == "fp16" else "bf16"
+            dtype = building.NAMED[named["teacher"].precision or half]
             found["teacher"] = building.build_model(model_config(named["teacher"].model), recipe, dtype, device).eval()
             found["teacher"].requires_grad_(not recipe.teacher.frozen)
         return found

@@ -49,7 +49,7 @@ class Run:
         """The model's outputs; accelerate and Fabric make fp32 copies of all of them when autocast is left."""
         with self.autocast():
             outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
-        if not self.recipe.loss_code.leaves_autocast:
+        if not self.recipe.fp32_outputs:
             return outputs
         return {key: to_fp32(value) for key, value in outputs.items()}
 

@@ -108,12 +108,18 @@ class MicroStep:
         context: AbstractContextManager[Any] = torch.autocast(self.device, dtype=AUTOCAST[self.recipe.precision.dtype])
         return context
 
+    def _around(self) -> AbstractContextManager[Any]:
+        """Autocast around forward and loss; accelerate leaves it with the model's forward."""
+        return nullcontext() if self.recipe.loss_code.leaves_autocast else self._autocast()
+
     def _scores(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """A score for each sequence (reward, or summed log-probabilities), and the SFT term where the job has one."""
-        logits = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits
+        with self._autocast():
+            logits = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits
         if self.recipe.method.score_head:
             return logits[:, 0], None
-        if self.recipe.loss_code.frees_logits and self.recipe.logits_to_fp32:
+        wide = self.recipe.loss_code.frees_logits and self.recipe.logits_to_fp32
+        if wide or self.recipe.fp32_outputs:
             logits = logits.float()
         labels = batch.ids[:, 1:]
         term = None
@@ -123,7 +129,7 @@ class MicroStep:
 
     def _frozen(self, model: Any, batch: Batch) -> Tensor:
         """Scores without a graph."""
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._around():
             return self._scores(model, batch)[0]
 
     def _reference(self, batch: Batch) -> Tensor:
@@ -186,14 +192,14 @@ class MicroStep:
         """Mismatched completions are scored first, without a graph, by policy and reference."""
         divergence = self._frozen(self.policy, batch)
         reference = self._reference(batch)
-        with self._autocast():
+        with self._around():
             scores, _ = self._scores(self.policy, batch)
             loss = losses.kto_loss(scores, reference, (divergence - reference).mean().clamp(min=0))
         self._backward(loss)
 
     def _concatenated(self, batch: Batch) -> None:
         references = self._references(batch)
-        with self._autocast():
+        with self._around():
             scores, term = self._scores(self.policy, batch)
             chosen, rejected = scores.chunk(2)
             loss = losses.pair_loss(self.recipe.method.name, chosen, rejected, references)
@@ -205,7 +211,7 @@ class MicroStep:
     def _two_forward(self, batch: Batch) -> None:
         halves = batch.half(0), batch.half(1)
         references = self._references(*halves)
-        with self._autocast():
+        with self._around():
             chosen, _ = self._scores(self.policy, halves[0])
             rejected, _ = self._scores(self.policy, halves[1])
             loss = losses.pair_loss(self.recipe.method.name, chosen, rejected, references)
@@ -226,7 +232,7 @@ class MicroStep:
             losses.pair_loss(self.recipe.method.name, chosen, rejected, references).backward()
             self._replay(halves[0], chosen.grad)
         else:
-            with self._autocast():
+            with self._around():
                 scores, _ = self._scores(self.policy, halves[0])
                 loss = losses.pair_loss(self.recipe.method.name, scores, rejected, references)
             del scores
@@ -239,7 +245,7 @@ class MicroStep:
     def _replay(self, half: Batch, gradient: Tensor | None) -> None:
         """Forward of a half with its graph, and backward from the gradient of its scores."""
         assert gradient is not None
-        with self._autocast():
+        with self._around():
             scores, _ = self._scores(self.policy, half)
             surrogate = (scores * gradient).sum()
         del scores

@@ -44,6 +44,8 @@ HEADS = (
     "kl-divergence",
     "jensen-shannon",
 )
+WITHOUT_LOGITS = ("fused", "chunked-log-probs", "chunked-nll", "liger")
+"""Those that take hidden states."""
 
 
 def check(recipe: Recipe) -> None:
@@ -106,8 +108,9 @@ def _check_online(recipe: Recipe) -> None:
         raise InvalidJob(f"trainer: {method.name} of {name} cannot be traced", "use trainer pytorch")
     if recipe.ranks > 1 and (recipe.critic is not None or method.teacher):
         raise InvalidJob(f"num_gpus: {recipe.ranks}: {method.name} is traced on one GPU", "use num_gpus 1")
-    if method.name == "online-dpo" and name == "trl" and recipe.loss_code.recomputed:
-        raise InvalidJob("recompute_loss: TRL's online DPO has no such option", "leave recompute_loss out")
+    written = name == "trl" and method.optional_reference and recipe.loss_head == "fused"
+    if recipe.loss_head in WITHOUT_LOGITS and not written and (name == "trl" or method.name != "online-dpo"):
+        raise InvalidJob(f"loss_head: {recipe.loss_head} is not traced with {method.name}", "leave loss_head out")
     if recipe.reference == "offloaded":
         raise InvalidJob("reference: offloaded cannot be traced", "use resident, adapter or none")
 
