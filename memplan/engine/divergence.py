@@ -18,11 +18,17 @@ def exponential(tape: Tape, x: Tensor, label: str) -> Tensor:
 
 
 def difference(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
-    """``a - b``: saves nothing; b's gradient is negated, a new tensor."""
-    dim, itemsize, want_a, want_b = a.dim, a.itemsize, a.needs_grad, b.needs_grad
+    """``a - b``, in the wider dtype of both: saves nothing; b's gradient is negated, a new tensor, and each is narrowed
+    where its side was the narrower."""
+    dim, itemsize, want_a, want_b = a.dim, max(a.itemsize, b.itemsize), a.needs_grad, b.needs_grad
+    a_size, b_size = a.itemsize, b.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        return (grads[0] if want_a else None, t.gradient((dim, itemsize)) if want_b else None)
+        of_b = t.gradient((dim, itemsize)) if want_b else None
+        if want_b and b_size != itemsize:
+            of_b = t.gradient((dim, b_size))
+        of_a = grads[0] if a_size == itemsize else t.gradient((dim, a_size)) if want_a else None
+        return (of_a if want_a else None, of_b)
 
     return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
 
