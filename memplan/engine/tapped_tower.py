@@ -20,7 +20,7 @@ from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.tile_positions import gated_positions, tile_positions
 from memplan.engine.traces import LayerTrace, trace_layer
-from memplan.engine.vision_traces import Piece, TowerPlan, TowerTrace, casts, peak, run_back, start
+from memplan.engine.vision_traces import Piece, TowerPlan, TowerTrace, Waiting, casts, peak, run_back, start
 from memplan.spec.vision import Block
 
 INT64 = 8
@@ -117,8 +117,8 @@ def middle(plan: TowerPlan, needs_grad: bool, tapped: bool) -> tuple[Middle, boo
     tape = start(plan)
     p, after = joined(plan, tape), plan.tower.after
     x = given(tape, p, needs_grad, plan.tower.width, True)
-    watched = weakref.ref(x.storage)  # type: ignore[arg-type]
-    before = {x.node: [Tensor(x.dim, x.itemsize, None)]} if x.node and tapped else {}
+    watched = weakref.ref(x.storage) if x.storage else None
+    before: Waiting = {x.node: [Tensor(x.dim, x.itemsize, None)]} if x.node and tapped else {}
     with tape.at("projector"):
         y = norm(p, after.norms[0], x, "h")
         del x
@@ -126,7 +126,7 @@ def middle(plan: TowerPlan, needs_grad: bool, tapped: bool) -> tuple[Middle, boo
     most, cast, node, like = peak(tape), casts(tape), y.node, (y.dim, y.itemsize)
     del y
     leave_autocast(tape)
-    saved, keeps = tape.live, watched() is not None
+    saved, keeps = tape.live, watched is not None and watched() is not None
     back, gradients = run_back(plan, tape, node, like, before)
     return Middle(keeps, saved, most, back, back, gradients, cast), node is not None
 
