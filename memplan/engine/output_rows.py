@@ -22,12 +22,17 @@ def loss_and_casts(traced: TracedPass, ends: Alive, instants: list[str]) -> tupl
     return (after, instants[1]) if after.size > loss.size + casts else (loss, instants[2])
 
 
+def left_at_loss(traced: TracedPass) -> bool:
+    """Whether autocast has been left when the loss is made: with the model's forward, and not within it."""
+    return traced.plan.head.leaves_autocast and traced.plan.head.program not in INSIDE
+
+
 def scored(traced: TracedPass) -> int:
     """The most within the loss of a pass without a graph, which has no instant of its own: beside autocast's copies of
     weights that are gone by then. 0 with a graph.
     """
     plan, loss = traced.plan, traced.tail.forward.get("loss", NOTHING)
-    gone = sum(trace.casts for trace in traced.layers) if plan.head.leaves_autocast else 0
+    gone = sum(trace.casts for trace in traced.layers) if left_at_loss(traced) else 0
     return loss.size - gone if plan.style == "no-grad" else 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from memplan.engine.kept import KeptGradients
 from memplan.engine.ledger import Ledger
-from memplan.engine.output_rows import loss_and_casts
+from memplan.engine.output_rows import left_at_loss, loss_and_casts
 from memplan.engine.passes import TracedPass
 from memplan.engine.traces import NOTHING, Alive, LayerTrace
 from memplan.tables.loss_heads import LOSS_HEADS
@@ -46,7 +46,7 @@ class PassRows:
         )
         self._enter("head", ends, instants[1], instants[1])
         if plan.style == "no-grad":
-            casts = sum(trace.casts for trace in self.traced.layers) if plan.head.leaves_autocast else 0
+            casts = sum(trace.casts for trace in self.traced.layers) if left_at_loss(self.traced) else 0
             if "loss" in forward and forward["loss"].size > ends.size + casts:
                 more = forward["loss"].size - ends.size - casts
                 self._enter("loss", Alive(more, tags={}), instants[1], instants[1])
