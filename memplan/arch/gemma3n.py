@@ -72,10 +72,10 @@ def sparsity(config: Config, layers: int) -> list[bool]:
     given = config.value("activation_sparsity_pattern")
     if given is None:
         return [layers > SPARSE_LAYERS and i < SPARSE_LAYERS for i in range(layers)]
-    numbers = isinstance(given, (list, tuple)) and all(isinstance(share, (int, float)) for share in given)
-    if not numbers or len(given) != layers:
+    shares = list(given) if isinstance(given, (list, tuple)) else []
+    if len(shares) != layers or not all(isinstance(share, (int, float)) for share in shares):
         raise config.wrong("activation_sparsity_pattern", f"num_hidden_layers ({layers}) numbers", given)
-    return [share > 0 for share in given]
+    return [share > 0 for share in shares]
 
 
 def streams(config: Config, hidden: int) -> Part:

@@ -177,7 +177,7 @@ def _with_streams(p: Pass, spec: ModelSpec, inputs: list[Tensor], own: LayerInpu
     ends = [(end.node, (end.dim, end.itemsize)) for end in (streams, table)]
     size = table.storage.size if table.storage else 0
     del streams, table
-    everything, itself = tape.live, weakref.ref(held[0].storage)  # type: ignore[arg-type]
+    everything, itself = tape.live, weakref.ref(held[0].storage)
     del held[2:]
     lasting = tape.live
     held.clear()
