@@ -288,6 +288,7 @@ def trace_tail(
     tape.gradient_mode = gradients
     tape.peaks.clear()
     tape.await_others()
+    tape.place = ("backward", "loss")  # its gradient is born while all that the tail has saved is there
     tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32))] + [None] * (node.outputs - 1))
     outputs = 0 if head.divided else sum(each.storage.size for each in held if each.storage)
     held.clear()
