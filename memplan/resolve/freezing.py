@@ -46,6 +46,8 @@ def frozen_model(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> M
         return any(matches(segments, path) for _, segments in patterns)
 
     marked = frozenset(name for name, path in outside.items() if is_frozen(path))
+    if TOWER not in marked and any(is_frozen(path) for path in _of_tower(spec)):
+        notes.assume("freeze: layers of the vision tower are counted as trained, though a pattern names parts of them")
     if spec.head_is_tied and EMBEDDING in marked:
         marked |= {spec.head.name}
     by_layer = [
@@ -107,6 +109,13 @@ def _outside(spec: ModelSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{spec.head.name}.bias", (spec.head.name, "bias")
     if spec.tower:
         yield from ((TOWER, ("vision_tower",)), (PROJECTOR, ("multi_modal_projector",)))
+
+
+def _of_tower(spec: ModelSpec) -> Iterator[tuple[str, ...]]:
+    """Paths of the weights in the tower's layers."""
+    for run in spec.tower.runs if spec.tower else ():
+        for part, word in ((run.block.attention, "self_attn"), (run.block.feed_forward, "mlp")):
+            yield from (("vision_tower", "layers", "0", *path) for _, path in _of_part(part, word))
 
 
 def _hint(spec: ModelSpec, segments: tuple[str, ...], words: list[str]) -> str:
