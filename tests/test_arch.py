@@ -22,7 +22,7 @@ from memplan.arch import FAMILIES, dense, moe, parse_config
 from memplan.engine.tensors import count, layer_weights, model_weights
 from memplan.errors import ModelError
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Routing
+from memplan.spec.routing import Routing
 
 FILES = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data" / "params").glob("*.json"))]
 MODELS: list[dict[str, Any]] = [row for file in FILES for row in file["models"]]

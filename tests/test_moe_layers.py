@@ -243,6 +243,8 @@ def test_experts_are_as_many_as_their_weights_in_any_dtype() -> None:
 
 
 def test_attention_without_a_program_is_refused_by_name() -> None:
-    layer = parse_config({"model_type": "deepseek_v4"}, "v4").runs[0].layer
-    with pytest.raises(ModelError, match="compressed attention is described by its parameters alone"):
-        trace_layer(layer, BF16, 1, 128, "plain")
+    layer = layer_of("mixtral", Shape(512, 256, 8, 2, 2, 512))
+    assert layer.mixer is not None
+    unheard = layer.model_copy(update={"mixer": layer.mixer.model_copy(update={"kind": "unheard"})})
+    with pytest.raises(ModelError, match="unheard attention is described by its parameters alone"):
+        trace_layer(unheard, BF16, 1, 128, "plain")

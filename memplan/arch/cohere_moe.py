@@ -5,7 +5,8 @@ from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, gated, softmax_attention
 from memplan.arch.routed import expert_count, experts_per_token, first_dense, make_experts, shared_experts
 from memplan.spec.layer import AnyMixer
-from memplan.spec.parts import FeedForward, Routing
+from memplan.spec.parts import FeedForward
+from memplan.spec.routing import Routing
 
 
 def cohere_layers(family: Family, config: Config) -> list[FeedForward]:

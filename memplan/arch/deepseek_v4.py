@@ -1,6 +1,7 @@
-"""DeepSeek-V4 as transformers 5.23 builds it: its parameters. The engine has no program of its attention yet."""
+"""DeepSeek-V4 as transformers 5.23 builds it: streams of hyper-connections, compressed attention, hashed experts."""
 
 from functools import partial
+from typing import Any
 
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
@@ -8,11 +9,14 @@ from memplan.arch.config import Config
 from memplan.arch.decoder import DROPOUT, Family, activation, build
 from memplan.arch.latent_keys import DEEPSEEK_V4
 from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, make_experts, shared_experts
-from memplan.spec.compressed import CompressedAttention
+from memplan.spec.compressed import CompressedAttention, Compressor
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part, Routing
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
+from memplan.spec.routing import Routing
 
+FP32 = 4
+"""Bytes of what the class keeps in fp32 beside half-precision weights (``_keep_in_fp32_modules_strict``)."""
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 BY_RATIO = {0: WINDOW, 4: SPARSE, 128: HEAVY}
 MOE_WIDTH = "moe_intermediate_size"
@@ -60,39 +64,58 @@ def compressed_attention(config: Config, kind: str) -> CompressedAttention:
             Linear(name="o_a_proj", inputs=heads * width // groups, outputs=groups * out),
             Linear(name="o_b_proj", inputs=groups * out, outputs=h),
         ),
-        tensors=(Bare(name="sinks", shape=(heads,)),),
-        norms=(Norm(name="q_a_norm", width=low), Norm(name="kv_norm", width=width)),
+        tensors=(Bare(name="sinks", shape=(heads,), itemsize=FP32),),
+        norms=(wide_norm("q_a_norm", low), wide_norm("kv_norm", width)),
+        rope=turning(config, width, kind),
+        groups=groups,
+        **compressors(config, kind),
     )
 
 
-def compressor(config: Config, kind: str) -> tuple[Part, ...]:
+def wide_norm(name: str, width: int, frozen: bool = False) -> Norm:
+    """A norm kept in fp32, whose product with its weight is narrowed last."""
+    return Norm(name=name, width=width, kind="rms-wide", itemsize=FP32, frozen=frozen)
+
+
+def turning(config: Config, width: int, kind: str) -> int:
+    """Elements of a head that turn."""
+    ropes, older = config.keys.get("rope_parameters"), config.keys.get("qk_rope_head_dim")
+    share = config.keys.get("partial_rotary_factor")
+    if isinstance(ropes, dict) and all(isinstance(ropes.get(name), dict) for name in ("main", "compress")):
+        share = ropes["main" if kind == WINDOW else "compress"].get("partial_rotary_factor", 1.0)
+    elif share is None:
+        share = older / width if isinstance(older, int) else 64 / 512
+    if not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise config.wrong("partial_rotary_factor", "a share of the head, above 0 and at most 1", share)
+    return int(width * share)
+
+
+def compressors(config: Config, kind: str) -> dict[str, Any]:
     """What compresses keys and values; a sparse layer chooses among them with an indexer."""
     h, width = config.integer("hidden_size"), config.integer("head_dim")
-    if kind == "none":
-        return ()
-    if kind == "heavy":
-        return (compressing(h, width, width, rate(config, HEAVY, 128)),)
+    if kind == WINDOW:
+        return {}
+    if kind == HEAVY:
+        every = rate(config, HEAVY, 128)
+        return {"rate": every, "compressor": compressing(h, width, width, every)}
     small, heads = config.integer("index_head_dim"), config.integer("index_n_heads")
     every = rate(config, SPARSE, 4)
-    choice = compressing(h, 2 * small, small, every)
+    choice = compressing(h, 2 * small, small, every, frozen=True)
     more = (
-        Linear(name="q_b_proj", inputs=config.integer("q_lora_rank"), outputs=heads * small),
-        Linear(name="weights_proj", inputs=h, outputs=heads),
+        Linear(name="q_b_proj", inputs=config.integer("q_lora_rank"), outputs=heads * small, frozen=True),
+        Linear(name="weights_proj", inputs=h, outputs=heads, frozen=True),
     )
     indexer = choice.model_copy(update={"linears": (*choice.linears, *more)})
-    return compressing(h, 2 * width, width, every), indexer
+    made = {"rate": every, "compressor": compressing(h, 2 * width, width, every), "indexer": indexer}
+    return {**made, "index_heads": heads, "topk": config.integer("index_topk")}
 
 
-def compressing(h: int, outputs: int, width: int, every: int) -> Part:
-    """Two projections, a bias for each position in a block, a norm."""
-    return Part(
-        category="attn",
-        linears=(
-            Linear(name="kv_proj", inputs=h, outputs=outputs),
-            Linear(name="gate_proj", inputs=h, outputs=outputs),
-        ),
-        tensors=(Bare(name="position_bias", shape=(every, outputs)),),
-        norms=(Norm(name="kv_norm", width=width),),
+def compressing(h: int, outputs: int, width: int, every: int, frozen: bool = False) -> Compressor:
+    """Two projections, a bias for each position in a block, a norm; an indexer's get no gradient."""
+    return Compressor(
+        linears=tuple(Linear(name=name, inputs=h, outputs=outputs, frozen=frozen) for name in ("kv_proj", "gate_proj")),
+        tensors=(Bare(name="position_bias", shape=(every, outputs), frozen=frozen, itemsize=FP32),),
+        norms=(wide_norm("kv_norm", width, frozen),),
     )
 
 
@@ -112,14 +135,34 @@ def layers(family: Family, config: Config) -> list[FeedForward]:
     count = expert_count(config, "n_routed_experts", "num_local_experts")
     alias = "intermediate_size" in config.keys
     active, f = experts_per_token(config, count), config.integer("intermediate_size" if alias else MOE_WIDTH)
-    routing = Routing(program="square-root", product="fp32", scores="logits", corrected=True, scaled=True)
-    layer = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, routing),
-        shared=shared_experts(config, f, bias=config.flag("mlp_bias")),
-    )
-    return [layer] * config.integer("num_hidden_layers")
+    scoring, made = config.keys.get("scoring_func") or "sqrtsoftplus", {}
+    if scoring != "sqrtsoftplus":
+        raise config.wrong("scoring_func", "sqrtsoftplus", scoring)
+    for hashed in (True, False):
+        routing = Routing(
+            scores="square-root", corrected=not hashed, hashed=hashed, normalize="epsilon-apart", scaled=True
+        )
+        experts = make_experts(config, count, active, f, routing).model_copy(update={"limited": True})
+        made[hashed] = FeedForward(
+            intermediate=f,
+            activation=activation(family, config),
+            experts=experts,
+            shared=shared_experts(config, f, bias=config.flag("mlp_bias")),
+            shared_limited=True,
+        )
+    return [made[hashed] for hashed in hashed_layers(config)]
+
+
+def hashed_layers(config: Config) -> list[bool]:
+    """Whether each layer's experts are chosen by the token's id: as mlp_layer_types says, or the first three."""
+    layers, given = config.integer("num_hidden_layers"), config.value("mlp_layer_types")
+    if given is None:
+        first = config.keys.get("num_hash_layers")
+        return [i < (first if isinstance(first, int) else 3) for i in range(layers)]
+    kinds = list(given)[:layers] if isinstance(given, (list, tuple)) else []
+    if len(kinds) < layers or any(kind not in ("hash_moe", "moe") for kind in kinds):
+        raise config.wrong("mlp_layer_types", f"hash_moe or moe for each layer ({layers})", given)
+    return [kind == "hash_moe" for kind in kinds]
 
 
 def with_streams(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -128,25 +171,32 @@ def with_streams(spec: ModelSpec, config: Config) -> ModelSpec:
     weights = (2 + streams) * streams
     connection = Part(
         tensors=(
-            Bare(name="fn", shape=(weights, streams * h)),
-            Bare(name="base", shape=(weights,)),
-            Bare(name="scale", shape=(3,)),
+            Bare(name="fn", shape=(weights, streams * h), itemsize=FP32),
+            Bare(name="base", shape=(weights,), itemsize=FP32),
+            Bare(name="scale", shape=(3,), itemsize=FP32),
         )
     )
     runs = []
     for run in spec.runs:
         mixer = run.layer.mixer
         assert isinstance(mixer, CompressedAttention)
-        extra = (*compressor(config, mixer.compress), connection, connection)
-        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update={"extra": extra})}))
+        made = tuple(part for part in (mixer.compressor, mixer.indexer) if part)
+        norms = tuple(wide_norm(norm.name, norm.width) for norm in run.layer.norms)
+        update = {"extra": (*made, connection, connection), "norms": norms, "streams": streams, "form": "hyper"}
+        update["stream_rounds"] = config.integer("hc_sinkhorn_iters")
+        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update=update)}))
     head = Part(
         tensors=(
-            Bare(name="hc_fn", shape=(streams, streams * h)),
-            Bare(name="hc_base", shape=(streams,)),
-            Bare(name="hc_scale", shape=(1,)),
+            Bare(name="hc_fn", shape=(streams, streams * h), itemsize=FP32),
+            Bare(name="hc_base", shape=(streams,), itemsize=FP32),
+            Bare(name="hc_scale", shape=(1,), itemsize=FP32),
         )
     )
-    return with_checkpoint_notes(spec.model_copy(update={"runs": tuple(runs), "extra": (head,)}), config)
+    hashed = sum(run.count for run in spec.runs if run.layer.experts and run.layer.experts.routing.hashed)
+    whole: dict[str, Any] = {"runs": tuple(runs), "extra": (head,), "front": ("streams",), "rotary_sets": 2}
+    whole["final_norm"] = wide_norm("norm", h)
+    whole["buffer_bytes"] = hashed * spec.vocab_size * config.integer("num_experts_per_tok") * 8
+    return with_checkpoint_notes(spec.model_copy(update=whole), config)
 
 
 ROW = Family(

@@ -23,7 +23,8 @@ from memplan.arch.state_space import convolution, with_kernel_note
 from memplan.arch.turning import rotary_dim
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Routing
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
+from memplan.spec.routing import Routing
 from memplan.spec.state_space import GatedDelta
 
 DELTA: dict[str, Scalar] = {

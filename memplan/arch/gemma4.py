@@ -17,7 +17,8 @@ from memplan.arch.vision import section
 from memplan.errors import ModelError
 from memplan.spec.layer import AnyMixer, Layer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare, Experts, FeedForward, Norm, Part, Routing
+from memplan.spec.parts import Bare, Experts, FeedForward, Norm, Part
+from memplan.spec.routing import Routing
 
 GEMMA4_TEXT: dict[str, Scalar] = {
     "vocab_size": 262144,

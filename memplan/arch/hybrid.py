@@ -21,7 +21,8 @@ from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selecti
 from memplan.arch.turning import turned
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import FeedForward, Linear, Norm, Routing
+from memplan.spec.parts import FeedForward, Linear, Norm
+from memplan.spec.routing import Routing
 
 JAMBA: dict[str, Scalar] = {
     "vocab_size": 65536,

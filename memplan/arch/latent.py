@@ -24,7 +24,8 @@ from memplan.arch.shared_moe import deepseek_layers
 from memplan.spec.latent import Indexer, LatentAttention
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import FeedForward, Linear, Norm, Routing
+from memplan.spec.parts import FeedForward, Linear, Norm
+from memplan.spec.routing import Routing
 
 INDEXED = "indexed_attention", "deepseek_sparse_attention"
 """What layer_types calls such attention, and what it was called: published configs hold either."""

@@ -158,6 +158,8 @@ DEEPSEEK_V4: dict[str, Scalar] = {
     "o_lora_rank": 1024,
     "index_n_heads": 64,
     "index_head_dim": 128,
+    "index_topk": 512,
+    "hc_sinkhorn_iters": 20,
     "mlp_bias": False,
     "attention_bias": False,
     "attention_dropout": 0.0,

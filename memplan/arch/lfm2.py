@@ -13,7 +13,8 @@ from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, la
 from memplan.arch.state_space import convolution, with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, FeedForward, Linear, Norm, Routing
+from memplan.spec.parts import Attention, FeedForward, Linear, Norm
+from memplan.spec.routing import Routing
 from memplan.spec.state_space import ShortConvolution
 
 SHARED: dict[str, Scalar] = {

@@ -12,7 +12,8 @@ from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_t
 from memplan.arch.state_space import with_kernel_note
 from memplan.spec.layer import AnyMixer, Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Routing
+from memplan.spec.parts import Bare, FeedForward, Linear, Norm
+from memplan.spec.routing import Routing
 from memplan.spec.state_space import Lightning, TimeMix
 
 MINIMAX: dict[str, Scalar] = {

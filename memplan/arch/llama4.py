@@ -6,7 +6,8 @@ from memplan.arch.decoder import Family, activation, gated, softmax_attention
 from memplan.arch.routed import expert_count, experts_per_token, layer_numbers, make_experts, shared_experts
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import FeedForward, Routing
+from memplan.spec.parts import FeedForward
+from memplan.spec.routing import Routing
 
 CHUNKED = "chunked_attention"
 KINDS = {name: name for name in (attention.FULL, CHUNKED)}

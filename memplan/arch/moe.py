@@ -31,7 +31,8 @@ from memplan.arch.routed import (
 )
 from memplan.arch.turning import turned
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm, Routing
+from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm
+from memplan.spec.routing import Routing
 
 NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
 JITTERED = (*NOT_COUNTED, ("router_jitter_noise", JITTER))

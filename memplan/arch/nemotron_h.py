@@ -11,7 +11,8 @@ from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_tr
 from memplan.arch.state_space import DualKeys, dual, with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear
+from memplan.spec.routing import Routing
 
 NEMOTRON_H: dict[str, Scalar] = {
     "vocab_size": 131072,

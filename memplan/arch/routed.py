@@ -5,7 +5,8 @@ Rows in ``moe.py``, ``shared_moe.py`` and ``latent.py`` put these together as th
 
 from memplan.arch.attention import FULL, SLIDING, Windows, layered
 from memplan.arch.config import Config
-from memplan.spec.parts import Bare, Experts, FeedForward, Linear, Routing
+from memplan.spec.parts import Bare, Experts, FeedForward, Linear
+from memplan.spec.routing import Routing
 
 ROUTER_LOSS = "the tensors of the load-balancing loss are not counted"
 JITTER = "the noise is one more tensor a layer"

@@ -35,7 +35,8 @@ from memplan.arch.shared_keys import (
 )
 from memplan.arch.turning import rotary_dim, turned
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, FeedForward, Norm, Part, Routing
+from memplan.spec.parts import Attention, Bare, FeedForward, Norm, Part
+from memplan.spec.routing import Routing
 
 EXPERT_NAMES = ("n_routed_experts", "num_local_experts", "num_experts")
 NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))

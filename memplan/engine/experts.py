@@ -56,6 +56,8 @@ def shared_product(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     gate (Nemotron-H).
     """
     linears, tape = spec.shared, p.tape
+    if spec.shared_limited:
+        return limited_product(p, linears, x)
     if len(linears) > 2:
         return gated_product(p, linears, x)
     inner = project(p, x, linears[0], "Fs" if not spec.gated else "2Fs", "gate and up" if spec.gated else "up")
@@ -67,6 +69,17 @@ def shared_product(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         product = activate(tape, spec.activation, inner)
     del inner
     return project(p, product, linears[1], "h", "shared experts")
+
+
+def limited_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
+    """The same of gate and up clamped, which are locals until the end (DeepSeek-V4)."""
+    tape = p.tape
+    gate = ops.unary(tape, project(p, x, linears[0], "Fs", "gate"), "clamped gate")
+    up = ops.unary(tape, project(p, x, linears[1], "Fs", "up"), "clamped up")
+    product = ops.mul(tape, ops.unary(tape, gate, "activation"), up, "feed-forward product")
+    out = project(p, product, linears[2], "h", "shared experts")
+    del gate, up
+    return out
 
 
 def gated_product(p: Pass, linears: tuple[Linear, ...], x: Tensor) -> Tensor:
@@ -142,7 +155,7 @@ def _product(p: Pass, x: Tensor, weight: Param, out: Dim, label: str, bias: Tens
 def _activated(p: Pass, spec: Experts, held: list[Tensor], width: Dim) -> Tensor:
     """What goes into the second product of each expert."""
     if spec.gated:
-        return _clamped(p, held, width) if spec.clamped else _gated(p, held, width)
+        return (_limited if spec.limited else _clamped if spec.clamped else _gated)(p, held, width)
     product = activate(p.tape, spec.activation, held[0])
     held.clear()
     return product
@@ -152,6 +165,17 @@ def _gated(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
     """``act(gate) * up`` of both in one tensor, which the caller holds until the result is there."""
     gate, up = ops.split(p.tape, held[0], 2, width)
     product = ops.mul(p.tape, ops.unary(p.tape, gate, "activation"), up, "feed-forward product")
+    held.clear()
+    return product
+
+
+def _limited(p: Pass, held: list[Tensor], width: Dim) -> Tensor:
+    """``act(gate) * up`` of gate and up clamped (DeepSeek-V4)."""
+    tape = p.tape
+    gate, up = ops.split(tape, held[0], 2, width)
+    gate = ops.unary(tape, gate, "clamped gate")
+    up = ops.unary(tape, up, "clamped up")
+    product = ops.mul(tape, ops.unary(tape, gate, "activation"), up, "feed-forward product")
     held.clear()
     return product
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memplan.engine import ops
 from memplan.engine.graph import Node, Tensor
+from memplan.engine.hyper import opened
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
@@ -109,6 +110,7 @@ STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
     "mask": masked,
     "return": returned,
     "dropout": dropped,
+    "streams": opened,
 }
 """A program for each step of ``ModelSpec.front``; ``held``: locals of the model's forward."""
 

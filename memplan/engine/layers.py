@@ -12,6 +12,7 @@ from memplan.engine import ops, residuals
 from memplan.engine.encoders import encoder_layer
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.graph import Node, Tensor
+from memplan.engine.hyper import layer_of_connections
 from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
@@ -90,5 +91,6 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "rwkv": rwkv_block,
     "layer-inputs": layer_with_input,
     "streams": layer_of_streams,
+    "hyper": layer_of_connections,
 }
 """A program for each value of ``Layer.form``."""

@@ -9,6 +9,7 @@ from memplan.engine import encoder_attention
 from memplan.engine.attention import attention
 from memplan.engine.attention_styles import STYLES
 from memplan.engine.bart import bart_attention
+from memplan.engine.compressed import compressed_attention
 from memplan.engine.convolution import short_convolution
 from memplan.engine.disentangled import disentangled
 from memplan.engine.dual import both_mixers, state_space_dual
@@ -54,6 +55,7 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
 MIXERS: dict[str, Program] = {
     "attention": softmax_attention,
     "latent": latent_attention,
+    "compressed": compressed_attention,
     "lending": lending_attention,
     "disentangled": disentangled,
     "short-convolution": short_convolution,

@@ -168,7 +168,8 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     leaves = plan.style in ("checkpoint", "reentrant") and not plan.mode.trained
     leaf = leaves and plan.every > 1 and not first.keeps_input
     embedded = 0 if first.keeps_input or leaf or traced.inputs.keeps_embedding else first.boundary
-    if plan.spec.streams > 1:
+    projects = plan.spec.streams > 1 and not plan.spec.front
+    if projects:
         embedded = traced.inputs.apart
     if plan.spec.front:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
@@ -220,7 +221,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     kept = held or plan.style in ("checkpoint", "reentrant")
     tail = traced.tail.forward
     norm, head = (tail[point].size if point in tail else 0 for point in ("final-norm", "head"))
-    outer = traced.inputs.lasting if plan.spec.streams > 1 else embedded
+    outer = traced.inputs.lasting if projects else embedded
     within = outer + traced.vision.locals + (0 if kept_masks else masks) + (0 if kept else tables)
     beyond = norm + within - max(norm, head, scored(traced))
     book.add(

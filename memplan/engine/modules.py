@@ -48,6 +48,8 @@ class Mode(NamedTuple):
     """The format of the linears in the layers."""
     norm_itemsize: int = 0
     """Element size of norms where it differs from the other weights'."""
+    casts_all: bool = False
+    """DeepSpeed: no weight keeps a dtype of its own."""
     stream_itemsize: int = 0
     """Element size of the residual stream where norms that autocast widens stand in it (Bloom, opt-350m)."""
 
@@ -127,7 +129,8 @@ class Pass:
         mode = self.mode
         own = mode.trained and name not in mode.frozen
         trained = own or (mode.adapter is not None and name in mode.adapter.saved)
-        return self._weight(name, elements, itemsize or mode.weight_itemsize, trained)
+        own_itemsize = 0 if mode.casts_all else itemsize
+        return self._weight(name, elements, own_itemsize or mode.weight_itemsize, trained)
 
     def adapter(self, name: str, elements: int, itemsize: int) -> Param:
         """One of an adapter's weights."""

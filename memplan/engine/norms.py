@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def norm_weight(p: Pass, spec: Norm) -> Param:
     """The weight of a norm, in the dtype that norms are kept in."""
-    return p.param(spec.name, spec.width, p.mode.norm_itemsize)
+    return p.param(spec.name, spec.width, spec.itemsize or p.mode.norm_itemsize)
 
 
 def rms_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
@@ -176,6 +176,18 @@ def rms_t5(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     if weight.itemsize < ops.FP32:
         normed = ops.cast(tape, normed, weight.itemsize, "normalised")
     return ops.mul(tape, normed, weight, "norm outputs")
+
+
+def rms_bare(p: Pass, x: Tensor, per_row: Dim) -> Tensor:
+    """``x * rsqrt(mean(x.float() ** 2) + eps).to(dtype)`` (DeepSeek-V4)."""
+    tape = p.tape
+    squares = ops.square(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
+    variance = ops.mean(tape, squares, per_row)
+    del squares
+    inverse = ops.scale(tape, variance, "norm statistics", shares_gradient=True)
+    del variance
+    inverse = ops.unary(tape, inverse, "norm statistics", saves="result")
+    return ops.mul(tape, x, ops.cast(tape, inverse, x.itemsize, "norm statistics"), "normalised")
 
 
 def identity(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:

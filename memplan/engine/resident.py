@@ -9,7 +9,7 @@ from memplan.engine.losses import has_reference_pass, reference_head, teacher_he
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.states import enter_quantised, shard_elements
-from memplan.engine.tensors import model_weights
+from memplan.engine.tensors import Weight, model_weights
 from memplan.engine.zero_states import enter_resident_partitions
 from memplan.spec.recipe import Recipe, Resident
 
@@ -89,16 +89,26 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
             enter_resident_partitions(book, recipe, title, category, weights, model.itemsize)
             continue
         shards = recipe.ranks if model.sharded else 1
-        elements = shard_elements(weights, shards, recipe.sharding == "fsdp2")
-        book.add(
-            f"{model.role} model {model.spec.name}",
-            category,
-            elements * model.itemsize,
-            template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
-            numbers=(elements, model.itemsize),
-            why=_why(model, shards),
-            source="MEMORY_ESTIMATION.md, reference and other models",
-        )
+        for itemsize, same in by_itemsize(recipe, model, weights).items():
+            elements = shard_elements(same, shards, recipe.sharding == "fsdp2")
+            book.add(
+                f"{model.role} model {model.spec.name}",
+                category,
+                elements * itemsize,
+                template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
+                numbers=(elements, itemsize),
+                why=_why(model, shards),
+                source="MEMORY_ESTIMATION.md, reference and other models",
+            )
+
+
+def by_itemsize(recipe: Recipe, model: Resident, weights: list[Weight]) -> dict[int, list[Weight]]:
+    """Weights by element size: some classes keep a few in fp32 beside half precision."""
+    found: dict[int, list[Weight]] = {}
+    for weight in weights:
+        own = 0 if recipe.precision.master else weight.itemsize
+        found.setdefault(own or model.itemsize, []).append(weight)
+    return found
 
 
 def _why(model: Resident, shards: int) -> str:

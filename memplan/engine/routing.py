@@ -62,6 +62,8 @@ def choose(p: Pass, spec: Experts, x: Tensor) -> Choice:
     if routing.scores == "logits":
         return _softmax_of_chosen(p, spec, logits, before)
     scores = _scores(p, spec, logits)
+    if routing.hashed:
+        return _of_token(p, spec, logits, scores)
     pool = scores
     if routing.corrected:
         pool = ops.add(tape, scores, Tensor(scores.dim, ops.FP32, None), "corrected scores")
@@ -83,6 +85,14 @@ def choose(p: Pass, spec: Experts, x: Tensor) -> Choice:
     return Choice(logits, weights, index)
 
 
+def _of_token(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> Choice:
+    """The experts of each token's id, by a table."""
+    chosen = p.dim("k", spec.active)
+    index = routing_ops.indices(p.tape, chosen)
+    weights = _normalised(p, spec, routing_ops.gather(p.tape, scores, index, chosen))
+    return Choice(logits, ops.scale(p.tape, weights, "routing weights"), index)
+
+
 def _scores(p: Pass, spec: Experts, logits: Tensor) -> Tensor:
     """Softmax (in fp32) or sigmoid over all experts, whose result is saved."""
     tape, routing = p.tape, spec.routing
@@ -91,7 +101,10 @@ def _scores(p: Pass, spec: Experts, logits: Tensor) -> Tensor:
         if routing.widened or not p.mode.half_to_float:
             source = ops.cast(tape, logits, ops.FP32, "router logits")
         return _softmax(p, source)
-    source = ops.cast(tape, logits, ops.FP32, "router logits") if routing.widened else logits
+    wide = routing.widened or (routing.scores == "square-root" and tape.autocast)
+    source = ops.cast(tape, logits, ops.FP32, "router logits") if wide else logits
+    if routing.scores == "square-root":
+        source = ops.unary(tape, source, "router scores")
     return ops.unary(tape, source, "router scores", saves="result")
 
 

@@ -35,11 +35,17 @@ class Held(NamedTuple):
         """Element size of a weight as it is stored."""
         if weight.adapter and recipe.adapter:
             return weight.itemsize or recipe.adapter.itemsize
-        return (recipe.norm_itemsize if weight.norm else 0) or self.parameter_itemsize
+        return kept_itemsize(recipe, weight) or self.parameter_itemsize
 
     def stepped_itemsize(self, recipe: Recipe, weight: Weight) -> int:
         """Element size of the tensor that the optimizer steps on, which its states follow."""
         return recipe.precision.master or self.stored_itemsize(recipe, weight)
+
+
+def kept_itemsize(recipe: Recipe, weight: Weight) -> int:
+    """Element size of a weight that is kept in another dtype than the rest; 0: it is not. DeepSpeed casts them all."""
+    own = 0 if recipe.precision.master else weight.itemsize
+    return own or (recipe.norm_itemsize if weight.norm else 0)
 
 
 def held(recipe: Recipe) -> Held:
@@ -59,6 +65,8 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
     """Element size of a stored gradient: an adapter's own, else the job's."""
     if weight.adapter and recipe.adapter:
         return weight.itemsize or recipe.adapter.itemsize
+    if weight.itemsize and not recipe.precision.master:
+        return weight.itemsize
     return recipe.gradient_itemsize if recipe.zero_stage < 0 else recipe.precision.weights
 
 

@@ -55,7 +55,7 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
         both = tuple(ops.cast(tape, part, max(weights.itemsize, sinks.itemsize), "attention scores") for part in both)
     logits = ops.concatenate(tape, both, wide, "scores with sinks")
     del both
-    logits = _less_the_largest(p, logits, p.dim("H", heads))
+    logits = less_the_largest(p, logits, p.dim("H", heads))
     probabilities = ops.softmax(tape, logits, "attention probabilities", to_fp32=False)
     scores = ops.view(tape, probabilities, scores_dim, whole=False)
     weights = ops.cast(tape, scores, values.itemsize, "attention probabilities")  # until then, the masked scores
@@ -63,7 +63,7 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     return ops.copy(tape, out, "attention output"), weights
 
 
-def _less_the_largest(p: Pass, x: Tensor, rows: Dim) -> Tensor:
+def less_the_largest(p: Pass, x: Tensor, rows: Dim) -> Tensor:
     """``x - x.max(keepdim).values``: the index of the largest is saved."""
     tape, dim, itemsize = p.tape, x.dim, x.itemsize
     largest, index = tape.new(rows, itemsize, "largest scores"), tape.new(rows, 8, "largest scores")

@@ -27,6 +27,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
+        casts_all=bool(recipe.precision.master),
         stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
         policy=recipe.recompute.policy,
         recomputed=recipe.recompute.modules,

@@ -10,6 +10,7 @@ from memplan.engine.encoders import pooled
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.graph import Param, Tensor
 from memplan.engine.heads import Head
+from memplan.engine.hyper import closed
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.sequence_parts import gathered
 from memplan.engine.stream_ends import averaged
@@ -37,7 +38,7 @@ def tail_forward(
         if spec.streams > 1:
             inputs.append(x)
             del x
-            x = averaged(p, spec, inputs, locals_held)
+            x = (closed if spec.runs[0].layer.form == "hyper" else averaged)(p, spec, inputs, locals_held)
         hidden = norm(p, spec.final_norm, x, "h") if spec.final_norm else x
         del x, locals_held
         if spec.encoder and spec.encoder.dropout:

@@ -62,7 +62,7 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     for linear in layer.linears if not layer.repeats else [each for part in layer.extra for each in part.linears]:
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
-        yield Weight(linear.name, rows, columns, count, trained, "layer", linear=matrix)
+        yield Weight(linear.name, rows, columns, count, trained and not linear.frozen, "layer", linear=matrix)
         if linear.bias:
             yield Weight(
                 linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"
@@ -90,7 +90,7 @@ def bias_trained(linear: Linear, adapter: Adapter | None, trained: bool) -> bool
 
 def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = True) -> Iterator[Weight]:
     """lora_A, lora_B, and DoRA's magnitude of one linear; no gradient comes to them where the weight is read itself."""
-    trained = not linear.bypassed
+    trained = not (linear.bypassed or linear.frozen)
     yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, trained, "layer", adapter=True)
     yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, trained, "layer", adapter=True)
     if adapter.dora and dora:
@@ -117,7 +117,8 @@ def norm_weights(norm: Norm, count: int, trained: bool, unit: str) -> Iterator[W
     """Weight and bias of a norm, where it has any."""
     if not norm.parameters:
         return
-    yield Weight(norm.name, norm.width, 1, count, trained, unit, norm=True)
+    trained = trained and not norm.frozen
+    yield Weight(norm.name, norm.width, 1, count, trained, unit, norm=True, itemsize=norm.itemsize)
     if norm.bias:
         yield Weight(norm.name + ".bias", norm.width, 1, count, trained, unit, norm=True)
 
@@ -127,7 +128,9 @@ def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
     *stacked, rows, columns = (1, *bare.shape, 1) if len(bare.shape) == 1 else (1, *bare.shape)
     trained = trained and not bare.frozen
     first = bare.shape[0] if len(bare.shape) > 1 else 0
-    return Weight(bare.name, rows, columns, count, trained, unit, stacked=prod(stacked), first=first)
+    return Weight(
+        bare.name, rows, columns, count, trained, unit, stacked=prod(stacked), first=first, itemsize=bare.itemsize
+    )
 
 
 def part_weights(part: Part, trained: bool, unit: str) -> Iterator[Weight]:

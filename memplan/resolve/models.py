@@ -138,6 +138,13 @@ def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, ot
             f"lora.targets: out_proj of {spec.family} cannot be adapted (PEFT refuses it; all-linear includes it)",
             f"name targets: {', '.join(rest)}",
         )
+    if spec.family == "deepseek_v4" and "o_a_proj" in names:
+        rest = sorted(known - {"o_a_proj"})
+        raise InvalidJob(
+            "lora.targets: o_a_proj of deepseek_v4 is a matrix for each group of heads, of which PEFT's branch "
+            "does not know: its forward fails (all-linear includes it)",
+            f"name targets: {', '.join(rest)}",
+        )
     foreign = (names - known) & MODULE_NAMES if names & known or others else set()
     if foreign:
         notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")

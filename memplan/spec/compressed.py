@@ -2,7 +2,15 @@
 
 from typing import Literal
 
-from memplan.spec.parts import Mixer
+from memplan.spec.parts import Mixer, Part
+
+
+class Compressor(Part):
+    """Makes one entry of many tokens. ``linears``: kv_proj, gate_proj; an indexer's own q_b_proj and weights_proj.
+    ``tensors``: a bias of each position in a block.
+    """
+
+    category: str = "attn"
 
 
 class CompressedAttention(Mixer):
@@ -12,5 +20,25 @@ class CompressedAttention(Mixer):
 
     kind: Literal["compressed"] = "compressed"
     head_dim: int
+    rope: int
+    """Elements at the end of each head that turn."""
+    groups: int
+    """Of heads, each projected by a matrix of its own."""
     compress: Literal["none", "sparse", "heavy"]
     """Attends to a window alone; to chosen ones of compressed tokens; to all of heavily compressed ones."""
+    rate: int = 0
+    """Tokens that become one entry."""
+    compressor: Compressor | None = None
+    indexer: Compressor | None = None
+    index_heads: int = 0
+    topk: int = 0
+    """Entries that each token attends to."""
+
+    @property
+    def rotary_width(self) -> int:
+        """One cos for each pair that turns."""
+        return self.rope // 2
+
+    def entries(self, length: int) -> int:
+        """Entries that a sequence makes."""
+        return length // self.rate if self.rate else 0

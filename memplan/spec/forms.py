@@ -18,6 +18,7 @@ Form = Literal[
     "t5",
     "layer-inputs",
     "streams",
+    "hyper",
     "shared-block",
 ]
 """How norms and residuals stand around mixer and feed-forward, a key of ``engine.layers.FORMS``.
@@ -31,16 +32,18 @@ mixer or a feed-forward (Mamba, Nemotron-H); normed-residual: a norm before each
 both summands multiplied by a number (MiniMax); rwkv: as pre, one more norm before all in the first layer; encoder: as
 after-sum, what is added held while the sum is normalised (BERT); t5: as pre, with attention to the encoder in between;
 layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4);
-streams: as sandwich, in one of several stacked streams (Gemma 3n); shared-block: parameters alone (Zamba 2, ALBERT).
+streams: as sandwich, in one of several stacked streams (Gemma 3n); hyper: streams collapsed before each block and mixed
+after it (DeepSeek-V4); shared-block: parameters alone (Zamba 2, ALBERT).
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]
 """A branch whose output passes through dropout before it joins the residual; 'branches': the sum of both."""
 
-Front = Literal["project", "positions", "row-positions", "token-types", "norm", "mask", "dropout", "return"]
+Front = Literal["project", "positions", "row-positions", "token-types", "norm", "mask", "dropout", "return", "streams"]
 """A step between the embedding and the first layer, a key of ``engine.front.STEPS``.
 
 project: a linear to hidden_size (opt-350m); positions: learned ones, one set for all rows; row-positions: one for each
 row (OPT); norm: a norm of the embeddings (Bloom); token-types: one of two vectors (BERT); mask: a product with the
-padding mask (DeBERTa); return: all but the result was local to the embeddings' own forward.
+padding mask (DeBERTa); return: all but the result was local to the embeddings' own forward; streams: once for each
+residual stream (DeepSeek-V4).
 """

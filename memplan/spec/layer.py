@@ -56,10 +56,12 @@ class Layer(Frozen):
     """Attention to the encoder's output, between mixer and feed-forward."""
     extra: tuple[Part, ...] = ()
     """Whatever else the layer holds."""
+    streams: int = 1
+    """Tensors of its width that come in and go out, stacked (Gemma 3n, DeepSeek-V4)."""
+    stream_rounds: int = 0
+    """Sinkhorn rounds that make what mixes the streams doubly stochastic (``hc_sinkhorn_iters``)."""
     repeats: bool = False
     """Its weights, but those in ``extra``, are an earlier layer's (Zamba 2, ALBERT)."""
-    streams: int = 1
-    """Tensors of its width that come in and go out, stacked (Gemma 3n)."""
     own_input: LayerInput | None = None
     """An embedding of each token that is this layer's own (Gemma 3n and 4)."""
     locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()

@@ -200,6 +200,8 @@ class ModelSpec(Frozen):
     @property
     def keeps_rotary(self) -> bool:
         """Layers save the shared tables themselves, and not tables that they made of them."""
+        if any(mixer.kind == "compressed" for mixer in self.mixers):
+            return False
         return not self.rotary_tables or not all("repeated" in tables for tables in self.rotary_tables)
 
     @property

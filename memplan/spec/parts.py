@@ -11,6 +11,7 @@ from math import prod
 from typing import Literal
 
 from memplan.spec.base import Frozen
+from memplan.spec.routing import Routing
 
 
 class Bare(Frozen):
@@ -22,6 +23,8 @@ class Bare(Frozen):
     """Where its elements are counted; empty: with the module that holds it."""
     frozen: bool = False
     """Never trained by the loss."""
+    itemsize: int = 0
+    """Bytes of each element, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
 
     @property
     def parameters(self) -> int:
@@ -42,6 +45,8 @@ class Linear(Frozen):
     """Its class reads the weight itself, past any adapter, which so never gets a gradient (Mamba's dt_proj)."""
     transposed: bool = False
     """Stored as [inputs, outputs] (``Conv1D`` of GPT-2)."""
+    frozen: bool = False
+    """Never trained by the loss: what it makes decides which tokens are attended to."""
 
     @property
     def parameters(self) -> int:
@@ -81,6 +86,10 @@ class Norm(Frozen):
     bias: bool = False
     groups: int = 1
     """Groups of ``width / groups`` elements, each normalised apart with weights of its own (Cohere's q and k)."""
+    frozen: bool = False
+    """Never trained by the loss."""
+    itemsize: int = 0
+    """Bytes of each element, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
 
     @property
     def parameters(self) -> int:
@@ -198,41 +207,6 @@ class Attention(Mixer):
         return len(self.linears) == 2
 
 
-class Routing(Frozen):
-    """How the experts of each token are chosen: the operations between the router's logits and the chosen weights.
-
-    In their order: the product, scores over all experts, a correction and groups that only the choice sees, top-k,
-    the weights of the chosen. ``engine.routing.ROUTERS`` has a program for each ``program``.
-    """
-
-    program: Literal["top-k", "sparse-mixer", "noisy-mixer", "scatter", "square-root", "normed"] = "top-k"
-    """'sparse-mixer': PhiMoE's two, each drawn with noise ('noisy-mixer': noise on the input too); 'scatter': Llama 4's
-    experts see every token, scaled by a score; 'square-root': DeepSeek-V4's; 'normed': of a bare norm (Gemma 4)."""
-    product: Literal["own", "fp32", "fp32-always"] = "own"
-    """In the model's dtype; or of fp32 copies of hidden states and weight, where 'always' switches autocast off."""
-    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
-    """What is chosen from; of logits, the softmax is taken over the chosen alone."""
-    widened: bool = False
-    """The logits are copied to fp32 before."""
-    corrected: bool = False
-    """A bias of each expert is added for the choice; the weights are gathered from the scores without it."""
-    stored_itemsize: int = 0
-    """Of the router's weight, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
-    groups: int = 0
-    """Experts are chosen within the best of so many groups; 0 does not group."""
-    kept_groups: int = 0
-    group_score: Literal["two", "best"] = "two"
-    """What a group is worth: the sum of its two best scores, or the best."""
-    normalize: Literal["no", "in-place", "epsilon", "clamped", "epsilon-apart"] = "no"
-    """Weights are divided by their sum, in place; plus an epsilon; or out of place, clamped, or plus one ('apart')."""
-    scaled: bool = False
-    """Weights are multiplied by a factor."""
-    softmax_itemsize: int = 4
-    """Of logits: the softmax of the chosen is computed in fp32, or (0) in their own dtype."""
-    narrowed: bool | Literal["logits"] = False
-    """Weights are cast back to the model's dtype, or to that of the router's logits."""
-
-
 class Experts(Frozen):
     """Routed experts held as stacked 3-D parameters: each a feed-forward of ``intermediate``."""
 
@@ -245,6 +219,8 @@ class Experts(Frozen):
     routing: Routing = Routing()
     clamped: bool = False
     """Gate and up are clamped, and the gate is a product with its sigmoid (GPT-OSS, MiniMax)."""
+    limited: bool = False
+    """Gate and up are clamped before the activation (DeepSeek-V4)."""
     router_module: bool = False
     """The router is an nn.Linear, not a class of its own."""
     gated: bool = True
@@ -281,6 +257,8 @@ class FeedForward(Part):
     """Shared experts, which every token visits, and their gate when they have one."""
     shared_first: bool = False
     """They run before the router; else after the experts."""
+    shared_limited: bool = False
+    """Their gate and up are clamped before the activation."""
     shared_average: bool = False
     """The sum with the experts' output is halved."""
     scaled: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -62,6 +63,7 @@ def build_model(
     if recipe.loss_head in MODEL_LOSSES:
         model.loss_function = MODEL_LOSSES[recipe.loss_head]
     _gather_strays(model, device)
+    _keep_in_fp32(model, dtype)
     fill_tiles(model)
     return model.train()
 
@@ -74,6 +76,22 @@ def _gather_strays(model: torch.nn.Module, device: str) -> None:
                 if tensor is not None and tensor.device.type != torch.device(device).type:
                     moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                     held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
+
+
+def _keep_in_fp32(model: Any, dtype: torch.dtype) -> None:
+    """What the class keeps in fp32 beside half precision when weights are loaded (``_keep_in_fp32_modules``); a model
+    made from its config alone has it in ``dtype`` (transformers 5.23, core_model_loading.py: dtype_plan).
+    """
+    patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
+    kept = re.compile("|".join(patterns)) if patterns else None
+    for path, module in model.named_modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                wide = tensor is not None and tensor.dtype is dtype and name not in module._non_persistent_buffers_set
+                if kept is None or not wide or not kept.search(f"{path}.{name}"):
+                    continue
+                moved = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+                held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
 
 
 def check_type(model_type: str) -> None:

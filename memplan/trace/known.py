@@ -6,6 +6,7 @@ The shapes of a vision tower's forward depend on such numbers. They are computed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -80,8 +81,13 @@ def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.aten._local_scalar_dense.default:
         return read(values(tensors[0]))
     real_args, real_kwargs = tree_map(_real, (args, kwargs))
-    with no_dispatch():
-        out = func(*real_args, **real_kwargs)
+    with no_dispatch(), suppress(NotImplementedError):  # the host counts no integers (histc)
+        return _followed(func(*real_args, **real_kwargs))
+    return None
+
+
+def _followed(out: Any) -> Any:
+    """A result, where it is one of few integers."""
     followed = all(each.dtype in INTEGERS and each.numel() <= MOST for each in _tensors(out))
     return out if followed else None
 
