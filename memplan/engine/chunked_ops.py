@@ -21,13 +21,13 @@ def contract(
     """``torch.einsum`` of two operands: one batched product.
 
     ``copies``: an operand whose order of dimensions cannot be seen as a batch of matrices is copied first; ``grad``:
-    and so is the gradient of the result.
+    and so is the gradient of the result. Autocast casts operands of an einsum before it copies them, and holds the
+    casts until it returns.
     """
-    if copies[0]:
-        a = ops.copy(tape, a, label)
-    if copies[1]:
-        b = ops.copy(tape, b, label)
-    result = ops.matmul(tape, a, b, out, label)
+    left, right = ops.autocast_input(tape, a), ops.autocast_input(tape, b)
+    first = ops.copy(tape, left, label) if copies[0] else left
+    second = ops.copy(tape, right, label) if copies[1] else right
+    result = ops.matmul(tape, first, second, out, label)
     return seen(tape, result) if grad else result
 
 
