@@ -61,6 +61,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                 kept = own.kept_until(len(own.layers)) if there else 0
                 gathered(book, "layers gathered before", kept, f"{name}.gather", "kept from a forward before")
             enter_forward(book, recipe, own, traced, there, bool(tail_from))
+            _enter_tower(book, own, traced)
             there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
             opened = _enter_root_of_pass(book, own, traced, opened) if recipe.fsdp.root_reshards else opened
             continue
@@ -130,6 +131,20 @@ def _adds(recipe: Recipe, later: bool) -> bool:
     return recipe.accumulates or (recipe.pair_pass != "two-forward" and later)
 
 
+def _enter_tower(book: Ledger, own: Frame, traced: TracedPass) -> None:
+    """A block of the tower at its copy-out: its whole weights, the all-gather's output, the one before's; in backward
+    the one in use and the one gathered ahead (its gradients are counted whole, not block by block)."""
+    tower, name = traced.plan.spec.tower, traced.plan.name
+    if tower is None or not own.blocks.gathered or f"{name}.vision-forward" not in book.index:
+        return
+    block = own.blocks.gathered // sum(run.count for run in tower.runs)
+    why = "two all-gathers' outputs, and what one is copied into"
+    gathered(book, "blocks of the tower", 3 * block, f"{name}.vision-forward", why)
+    if f"{name}.vision-backward" in book.index:
+        why = "the next is gathered ahead"
+        gathered(book, "blocks of the tower, backward", 2 * block, f"{name}.vision-backward", why)
+
+
 def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass, policy: Frame | None) -> None:
     """The forward of a reference that is sharded too: nothing ever reshards its root. ``policy``: whose forward was
     before, and keeps layers gathered.
@@ -163,7 +178,7 @@ def _enter_whole_gradients(book: Ledger, recipe: Recipe, own: Frame, backwards: 
     Between micro-steps all of them wait (``accumulated gradients``); between the halves of pairs those of the chosen
     half, a layer after another as its backward goes, until the rejected half's reduces them.
     """
-    total = sum(unit.shard for unit in (*own.layers, *own.ends))
+    total = sum(unit.shard for unit in (*own.layers, *own.ends, own.blocks))
     if recipe.accumulates:
         step = book.schedule[-1]
         _gradients(
@@ -203,6 +218,8 @@ def _enter_shards(book: Ledger, own: Frame, traced: TracedPass) -> None:
     _gradients(book, "shards of the gradients of the tail", tail, end, "", "reduced", own.place)
     root = own.root.shard + own.first.shard
     _gradients(book, "shards of the gradients of the root", root, end, "", "reduced", own.place)
+    blocks = own.blocks.shard
+    _gradients(book, "shards of the gradients of the tower's blocks", blocks, end, "", "reduced", own.place)
 
 
 def _reductions(book: Ledger, own: Frame, traced: TracedPass) -> Iterator[tuple[str, list[Unit], str]]:

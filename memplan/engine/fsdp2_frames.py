@@ -10,7 +10,12 @@ from memplan.spec.recipe import Recipe
 
 
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    """The policy's units."""
+    """The policy's units; of a tower that sees images, its blocks together."""
+    blocks = [weight for weight in weights if weight.apart] if recipe.images else []
+    return _text_frame(recipe, weights)._replace(blocks=unit_of(blocks, recipe))
+
+
+def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     place = "host" if recipe.fsdp.cpu_offload else "gpu"
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
     if head_gathered_whole(recipe):

@@ -63,6 +63,8 @@ class Frame(NamedTuple):
     """Where shards are: on the host under CPU offload."""
     first_left: bool = False
     """The embedding, a unit of its own, has no backward: its part is always there under resharding to a number."""
+    blocks: Unit = NOTHING
+    """The blocks of a vision tower together: units of their own, reduced as the tower runs back."""
     left: int = 0
     """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
 
