@@ -139,8 +139,10 @@ class ModelSpec(Frozen):
 
     @cached_property
     def widens_stream(self) -> bool:
-        """Whether norms stand in the residual stream itself, so that autocast widens it to fp32."""
-        return "norm" in self.front or any(run.layer.form in ("after-sum", "rwkv") for run in self.runs)
+        """Whether norms stand in the residual stream itself, so that autocast widens it to fp32; or experts give back
+        the dtype of what a LayerNorm hands them (PhiMoE)."""
+        routed = any(run.layer.experts and run.layer.norms and run.layer.norms[0].kind == "layer" for run in self.runs)
+        return routed or "norm" in self.front or any(run.layer.form in ("after-sum", "rwkv") for run in self.runs)
 
     @property
     def head_parts(self) -> tuple[Part, ...]:
