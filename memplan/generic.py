@@ -94,8 +94,8 @@ def fitted(shape: Shape, total: int) -> Shape:
 
 
 def widened(shape: Shape, total: int) -> Shape:
-    """The shape with the feed-forward that brings it nearest to ``total``, in multiples of 128 as published ones are, so
-    that tensor ranks divide it; of less where that would miss by more than ``OFF``."""
+    """The shape with the feed-forward that brings it nearest to ``total``, in multiples of 128 as published ones are,
+    which tensor ranks divide it; of less where that would miss by more than ``OFF``."""
     bare = shape._replace(intermediate=0).total
     each = 3 * shape.hidden * shape.layers
     step = next((step for step in (128, 64, 32, 16, 8, 4, 2) if each * step / 2 <= OFF * total), 1)

@@ -132,6 +132,11 @@ def test_bytes_per_logit_of_a_trainer(case: str) -> None:
         ),
         ({"trainer": "slime", "method": "sft", "sharding": "zero2"}, "sharding: slime runs on Megatron"),
         ({"temperature": 0}, "temperature"),
+        ({"trainer": "nemo-aligner", "method": "dpo", "entropy": "metric"}, "entropy: NeMo-Aligner's dpo makes none"),
+        ({"trainer": "trl", "method": "online-dpo", "entropy": "loss"}, "entropy: TRL's online-dpo has no such option"),
+        ({"method": "online-dpo", "sft_term": True}, "sft_term: online-dpo generates both completions"),
+        ({"trainer": "llamafactory", "method": "sft", "loss_head": "selective"}, "takes the model's own loss"),
+        ({"trainer": "slime", "method": "sft", "precision": "bf16-amp"}, "precision: slime runs no autocast"),
     ],
 )
 def test_what_a_head_does_not_do_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -149,7 +154,8 @@ def peak(**keys: Any) -> int:
 def test_entropy_temperature_and_an_sft_term_never_cost_less(trainer: str) -> None:
     version = "1.13" if trainer == "trl" else None
     keys = {"trainer": trainer, "trainer_version": version, "method": "dpo"}
-    sizes = [peak(**keys, entropy=entropy) for entropy in CHOICES["entropy"]]
+    made = ("none",) if trainer == "nemo-aligner" else CHOICES["entropy"]
+    sizes = [peak(**keys, entropy=entropy) for entropy in made]
     assert all(a <= b for a, b in pairwise(sizes)), sizes
     assert peak(**keys, temperature=0.7) >= sizes[0]
     assert peak(**keys, sft_term=True) >= peak(**keys, sft_term=False)

@@ -28,6 +28,10 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
     more = eager.saved_before[-1] - traced.saved_before[-1]
     transients = _largest_layer(eager) - _largest_layer(traced)
     loss = _most(eager) - _most(traced)
+    fused = plan.mode.kernels.adapters == "fused"
+    why, source = (WHY_UNSLOTH, UNSLOTH) if fused else (WHY_PATCHED, PATCHES)
+    if plan.mode.kernels.compiled:
+        why, source = WHY_COMPILED, PARTITIONER
     book.add(
         "intermediates that are not fused",
         "activations",
@@ -35,8 +39,8 @@ def enter_compiled(book: Ledger, traced: TracedPass) -> None:
         f"{plan.name}.layer-forward",
         f"{plan.name}.embedding-backward",
         template="0 to what eager layers save more",
-        why=WHY_COMPILED if plan.mode.kernels.compiled else WHY_UNSLOTH if plan.mode.kernels.adapters == "fused" else WHY_PATCHED,
-        source=PARTITIONER if plan.mode.kernels.compiled else UNSLOTH if plan.mode.kernels.adapters == "fused" else PATCHES,
+        why=why,
+        source=source,
         high=max(more, 0) + max(transients, loss, 0),
     )
 

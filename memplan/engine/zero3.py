@@ -77,8 +77,8 @@ def enter_zero3(book: Ledger, recipe: Recipe, weights: list[Weight], born: str, 
 
 def _enter_quantised_reduction(book: Ledger, recipe: Recipe, elements: int, born: str, end: str) -> None:
     """qgZ: the largest gradient in 4 bits, sent and received within the node; its sum over the node's ranks, sent and
-    received between nodes, and dequantised. Scales, one for each row, are ignored; gradients of one dimension, and those
-    that 2·N does not divide, are reduced as without it."""
+    received between nodes, and dequantised. Ignored: scales, one for each row; gradients of one dimension, and those
+    that 2·N does not divide, which are reduced as without it."""
     local = min(recipe.ranks, recipe.gpus_per_node)
     book.add(
         "quantised gradients on their way",
