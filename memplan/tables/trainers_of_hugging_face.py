@@ -62,6 +62,27 @@ _TRANSFORMERS_4: dict[str, Any] = {
 _REPEATING = ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "starcoder2", "jamba")
 """Whose ``FlashAttention2`` calls ``repeat_kv`` (transformers 4.45 and 4.47, models/*/modeling_*.py)."""
 
+_TRL_0_19 = Trainer(
+    "trl",
+    "TRL",
+    since="0.19",
+    reentrant=True,
+    transformers_4=True,
+    heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
+    liger_heads={"sft": "liger"},
+    fused_heads=_LIGER_LOSSES,
+    metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
+    metrics_everywhere=True,
+    holds_logits=("kto", "cpo", "simpo", "orpo"),
+    hidden_states=True,
+    projects_completions=_GROUPED,
+    rescales=_GROUPED,
+    entropies=_GROUP_ENTROPY,
+    references=NO_KL,
+    source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
+    **_TRL,
+)
+
 ROWS = (
     Trainer(
         "pytorch",
@@ -158,25 +179,11 @@ ROWS = (
         source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
         **_TRL,
     ),
-    Trainer(
-        "trl",
-        "TRL",
-        since="0.19",
-        reentrant=True,
-        transformers_4=True,
-        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
-        liger_heads={"sft": "liger"},
-        fused_heads=_LIGER_LOSSES,
-        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
-        metrics_everywhere=True,
-        holds_logits=("kto", "cpo", "simpo", "orpo"),
-        hidden_states=True,
-        projects_completions=_GROUPED,
-        rescales=_GROUPED,
-        entropies=_GROUP_ENTROPY,
-        references=NO_KL,
-        source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
-        **_TRL,
+    _TRL_0_19,
+    _TRL_0_19._replace(
+        since="0.27",
+        reentrant=False,
+        source="trl 0.27 trainer/dpo_config.py, experimental/cpo/cpo_config.py: use_reentrant is False where not given",
     ),
     Trainer(
         "trl",
