@@ -125,7 +125,7 @@ def with_indexers(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 def indexer(config: Config) -> Indexer:
-    """The indexer of a layer."""
+    """The indexer of a layer, which runs without a graph: no gradient ever comes to its weights."""
     heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
     h, low = config.integer("hidden_size"), config.integer("q_lora_rank")
     if config.integer("qk_rope_head_dim") > width:
@@ -136,11 +136,11 @@ def indexer(config: Config) -> Indexer:
         rope=config.integer("qk_rope_head_dim"),
         topk=config.integer("index_topk"),
         linears=(
-            Linear(name="wq_b", inputs=low, outputs=heads * width),
-            Linear(name="wk", inputs=h, outputs=width),
-            Linear(name="weights_proj", inputs=h, outputs=heads),
+            Linear(name="wq_b", inputs=low, outputs=heads * width, frozen=True),
+            Linear(name="wk", inputs=h, outputs=width, frozen=True),
+            Linear(name="weights_proj", inputs=h, outputs=heads, frozen=True),
         ),
-        norms=(Norm(name="k_norm", width=width, kind="layer", bias=True),),
+        norms=(Norm(name="k_norm", width=width, kind="layer", bias=True, frozen=True),),
     )
 
 
