@@ -56,9 +56,9 @@ def passes(found: Recipe) -> list[str]:
 
 ERAS = [(name, era.since) for name, eras in TRAINERS.items() for era in eras]
 RUNS = {
-    "ppo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.16", "0.19", "0.29", "1.7"))},
+    "ppo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7"))},
     "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl"},
-    "rloo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.29", "1.7", "1.14", "1.15"))},
+    "rloo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.27", "0.29", "1.7", "1.14", "1.15"))},
     "online-dpo": {"pytorch", "trl"},
     "distill": {"pytorch", "trl"},
 }
