@@ -127,6 +127,8 @@ def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
             engine.backward(loss)
             del loss
             found["backward_peak"], found["after_backward"], living.peak = living.peak, living.now, living.now
+            gc.collect()  # else what is cyclic garbage goes now or later, as Python likes
+            living.peak = living.now
             engine.step()
             found["step_peak"] = living.peak
     gc.collect()
