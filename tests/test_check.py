@@ -4,15 +4,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from memplan.cli.app import main
+from commands import Run, runner_of
 
 ROOT = Path(__file__).resolve().parent.parent
-Run = Callable[..., tuple[int, str, str]]
 TRL = """# trl sft
 model_name_or_path: HuggingFaceTB/SmolLM2-135M
 dataset_name: x
@@ -29,13 +26,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n")
     (tmp_path / "wrong.yaml").write_text(TRL.format(batch="many"))
 
-    def runner(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["check", *arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return runner
+    return runner_of(capsys, "check")
 
 
 def test_a_line_a_file_and_the_exit_code(run: Run) -> None:

@@ -3,15 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from commands import Run, runner_of
 
 from memplan.cli import options
-from memplan.cli.app import main
 from memplan.cli.commands import COMMANDS, make
 from memplan.cli.helps import documented_options
 from memplan.cli.options import JobOption, job_options
@@ -19,7 +18,6 @@ from memplan.report import Report
 from memplan.spec.job import Job
 from memplan.tables.methods import METHODS
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = "smollm2-135m"
 
 
@@ -30,13 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def runner(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return runner
+    return runner_of(capsys)
 
 
 def given(*arguments: str) -> dict[str, Any]:

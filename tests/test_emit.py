@@ -1,16 +1,15 @@
 """Proves that what is emitted is the job: files read back make the same recipe, for presets and for drawn jobs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from commands import Run, runner_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from memplan.cli.app import main
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework, frameworks
@@ -21,7 +20,6 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = "smollm2-135m"
 WRITERS = [name for name, row in frameworks().items() if row.write]
 CANNOT = {
@@ -32,13 +30,7 @@ CANNOT = {
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def runner(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return runner
+    return runner_of(capsys)
 
 
 def felt(recipe: Recipe) -> dict[str, Any]:

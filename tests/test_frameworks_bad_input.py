@@ -2,19 +2,17 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Run, runner_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.cli.app import main
 from memplan.errors import MemplanError
 from memplan.frameworks.documents import document_of, open_document
 from memplan.frameworks.reading import read_target
 
-Run = Callable[..., tuple[int, str, str]]
 TRL = "model_name_or_path: smollm2-135m\nuse_peft: false\npacking: false\n"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
@@ -29,13 +27,7 @@ DEEP = "d0: &d0 [x]\n" + "".join(f"d{n}: &d{n} [*d{n - 1}]\n" for n in range(1, 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
 
-    def runner(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return runner
+    return runner_of(capsys)
 
 
 @pytest.mark.parametrize(

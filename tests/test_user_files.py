@@ -1,14 +1,11 @@
 """Proves what people do with the files they have: fragments as they stand, a config that is planned anew."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Run, runner_of
 
-from memplan.cli.app import main
-
-Run = Callable[..., tuple[int, str, str]]
 MODEL = ("--model", "smollm2-135m", "--method", "reward", "--num-gpus", "8", "--gpu", "64GB")
 FRAGMENTS = {
     "accumulation": "batch_size: 2           # 每个GPU的batch size\ngradient_accumulation_steps: 4   # 梯度累积步数\n",
@@ -34,13 +31,7 @@ fsdp_config: {fsdp_offload_params: true, fsdp_sharding_strategy: FULL_SHARD, fsd
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
 
-    def runner(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return runner
+    return runner_of(capsys)
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
