@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memplan.engine.joined import PREFIX
+from memplan.engine.joined import EVALUATION
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.errors import MemplanError
 from memplan.report import Card, Remedy, Report, Step
@@ -97,7 +97,7 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
     weights.
     """
     recipe = report.recipe
-    if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(PREFIX):
+    if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(EVALUATION):
         return ()
     drop = {
         "reference": None,

@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 
 from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
-from memplan.engine.joined import PREFIX, Joined, JoinedTotals, evaluation_of
+from memplan.engine.joined import EVALUATION, Joined, JoinedTotals, evaluation_of
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.quick import Totalled, totalled
 from memplan.engine.ranks import RankClass, rank_classes
@@ -90,8 +90,8 @@ def _verdict(device: Band, recipe: Recipe, host: Host) -> Verdict | None:
 def phase_of(instant: str) -> str:
     """forward (with the loss, and scoring passes), backward, step or evaluation."""
     name, point = instant.split(".", 1)
-    if name.startswith(PREFIX):
-        return PREFIX
+    if name.startswith(EVALUATION):
+        return EVALUATION
     if name == "step" or point == "optimizer":
         return "step"
     return "backward" if point.endswith(("backward", "reduce")) else "forward"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.engine.joined import PREFIX
+from memplan.engine.joined import EVALUATION
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
@@ -37,9 +37,9 @@ def figures(**keys: Any) -> dict[str, int]:
 @pytest.mark.parametrize("split", SHARDINGS, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_the_step_is_the_same_and_the_evaluation_follows_it(split: dict[str, Any], method: str) -> None:
     alone, both = figures(method=method, **split), figures(method=method, eval_batch_size=8, **split)
-    step = {instant: size for instant, size in both.items() if not instant.startswith(PREFIX)}
+    step = {instant: size for instant, size in both.items() if not instant.startswith(EVALUATION)}
     assert step == alone
-    assert [instant for instant in both if instant.startswith(PREFIX)] == list(both)[len(step) :]
+    assert [instant for instant in both if instant.startswith(EVALUATION)] == list(both)[len(step) :]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,8 +8,8 @@ from memplan.engine.ledger import Ledger, Row
 from memplan.engine.quick import Totalled
 from memplan.spec.recipe import Recipe
 
-PREFIX = "evaluation"
-"""Before the names of the evaluation's passes."""
+EVALUATION = "evaluation"
+"""The phase, and what stands before the names of its passes."""
 
 
 def evaluation_of(recipe: Recipe) -> Recipe | None:
@@ -21,7 +21,7 @@ def evaluation_of(recipe: Recipe) -> Recipe | None:
 
 def _schedule(step: tuple[str, ...], evaluation: tuple[str, ...]) -> tuple[str, ...]:
     """The step's instants, then the evaluation's, which has no step of the optimizer."""
-    return (*step, *(f"{PREFIX}-{instant}" for instant in evaluation[:-1]))
+    return (*step, *(f"{EVALUATION}-{instant}" for instant in evaluation[:-1]))
 
 
 class JoinedTotals(Totalled):

@@ -1,5 +1,7 @@
 """What an instant of a step is, and why memory may peak there, in words."""
 
+from memplan.engine.joined import EVALUATION
+
 WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
 STEPS = {
     "qkv": "the last layer's q, k, v product",
@@ -96,7 +98,6 @@ PASSES = {
     "evaluation-kl": "the KL estimate in evaluation",
 }
 """Passes other than the policy's own over the whole batch."""
-EVALUATION = "evaluation-"
 
 
 def instant_words(instant: str) -> tuple[str, str]:

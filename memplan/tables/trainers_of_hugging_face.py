@@ -62,10 +62,10 @@ _TRANSFORMERS_4: dict[str, Any] = {
 _REPEATING = ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "starcoder2", "jamba")
 """Whose ``FlashAttention2`` calls ``repeat_kv`` (transformers 4.45 and 4.47, models/*/modeling_*.py)."""
 
-_TRL_0_19 = Trainer(
+_TRL_0_16 = Trainer(
     "trl",
     "TRL",
-    since="0.19",
+    since="0.16",
     reentrant=True,
     transformers_4=True,
     heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
@@ -74,13 +74,17 @@ _TRL_0_19 = Trainer(
     metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
     metrics_everywhere=True,
     holds_logits=("kto", "cpo", "simpo", "orpo"),
-    hidden_states=True,
     projects_completions=_GROUPED,
     rescales=_GROUPED,
+    source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
+    **_TRL,
+)
+_TRL_0_19 = _TRL_0_16._replace(
+    since="0.19",
+    hidden_states=True,
     entropies=_GROUP_ENTROPY,
     references=NO_KL,
     source="trl 0.24 trainer/dpo_trainer.py: output_hidden_states, trainer/utils.py: selective_log_softmax",
-    **_TRL,
 )
 
 ROWS = (
@@ -162,23 +166,7 @@ ROWS = (
         source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather; transformers 4.48 beside it",
         **_TRL,
     ),
-    Trainer(
-        "trl",
-        "TRL",
-        since="0.16",
-        reentrant=True,
-        transformers_4=True,
-        heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
-        liger_heads={"sft": "liger"},
-        fused_heads=_LIGER_LOSSES,
-        metrics={"sft": "shifted", "dpo": "halves", "ipo": "halves", "kto": "picked"},
-        metrics_everywhere=True,
-        holds_logits=("kto", "cpo", "simpo", "orpo"),
-        projects_completions=_GROUPED,
-        rescales=_GROUPED,
-        source="trl 0.17 trainer/dpo_trainer.py, trainer/utils.py: selective_log_softmax",
-        **_TRL,
-    ),
+    _TRL_0_16,
     _TRL_0_19,
     _TRL_0_19._replace(
         since="0.27",

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 PHASES = ("forward", "backward", "step")
-EVALUATION = "evaluation"
-"""After them, where a job evaluates."""
 FOREVER = 1 << 62
 
 

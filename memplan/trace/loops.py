@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from memplan.spec.recipe import Recipe
+from memplan.tables.trainer import version_key
 from memplan.trace import fused as fused_kernels
 from memplan.trace import kernels, losses
 from memplan.trace.loops_trl import trl_cpo, trl_dpo, trl_dpo_before_029, trl_kto, trl_kto_before_029, trl_sft
@@ -242,7 +243,7 @@ def find_loop(recipe: Recipe) -> Callable[[Run], Any] | None:
 
 
 def _trl(method: str, since: str) -> Callable[[Run], Any]:
-    old = since in ("0.7", "0.16", "0.19")
+    old = version_key(since) < version_key("0.29")
     if method in ("dpo", "ipo"):
         return trl_dpo_before_029 if old else trl_dpo
     if method == "kto":

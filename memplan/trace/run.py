@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from memplan.engine.joined import evaluation_of
+from memplan.engine.joined import EVALUATION, evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -23,7 +23,7 @@ from memplan.trace import building, liger, parallel
 from memplan.trace.device import fake_device, real_device
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
-from memplan.trace.ledger import EVALUATION, PHASES
+from memplan.trace.ledger import PHASES
 from memplan.trace.optimizers import make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
 from memplan.trace.step import MicroStep, make_batch
