@@ -40,7 +40,12 @@ SOURCE = (
     "layers, autograd and optimizers of torch, on fake tensors of device cuda; the second of two training steps."
 )
 PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo")
-TRL_VERSIONS = ("0.9", "0.17", "0.24", "1.0", "1.9", "1.14", "1.16")
+VERSIONS: dict[str, tuple[str, ...]] = {
+    "trl": ("0.9", "0.17", "0.19", "0.24", "0.27", "1.0", "1.9", "1.14", "1.16"),
+    "transformers": ("4.45", "4.47", "4.48", "4.53", "5.0"),
+    "verl": ("0.2", "0.4"),
+}
+"""Eras of trainers; one job in two of these trainers names one."""
 CHOICES: dict[str, tuple[Any, ...]] = {
     "method": ("sft", "sft", "sft", "reward", "kto", *PAIRS, "grpo", "rloo", "ppo", "online-dpo", "distill"),
     "trainer": (
@@ -69,21 +74,36 @@ RARELY: dict[str, tuple[Any, ...]] = {
     "temperature": (0.7,),
     "entropy": ("metric", "loss"),
     "recompute_loss": (True,),
-    "freeze": (["embed_tokens"], ["lm_head"], ["layers.0"], ["mlp"], ["embed_tokens", "layers.0"]),
+    "freeze": (["embed_tokens"], ["lm_head"], ["layers.0"], ["mlp"], ["embed_tokens", "layers.0"], ["norm"]),
     "offload": (["activations"],),
+    "eval_batch_size": (1, 2, 8),
+    "autocast": (True, False),
+    "dtype": ("bf16", "fp16"),
+    "rollout": ({"prompt_length": 100, "completion_length": 412}, {"prompt_length": 64, "completion_length": 64}),
 }
 """Keys that one job in twelve has each."""
 ADAPTERS: tuple[dict[str, Any], ...] = (
     *({}, {}, {}, {"dropout": 0.05}, {"dora": True}, {"bias": "all"}, {"bias": "lora_only"}, {"rslora": True}),
     *({"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}),
     *({"targets": ["q_proj", "v_proj"]}, {"targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+    *({"targets": ["gate_proj", "up_proj", "down_proj"]}, {"dora": True, "dropout": 0.1}),
 )
-IMAGES = ({"width": 336, "height": 336}, {"width": 640, "height": 480}, {"per_example": 2, "width": 224, "height": 224})
+IMAGES: tuple[dict[str, Any], ...] = (
+    *({"width": 336, "height": 336}, {"width": 640, "height": 480}, {"per_example": 2, "width": 224, "height": 224}),
+    *({"width": 500, "height": 1000}, {"width": 1024, "height": 768}, {"per_example": 3, "width": 448, "height": 336}),
+)
+TOWERS = (["visual"], ["vision_tower"], ["vision_model"], ["model.visual", "lm_head"])
+"""What users freeze of a model that sees."""
 SHARDED = ("openrlhf", "verl")
 """Trainers that shard where nothing is said."""
 LARGEST_TOKENS = 16384
 LOOPS = ("mamba", "falcon_mamba", "jamba", "rwkv", "recurrent_gemma", "minimax")
 """Types whose torch code takes one position after another: short sequences, or a trace takes minutes."""
+LATELY = (
+    *("gemma4", "gemma4_text", "gemma3n", "gemma3n_text", "bart", "rwkv", "minimax", "deepseek_v4", "granitemoehybrid"),
+    *("qwen3_5", "qwen3_next", "gpt_oss", "t5", "llava_onevision", "idefics3", "internvl", "mllama", "qwen3_vl"),
+)
+"""One job in four is of these: families that earlier rounds could not draw or seldom drew, and towers."""
 
 
 def models() -> dict[str, list[tuple[str, dict[str, Any]]]]:
@@ -103,13 +123,17 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
         if key in LAYER_KEYS and isinstance(value, int):
             small[key] = min(layers, value)
         elif isinstance(value, (list, str)) and len(value) in counts and len(value) > layers:
-            small[key] = value[:layers]
+            small[key] = of_every_kind(value, layers) if key == "layer_types" else value[:layers]
         elif key in INNER and isinstance(value, dict):
             small[key] = cut(value, layers)
     if "attention_types" in config:  # GPT-Neo's: [[kinds, how often]]
         (kinds, _), *_ = config["attention_types"]
         small["num_layers"] = max(small["num_layers"] // len(kinds), 1) * len(kinds)
         small["attention_types"] = [[kinds, small["num_layers"] // len(kinds)]]
+    if config.get("num_kv_shared_layers"):  # Gemma 3n's and 4's: the last layers read an earlier one's keys and values
+        small["layer_types"] = [("sliding_attention", "full_attention")[number % 2] for number in range(layers)]
+        small["layer_types"][-1] = "full_attention"
+        small["num_kv_shared_layers"] = max(layers - 2, 0)
     if "deepstack_visual_indexes" in config:  # Qwen3-VL's: layers of the tower, each with a merger
         small["deepstack_visual_indexes"] = list(range(len(config["deepstack_visual_indexes"])))[: small["depth"]]
     if not counts and not any(key in config for key in INNER):
@@ -117,9 +141,15 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return small
 
 
+def of_every_kind(kinds: list[str] | str, layers: int) -> list[str] | str:
+    """The first entries, the last of which is of a kind that would be lost."""
+    lost = [kind for kind in kinds if kind not in kinds[:layers]]
+    return [*kinds[: layers - 1], lost[0]] if lost and isinstance(kinds, list) else kinds[:layers]
+
+
 def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]]]]) -> tuple[str, dict[str, Any]]:
     """A model's name, and a job with every choice left to chance."""
-    name, config = rng.choice(catalogue[rng.choice(sorted(catalogue))])
+    name, config = rng.choice(catalogue[rng.choice(LATELY if rng.random() < 1 / 4 else sorted(catalogue))])
     job: dict[str, Any] = {key: rng.choice(values) for key, values in CHOICES.items()}
     job |= {key: rng.choice(values) for key, values in RARELY.items() if rng.random() < 1 / 12}
     job["model"] = cut(config, rng.choice((2, 3, 4, 6)))
@@ -135,12 +165,19 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
         del job["gradient_checkpointing_reentrant"]
     if rng.random() < 0.3 and job["method"] != "reward":
         job["completion_length"] = job["sequence_length"] // 2
-    if job["trainer"] == "trl" and rng.random() < 0.5:
-        job["trainer_version"] = rng.choice(TRL_VERSIONS)
+    if job["trainer"] in VERSIONS and rng.random() < 0.5:
+        job["trainer_version"] = rng.choice(VERSIONS[job["trainer"]])
     if job["method"] == "distill":
         job["extra_models"] = [{"role": "teacher", "model": cut(config, 2)}]
     if "vision_config" in config and rng.random() < 0.5:
         job["images"] = rng.choice(IMAGES)
+        if rng.random() < 0.3:
+            job["freeze"] = rng.choice(TOWERS)
+    if job["method"] not in ("grpo", "rloo", "ppo", "online-dpo"):
+        job.pop("rollout", None)
+    if "rollout" in job:
+        job.pop("completion_length", None)
+        job["sequence_length"] = job["rollout"]["prompt_length"] + job["rollout"]["completion_length"]
     if job["trainer"] in SHARDED:
         job["sharding"] = "none"
     return name, {key: value for key, value in job.items() if value is not None}
