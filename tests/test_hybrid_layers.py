@@ -14,7 +14,7 @@ from memplan.engine.tensors import layer_weights
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
 from memplan.spec.layer import Layer
-from memplan.spec.recipe import Adapter
+from memplan.spec.lora import Adapter
 
 BF16 = Mode(weight_itemsize=2, trained=True, autocast=0, attention="sdpa", padded=False)
 FP32 = BF16._replace(weight_itemsize=4)

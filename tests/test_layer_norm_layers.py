@@ -21,8 +21,8 @@ from memplan.engine.modules import Mode
 from memplan.engine.traces import trace_layer
 from memplan.errors import InvalidJob
 from memplan.spec.layer import Layer
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter
 
 Keys = Callable[[Shape], dict[str, Any]]
 STATISTICS = 16

@@ -14,8 +14,8 @@ from memplan.arch import parse_config
 from memplan.engine.heads import Head
 from memplan.engine.modules import Mode
 from memplan.engine.traces import Alive, TailTrace, trace_layer, trace_tail
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter
 from memplan.units import MiB
 
 VOCABULARY, TOKENS = 32768, 1024

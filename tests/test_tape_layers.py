@@ -20,7 +20,7 @@ from memplan.arch import parse_config
 from memplan.engine.modules import Mode
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.spec.layer import Layer
-from memplan.spec.recipe import Adapter
+from memplan.spec.lora import Adapter
 from memplan.units import round_up
 
 RANK = 16

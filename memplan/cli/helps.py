@@ -6,7 +6,8 @@ import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
-from memplan.spec.job import Job, Lora
+from memplan.spec.job import Job
+from memplan.spec.lora import Lora
 from memplan.tables.choices import ALIASES, CHOICES
 
 EXTRA = {

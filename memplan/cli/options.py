@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.cli.parameters import argument, option
 from memplan.errors import InvalidJob, UsageError, did_you_mean
-from memplan.spec.job import ALL_LINEAR, Job, Lora
+from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR, Lora
 from memplan.spec.reading import canonical_key
 from memplan.tables.choices import ALIASES, CHOICES
 

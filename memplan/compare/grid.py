@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from memplan.compare.pricing import Case
 from memplan.errors import InvalidJob, UsageError, did_you_mean
 from memplan.gpus import find_gpu
-from memplan.spec.job import Job, Lora
+from memplan.spec.job import Job
+from memplan.spec.lora import Lora
 from memplan.spec.reading import JobInput, build_job, canonical_key, merged, normalise
 from memplan.tables.choices import ALIASES, TRAINING_ONLY
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates
 from memplan.cost.traffic import Sizes
 from memplan.engine.tensors import count, model_weights
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Recipe
+from memplan.spec.recipe import Recipe
 
 PASSES = {"fused": 1.0, "foreach": 2.5, "loop": 3.0}
 """Times that a step goes through its tensors' bytes: once in one kernel; about ten kernels over lists of tensors, which

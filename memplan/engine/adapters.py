@@ -12,8 +12,8 @@ from memplan.engine.tape import Tape
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass
+    from memplan.spec.lora import Adapter
     from memplan.spec.parts import Linear
-    from memplan.spec.recipe import Adapter
 
 
 def adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:

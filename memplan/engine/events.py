@@ -20,8 +20,9 @@ from memplan.engine.recording import PassRun, RecordingTape
 from memplan.engine.stages import stages
 from memplan.engine.tags import Dim
 from memplan.engine.tensors import Weight, layer_weights, model_weights
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Recipe
+from memplan.spec.recipe import Recipe
 
 PLAYED = ("elementwise", "factored")
 """Rules of optimizers that are one optimizer, and step on tensors in the model's order."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.tensors import Weight, layer_weights
-from memplan.spec.recipe import Adapter, Recipe
+from memplan.spec.lora import Adapter
+from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
 

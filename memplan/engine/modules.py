@@ -18,8 +18,9 @@ from memplan.engine.norms import NORMS, add_bias
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
+from memplan.spec.lora import Adapter
 from memplan.spec.parts import Linear, Norm
-from memplan.spec.recipe import Adapter, Quantised
+from memplan.spec.recipe import Quantised
 from memplan.tables.kernels import NO_KERNELS, Kernels
 
 

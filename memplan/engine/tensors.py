@@ -7,9 +7,10 @@ from math import prod
 from typing import NamedTuple
 
 from memplan.spec.layer import Layer
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
-from memplan.spec.recipe import Adapter, Quantised
+from memplan.spec.recipe import Quantised
 from memplan.spec.vision import Tower
 from memplan.units import ceil_div
 

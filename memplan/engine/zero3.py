@@ -12,8 +12,9 @@ from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.engine.zero_fetch import Limits, Module, Stretch, backward_of, gathered
 from memplan.engine.zero_groups import divided, fills, groups_of, largest
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Quantised, Recipe
+from memplan.spec.recipe import Quantised, Recipe
 
 ZERO = "deepspeed 0.19 runtime/zero"
 FP64 = 8

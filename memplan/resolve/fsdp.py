@@ -7,8 +7,8 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.spec.fsdp import Fsdp, FsdpSettings
 from memplan.spec.job import Job
+from memplan.spec.lora import Adapter
 from memplan.spec.parallel import Parallel
-from memplan.spec.recipe import Adapter
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 

@@ -11,9 +11,10 @@ from memplan.models import load_model
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split, Stored
-from memplan.spec.job import ALL_LINEAR, Job, Lora
+from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR, Adapter, Lora
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Resident
+from memplan.spec.recipe import Resident
 from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
 from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
-from memplan.spec.job import ALL_LINEAR, Job
+from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import OptimizerSettings
 from memplan.tables.optimizer_columns import Optimizer

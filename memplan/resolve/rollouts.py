@@ -8,8 +8,9 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split
 from memplan.spec.job import Job
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
-from memplan.spec.recipe import Adapter, Critic, Resident
+from memplan.spec.recipe import Critic, Resident
 from memplan.tables.methods import METHODS, Method
 from memplan.tables.precisions import PRECISIONS
 from memplan.tables.trainer import Trainer

@@ -1,6 +1,6 @@
 """Job: one flat set of keys. What the user said, checked one by one; ``auto`` is still auto here (see ``resolve``)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -10,6 +10,7 @@ from memplan.spec.beside import ExtraModel, Rollout
 from memplan.spec.cluster import Cluster
 from memplan.spec.deepspeed import DeepSpeed
 from memplan.spec.fsdp import Ddp, Fsdp
+from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
 from memplan.spec.recompute import EVERY, Offloaded, every_nth
@@ -78,48 +79,9 @@ def _version(value: object, info: ValidationInfo) -> object:
     return text if value is not None else None
 
 
-def _targets(value: object) -> object:
-    """'q_proj,v_proj' is a list, in brackets or not."""
-    if isinstance(value, str) and value != "all-linear":
-        bare = value[1:-1] if value[:1] + value[-1:] == "[]" else value
-        return tuple(name.strip(" \"'") for name in bare.split(",") if name.strip())
-    return value
-
-
-def _names(value: object) -> object:
-    """'lm_head,embed_tokens' is a list; nothing is none of them."""
-    return () if value in (None, False) else _targets(value)
-
-
 Choice = Annotated[str, BeforeValidator(_choice)]
 Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
-
-ALL_LINEAR = "all-linear"
-
-
-class Lora(Frozen):
-    """Low-rank adapters, in PEFT's words."""
-
-    r: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Rank of the adapters."""
-    alpha: float | None = None
-    """Scaling; no effect on memory."""
-    targets: Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_targets)] = "all-linear"
-    """Names of the linear modules that are adapted, or all-linear: every one but the head."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on the adapters' inputs: above 0 it keeps a mask and a copy for each module."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Dtype of the adapters; PEFT upcasts half-precision adapters to fp32 by default."""
-    rslora: bool = False
-    """Rank-stabilised scaling; no effect on memory."""
-    dora: bool = False
-    """Magnitude vectors beside the two matrices: each forward needs the norm of the merged weight."""
-    bias: Literal["none", "all", "lora_only"] = "none"
-    """Biases that are trained: none, all, or those of adapted modules."""
-    modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    """Modules with a trained copy beside the frozen original: embed_tokens, lm_head."""
-
 
 class Images(Frozen):
     """Images of one example: their size in pixels, or the patches or tokens that one image becomes."""
@@ -226,7 +188,7 @@ class Job(Frozen):
     """Where reference log-probabilities come from."""
     lora: Lora | None = None
     """Low-rank adapters; null trains all weights."""
-    freeze: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    freeze: Annotated[tuple[str, ...], BeforeValidator(module_names)] = ()
     """Patterns of modules that are not trained."""
     quantization: Choice = "none"
     """Quantisation of the frozen base."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from memplan.spec.cluster import Cluster
 from memplan.spec.fsdp import Ddp, FsdpSettings
 from memplan.spec.gpu import Gpu
+from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
@@ -19,28 +20,6 @@ from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.precisions import Precision
 from memplan.tables.quantizations import Quantization
 from memplan.tables.trainer import Trainer
-
-
-class Adapter(NamedTuple):
-    """LoRA, resolved: rank, names of the adapted linears, bytes per element."""
-
-    rank: int
-    targets: frozenset[str]
-    itemsize: int
-    dropout: bool
-    dora: bool = False
-    magnitude_itemsize: int = 4
-    """Of DoRA's magnitude vectors, one element for each output."""
-    bias: str = "none"
-    """Which biases are trained: none, all, lora_only."""
-    saved: frozenset[str] = frozenset()
-    """Modules whose trained copy stands beside the frozen original (``modules_to_save``)."""
-    experts: frozenset[str] = frozenset()
-    """Parameters of stacked experts that are adapted too (PEFT's ``ParamWrapper``): gate_up_proj, down_proj."""
-    router: bool = False
-    """And so is the router's weight."""
-    read_itemsize: int = 0
-    """Element size that PEFT reads of lora_A, and casts inputs to, where the product has it in another; 0: its own."""
 
 
 class Quantised(NamedTuple):
@@ -154,6 +133,8 @@ class ImageBatch(NamedTuple):
     """Tokens of text that the processor writes among an image's, such as the end of each row (Pixtral)."""
     unpadded: int = 0
     """Tokens of these rows without their ends, before they are shrunk (LLaVA-OneVision)."""
+    masked: bool = False
+    """Tiles differ in size, so that the smaller ones are filled up and a mask reaches attention (Idefics 2)."""
 
 
 @lru_cache(maxsize=256)
