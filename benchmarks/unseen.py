@@ -96,6 +96,8 @@ TOWERS = (["visual"], ["vision_tower"], ["vision_model"], ["model.visual", "lm_h
 """What users freeze of a model that sees."""
 SHARDED = ("openrlhf", "verl")
 """Trainers that shard where nothing is said."""
+SMALLEST = 2**20
+"""Bytes below which a phase is left out: under CPU offload the optimizer's step holds a norm on the GPU, and no more."""
 LARGEST_TOKENS = 16384
 LOOPS = ("mamba", "falcon_mamba", "jamba", "rwkv", "recurrent_gemma", "minimax")
 """Types whose torch code takes one position after another: short sequences, or a trace takes minutes."""
@@ -224,7 +226,7 @@ def traced(item: tuple[str, str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
         return row, " ".join(error.message.split())
     except Exception as error:  # a defect of the tracer or a model that does not run: said, not hidden
         return row, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    phases = {phase.name: phase.allocated_bytes for phase in found.phases}
+    phases = {phase.name: phase.allocated_bytes for phase in found.phases if phase.allocated_bytes >= SMALLEST}
     row["measured"] = {"allocated_bytes": found.allocated_bytes, "phases": phases}
     return row, ""
 

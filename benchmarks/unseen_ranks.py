@@ -1,8 +1,9 @@
 """Traces of one of many ranks, of jobs drawn at random: truth that nobody looked at while the engine was written.
 
-As ``unseen.py`` draws jobs of one GPU, this draws jobs of 2 to 64 under DDP and FSDP2: families of every kind with real
-widths and few layers, trainers and thus wrappings, reduction dtypes, resharding (by a number too), hybrid sharding,
-accumulation with and without synchronisation, LoRA, checkpointing, pair methods and their schedules.
+As ``unseen.py`` draws jobs of one GPU, this draws jobs of 2 to 64 under DDP, FSDP1 and FSDP2: families of every kind
+with real widths and few layers, methods, trainers and thus wrappings, dtypes of reductions, resharding (by a number
+too), hybrid sharding, original parameters or flat ones, prefetches, CPU offload, accumulation with and without
+synchronisation, adapters of every kind, evaluations, checkpointing, pair methods and their schedules.
 
     python benchmarks/unseen_ranks.py --seed 11 -n 200 --output ranks-11.json        needs memplan[trace]
     memplan accuracy ranks-11.json
@@ -13,54 +14,103 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from unseen import LOOPS, PAIRS, cut, main, models, traceable
+from unseen import ADAPTERS, LATELY, LOOPS, PAIRS, RARELY, VERSIONS, cut, main, models, traceable
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "sharding": ("fsdp2", "fsdp2", "fsdp2", "ddp"),
+    "sharding": ("fsdp2", "fsdp2", "fsdp", "ddp"),
     "num_gpus": (2, 3, 4, 8, 8, 16, 32, 64),
-    "method": ("sft", "sft", "sft", "sft", "dpo", "simpo", "orpo", "reward"),
-    "trainer": ("pytorch", "pytorch", "pytorch", "pytorch", "transformers", "trl", "llamafactory"),
-    "precision": ("bf16", "bf16-amp", "bf16-amp", "bf16-amp", "fp32"),
-    "gradient_checkpointing": ("none", "full"),
-    "optimizer_impl": ("fused", "foreach"),
+    "method": ("sft", "sft", "sft", "sft", "dpo", "simpo", "orpo", "cpo", "ipo", "kto", "reward", "grpo"),
+    "trainer": (
+        *("pytorch", "pytorch", "pytorch", "transformers", "transformers", "trl", "trl", "llamafactory"),
+        *("openrlhf", "verl", "simpo-repo", "litgpt"),
+    ),
+    "precision": ("bf16", "bf16", "bf16-amp", "bf16-amp", "bf16-amp", "fp32", "fp16-amp"),
+    "attention": ("sdpa", "sdpa", "sdpa", "eager", "flash"),
+    "gradient_checkpointing": ("none", "none", "full", "full", "full", "every:2", "selective"),
+    "optimizer": ("adamw", "adamw", "adamw", "adamw", "sgd", "sgd-momentum", "adafactor"),
+    "optimizer_impl": ("fused", "foreach", "loop"),
     "gradient_accumulation_steps": (1, 1, 2, 4),
+    "padded": (False, False, True),
     "batch_size": (1, 1, 2, 3),
     "sequence_length": (128, 512, 1000, 2048, 4096),
-    "lora": (None, None, None, {"r": 8}, {"r": 16, "dtype": "bf16"}, {"r": 64, "targets": ["q_proj", "v_proj"]}),
+    "lora": (None, None, None, {"r": 8}, {"r": 16}, {"r": 16, "dtype": "bf16"}, {"r": 64}),
 }
 FSDP2: dict[str, tuple[Any, ...]] = {
     "reshard_after_forward": (True, True, False, 2, 4, 8),
     "reduce_dtype": ("auto", "fp32", "bf16"),
 }
+FSDP1: dict[str, tuple[Any, ...]] = {
+    "sharding_strategy": ("FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"),
+    "backward_prefetch": (None, "BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    "forward_prefetch": (False, False, False, True),
+    "use_orig_params": (None, None, True, False),
+    "keep_low_precision_grads": (False, False, False, True),
+}
+SELDOM = 1 / 8
+"""How often a job has an evaluation, CPU offload, a longer completion; one of each key of ``RARELY`` half as often."""
 LARGEST_TOKENS = 8192
 LAYERS = (2, 3, 4, 5)
 
 
 def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]]]]) -> tuple[str, dict[str, Any]]:
     """A model's name, and a job with every choice left to chance."""
-    name, config = rng.choice(catalogue[rng.choice(sorted(catalogue))])
+    families = [name for name in LATELY if name in catalogue] if rng.random() < 0.25 else sorted(catalogue)
+    name, config = rng.choice(catalogue[rng.choice(families)])
     job: dict[str, Any] = {key: rng.choice(values) for key, values in CHOICES.items()}
+    job |= {key: rng.choice(values) for key, values in RARELY.items() if rng.random() < SELDOM / 2}
     job["model"] = cut(config, rng.choice(LAYERS))
     if config["model_type"] in LOOPS:
         job["sequence_length"] = 64
+    if job["lora"]:
+        job["lora"] = job["lora"] | rng.choice(ADAPTERS)
+    if job["trainer"] in VERSIONS and rng.random() < 0.4:
+        job["trainer_version"] = rng.choice(VERSIONS[job["trainer"]])
+    if job["gradient_checkpointing"] not in ("none", "selective") and rng.random() < 0.3:
+        job["gradient_checkpointing_reentrant"] = True
+    if rng.random() < SELDOM:
+        job["eval_batch_size"] = rng.choice((1, 4, 8))
+    if rng.random() < SELDOM and job["method"] != "reward":
+        job["completion_length"] = job["sequence_length"] // 2
     job["sync_each_batch"] = rng.random() < 0.5
     if job["method"] in PAIRS and job["trainer"] == "pytorch":  # no trainer has other schedules
         job["pair_pass"] = rng.choice(
             ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache")
         )
-    if job["sharding"] == "ddp":
-        job["gradient_as_bucket_view"] = rng.random() < 0.4
-    else:
-        job |= {key: rng.choice(values) for key, values in FSDP2.items()}
-        copies = rng.choice((1, 1, 1, 2))
-        shards = job["num_gpus"] // copies
-        if copies > 1 and shards > 1 and job["num_gpus"] % copies == 0:
-            job["fsdp"] = {"replicate": copies}
-        else:
-            shards = job["num_gpus"]
-        if job["reshard_after_forward"] not in (True, False) and shards % job["reshard_after_forward"]:
-            job["reshard_after_forward"] = True
+    job |= {"ddp": replicated, "fsdp": flat, "fsdp2": sharded}[job["sharding"]](rng, job["num_gpus"])
     return name, {key: value for key, value in job.items() if value is not None}
+
+
+def replicated(rng: random.Random, ranks: int) -> dict[str, Any]:
+    """DDP's keys."""
+    keys: dict[str, Any] = {"gradient_as_bucket_view": rng.random() < 0.4}
+    if rng.random() < 0.3:
+        keys["ddp"] = {"bucket_cap_mb": rng.choice((5, 100))}
+    return keys
+
+
+def flat(rng: random.Random, ranks: int) -> dict[str, Any]:
+    """FSDP1's."""
+    settings = {key: rng.choice(values) for key, values in FSDP1.items()}
+    if settings["sharding_strategy"].startswith("HYBRID"):
+        settings["replicate"] = 2
+        if ranks % 2 or ranks == 2:
+            settings |= {"sharding_strategy": "FULL_SHARD", "replicate": None}
+    keys: dict[str, Any] = {"fsdp": {key: value for key, value in settings.items() if value is not None}}
+    return keys | {"reduce_dtype": rng.choice(FSDP2["reduce_dtype"])}
+
+
+def sharded(rng: random.Random, ranks: int) -> dict[str, Any]:
+    """FSDP2's."""
+    keys: dict[str, Any] = {key: rng.choice(values) for key, values in FSDP2.items()}
+    copies, settings = rng.choice((1, 1, 1, 2)), dict[str, Any]()
+    if copies > 1 and ranks > copies and ranks % copies == 0:
+        settings["replicate"] = copies
+    shards = ranks // settings.get("replicate", 1)
+    if rng.random() < SELDOM:
+        settings["cpu_offload"] = True
+    if keys["reshard_after_forward"] not in (True, False) and shards % keys["reshard_after_forward"]:
+        keys["reshard_after_forward"] = True
+    return keys | ({"fsdp": settings} if settings else {})
 
 
 def jobs(seed: int, count: int, refused: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:

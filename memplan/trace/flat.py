@@ -20,7 +20,6 @@ def flat_sharded(model: Any, recipe: Recipe, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         BackwardPrefetch,
-        CPUOffload,
         FullyShardedDataParallel,
         MixedPrecision,
         ShardingStrategy,
@@ -51,7 +50,6 @@ def flat_sharded(model: Any, recipe: Recipe, device: str) -> Any:
         forward_prefetch=settings.forward_prefetch,
         limit_all_gathers=settings.limit_all_gathers,
         use_orig_params=settings.use_orig_params,
-        cpu_offload=CPUOffload(offload_params=True) if settings.cpu_offload else None,
         device_mesh=mesh,
         device_id=torch.device(device, 0) if device == "cuda" else None,
     )

@@ -19,7 +19,7 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     ``whole``: one unit, as TRL's prepare_fsdp wraps a reference.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     half = building.NAMED[recipe.precision.dtype]
     cast = half if recipe.precision.mixed or recipe.fsdp.casts else None
@@ -33,6 +33,7 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
         settings: dict[str, Any] = {
             "mesh": init_device_mesh(device, shape, mesh_dim_names=names),
             "mp_policy": policy,
+            "offload_policy": CPUOffloadPolicy(pin_memory=False) if recipe.fsdp.cpu_offload else OffloadPolicy(),
         }
         layers = set(getattr(model, "_no_split_modules", None) or ())
         resharding = recipe.reshard_after_forward

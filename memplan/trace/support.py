@@ -127,6 +127,12 @@ def _check_ranks(recipe: Recipe) -> None:
         return
     if recipe.ranks == 1:
         raise InvalidJob(f"num_gpus: 1, so that sharding {recipe.sharding} has nothing to share", "num_gpus 2 or more")
+    if recipe.ddp.comm_hook != "none":
+        raise InvalidJob(f"ddp.comm_hook: {recipe.ddp.comm_hook} cannot be traced", "leave it out")
+    if recipe.sharding == "fsdp" and recipe.fsdp.cpu_offload:
+        raise InvalidJob(
+            "fsdp.cpu_offload: FSDP1 moves weights between devices, which fake tensors cannot", "use sharding fsdp2"
+        )
     if recipe.sharding != "fsdp2":
         return
     if recipe.optimizer.factored:
