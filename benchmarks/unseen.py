@@ -97,7 +97,7 @@ TOWERS = (["visual"], ["vision_tower"], ["vision_model"], ["model.visual", "lm_h
 SHARDED = ("openrlhf", "verl")
 """Trainers that shard where nothing is said."""
 SMALLEST = 2**20
-"""Bytes below which a phase is left out: under CPU offload the optimizer's step holds a norm on the GPU, and no more."""
+"""Bytes below which a phase is left out: under CPU offload the optimizer's step holds a norm on the GPU."""
 LARGEST_TOKENS = 16384
 LOOPS = ("mamba", "falcon_mamba", "jamba", "rwkv", "recurrent_gemma", "minimax")
 """Types whose torch code takes one position after another: short sequences, or a trace takes minutes."""
