@@ -40,9 +40,9 @@ def model_config(model: str | os.PathLike[str] | Mapping[str, Any], revision: st
     text = os.fspath(model)
     if os.path.exists(text):
         return read_config(_config_file(text))
-    from memplan.presets import find_by_hub_id, has_model, model_names, model_preset
+    from memplan.presets import model_names, model_preset
 
-    preset = (text if has_model(text) else find_by_hub_id(text)) if revision is None else None
+    preset = _preset_of(text) if revision is None else None
     if preset or "/" not in text:
         return dict(model_preset(preset or text)["config"])
     from memplan.hub import fetch_config
@@ -81,12 +81,9 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def _from_name(name: str, revision: str | None) -> ModelSpec:
-    from memplan.presets import find_by_hub_id, has_model
-
-    if revision is None:
-        preset = name if has_model(name) else find_by_hub_id(name)
-        if preset:
-            return _preset(preset)
+    preset = _preset_of(name) if revision is None else None
+    if preset:
+        return _preset(preset)
     if "/" not in name:
         from memplan.presets import model_preset
 
@@ -97,6 +94,14 @@ def _from_name(name: str, revision: str | None) -> ModelSpec:
 
     found = fetch_config(name, revision, presets=model_names())
     return parse_config(found.config, name, f"Hugging Face Hub ({found.origin})")
+
+
+@lru_cache(maxsize=256)
+def _preset_of(name: str) -> str | None:
+    """The preset that answers to a name, its own or a Hub id: looked up once, since a sweep names a model in each row."""
+    from memplan.presets import find_by_hub_id, has_model
+
+    return name if has_model(name) else find_by_hub_id(name)
 
 
 @lru_cache(maxsize=256)

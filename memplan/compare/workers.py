@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from memplan.compare.sweep import Grid, row_of
@@ -14,9 +14,9 @@ from memplan.errors import InternalError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-LARGEST_CHUNK = 256
-"""Rows that a process prices at a time. Jobs that stand together in a grid are alike, and a process prices the like of
-what it has priced quickly, so a few long runs of rows are better than many short ones.
+LARGEST_CHUNK = 1024
+"""Rows that a process prices at a time, at most. Jobs that stand together in a grid are alike, and a process prices the
+like of what it has priced quickly: a few long runs of rows are better than many short ones.
 """
 ALONE = 1024
 """Rows up to which one process is sooner done than several have started."""
@@ -51,7 +51,7 @@ def _over_processes(grid: Grid, numbers: Sequence[int], processes: int) -> Itera
     # Started afresh rather than forked: a fork of a process with threads (a progress bar is one) may hang.
     pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_begin, initargs=(grid,))
     waiting: deque[Future[list[dict[str, Any]]]] = deque()
-    chunks = _chunks(numbers, min(LARGEST_CHUNK, -(-len(numbers) // (4 * processes))))
+    chunks = _chunks(numbers, chunk_length(grid, len(numbers), processes))
     try:
         waiting.extend(pool.submit(_rows, chunk) for chunk in islice(chunks, 4 * processes))
         while waiting:
@@ -67,10 +67,23 @@ def _over_processes(grid: Grid, numbers: Sequence[int], processes: int) -> Itera
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def chunk_length(grid: Grid, rows: int, processes: int) -> int:
+    """Rows of a chunk: all points of as many of the inner axes as leave each process two chunks, LARGEST_CHUNK at most.
+
+    Chunks that end where an axis begins anew share little, so that what one process has priced no other has to.
+    """
+    most = max(1, min(LARGEST_CHUNK, rows // (2 * processes)))
+    length = 1
+    for each in reversed(grid.axes):
+        if length * len(each.values) > most:
+            return length * (most // length)
+        length *= len(each.values)
+    return length
+
+
 def _chunks(numbers: Iterable[int], length: int) -> Iterator[list[int]]:
-    them = iter(numbers)
-    while chunk := list(islice(them, length)):
-        yield chunk
+    """Rows that stand in one run of ``length`` rows of the grid."""
+    return (list(run) for _, run in groupby(numbers, lambda number: number // length))
 
 
 def _begin(grid: Grid) -> None:
