@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from memplan.spec.deepspeed import DeepSpeed
+
 LLAMAFACTORY = """model_name_or_path: Qwen/Qwen2.5-0.5B
 stage: dpo
 do_train: true
@@ -174,6 +176,7 @@ LINES: list[tuple[str, str, str, object]] = [
     ("openrlhf", "--model.ipo_enable", "method", "ipo"),
     ("openrlhf", "--ds.adam_offload", "offload", ("optimizer",)),
     ("openrlhf", "--lora_rank 8", "reference", "offloaded"),
+    ("openrlhf", "--ds.overlap_comm", "deepspeed", DeepSpeed(overlap_comm=True)),
     ("openrlhf", "--ds.load_in_4bit --ds.lora.rank 8", "quantization", "nf4-double"),
     ("verl", "algorithm.adv_estimator=gae", "method", "ppo"),
     ("verl", "++actor_rollout_ref.model.lora_rank=8", "reference", "adapter"),
@@ -194,7 +197,10 @@ UNREAD = {
         ("fp8_format", "new_offload_thing", "micro_bach_size"),
     ),
     "mindspeed": ("--swap-attention", ("swap_attention",)),
-    "openrlhf": ("--ds.ring_attn_size 4 --ds.strange 3", ("ds.ring_attn_size", "ds.strange")),
+    "openrlhf": (
+        "--ds.ring_attn_size 4 --ds.strange 3 --full_determinism",
+        ("ds.ring_attn_size", "ds.strange", "train.full_determinism_enable"),
+    ),
     "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
     "verl": (
         "actor_rollout_ref.model.mtp.enable=True trainer.n_gpu_per_node=4",

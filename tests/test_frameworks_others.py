@@ -141,3 +141,29 @@ def test_what_a_script_comes_to(text: str, words: list[str]) -> None:
 @pytest.mark.parametrize(("text", "value"), [("2*(3+4)", 14), ("7/2-1", 2), ("1/0", 0), ("2**9", None), ("x+1", None)])
 def test_sums_of_whole_numbers(text: str, value: int | None) -> None:
     assert whole_sum(text) == value
+
+
+PPO_RAY = """python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-0.5B --data.max_len 1024 \\
+  --reward.model_name_or_path Qwen/Qwen2.5-1.5B --actor.num_gpus_per_node 2 --vllm.num_engines 2 """
+
+
+@pytest.mark.parametrize(
+    ("more", "method", "reference", "beside"),
+    [
+        ("", "grpo", "none", []),
+        ("--train.colocate_actor_ref", "grpo", "resident", []),
+        ("--train.colocate_all --vllm.enable_sleep", "ppo", "resident", ["critic", "reward"]),
+        ("--colocate_all_models --vllm_enable_sleep --reward.offload", "ppo", "resident", ["critic"]),
+        ("--train.colocate_all --reward.remote_url http://x --ref.offload", "ppo", "offloaded", []),
+    ],
+)
+def test_what_stands_on_the_policys_gpus(
+    tmp_path: Path, more: str, method: str, reference: str, beside: list[str]
+) -> None:
+    path = tmp_path / "ppo.sh"
+    path.write_text(PPO_RAY + more, encoding="utf-8")
+    found = read_target(str(path), {})
+    assert (found.job.method, found.job.reference) == (method, reference)
+    assert [extra.role for extra in found.job.extra_models] == beside
+    awake = "colocate_all" in more and "sleep" not in more
+    assert awake == any("vllm.num_engines" in line for line in found.warnings)

@@ -145,6 +145,12 @@ def _method(keys: Keys, program: str) -> str:
     if word not in ESTIMATORS:
         keys.warn("algo.advantage.estimator", f"{word[:20]} is counted as grpo")
     method = ESTIMATORS.get(word, "grpo")
+    if method == "ppo" and not keys.flag("train.colocate_all"):
+        method = "grpo"
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: without train.colocate_all the critic stands on GPUs of its own: the policy's "
+            "update is counted, which is that of grpo"
+        )
     keys.put("method", method, "algo.advantage.estimator")
     return method
 
@@ -176,6 +182,8 @@ def _deepspeed(keys: Keys) -> None:
     keys.put("dtype", {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype), "ds.param_dtype")
     if keys.flag("ds.adam_offload"):
         keys.put("offload", ["optimizer"], "ds.adam_offload")
+    if keys.flag("ds.overlap_comm"):
+        put_inner(keys, "deepspeed", "overlap_comm", True, "ds.overlap_comm")
     if keys.has("ds.grad_accum_dtype"):
         put_inner(keys, "deepspeed", "grad_accum_dtype", keys.text("ds.grad_accum_dtype"), "ds.grad_accum_dtype")
 
@@ -201,8 +209,17 @@ def _models(keys: Keys, method: str) -> None:
         keys.put("reference", "offloaded" if offloaded else "resident", "ref.offload")
     if method not in ("ppo", "grpo", "rloo"):
         return
-    kl = keys.number("algo.kl.init_coef")
+    kl, together = keys.number("algo.kl.init_coef"), bool(keys.flag("train.colocate_all"))
+    if kl and not (together or keys.flag("train.colocate_actor_ref")):
+        kl = 0
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: without train.colocate_actor_ref the reference stands on GPUs of its own, and is "
+            "not counted"
+        )
     keys.put("reference", "none" if not kl else "offloaded" if offloaded else "resident", "algo.kl.init_coef")
+    engines = keys.whole("vllm.num_engines") if together and not keys.flag("train.async_enable") else 0
+    if engines and not keys.flag("vllm.enable_sleep"):
+        keys.warn("vllm.num_engines", "vLLM stays awake beside the update, and its share of the card is not counted")
     temperature = keys.number("rollout.temperature")
     if temperature and temperature != 1:
         keys.put("temperature", temperature, "rollout.temperature")
@@ -213,15 +230,20 @@ def _models(keys: Keys, method: str) -> None:
         keys.put("entropy", "loss" if coefficient else "metric", "actor.entropy_coef")
     extra = []
     critic, reward = keys.text("critic.model_name_or_path"), keys.text("reward.model_name_or_path")
+    if not critic and reward and not keys.has("reward.remote_url"):
+        critic = reward.split(",")[0]  # train_ppo_ray.py: the critic's default
     if critic and method == "ppo":
         extra.append({"role": "critic", "model": critic})
-    if reward:
+    beside = together and not keys.flag("reward.offload")
+    if reward and beside and not keys.has("reward.remote_url") and "," not in reward:
+        extra.append({"role": "reward", "model": reward})
+    elif reward:
         keys.draft.remarks.append(
-            f"{keys.settings.path}: the reward model stands on GPUs of its own or sleeps during the "
+            f"{keys.settings.path}: the reward model stands on GPUs of its own or on the host during the "
             "update, and is not counted"
         )
     if extra:
-        keys.put("extra_models", extra, "critic.model_name_or_path")
+        keys.put("extra_models", extra, "critic.model_name_or_path", "reward.model_name_or_path")
 
 
 FRAMEWORK = Framework(

@@ -86,6 +86,13 @@ OLD_NAMES = {
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
     "optimizer": "optim",
+    "overlap_comm": "ds.overlap_comm",
+    "colocate_all_models": "train.colocate_all",
+    "colocate_actor_ref": "train.colocate_actor_ref",
+    "vllm_num_engines": "vllm.num_engines",
+    "vllm_enable_sleep": "vllm.enable_sleep",
+    "ref_reward_offload": "ref.offload",
+    "full_determinism": "train.full_determinism_enable",
 }
 """Flat names, before 0.11."""
 OF_THE_ACTOR = (
@@ -100,14 +107,13 @@ NOT_MODELLED = {
     "ds.deepcompile": "is not modelled",
     "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",
     "critic.optim": "the critic's optimizer is counted as the policy's",
-    "reward.offload": "the reward model is counted as the job places it",
+    "train.full_determinism_enable": "deterministic kernels need more scratch memory, which is not counted",
     "ds.experts_implementation": "experts are counted as transformers runs them by itself",
     "actor.freeze_visual_encoder": "the vision tower is counted as trained",
 }
 HARMLESS = words(
     """prompt_max_len bf16 flash_attn packing_samples save_path ckpt_path save_steps logging_steps eval_steps
     max_epochs learning_rate input_key output_key dataset prompt_data use_wandb apply_chat_template beta
-    colocate_all_models
     rollout_batch_size micro_rollout_batch_size actor_learning_rate critic_learning_rate normalize_reward
     local_rank use_ms chosen_key rejected_key input_template lr_scheduler lr_warmup_ratio min_lr_ratio max_norm seed
     load_checkpoint"""
@@ -131,13 +137,13 @@ FAMILIES = (
 """Groups of which only what is read above bears on the update's memory."""
 OF_THE_MODEL = words(
     "model.beta model.label_smoothing model.aux_loss_coef model.pretrain_mode_enable model.loss_type "
-    "model.margin_loss_enable ds.packing_samples ds.overlap_comm ds.use_universal_ckpt "
+    "model.margin_loss_enable ds.packing_samples ds.use_universal_ckpt "
     "ds.value_head_prefix ds.ring_attn_head_stride ds.enable_sleep actor.num_nodes actor.eps_clip "
     "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.aux_loss_coef actor.lr_scheduler "
     "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.loss_agg_mode "
     "train.colocate_actor_ref train.colocate_critic_reward train.colocate_all train.async_enable "
     "train.async_queue_size train.partial_rollout_enable train.enable_ema train.ema_beta train.num_episodes "
-    "train.max_epochs train.seed train.full_determinism_enable train.agent_func_path "
+    "train.max_epochs train.seed train.agent_func_path "
     "critic.num_nodes critic.num_gpus_per_node critic.value_clip critic.freezing_steps critic.save_value_network "
     "critic.lr_scheduler critic.lr_warmup_ratio critic.min_lr_ratio critic.max_norm ref.num_nodes "
     "ref.num_gpus_per_node"

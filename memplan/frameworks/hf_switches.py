@@ -1,0 +1,58 @@
+"""Switches of transformers' TrainingArguments whose parts or values bear on memory, and those that are warned about.
+
+Source: transformers 5.23 training_args.py, trainer.py (compute_loss: LabelSmoother), integrations/liger.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.documents import words
+
+NOT_MODELLED = {
+    "label_smoothing_factor": "a smoothed loss keeps the log-softmax of all logits beside them, which is not counted",
+    "full_determinism": "deterministic kernels need more scratch memory, which is not counted",
+    "include_for_metrics": "what evaluation collects for metrics is not counted",
+    "include_inputs_for_metrics": "what evaluation collects for metrics is not counted",
+}
+"""TrainingArguments that bear on memory, where they are on."""
+LIGER = words("rope rms_norm swiglu geglu layer_norm")
+
+
+def warn_where_on(keys: Keys, table: Mapping[str, str]) -> None:
+    """Keys that bear and are not understood, where they are on: neither false, 0, 1, none nor empty."""
+    for key, why in table.items():
+        value = keys.get(key)
+        off = value is None or value is False or str(value).strip().lower() in ("", "0", "0.0", "1", "none", "false")
+        if value is True or not (off or value == []):
+            keys.warn(key, why)
+
+
+def read_compile(keys: Keys) -> None:
+    """``torch_compile``; a backend or a mode turns it on too (TrainingArguments.__post_init__)."""
+    backend, mode = keys.text("torch_compile_backend"), keys.text("torch_compile_mode")
+    if not (keys.flag("torch_compile") or (keys.framework.name != "axolotl" and (backend or mode))):
+        return
+    keys.put("compile", True, "torch_compile", "torch_compile_backend", "torch_compile_mode")
+    if backend and backend.lower() != "inductor":
+        keys.warn("torch_compile_backend", f"{backend[:20]} is counted as inductor")
+    if mode in ("reduce-overhead", "max-autotune"):
+        keys.warn("torch_compile_mode", "CUDA graphs are not counted")
+
+
+def read_liger_parts(keys: Keys) -> None:
+    """``liger_kernel_config``: which of Liger's kernels run."""
+    from memplan.frameworks.hf_arguments import mapping
+
+    if not keys.has("liger_kernel_config"):
+        return
+    inner = mapping(keys, "liger_kernel_config")
+    usual = {"fused_linear_cross_entropy": True, "cross_entropy": False}
+    if inner.flag("fused_linear_cross_entropy") is False and keys.framework.name == "transformers":
+        inner.put("loss_head", "cross-entropy", "fused_linear_cross_entropy")
+        usual.pop("fused_linear_cross_entropy")
+    for key in inner.settings.values:
+        if inner.flag(key) is not None and inner.flag(key) is not usual.get(key, True) and key in (*usual, *LIGER):
+            inner.warn(key, "the kernels that Liger takes by itself are counted")
+    inner.close()
