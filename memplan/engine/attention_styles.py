@@ -12,6 +12,7 @@ from memplan.engine.attention import masked, scores_of, unfused
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, project
 from memplan.engine.rotary import joined, turn
+from memplan.engine.shared_inputs import MEMORY
 from memplan.engine.tags import Dim
 from memplan.spec.parts import Attention
 
@@ -31,6 +32,14 @@ def projected(p: Pass, mixer: Attention, x: Tensor) -> list[Tensor]:
         return unfused(p, mixer, project(p, x, mixer.linears[0], "(q+2kv)", QKV), q_dim, kv_dim)
     symbols = ("q", "kv", "kv")
     return [project(p, x, linear, symbol, QKV) for linear, symbol in zip(mixer.linears, symbols, strict=False)]
+
+
+def queries_and_keys(p: Pass, mixer: Attention, x: Tensor, cross: bool) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    """Queries of x; keys and values of x, or of what the encoder gave, and how long its rows are."""
+    source, keys = (p.shared[MEMORY], Pass(p.tape, p.mode, p.rows, p.memory)) if cross else (x, p)
+    q = project(p, x, mixer.linears[0], "q", QKV)
+    k, v = (project(keys, source, linear, "q", QKV) for linear in mixer.linears[1:3])
+    return (q, k, v), keys.length
 
 
 def batched(p: Pass, x: Tensor) -> Tensor:

@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 from memplan.engine import ops
-from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, batched
+from memplan.engine.attention_styles import PROBABILITIES, SCORES, batched, queries_and_keys
 from memplan.engine.graph import Tensor
 from memplan.engine.kernels import fused_attention
 from memplan.engine.modules import Mode, Pass, project
-from memplan.engine.shared_inputs import MEMORY
 from memplan.engine.tags import Dim
 from memplan.spec.parts import Attention
 
@@ -18,15 +17,11 @@ OUTPUT = "attention output"
 
 def bart_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """``BartAttention``: keys and values of x, or of what the encoder gave."""
-    cross = mixer.style == "bart-cross"
-    source = p.shared[MEMORY] if cross else x
-    keys = Pass(p.tape, p.mode, p.rows, p.memory) if cross else p
-    q = project(p, x, mixer.linears[0], "q", QKV)
-    k, v = (project(keys, source, linear, "q", QKV) for linear in mixer.linears[1:3])
+    (q, k, v), keys = queries_and_keys(p, mixer, x, cross=mixer.style == "bart-cross")
     if p.mode.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v, keys.length)
+        out, weights = eager(p, mixer, q, k, v, keys)
     else:
-        out, weights = kernel(p, mixer, q, k, v, keys.length), None
+        out, weights = kernel(p, mixer, q, k, v, keys), None
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from memplan.engine import ops
 from memplan.engine.activations import activate
-from memplan.engine.attention_styles import PROBABILITIES, QKV, SCORES, batched
+from memplan.engine.attention_styles import PROBABILITIES, SCORES, batched, queries_and_keys
 from memplan.engine.graph import Grads, Tensor
 from memplan.engine.modules import Pass, norm, project
-from memplan.engine.shared_inputs import BIAS, CROSS_BIAS, MEMORY
+from memplan.engine.shared_inputs import BIAS, CROSS_BIAS
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.layer import Layer
@@ -73,16 +73,12 @@ def feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
 
 def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """``T5Attention``: keys and values of x, or of what the encoder gave."""
-    cross = mixer.style == "t5-cross"
-    source = p.shared[MEMORY] if cross else x
-    keys = Pass(p.tape, p.mode, p.rows, p.memory) if cross else p
-    q = project(p, x, mixer.linears[0], "q", QKV)
-    k, v = (project(keys, source, linear, "q", QKV) for linear in mixer.linears[1:3])
-    bias = position_bias(p, mixer, q, keys.length)
+    (q, k, v), keys = queries_and_keys(p, mixer, x, cross=mixer.style == "t5-cross")
+    bias = position_bias(p, mixer, q, keys)
     if p.mode.attention == "eager":
-        out, weights = eager(p, mixer, (q, k, v), bias, keys.length)
+        out, weights = eager(p, mixer, (q, k, v), bias, keys)
     else:
-        out, weights = biased(p, mixer, (q, k, v), bias, keys.length), None
+        out, weights = biased(p, mixer, (q, k, v), bias, keys), None
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
