@@ -213,3 +213,15 @@ def test_litgpts_model_has_a_head_of_its_own(trainer: str, twice: bool) -> None:
     assert any("the embeddings of" in said and "there twice" in said for said in found.assumptions) is twice
     tied = recipe_of(model=SMALL | {"tie_word_embeddings": True}, method="sft").model.params.total
     assert found.model.params.total - tied == (SMALL["vocab_size"] * SMALL["hidden_size"] if twice else 0)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "method", "drops"),
+    [("trl", "sft", True), ("trl", "dpo", False), ("trl", "grpo", True), ("trl", "reward", False),
+     ("llamafactory", "simpo", False), ("llamafactory", "sft", True), ("openrlhf", "dpo", True)],
+)  # fmt: skip
+def test_some_trainers_turn_the_adapters_dropout_off(trainer: str, method: str, drops: bool) -> None:
+    recipe = recipe_of(trainer=trainer, method=method, lora={"r": 8, "dropout": 0.05})
+    assert recipe.adapter is not None
+    assert recipe.adapter.dropout is drops
+    assert drops != any("turns dropout off" in line for line in recipe.assumptions)

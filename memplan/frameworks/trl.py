@@ -21,6 +21,7 @@ from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl_launch import LAUNCHER, read_trl_launcher
 from memplan.frameworks.trl_methods import by_loss, defaults_of, method_of, method_of_file
 from memplan.frameworks.trl_online import read_online
+from memplan.frameworks.trl_switches import read_switches
 from memplan.frameworks.trl_write import write
 from memplan.tables.trainer import version_key
 
@@ -115,6 +116,7 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) 
     if keys.flag("activation_offloading"):
         keys.put("offload", ["activations"], "activation_offloading")
     read_online(keys, name)
+    read_switches(keys, name)
     _environment(keys)
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS | LAUNCHER)

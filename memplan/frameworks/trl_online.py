@@ -26,7 +26,7 @@ def read_online(keys: Keys, method: str) -> None:
     if method == "distill":
         _temperature(keys)
     keys.skip("num_generations", "max_prompt_length", "max_completion_length", "max_new_tokens", "response_length",
-              "max_length", "temperature", "entropy_coef", "cast_lm_head_to_fp32")  # fmt: skip
+              "max_length", "temperature", "entropy_coef", "use_adaptive_entropy", "cast_lm_head_to_fp32")  # fmt: skip
     _models(keys, method)
     _vllm(keys)
 
@@ -78,9 +78,9 @@ def _group(keys: Keys) -> None:
             )
 
     keys.draft.finishers["group"] = divides
-    coefficient = keys.number("entropy_coef")
-    if coefficient:
-        keys.put("entropy", "loss", "entropy_coef")
+    coefficient, adaptive = keys.number("entropy_coef"), keys.flag("use_adaptive_entropy")
+    if coefficient or adaptive:
+        keys.put("entropy", "loss", "entropy_coef" if coefficient else "use_adaptive_entropy")
     if keys.flag("cast_lm_head_to_fp32"):
         keys.warn("cast_lm_head_to_fp32", "is not modelled")
 

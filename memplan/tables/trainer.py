@@ -135,6 +135,8 @@ class Trainer(NamedTuple):
     """Methods whose loop holds the model's outputs over the step, until the next micro-step has its own."""
     reward_like_policy: tuple[str, ...] = ()
     """Methods that need a reward model on the card: one of the policy's shape, where the job names none."""
+    disables_dropout: tuple[str, ...] = ()
+    """Methods whose trainer sets every dropout of the policy to 0, once the adapters are there."""
     switches: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """What it can be told of a plan's choices, by job key (``trainer_switches``); a key that is not named is free."""
     switches_over_several: Mapping[str, tuple[Any, ...]] = MappingProxyType({})

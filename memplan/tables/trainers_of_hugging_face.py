@@ -27,6 +27,7 @@ _TRL: dict[str, Any] = {
     "syncs_each_batch": False,
     "frees_logits": True,
     "sft_term": ("cpo", "orpo"),
+    "disables_dropout": ("dpo", "ipo", "kto", "cpo", "simpo", "orpo", "reward", "online-dpo", "distill", "ppo"),
 }
 _LIGER_LOSSES = MappingProxyType(
     {"sft": "liger", "dpo": "liger-preference", "kto": "liger-preference", "ipo": "selective", "grpo": "", "rloo": ""}

@@ -59,6 +59,7 @@ ROWS = (
         metrics={"kto": "scored-again"},
         free_sft_term=True,
         kl_after_policy=True,
+        disables_dropout=("dpo", "ipo", "kto", "orpo", "simpo"),
         source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
     ),
     Trainer(

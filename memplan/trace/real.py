@@ -80,7 +80,7 @@ class Models:
         place = "cpu" if recipe.sharding == "fsdp2" else device.kind
         policy = self._make(config, building.stored_dtype(recipe), place, weights)
         if recipe.adapter is not None:
-            policy = building.with_adapters(policy, job, place)
+            policy = building.with_adapters(policy, job, place, recipe.adapter.dropout)
         building.freeze(policy, job.freeze)
         if recipe.checkpointing:
             building.enable_checkpointing(policy, recipe)
