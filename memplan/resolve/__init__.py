@@ -8,7 +8,7 @@ from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.attention import attention_form
-from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_method_head
+from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_dropout_off, with_method_head
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
@@ -75,6 +75,7 @@ def resolve(given: JobInput) -> Recipe:
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     _check(job, method.pairs, method.name)
     images = image_batch(job, spec, notes)
+    job = with_dropout_off(job, trainer, notes)
     lora = adapter(job, spec, notes)
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:

@@ -109,8 +109,8 @@ def stored_dtype(recipe: Recipe) -> torch.dtype:
     return torch.float32 if recipe.precision.weights == 4 else NAMED[recipe.precision.dtype]
 
 
-def with_adapters(model: Any, job: Job, device: str) -> Any:
-    """PEFT's LoRA over the model, its adapters in the job's dtype."""
+def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
+    """PEFT's LoRA over the model, its adapters in the job's dtype; some trainers turn their dropout off."""
     from peft import LoraConfig, get_peft_model
 
     assert job.lora is not None
@@ -119,7 +119,7 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),
         target_modules=targets,
-        lora_dropout=job.lora.dropout,
+        lora_dropout=job.lora.dropout if drops else 0.0,
         use_rslora=job.lora.rslora,
         use_dora=job.lora.dora,
         bias=job.lora.bias,

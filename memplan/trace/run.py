@@ -83,7 +83,7 @@ class _State:
         progress("building the model")
         self.policy: Any = building.build_model(config, recipe, building.stored_dtype(recipe), device)
         if recipe.adapter is not None:
-            self.policy = building.with_adapters(self.policy, job, device)
+            self.policy = building.with_adapters(self.policy, job, device, recipe.adapter.dropout)
         building.freeze(self.policy, job.freeze)
         self.unpatch = liger.patch(self.policy, recipe.kernels)
         if recipe.checkpointing:
