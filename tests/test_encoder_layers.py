@@ -7,7 +7,7 @@ import pytest
 from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.engine.modules import Mode
-from memplan.engine.traces import trace_layer
+from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
 
 BERT = {"model_type": "bert", "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
@@ -28,7 +28,8 @@ TOKENS = ROWS * LENGTH
 
 def mode(attention: str = "sdpa", **fields: Any) -> Mode:
     """Pure bf16, all weights trained."""
-    return Mode(weight_itemsize=2, trained=True, autocast=0, attention=attention, padded=False, **fields)
+    fields = {"weight_itemsize": 2, "trained": True, "autocast": 0, "padded": False} | fields
+    return Mode(attention=attention, **fields)
 
 
 def saved(config: dict[str, Any], attention: str = "sdpa", index: int = -1, memory: int = 0) -> int:
@@ -85,6 +86,34 @@ def test_t5_encoder_keeps_its_bias_as_a_mask_in_every_layer() -> None:
     assert kept[0].gradients - kept[1].gradients == 2 * 32 * 8
 
 
+ALBERT = BERT | {"model_type": "albert", "num_hidden_layers": 5, "vocab_size": 512, "embedding_size": 64}
+OF_A_LAYER = 4 * 512 * 512 + 2 * 512 * 2048 + 9 * 512 + 2048
+
+
+def kinds(config: dict[str, Any], **fields: Any) -> list[LayerTrace]:
+    """A trace for each kind of layer, in order of the forward."""
+    runs = parse_config(config, "small").runs
+    gradients = fields.pop("gradients", "keep")
+    return [trace_layer(run.layer, mode(**fields), ROWS, LENGTH, "plain", gradients) for run in runs]
+
+
+@pytest.mark.parametrize("gradients", ["keep", "add"])
+def test_shared_weights_have_one_gradient_that_waits_for_the_first_layer(gradients: str) -> None:
+    first, middle, last = traces = kinds(ALBERT, gradients=gradients)
+    whole = 2 * OF_A_LAYER
+    assert [trace.waits for trace in traces] == [0, 0, whole]
+    assert middle.gradients == last.gradients == 0
+    assert first.gradients == (whole if gradients == "keep" else 0)
+
+
+def test_shared_weights_are_cast_once_and_their_casts_gradients_wait() -> None:
+    traces = kinds(ALBERT, weight_itemsize=4, autocast=2)
+    of_linears = 2 * (OF_A_LAYER - 4 * 512)
+    assert [trace.casts for trace in traces] == [of_linears, 0, 0]
+    assert traces[-1].waits == of_linears + 4 * 4 * 512  # the norms' are whole in fp32
+    assert traces[0].gradients == 4 * OF_A_LAYER
+
+
 def test_gradients_of_the_shared_bias_are_summed_below_the_last_layer() -> None:
     layer = parse_config(T5, "t5").runs[1].layer
     last, other = (trace_layer(layer, mode("eager"), ROWS, LENGTH, "plain", last=flag) for flag in (True, False))
@@ -109,6 +138,17 @@ def test_the_decoder_reads_what_the_encoder_gave() -> None:
     [
         ("bert-base", {"method": "sft"}, "method: sft needs a model that predicts the next token"),
         ("modernbert-base", {"method": "dpo"}, "method: dpo needs a model that predicts the next token"),
+        ("albert-base-v2", {"method": "sft"}, "method: sft needs a model that predicts the next token"),
+        (
+            "albert-base-v2",
+            {"method": "reward", "gradient_checkpointing": "full"},
+            "gradient_checkpointing: full is refused by transformers' albert",
+        ),
+        (
+            "albert-base-v2",
+            {"method": "reward", "sharding": "fsdp2", "num_gpus": 2},
+            "sharding: fsdp2 is not modelled for albert",
+        ),
         ("t5-small", {"method": "dpo"}, "method: dpo is not modelled for t5"),
         ("t5-small", {"method": "reward"}, "method: reward is not modelled for t5"),
         ("flan-t5-base", {"method": "sft", "trainer": "trl"}, "trainer: TRL is not modelled for t5"),

@@ -154,9 +154,9 @@ def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 def with_projected_input(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The first layer takes what a linear made."""
-    first, *rest = runs
-    alone = Run(count=1, layer=first.layer.model_copy(update={"projected_input": True}))
-    return (alone, *([first.model_copy(update={"count": first.count - 1})] if first.count > 1 else []), *rest)
+    first, *left = runs[0].halves
+    layer = first.layer.model_copy(update={"projected_input": True})
+    return (first.model_copy(update={"layer": layer}), *left, *runs[1:])
 
 
 def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:

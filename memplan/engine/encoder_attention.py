@@ -26,6 +26,19 @@ def bert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
+def albert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``AlbertAttention`` up to its dropout: one forward, which holds queries, keys and values until its norm is
+    done."""
+    q, k, v = projected(p, mixer, x)
+    if p.mode.attention == "eager":
+        out, weights = eager(p, mixer, q, k, v)
+    else:
+        out, weights = sdpa(p, mixer, q, k, v, dims(p, mixer)[0]), None
+    if p.held is not None:
+        p.held += (q, k, v)
+    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
 def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool = False) -> tuple[Tensor, Tensor]:
     """Scores, a mask where there is padding or a window, a softmax in their own dtype (``wide``: in fp32, and back)."""
     tape, before = p.tape, q.itemsize
@@ -79,5 +92,5 @@ def rotated_half(p: Pass, x: Tensor) -> Tensor:
     return ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
 
 
-STYLES = {"encoder": bert, "modernbert": modernbert}
+STYLES = {"encoder": bert, "albert": albert, "modernbert": modernbert}
 """A program for each style of softmax attention of encoders."""

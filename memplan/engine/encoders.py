@@ -14,13 +14,14 @@ from memplan.spec.layer import Layer
 
 def encoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """A norm of each sum with the residual. BERT's modules hold what goes into their last linear until the norm is done
-    ('inner' of ``locals_held``); all hold what they add while the sum is normalised.
+    ('inner' of ``locals_held``), ALBERT's queries, keys and values ('states'); all hold what they add while the sum is
+    normalised.
     """
     tape, norms, spec = p.tape, layer.norms, layer.feed_forward
     assert spec is not None
     holds = "inner" in layer.locals_held
     with tape.at("attention"):
-        p.held = [] if holds else None
+        p.held = [] if layer.locals_held else None
         hidden, weights = mix(p, layer.mixer, x)
         context, p.held = p.held, None
         hidden = dropped(p, layer, "mixer", hidden)

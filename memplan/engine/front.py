@@ -70,6 +70,12 @@ def projected(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor
 
 
 def normalised(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+def mapped(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """A linear of the layers' loop, while the model's forward holds what went in (ALBERT)."""
+    held[:] = [x]
+    return project(p, x, spec.outer_linears[0], "h", "projected embeddings", quantised=False)
+
+
     """A norm of the embeddings (Bloom)."""
     found = next(norm for part in spec.extra for norm in part.norms)
     return norm(p, found, x, "h")
@@ -104,6 +110,7 @@ def returned(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
 STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
     "project": projected,
     "positions": positions,
+    "map": mapped,
     "row-positions": row_positions,
     "token-types": token_types,
     "norm": normalised,

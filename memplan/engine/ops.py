@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memplan.engine.graph import Backward, Grads, Param, Tensor
+from memplan.engine.shared_weights import order_of
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 
@@ -38,9 +39,10 @@ def _autocast_weight(tape: Tape, weight: Param) -> Tensor:
     if weight.cached_cast is not None:
         return weight.cached_cast
     dim, low = weight.dim, tape.autocast
-    if tape.shared_casts == "second" and weight.needs_grad:
+    order = order_of(tape, weight)
+    if order == "second":
         return Param(tape, weight.name, dim.elements, low, trained=True)
-    if tape.shared_casts == "first" and weight.needs_grad:
+    if order == "first":
         tape.awaited[weight] = low
     node = tape.node((weight,), (), lambda t, g: (t.met(weight, low, g),))
     copy = tape.new(dim, tape.autocast, "autocast copies of weights", node, category="autocast_weights")

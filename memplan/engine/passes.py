@@ -17,6 +17,7 @@ from memplan.engine.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
 from memplan.engine.modules import Mode
 from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
 from memplan.engine.stacks import Local, locals_of, trace_stacks
+from memplan.engine.shared_weights import uses
 from memplan.engine.tapped_tower import trace_tapped
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
@@ -182,7 +183,8 @@ class TracedPass:
                 size = self.saved_before[i] + gradients + max(alive.size for alive in trace.backward.values())
                 if id(trace) not in worst or size > worst[id(trace)][0]:
                     worst[id(trace)] = (size, i)
-            gradients += trace.gradients
+            gradients += trace.gradients + trace.waits
+        chosen |= {i for pair in uses(self.plan.spec) for i in pair}
         chosen |= {i for _, i in worst.values()}
         return sorted(chosen, reverse=True)
 

@@ -153,3 +153,9 @@ def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, l
         for node, each in places.items()
         if not each.first
     }
+
+
+def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
+    """Keys and values that a layer has made for later ones, taken out; a tower's block lends none."""
+    kind = getattr(getattr(layer, "mixer", None), "lends", "")
+    return [p.shared.pop(name) for name in (keys_of(kind), values_of(kind)) if kind]

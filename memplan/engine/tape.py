@@ -35,6 +35,8 @@ from memplan.engine.tags import Dim, Tag
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memplan.engine.shared_weights import Applied
+
 
 class Tape:
     """One recording: tensors come and go, and ``peaks`` remembers the most that was alive at each named place."""
@@ -68,6 +70,7 @@ class Tape:
         self.cached: list[Param] = []
         self.context: list[Storage] = []
         self.leaves: list[Param] = []
+        self.applied: Applied | None = None
         self.awaited: dict[Param, int] = {}
         self.waiting: dict[Param, Tensor] = {}
 
@@ -168,6 +171,8 @@ class Tape:
         of casts that both share, or of all weights."""
         if self.gradient_mode in ("meet", "join"):
             self.awaited = {weight: weight.itemsize for weight in self.leaves}
+        if self.applied is not None:
+            self.awaited |= self.applied.awaited(self)
         for weight, itemsize in self.awaited.items():
             self.waiting[weight] = self.gradient((weight.dim, itemsize), "weight gradients of the other graph")
 
@@ -259,28 +264,32 @@ class Tape:
 
         Sum: another graph of the same backward left one in the engine's buffer, and their sum is a third. Meet: the
         same, and both are freed, since the sum is added to the ``.grad`` of micro-steps before. Join: the sum itself
-        becomes ``.grad`` (FSDP2's whole gradients, which wait for their reduction).
+        becomes ``.grad`` (FSDP2's whole gradients, which wait for their reduction). Wait: layers that share the weight
+        are still to run back.
         Fused (LOMO): it updates its weight when the next one comes; so many bytes per element are alive then.
         Bucket (DeepSpeed): it is copied into a bucket; one of more elements than that waits for the next one.
         """
         if grad is None:
             return
-        if self.gradient_mode == "keep":
+        mode = self.gradient_mode if self.applied is None else self.applied.mode_of(self, param)
+        if mode == "keep":
             self.gradients.append(grad)
-        elif self.gradient_mode in ("sum", "meet", "join"):
+        elif mode == "wait":
+            self.waiting[param] = grad
+        elif mode in ("sum", "meet", "join"):
             waits = self.waiting.pop(param, None)
             if not self.in_place:
                 grad = self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
             del waits
-            if self.gradient_mode == "join":
+            if mode == "join":
                 self.gradients.append(grad)
-        elif self.gradient_mode.startswith("fused"):
+        elif mode.startswith("fused"):
             sizes, self.gradients = [(held.dim, held.itemsize) for held in self.gradients], [grad]
             for dim, itemsize in sizes:
-                update = int(self.gradient_mode.split("-")[2 if itemsize == 4 else 1])
+                update = int(mode.split("-")[2 if itemsize == 4 else 1])
                 self.new(dim, update, "fused update", category="optimizer_temporaries")
-        elif self.gradient_mode.startswith("bucket"):
-            most = int(self.gradient_mode.removeprefix("bucket-"))
+        elif mode.startswith("bucket"):
+            most = int(mode.removeprefix("bucket-"))
             self.gradients = [grad] if grad.dim.elements > most else []
 
 

@@ -16,7 +16,8 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer, start_of
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
-from memplan.engine.shared_inputs import gradients_above, keys_of, lend, made, shared_inputs, values_of, waiting, watch
+from memplan.engine.shared_inputs import gradients_above, lend, lent_by, made, shared_inputs, waiting, watch
+from memplan.engine.shared_weights import applied
 from memplan.engine.tags import Dim, Tag, live_at
 from memplan.engine.tails import leave_autocast, tail_forward
 from memplan.engine.tape import Tape
@@ -72,6 +73,8 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps: frozenset[str] = frozenset()
     """What its nodes hold of what all layers share."""
+    waits: int = 0
+    """Gradients of weights that layers below apply too."""
     remains: int = 0
     """Alive when it has run back: what made again keys and values that it lends, whose graph these hold."""
 
@@ -149,6 +152,7 @@ def trace_layer(
     itemsize = mode.weight_itemsize if layer.narrow_input else outgoing
     itemsize = (mode.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
+    tape.applied = applied(layer, False)
     if style == "checkpoint":
         tape.start_hollow(mode.policy)
     away = OFFLOADS[mode.offload]() if mode.offload and style != "no-grad" else None
@@ -181,7 +185,7 @@ def trace_layer(
         away.settle()
         away.host_bytes += boundary if style != "plain" else 0
         keeps_input = style == "plain" and watched is not None and watched() is not None
-    lingering = sum(storage.size for storage in tape.context)
+    lasts = sum(storage.size for storage in tape.context)
     saved = _now(tape) if style == "plain" else _checkpoint(tape, dim, itemsize, boundary if away is None else 0)
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
@@ -189,6 +193,7 @@ def trace_layer(
     again_lent: list[Tensor] = []
     if style == "reentrant":
         tape = Tape(mode.autocast, category="recomputation", in_place=mode.in_place)
+        tape.applied = applied(layer, True)
         p = Pass(tape, mode, rows, length)
         held = [_input(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "checkpoints")]
         places = lend(tape, p, reads)
@@ -224,17 +229,12 @@ def trace_layer(
     held.clear()
     tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
+    waits = sum(grad.storage.size for grad in tape.waiting.values() if grad.storage) if tape.applied else 0
     tape.context.clear()
     remains = tape.live
     again_lent.clear()
     remains -= tape.live
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lingering, host, keeps, remains)
-
-
-def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
-    """Keys and values that a layer has made for later ones, taken out; a tower's block lends none."""
-    kind = getattr(getattr(layer, "mixer", None), "lends", "")
-    return [p.shared.pop(name) for name in (keys_of(kind), values_of(kind)) if kind]
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps, waits, remains)
 
 
 def recompute(

@@ -28,6 +28,7 @@ from memplan.resolve.quantised import quantised_base
 from memplan.resolve.recompute import offloads_activations, recompute, reentrant
 from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
 from memplan.resolve.storage import Stored, precision, sharding
+from memplan.resolve.shared_weights import check_checkpoints, check_shared
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
@@ -94,6 +95,7 @@ def resolve(given: JobInput) -> Recipe:
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, accumulation, notes)
     how = checkpointing_form(job, trainer, base.upcast, notes)
     wide = stored.precision.dtype == "fp32" and not job.padded
+    check_checkpoints(spec, how)
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     nested = reentrant(job, trainer, spec, again, checkpointing, notes)
@@ -104,6 +106,7 @@ def resolve(given: JobInput) -> Recipe:
         away = "unsloth"
     chosen = optimizer(job, trainer, split, spec, notes)
     settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
+    check_shared(job, split, chosen.row, spec)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     if adapted:
         check_flat(adapted, split, settings, stored.precision.weights)

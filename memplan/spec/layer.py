@@ -62,10 +62,13 @@ class Layer(Frozen):
     """Sinkhorn rounds that make what mixes the streams doubly stochastic (``hc_sinkhorn_iters``)."""
     repeats: bool = False
     """Its weights, but those in ``extra``, are an earlier layer's (Zamba 2, ALBERT)."""
+    recurs: bool = False
+    """A later layer applies these weights again."""
     own_input: LayerInput | None = None
     """An embedding of each token that is this layer's own (Gemma 3n and 4)."""
-    locals_held: tuple[Literal["mixer", "norm", "inner"], ...] = ()
-    """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's."""
+    locals_held: tuple[Literal["mixer", "norm", "inner", "states"], ...] = ()
+    """What the layer's forward still names while its feed-forward runs: the mixer's output, the first norm's. Of
+    encoders, until the norm is done: what goes into the last linear (inner); queries, keys and values (states)."""
     dropout: tuple[Dropped, ...] = ()
     """Where dropout stands; in training it keeps a mask of one byte per element."""
     projected_input: bool = False
@@ -88,6 +91,16 @@ class Layer(Frozen):
     def own_parts(self) -> tuple[Part, ...]:
         """Those whose weights are its own."""
         return self.extra if self.repeats else self.parts
+
+    @cached_property
+    def shared_names(self) -> frozenset[str]:
+        """Its modules whose weights other layers apply too."""
+        if not (self.repeats or self.recurs):
+            return frozenset()
+        own = {each.name for part in self.extra for each in (*part.linears, *part.tensors, *part.norms)}
+        parts = [part for part in self.parts if part not in self.extra]
+        found = {each.name for part in parts for each in (*part.linears, *part.tensors, *part.norms)}
+        return frozenset(found | {norm.name for norm in self.norms}) - own
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -135,3 +148,12 @@ class Run(Frozen):
 
     count: int
     layer: Layer
+    blocks: tuple[int, ...] = ()
+    """For each, the block whose weights it shares with other layers, where it does."""
+
+    @property
+    def halves(self) -> "tuple[Run, ...]":
+        """The first layer, and the rest where there is one."""
+        first = Run(count=1, layer=self.layer, blocks=self.blocks[:1])
+        rest = Run(count=self.count - 1, layer=self.layer, blocks=self.blocks[1:])
+        return (first, rest) if self.count > 1 else (first,)

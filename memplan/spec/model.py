@@ -88,6 +88,8 @@ class ModelSpec(Frozen):
     """What goes into the head is divided by a number (MiniCPM3)."""
     classifies: bool = True
     """transformers has a sequence-classification class of this type: a reward model can be made of it."""
+    checkpoints: bool = True
+    """Its class supports gradient checkpointing (ALBERT's does not)."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The dtype that the config names, when it does."""
     max_positions: int | None = None
@@ -215,7 +217,8 @@ class ModelSpec(Frozen):
     def thawed_copy(self) -> "ModelSpec":
         """A copy with nothing frozen; a model that kept itself here could not be compared."""
         nothing: frozenset[str] = frozenset()
-        runs = (Run(count=run.count, layer=run.layer.model_copy(update={"frozen": nothing})) for run in self.runs)
+        layers = ((run, run.layer.model_copy(update={"frozen": nothing})) for run in self.runs)
+        runs = (run.model_copy(update={"layer": layer}) for run, layer in layers)
         return self.model_copy(update={"frozen": nothing, "runs": tuple(runs)})
 
     @cached_property

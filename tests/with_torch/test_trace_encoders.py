@@ -42,6 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_heads": 8,
         "hidden_dim": 1024,
     },
+    "albert": {**COMMON, **WORDS, "model_type": "albert", "num_hidden_layers": 4},
+    "albert-groups": {**COMMON, **WORDS, "model_type": "albert", "num_hidden_layers": 5, "num_hidden_groups": 3},
     "modernbert": {**COMMON, "vocab_size": 2048, "model_type": "modernbert", "pad_token_id": 0},
     "deberta": DEBERTA,
     "deberta-own": {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True},
@@ -54,16 +56,20 @@ MODES: dict[str, dict[str, Any]] = {
     "amp": {"precision": "bf16-amp", "autocast": True},
     "eager": {"attention": "eager"},
     "padded": {"padded": True},
+    "accumulating-amp": {"gradient_accumulation_steps": 2, "precision": "bf16-amp", "autocast": True},
     "checkpointing": {"gradient_checkpointing": "full"},
     "checkpointing-amp": {"gradient_checkpointing": "full", "precision": "bf16-amp", "autocast": True},
 }
-LORA = {"bert": "query", "deberta": "query_proj", "modernbert": "Wqkv", "t5": "v", "bart": "v_proj"}
-JOBS = [(model, mode) for model in ("bert", "deberta", "t5") for mode in MODES]
+LORA = {"albert": "query", "bert": "query", "deberta": "query_proj", "modernbert": "Wqkv", "t5": "v", "bart": "v_proj"}
+EVERY = [mode for mode in MODES if mode != "accumulating-amp"]
+JOBS = [(model, mode) for model in ("bert", "deberta", "t5") for mode in EVERY]
+JOBS += [("albert", mode) for mode in ("bf16", "amp", "eager", "padded", "accumulating-amp", "lora")]
+JOBS += [("albert-groups", mode) for mode in ("bf16", "accumulating-amp")]
 JOBS += [("modernbert", mode) for mode in ("bf16", "amp", "eager", "padded", "checkpointing")]
-JOBS += [("bart", mode) for mode in MODES]
+JOBS += [("bart", mode) for mode in EVERY]
 JOBS += [("t5-gated", mode) for mode in ("bf16", "checkpointing-amp")]
 JOBS += [(model, mode) for model in ("roberta", "electra", "distilbert", "deberta-own") for mode in ("bf16", "amp")]
-JOBS += [(model, mode) for model in LORA for mode in ("lora", "lora-checkpointing")]
+JOBS += [(model, mode) for model in LORA if model != "albert" for mode in ("lora", "lora-checkpointing")]
 
 
 def job(model: str, mode: str) -> dict[str, Any]:
