@@ -79,8 +79,6 @@ def test_biases_that_a_class_does_not_build_are_refused() -> None:
 @pytest.mark.parametrize(
     ("model_type", "key", "value"),
     [
-        ("llama", "attention_dropout", 0.1),
-        ("phi3", "resid_pdrop", 0.1),
         ("gemma3_text", "use_bidirectional_attention", True),
         ("mixtral", "router_jitter_noise", 0.01),
         ("mixtral", "output_router_logits", True),

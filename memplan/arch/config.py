@@ -131,6 +131,15 @@ class Config:
             raise self.wrong(key, "one of " + ", ".join(known), value)
         return known[value]
 
+    def drops(self, key: str, nullable: bool = False) -> bool:
+        """Whether a probability of dropout is above zero."""
+        value = self.value(key)
+        if value is None and nullable:
+            return False
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+            raise self.wrong(key, "a probability from 0 to below 1", value)
+        return value > 0
+
     def require_off(self, key: str, why: str) -> None:
         """Refuse a value that would add memory that nothing here counts."""
         value = self.value(key)

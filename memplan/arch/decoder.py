@@ -73,8 +73,12 @@ class Family(NamedTuple):
     logits_softcap: bool = False
     heads_divide_hidden: bool = False
     """The config class refuses a hidden_size that is no multiple of num_attention_heads, whatever head_dim says."""
-    not_counted: tuple[tuple[str, str], ...] = (("attention_dropout", DROPOUT),)
+    not_counted: tuple[tuple[str, str], ...] = ()
     """Keys that must be off, and why."""
+    drops_probabilities: bool = True
+    """attention_dropout, where the class has it, drops out the probabilities of every softmax attention."""
+    dropout_key: str = ""
+    """The key of the dropout of both branches' outputs (Phi-3)."""
     names: Mapping[str, str] = NO_NAMES
     """The class's own names of common keys: ``Config.with_defaults``."""
     norm_bias: bool = False
@@ -126,7 +130,23 @@ def build(family: Family, raw: Config) -> ModelSpec:
         source=raw.source,
         notes=tuple(config.notes),
     )
-    return family.finish(spec, config)
+    return with_dropout(family, family.finish(spec, config), config)
+
+
+def with_dropout(family: Family, spec: ModelSpec, config: Config) -> ModelSpec:
+    """Where probabilities and the outputs of branches are dropped out; the same spec where nothing is."""
+    read = family.drops_probabilities and "attention_dropout" in family.defaults
+    probabilities = read and config.drops("attention_dropout", nullable=True)
+    branches = bool(family.dropout_key) and config.drops(family.dropout_key, nullable=True)
+    if not probabilities and not branches:
+        return spec
+    runs = []
+    for run in spec.runs:
+        mixer = run.layer.mixer.dropping if run.layer.mixer and probabilities else run.layer.mixer
+        dropped = ("mixer", "feed-forward") if branches else run.layer.dropout
+        layer = run.layer.model_copy(update={"mixer": mixer, "dropout": dropped})
+        runs.append(run.model_copy(update={"layer": layer}))
+    return spec.model_copy(update={"runs": tuple(runs)})
 
 
 def granted(family: Family) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
+from memplan.arch.decoder import ACTIVATIONS, SANDWICH_NORMS, Family, build, gated
 from memplan.arch.turning import rotary_dim, tables_by_kind, turned
 from memplan.spec.parts import FeedForward
 
@@ -131,10 +131,7 @@ GEMMA3_TEXT: dict[str, Scalar] = GEMMA2 | {
     "use_bidirectional_attention": False,
 }
 
-NOT_COUNTED_GEMMA = (
-    ("attention_dropout", DROPOUT),
-    ("use_bidirectional_attention", "attention is taken to be causal"),
-)
+NOT_COUNTED_GEMMA = (("use_bidirectional_attention", "attention is taken to be causal"),)
 
 ROWS = (
     Family(
@@ -173,7 +170,7 @@ ROWS = (
         fused=True,
         rotary="concatenated",
         mixer=turned(rotary_dim=rotary_dim),
-        not_counted=(("attention_dropout", DROPOUT), ("resid_pdrop", DROPOUT)),
+        dropout_key="resid_pdrop",
     ),
     Family(
         model_type="gemma",

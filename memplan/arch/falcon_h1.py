@@ -5,7 +5,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, gated, softmax_attention
-from memplan.arch.hybrid import BAMBA, NOT_COUNTED, PAIR_NORMS, with_mask
+from memplan.arch.hybrid import BAMBA, PAIR_NORMS, with_mask
 from memplan.arch.state_space import prefixed_dual
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
@@ -64,7 +64,6 @@ ROWS = (
         form="pre",
         scaled_embedding=True,
         scaled_logits=True,
-        not_counted=NOT_COUNTED,
         classifies=False,
         finish=finish_falcon,
     ),

@@ -7,7 +7,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, gated, softmax_attention
+from memplan.arch.decoder import ACTIVATIONS, Family, activation, build, gated, softmax_attention
 from memplan.arch.dense import gated_everywhere
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import (
@@ -191,10 +191,7 @@ def row(
         qk_norm=True,
         norm_kind="rms-plus-one",
         mixers=mixers,
-        not_counted=(
-            ("attention_dropout", DROPOUT),
-            *((("output_router_logits", ROUTER_LOSS),) if "num_experts" in defaults else ()),
-        ),
+        not_counted=(("output_router_logits", ROUTER_LOSS),) if "num_experts" in defaults else (),
         classifies=classifies,
         finish=finish,
     )

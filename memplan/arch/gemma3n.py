@@ -10,7 +10,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, build, gated
+from memplan.arch.decoder import ACTIVATIONS, SANDWICH_NORMS, Family, build, gated
 from memplan.arch.lending import Heads, kinds_of, layer_input, lending_mixers, with_own_inputs
 from memplan.arch.vision import section
 from memplan.spec.layer import AnyMixer, Run
@@ -127,7 +127,6 @@ FAMILY = Family(
     logits_softcap=True,
     heads_divide_hidden=True,
     classifies=False,
-    not_counted=(("attention_dropout", DROPOUT),),
     finish=finish,
 )
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, DROPOUT, SANDWICH_NORMS, Family, activation, build, gated
+from memplan.arch.decoder import ACTIVATIONS, SANDWICH_NORMS, Family, activation, build, gated
 from memplan.arch.gemma_towers import AUDIO_NOTE, gemma4_tower
 from memplan.arch.lending import Heads, kinds_of, layer_input, lending_mixers, sharing, with_own_inputs
 from memplan.arch.routed import make_experts
@@ -162,7 +162,6 @@ GEMMA4 = Family(
     scaled_embedding=True,
     logits_softcap=True,
     classifies=False,
-    not_counted=(("attention_dropout", DROPOUT),),
     finish=finish,
 )
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar, shown
-from memplan.arch.decoder import DROPOUT, Family, activation, build, gated, softmax_attention
+from memplan.arch.decoder import Family, activation, build, gated, softmax_attention
 from memplan.arch.dense import gated_everywhere
 from memplan.arch.moe_keys import GRANITEMOE
 from memplan.arch.routed import (
@@ -217,7 +217,6 @@ def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
 
 
-NOT_COUNTED = (("attention_dropout", DROPOUT),)
 ROUTER = ("output_router_logits", ROUTER_LOSS)
 
 ROWS = (
@@ -228,7 +227,7 @@ ROWS = (
         windows=attention.no_windows,
         mixers=jamba_mixers,
         norms=PAIR_NORMS,
-        not_counted=(*NOT_COUNTED, ROUTER, ("use_mambapy", PSCAN)),
+        not_counted=(ROUTER, ("use_mambapy", PSCAN)),
         finish=with_mask,
     ),
     Family(
@@ -240,7 +239,6 @@ ROWS = (
         qkv_bias="by attention_bias",
         mixers=bamba_mixers,
         norms=PAIR_NORMS,
-        not_counted=NOT_COUNTED,
         classifies=False,
         finish=with_mask,
     ),
@@ -255,7 +253,7 @@ ROWS = (
         form="pre-scaled",
         scaled_embedding=True,
         scaled_logits=True,
-        not_counted=(*NOT_COUNTED, ROUTER),
+        not_counted=(ROUTER,),
         classifies=False,
         finish=finish_granite,
     ),

@@ -7,7 +7,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
+from memplan.arch.decoder import Family, activation, build, gated
 from memplan.arch.dense import gated_everywhere
 from memplan.arch.latent_keys import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA, MINICPM3
 from memplan.arch.routed import (
@@ -29,7 +29,7 @@ from memplan.spec.routing import Routing
 
 INDEXED = "indexed_attention", "deepseek_sparse_attention"
 """What layer_types calls such attention, and what it was called: published configs hold either."""
-NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
+NOT_COUNTED = (("output_router_logits", ROUTER_LOSS),)
 
 
 def latent_attention(family: Family, config: Config, window: int | None) -> LatentAttention:

@@ -6,7 +6,7 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import ACTIVATIONS, DROPOUT, Family, activation, build, softmax_attention
+from memplan.arch.decoder import ACTIVATIONS, Family, activation, build, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
 from memplan.arch.state_space import with_kernel_note
@@ -159,7 +159,6 @@ ROWS = (
         windows=attention.no_windows,
         mixers=minimax_mixers,
         not_counted=(
-            ("attention_dropout", DROPOUT),
             ("output_router_logits", ROUTER_LOSS),
             ("router_jitter_noise", JITTER),
         ),

@@ -10,8 +10,7 @@ from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.dense import LLAMA, fused_everywhere, gated_everywhere
 from memplan.arch.turning import rotary_dim, turned
-from memplan.spec.forms import Dropped
-from memplan.spec.layer import AnyMixer, Run
+from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 
 GRANITE: dict[str, Scalar] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
@@ -113,18 +112,6 @@ def rope_layers(config: Config, layers: int) -> list[bool]:
     return [bool(flag) for flag in listed[:layers]]
 
 
-def with_dropout(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Seed-OSS drops out probabilities, and the outputs of attention and feed-forward."""
-    branches: tuple[Dropped, ...] = ("mixer", "feed-forward") if config.value("residual_dropout") else ()
-    drops = bool(config.value("attention_dropout"))
-    runs = []
-    for run in spec.runs:
-        mixer = run.layer.mixer and run.layer.mixer.model_copy(update={"dropout": drops})
-        layer = run.layer.model_copy(update={"mixer": mixer, "dropout": branches})
-        runs.append(Run(count=run.count, layer=layer))
-    return spec.model_copy(update={"runs": tuple(runs)})
-
-
 def scaled_outside(spec: ModelSpec, config: Config) -> ModelSpec:
     """Granite's forward scales what the embedding gives it."""
     return spec.model_copy(update={"scaled_outside": True})
@@ -176,8 +163,7 @@ ROWS = (
         null_kv_heads=True,
         null_head_dim=True,
         bias_keys=("attention_bias", "attention_out_bias"),
-        not_counted=(),
-        finish=with_dropout,
+        dropout_key="residual_dropout",
     ),
     Family(
         model_type="ernie4_5",
@@ -189,7 +175,6 @@ ROWS = (
         bias_keys=("use_bias", "use_bias"),
         mlp_bias_key="use_bias",
         mixer=turned(rotary_tables="fp32-repeated", rotary_wide=True),
-        not_counted=(),
         classifies=False,
     ),
     Family(

@@ -7,7 +7,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
+from memplan.arch.decoder import Family, activation, build, gated
 from memplan.arch.moe_keys import (
     FLEX_OLMO,
     GPT_OSS,
@@ -34,7 +34,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm
 from memplan.spec.routing import Routing
 
-NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
+NOT_COUNTED = (("output_router_logits", ROUTER_LOSS),)
 JITTERED = (*NOT_COUNTED, ("router_jitter_noise", JITTER))
 
 

@@ -4,7 +4,7 @@ of squared ReLU, or experts of that kind, which may work in a narrower space (``
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar, shown
-from memplan.arch.decoder import DROPOUT, Family, build, softmax_attention
+from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.hybrid import LINEAR, listed
 from memplan.arch.plain import ACTIVATIONS
 from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
@@ -196,7 +196,7 @@ ROW = Family(
     form="single",
     mixers=mixers,
     harmless=("attention_bias",),
-    not_counted=(("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS)),
+    not_counted=(("output_router_logits", ROUTER_LOSS),),
     classifies=False,
     finish=finish,
 )

@@ -11,7 +11,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation
 from memplan.arch.turning import rotary_factor
-from memplan.spec.layer import Layer, Run
+from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Part
 
@@ -35,20 +35,15 @@ row = partial(
     windows=attention.no_windows,
     norm_kind="layer",
     norm_bias=True,
-    not_counted=(),
+    drops_probabilities=False,
     activations=ACTIVATIONS,
 )
-"""A row of a family with LayerNorm, whose dropouts are counted."""
+"""A row of a family with LayerNorm, whose parts say which dropouts they have."""
 
 
 def drops(config: Config, key: str, nullable: bool = False) -> bool:
     """Whether a probability of dropout is above zero."""
-    value = config.value(key)
-    if value is None and nullable:
-        return False
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-        raise config.wrong(key, "a probability from 0 to below 1", value)
-    return value > 0
+    return config.drops(key, nullable)
 
 
 def flag_or_null(config: Config, key: str) -> bool:
@@ -143,7 +138,7 @@ def with_layers(spec: ModelSpec, **fields: Any) -> ModelSpec:
     def changed(layer: Layer) -> Layer:
         return layer.model_copy(update=fields)
 
-    runs = tuple(Run(count=run.count, layer=changed(run.layer)) for run in spec.runs)
+    runs = tuple(run.model_copy(update={"layer": changed(run.layer)}) for run in spec.runs)
     return spec.model_copy(update={"runs": runs})
 
 

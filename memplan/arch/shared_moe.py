@@ -8,7 +8,7 @@ from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.cohere_moe import cohere_layers, cohere_mixers, cohere_windows
 from memplan.arch.config import Config
-from memplan.arch.decoder import DROPOUT, Family, activation, build, gated
+from memplan.arch.decoder import Family, activation, build, gated
 from memplan.arch.llama4 import llama4_layers, llama4_masks, llama4_mixers
 from memplan.arch.post_norm import exaone4_attention as hybrid_attention
 from memplan.arch.post_norm import patterned
@@ -39,7 +39,7 @@ from memplan.spec.parts import Attention, Bare, FeedForward, Norm, Part
 from memplan.spec.routing import Routing
 
 EXPERT_NAMES = ("n_routed_experts", "num_local_experts", "num_experts")
-NOT_COUNTED = (("attention_dropout", DROPOUT), ("output_router_logits", ROUTER_LOSS))
+NOT_COUNTED = (("output_router_logits", ROUTER_LOSS),)
 
 
 def qwen2_moe_layers(family: Family, config: Config) -> list[FeedForward]:

@@ -224,7 +224,8 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     weights = masked(p, weights)
     to_fp32 = mixer.style not in ("gpt2", "llama4") or tape.autocast > 0
     probabilities = ops.softmax(tape, weights, "attention probabilities", to_fp32, p.mode.half_to_float)
-    probabilities = ops.cast(tape, probabilities, q.itemsize, "attention probabilities")
+    if mixer.style != "llama4":  # its softmax is not cast back: the product casts what is left of it
+        probabilities = ops.cast(tape, probabilities, q.itemsize, "attention probabilities")
     weights = probabilities
     del probabilities
     if mixer.dropout:

@@ -68,7 +68,9 @@ def _eager(p: Pass, mixer: CompressedAttention, q: Tensor, kv: Tensor, entries: 
     logits = less_the_largest(p, with_sinks(tape, weights, sinks, wide), p.dim("H", heads))
     probabilities = ops.softmax(tape, logits, "attention probabilities", to_fp32=False)
     scores = ops.view(tape, probabilities, scores_dim, whole=False)
-    weights = ops.cast(tape, scores, values.itemsize, "attention probabilities")
+    kept = ops.dropout(tape, scores, "attention probabilities") if mixer.dropout else scores
+    weights = ops.cast(tape, kept, values.itemsize, "attention probabilities")
+    del kept
     out = ops.matmul(tape, weights, repeated(p, values), q.dim, OUT)
     del logits, probabilities, scores
     return ops.copy(tape, out, OUT), weights

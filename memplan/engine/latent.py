@@ -178,6 +178,8 @@ def eager(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     wide = ops.softmax(tape, weights, "attention probabilities", half_to_float=p.mode.half_to_float)
     weights = ops.cast(tape, wide, q.itemsize, "attention probabilities")  # the masked scores are a local until then
     del wide
+    if mixer.dropout:
+        weights = ops.dropout(tape, weights, "attention probabilities")
     values = ops.copy(tape, v, "values") if p.rows > 1 else v
     out = ops.matmul(tape, weights, values, out_dim, "attention output")
     del values

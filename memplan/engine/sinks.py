@@ -58,7 +58,9 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
     logits = less_the_largest(p, logits, p.dim("H", heads))
     probabilities = ops.softmax(tape, logits, "attention probabilities", to_fp32=False)
     scores = ops.view(tape, probabilities, scores_dim, whole=False)
-    weights = ops.cast(tape, scores, values.itemsize, "attention probabilities")  # until then, the masked scores
+    kept = ops.dropout(tape, scores, "attention probabilities") if mixer.dropout else scores
+    weights = ops.cast(tape, kept, values.itemsize, "attention probabilities")  # until then, the masked scores
+    del kept
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
     return ops.copy(tape, out, "attention output"), weights
 

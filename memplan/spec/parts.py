@@ -145,6 +145,11 @@ class Mixer(Part):
     """The probabilities pass through dropout, in whichever kernel."""
 
     @property
+    def dropping(self) -> "Mixer":
+        """The same, with dropout of its probabilities; what has none of them reads nothing of it."""
+        return self.model_copy(update={"dropout": True})
+
+    @property
     def masked(self) -> bool:
         """Whether it takes an attention mask."""
         return True

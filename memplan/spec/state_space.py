@@ -159,6 +159,11 @@ class BothMixers(Mixer):
         )
 
     @property
+    def dropping(self) -> "Mixer":
+        """Attention's probabilities are dropped out."""
+        return self.model_copy(update={"attention": self.attention.dropping})
+
+    @property
     def by_category(self) -> dict[str, int]:
         """Parameter elements of each."""
         counts = self.state_space.by_category

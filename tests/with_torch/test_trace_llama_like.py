@@ -15,6 +15,7 @@ SHAPE = SMALL | {
 }  # fmt: skip
 COMMON = {"batch_size": 2, "sequence_length": 512}
 WINDOW = {"sliding_window": 256}
+DROPS = {"attention_dropout": 0.1}
 AMP: dict[str, Any] = {"precision": "bf16-amp", "autocast": True}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 LORA: dict[str, Any] = {"lora": {"r": 16}}
@@ -66,6 +67,20 @@ JOBS = [
     of("llama", {"head_dim": 512}, **FULL),
     of("llama", {"num_key_value_heads": 1}, attention="eager"),
     of("llama", {"num_key_value_heads": 1}, attention="eager", batch_size=1, **FULL),
+    of("llama", DROPS),
+    of("llama", DROPS, precision="fp32"),
+    of("llama", DROPS, attention="flash"),
+    of("llama", DROPS, attention="eager", **AMP),
+    of("llama", DROPS, attention="eager", **LORA),
+    of("mistral", DROPS | WINDOW, padded=True),
+    of("qwen3", DROPS, attention="eager", gradient_checkpointing_reentrant=True, **FULL),
+    of("phi3", DROPS | {"resid_pdrop": 0.1}, attention="eager"),
+    of("phi3", {"resid_pdrop": 0.1}, **AMP),
+    of("gemma2", DROPS | {"head_dim": 64}),
+    of("granite", DROPS, attention="eager", padded=True),
+    of("olmo2", DROPS, attention="eager", **FULL),
+    of("cohere", DROPS, attention="eager"),
+    of("glm", DROPS, attention="eager", padded=True, **AMP),
 ]
 
 

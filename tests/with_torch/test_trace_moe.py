@@ -79,21 +79,27 @@ MODES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "adapters, checkpointed": (LORA | FULL, ("qwen3_moe", "deepseek_v3", "glm_moe_dsa")),
     "pairs": ({"method": "dpo"}, ("qwen3_moe", "deepseek_v3")),
     "scores": ({"method": "reward"}, ("deepseek_v3", "gpt_oss")),
+    "dropout": ({"attention": "eager"}, ("mixtral", "gpt_oss", "deepseek_v3", "llama4_text")),
+    "dropout, autocast, checkpointed": ({"attention": "eager"} | AMP | FULL, ("gpt_oss", "deepseek_v3")),
 }
 
 
-def job(family: str, keys: Job) -> Job:
+def job(family: str, keys: Job, mode: str = "") -> Job:
     """A job over a small model of this family."""
     model = {"model_type": family, **BASE, **MODELS[family]}
     if family in OWN_WIDTH:
         model["moe_intermediate_size"] = 256
     if "kv_lora_rank" in model:
         del model["head_dim"]
+    if mode.startswith("dropout"):
+        model["attention_dropout"] = 0.1
     common = {"trainer": "pytorch", "method": "sft", "precision": "bf16", "optimizer": "sgd"}
     return {**common, "batch_size": 2, "sequence_length": 512, "model": model, **keys}
 
 
-CASES = {f"{family}, {mode}": job(family, keys) for mode, (keys, families) in MODES.items() for family in families}
+CASES = {
+    f"{family}, {mode}": job(family, keys, mode) for mode, (keys, families) in MODES.items() for family in families
+}
 
 
 @pytest.fixture(scope="module")
