@@ -10,7 +10,8 @@ import memplan
 from memplan.arch import parse_config
 from memplan.engine.tensors import count, model_weights
 from memplan.errors import InvalidJob, ModelError, UnknownArchitecture
-from memplan.resolve.images import CUTS, by_patches, by_tokens, without_images
+from memplan.resolve.image_cuts import CUTS, by_patches, by_tokens
+from memplan.resolve.images import without_images
 
 TEXT = {
     "hidden_size": 64,
@@ -53,6 +54,9 @@ def cut(preset: str, width: int, height: int) -> tuple[int, int, int, int]:
         ("llama-4-scout", 1024, 768, (13, 24, 24, 1872)),
         ("llama-4-scout", 200, 100, (1, 24, 24, 144)),
         ("idefics3-8b", 1024, 768, (13, 26, 26, 2197)),
+        ("idefics2-8b", 1024, 768, (5, 52, 70, 320)),
+        ("idefics2-8b", 300, 200, (5, 27, 27, 320)),
+        ("idefics2-8b", 901, 1777, (5, 70, 35, 320)),
         ("mistral-small-3.1-24b", 1024, 768, (1, 56, 74, 1036)),
         ("llama-3.2-11b-vision", 200, 100, (4, 40, 40, 1)),
     ],
@@ -71,6 +75,18 @@ def test_an_image_may_be_given_by_its_patches_or_tokens() -> None:
         by_patches(rule, 3)
 
 
+@pytest.mark.parametrize(("width", "height", "masked"), [(1024, 768, True), (300, 200, False), (2100, 1500, False)])
+def test_quarters_smaller_than_the_whole_image_are_filled_up_and_masked(width: int, height: int, masked: bool) -> None:
+    rule = memplan.load_model("idefics2-8b").tower.rule  # type: ignore[union-attr]
+    assert CUTS[rule.kind](rule, width, height).masked is masked
+
+
+def test_an_image_of_so_many_patches_is_not_cut_and_still_as_many_tokens() -> None:
+    rule = memplan.load_model("idefics2-8b").tower.rule  # type: ignore[union-attr]
+    one = by_patches(rule, 720)
+    assert (one.squares, one.rows * one.columns, one.tokens, one.masked) == (1, 720, 64, False)
+
+
 def job(**keys: Any) -> dict[str, Any]:
     return {"model": "qwen2.5-vl-3b", "method": "sft", "sequence_length": 2048, **keys}
 
@@ -83,7 +99,7 @@ def job(**keys: Any) -> dict[str, Any]:
         ({"images": {"width": 2048, "height": 2048}}, "shorter than"),
         ({"images": {"width": 4100, "height": 20}}, "200 times"),
         ({"model": "qwen3-0.6b", "images": {"tokens": 4}}, "no vision tower"),
-        ({"model": "idefics2-8b", "images": {"tokens": 64}}, "not modelled yet"),
+        ({"model": "idefics2-8b", "images": {"tokens": 64}}, "64 tokens stand for an image"),
         (
             {"model": {"model_type": "mistral3", "vision_feature_layer": [-2, -1]}, "images": {"tokens": 64}},
             "several layers, on which transformers 5.23 fails",

@@ -8,6 +8,9 @@ from memplan.arch.towers import ACTIVATIONS, Encoder
 from memplan.spec.parts import Linear, Part
 from memplan.spec.vision import ImageRule, Tower
 
+Made = tuple[Tower, dict[str, Any]]
+"""A tower, and what else changes in the model."""
+
 
 def assemble(
     encoder: Encoder, projector: Part, rule: ImageRule, used: int | None = None, units: Sequence[str] = (), **more: Any

@@ -6,17 +6,15 @@ published checkpoints, with their source.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from memplan.arch import patch_towers, tile_towers, tower_kinds, towers
 from memplan.arch.config import Config
-from memplan.arch.projecting import assemble, deepest, feature_layers, integer, pinpoints, square, two_linears
+from memplan.arch.projecting import Made, assemble, deepest, feature_layers, integer, pinpoints, square, two_linears
+from memplan.arch.resamplers import idefics2
 from memplan.arch.towers import Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
-from memplan.spec.vision import ImageRule, Tower
-
-Made = tuple[Tower, dict[str, Any]]
+from memplan.spec.vision import ImageRule
 
 BY_ROW = {"rotary_by_row": True}
 LLAVA_NEXT_GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -178,49 +176,6 @@ def mllama(config: Config, vision: Config, text: ModelSpec) -> Made:
     read = encoder.width * (1 + len(taps))
     fails = "" if read == linear.inputs else f"vision_output_dim is {linear.inputs}, where its tower gives {read}"
     return assemble(encoder, Part(linears=(linear,)), rule, taps=taps, projection="crossed", fails=fails), {}
-
-
-def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
-    """A gated projection, then a perceiver that reads any number of patches into 64 latents."""
-    encoder = towers.vit(vision, "idefics2_vision", towers.IDEFICS2, "siglip")
-    given = config.keys.get("perceiver_config")
-    keys = Config(given if isinstance(given, dict) else {}, config.name, config.source).with_defaults(
-        "idefics2_perceiver",
-        {
-            "resampler_n_latents": 64,
-            "resampler_depth": 3,
-            "resampler_n_heads": 16,
-            "resampler_head_dim": 96,
-            "num_key_value_heads": 4,
-        },
-    )
-    latents, h, inner = keys.integer("resampler_n_latents"), text.hidden_size, text.intermediate_size
-    head = keys.integer("resampler_head_dim")
-    query, key_value = keys.integer("resampler_n_heads") * head, keys.integer("num_key_value_heads") * head
-    layer = (
-        Linear(name="q_proj", inputs=h, outputs=query),
-        Linear(name="k_proj", inputs=h, outputs=key_value),
-        Linear(name="v_proj", inputs=h, outputs=key_value),
-        Linear(name="o_proj", inputs=query, outputs=h),
-        *gated_linears(h, 4 * h, h),
-    )
-    depth = keys.integer("resampler_depth")
-    norms = ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
-    projector = Part(
-        linears=(*gated_linears(encoder.width, inner, h), *layer * depth),
-        tensors=(Bare(name="latents", shape=(latents, h)),),
-        norms=(*(Norm(name=name, width=h) for name in norms * depth), Norm(name="norm", width=h)),
-    )
-    return assemble(encoder, projector, square(encoder, latents, "longest-edge", longest=980), units=("projector",)), {}
-
-
-def gated_linears(inputs: int, inner: int, outputs: int) -> tuple[Linear, ...]:
-    """gate_proj, up_proj, down_proj."""
-    return (
-        Linear(name="gate_proj", inputs=inputs, outputs=inner),
-        Linear(name="up_proj", inputs=inputs, outputs=inner),
-        Linear(name="down_proj", inputs=inner, outputs=outputs),
-    )
 
 
 def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:

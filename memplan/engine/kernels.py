@@ -22,3 +22,13 @@ def fused_attention(
 
     node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
     return Tensor(out, q.itemsize, result.storage, node)
+
+
+def aligned_bias(tape: Tape, queries: int, keys: int, itemsize: int) -> Tensor:
+    """A mask of booleans as the memory-efficient kernel takes it: a bias in the dtype of queries, whose rows are padded
+    where they are not aligned (aten/native/transformers/attention.cpp: preprocess_mask).
+    """
+    bias = tape.new(Dim("T·s", queries * keys), itemsize, "attention bias")
+    if keys % 8:
+        bias = tape.new(Dim("T·s", queries * -(-keys // 16) * 16), itemsize, "attention bias")
+    return bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.perceiver import perceived
 from memplan.engine.projection import Projection, linear, llava, merged, pooled, shuffled
 from memplan.engine.tile_projection import adapted, anyres, averaged, connected, connected_held, patch_merger
 
@@ -13,6 +14,7 @@ PROJECTIONS: dict[str, Projection] = {
     "connected": connected,
     "connected, held": connected_held,
     "patch-merger": patch_merger,
+    "perceived": perceived,
     "pooled": pooled,
     "linear": linear,
     "shuffled": shuffled,

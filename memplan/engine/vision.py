@@ -9,7 +9,7 @@ from __future__ import annotations
 from memplan.engine import ops
 from memplan.engine.feed_forward import feed_forward
 from memplan.engine.graph import Tensor
-from memplan.engine.kernels import fused_attention
+from memplan.engine.kernels import aligned_bias, fused_attention
 from memplan.engine.modules import Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.spec.parts import Bare
@@ -70,11 +70,18 @@ def vision_attention(p: Pass, mixer: VisionAttention, x: Tensor) -> tuple[Tensor
         out, weights = _eager(p, mixer, q, k, v)
     else:
         q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))
-        bias = _block_bias(p, q.itemsize) if mixer.blocked and p.mode.attention == "sdpa" else None
+        bias = _bias(p, mixer, q.itemsize) if p.mode.attention == "sdpa" else None
         out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), dim, bias)
     if by_image:
         out = ops.concatenate(tape, (out,), dim, "attention output")
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
+    """What the kernel adds to scores, where there is a mask."""
+    if mixer.blocked:
+        return _block_bias(p, itemsize)
+    return aligned_bias(p.tape, p.tokens, p.length, itemsize) if p.mode.padded else None
 
 
 def _block_bias(p: Pass, itemsize: int) -> Tensor | None:
@@ -127,7 +134,7 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     queries, keys = (ops.copy(tape, each, "queries and keys") if batched else each for each in (q, k))
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores, "attention scores"), "attention scores")
     del queries, keys
-    if mixer.blocked or mixer.tiled:
+    if mixer.blocked or mixer.tiled or p.mode.padded:
         wide = weights.itemsize if mixer.tiled else p.mode.residual_itemsize
         if weights.itemsize < wide:
             weights = ops.cast(tape, weights, wide, "masked scores")

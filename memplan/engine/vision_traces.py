@@ -19,6 +19,7 @@ from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
+from memplan.engine.vision_shared import block_mask, keeps_mask, rotary_tables
 from memplan.spec.recipe import ImageBatch
 from memplan.spec.vision import Tower
 
@@ -50,14 +51,16 @@ class TowerPlan(NamedTuple):
     @property
     def vision_mode(self) -> Mode:
         """How the tower runs."""
-        mode = self.mode._replace(trained=False) if "vision" in self.frozen else self.mode
+        mode = self.mode._replace(padded=self.images.masked)
+        mode = mode._replace(trained=False) if "vision" in self.frozen else mode
         bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
         return mode._replace(narrow_stream=mode.autocast) if bare and mode.autocast else mode
 
     @property
     def projector_mode(self) -> Mode:
         """How the projector runs."""
-        return self.mode._replace(trained=False) if "projector" in self.frozen else self.mode
+        mode = self.mode._replace(padded=self.images.masked)
+        return mode._replace(trained=False) if "projector" in self.frozen else mode
 
 
 class TowerTrace(NamedTuple):
@@ -162,11 +165,11 @@ def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
     dim = Dim("pixels", plan.rows * plan.images.per_example * plan.images.pixels)
     pixels = Tensor(dim, plan.mode.weight_itemsize if plan.tower.cast_pixels else FP32, None)
     assert p.held is not None
-    if plan.tower.projection.startswith("connected"):
+    if plan.tower.pixel_masks:
         pixels = ops.cast(p.tape, pixels, plan.mode.weight_itemsize, "pixels")
         zeros = p.tape.new(pixels.dim, 1, "empty pixels")
         del zeros
-    if plan.tower.projection in ("anyres", "connected", "connected, held"):
+    if plan.tower.pixel_masks or plan.tower.projection == "anyres":
         pixels = p.tape.new(pixels.dim, pixels.itemsize, "pixels")
         p.held.append(pixels)
     if plan.tower.pixel_masks:
@@ -221,35 +224,6 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
             needs, left = bool(traces[-1].backward), left - 1
         traces += [trace_layer(*arguments)] * left
     return traces, needs
-
-
-def rotary_tables(plan: TowerPlan) -> int:
-    """cos and sin of every patch, which all blocks share."""
-    attention = plan.tower.runs[0].block.attention
-    if attention.rotary in ("none", "complex"):
-        return 0
-    itemsize = plan.vision_mode.residual_itemsize if attention.rotary == "narrow" else FP32
-    return 2 * patches_of(plan) * attention.head_dim * itemsize
-
-
-def patches_of(plan: TowerPlan) -> int:
-    """Patches of all images."""
-    return plan.rows * plan.images.per_example * plan.images.rows * plan.images.columns
-
-
-def block_mask(plan: TowerPlan) -> int:
-    """A mask of blocks, in the dtype of the residual stream, which all blocks share."""
-    if not plan.tower.runs[0].block.attention.blocked or plan.mode.attention == "flash":
-        return 0
-    return patches_of(plan) ** 2 * plan.vision_mode.residual_itemsize
-
-
-def keeps_mask(plan: TowerPlan) -> bool:
-    """Whether a backward needs that mask itself: checkpoints, and kernels that take it as it is."""
-    if plan.style != "plain":
-        return plan.style != "no-grad"
-    as_it_is = not plan.mode.autocast or plan.vision_mode.residual_itemsize == plan.mode.autocast
-    return plan.mode.attention == "sdpa" and as_it_is and not patches_of(plan) % 8
 
 
 @lru_cache(maxsize=256)

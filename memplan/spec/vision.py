@@ -108,13 +108,15 @@ class BlockRun(Frozen):
 
 
 class ImageRule(Frozen):
-    """How the processor of a model cuts an image, as data for ``memplan/resolve/images.py``.
+    """How the processor of a model cuts an image, as data for ``memplan/resolve/image_cuts.py``.
 
     Sides are in pixels, tokens are positions in the language model's sequence.
     """
 
-    kind: Literal["smart-resize", "fixed", "anyres", "tiles", "split", "longest-edge", "native", "best-fit", "canvas"]
-    """A key of ``resolve.images.CUTS``."""
+    kind: Literal[
+        "smart-resize", "fixed", "anyres", "tiles", "split", "quarters", "longest-edge", "native", "best-fit", "canvas"
+    ]
+    """A key of ``resolve.image_cuts.CUTS``."""
     patch: int
     """Side of a patch."""
     merge: int = 1
@@ -133,8 +135,24 @@ class ImageRule(Frozen):
     max_tiles: int = 1
     longest: int = 0
     """Longest side that an image is scaled to before it is cut."""
+    shortest: int = 0
+    """What every side is at least scaled to."""
     grids: tuple[tuple[int, int], ...] = ()
     """Resolutions (height, width) to choose from."""
+
+
+class Resampler(Frozen):
+    """A perceiver: layers in which latents attend to all patches of an image and to themselves (Idefics 2)."""
+
+    latents: int
+    """Tokens that come out, however many patches go in."""
+    depth: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
+    activation_before: str
+    """That of the gated projection in front."""
 
 
 class TowerPart(NamedTuple):
@@ -165,6 +183,8 @@ class Tower(Frozen):
     """From the tower's width to the language model's."""
     projection: str = ""
     """A key of ``engine.projection.PROJECTIONS``; empty where images are not modelled yet."""
+    resampler: Resampler | None = None
+    """What reads the projected patches into latents."""
     fails: str = ""
     """Why its class itself fails on images."""
     masked: bool = False

@@ -64,7 +64,7 @@ def build_model(
         model.loss_function = MODEL_LOSSES[recipe.loss_head]
     _gather_strays(model, device)
     _keep_in_fp32(model, dtype)
-    fill_tiles(model)
+    fill_tiles(model, recipe)
     return model.train()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
+from transformers.masking_utils import create_bidirectional_mask
 
 from memplan.errors import InvalidJob
+from memplan.resolve.image_cuts import scaled
 from memplan.spec.recipe import Recipe
+from memplan.spec.vision import ImageRule
 
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types that take the patches of all images in one sequence, and the grid of each."""
@@ -34,11 +38,11 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         return native_inputs(recipe, device, count)
     if tower.crossed:
         return crossed_inputs(recipe, device, rows)
-    side = rule.side
-    pixels = torch.zeros((count * images.squares, rule.channels, side, side), device=device)
+    sides = (rule.side, rule.side) if rule.side else sides_of(recipe, rule)
+    pixels = torch.zeros((count * images.squares, rule.channels, *sides), device=device)
     inputs: dict[str, Any] = {"pixel_values": pixels}
-    if tower.projection.startswith("connected"):
-        masks = torch.ones((pixels.shape[0], side, side), dtype=torch.long, device=device)
+    if tower.pixel_masks:
+        masks = torch.ones((pixels.shape[0], *sides), dtype=torch.long, device=device)
         return {"pixel_values": pixels.unflatten(0, (rows, -1)), "pixel_attention_mask": masks.unflatten(0, (rows, -1))}
     if tower.kind == "llama4":
         return {"pixel_values": pixels.to(torch.float32 if recipe.precision.weights == 4 else torch.bfloat16)}
@@ -49,11 +53,29 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
     return inputs
 
 
-def fill_tiles(model: torch.nn.Module) -> None:
-    """Every tile is full, so that no mask reaches attention: the class finds that out on a GPU, and not on fakes."""
+def sides_of(recipe: Recipe, rule: ImageRule) -> tuple[int, int]:
+    """Height and width of the largest tile."""
+    images = recipe.images
+    assert images is not None
+    width, given = recipe.job["images"].get("width"), recipe.job["images"]
+    if width is None:
+        return images.rows * rule.patch, images.columns * rule.patch
+    width, height = scaled(rule, width, given["height"])
+    return height, width
+
+
+TILES = ("Idefics2VisionTransformer", "Idefics3VisionTransformer", "SmolVLMVisionTransformer")
+
+
+def fill_tiles(model: torch.nn.Module, recipe: Recipe) -> None:
+    """Whether every tile is full, so that no mask reaches attention, the class finds out on a GPU, and not on fakes."""
+    if recipe.images is None:
+        return
     for module in model.modules():
-        if type(module).__name__ in ("Idefics3VisionTransformer", "SmolVLMVisionTransformer"):
-            sys.modules[type(module).__module__].create_bidirectional_mask = lambda **_: None  # type: ignore[attr-defined]
+        if type(module).__name__ in TILES:
+            code: Any = sys.modules[type(module).__module__]
+            made = partial(create_bidirectional_mask, allow_is_bidirectional_skip=False)
+            code.create_bidirectional_mask = made if recipe.images.masked else lambda **_: None
 
 
 def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:

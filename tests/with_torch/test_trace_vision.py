@@ -61,6 +61,17 @@ MODELS: dict[str, Job] = {
     },
     "idefics3": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": TOWER, "image_token_id": 7},
     "smolvlm": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": TOWER, "image_token_id": 7},
+    "idefics2": {
+        "text_config": {"model_type": "mistral", "head_dim": 64, **TEXT},
+        "vision_config": TOWER | {"image_size": 980},
+        "perceiver_config": {
+            "hidden_size": 512,
+            "resampler_n_heads": 8,
+            "resampler_head_dim": 48,
+            "num_key_value_heads": 2,
+        },
+        "image_token_id": 7,
+    },
     "llama4": {
         "text_config": TEXT | {"head_dim": 64, "num_local_experts": 2, "intermediate_size_mlp": 1024, "moe_layers": []},
         "vision_config": TOWER
@@ -112,6 +123,7 @@ MODELS: dict[str, Job] = {
     },
 }
 IMAGE = {"images": {"width": 336, "height": 336}}
+QUARTERS = {"images": {"width": 600, "height": 500}}
 WIDE = {"images": {"width": 1400, "height": 1100}}
 LENGTHS = {"internvl": 1024, "idefics3": 1536, "smolvlm": 1536, "llava_next": 1536, "llava_onevision": 3072}
 LORA = {"lora": {"r": 8}}
@@ -144,6 +156,11 @@ JOBS = [
     job("mistral3", **IMAGE, precision="bf16-amp"),
     job("mistral3", images={"per_example": 2, "width": 200, "height": 130}, attention="eager"),
     job("smolvlm", **IMAGE, **FULL),
+    job("idefics2", **QUARTERS, **FULL),
+    job("idefics2", **QUARTERS, attention="eager", precision="bf16-amp"),
+    job("idefics2", **IMAGE, **LORA, **FULL),
+    job("idefics2", images={"per_example": 2, "patches": 700}, precision="fp32"),
+    job("idefics2", images={"patches": 700}, freeze=["vision_model"]),
     job("llama4", **IMAGE, **FULL),
     job("llama4", **IMAGE, precision="bf16-amp"),
     job("qwen2_vl", **IMAGE, precision="fp32"),
