@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from memplan.api import estimate
 from memplan.engine.build import ledger
 from memplan.engine.ledger import Row
 from memplan.engine.stages import policy_mode
@@ -11,7 +12,7 @@ from memplan.engine.tensors import count, model_weights
 from memplan.engine.traces import trace_layer
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
-from memplan.resolve.models import adapter
+from memplan.resolve.adapters import adapter
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.layer import Run
@@ -49,6 +50,8 @@ COUNTS = [
     (TINY, {"r": 16, "dora": True, "targets": ["q_proj"]}, 3 * (16 * 128 + 64)),
     (TINY, {"r": 16, "targets": ["q_proj"], "rslora": True}, 3 * 16 * 128),
     (TINY, {"r": 16, "targets": ["q_proj"], "modules_to_save": "lm_head,embed_tokens"}, 3 * 16 * 128 + 2 * 320 * 64),
+    (TINY, {"r": 16, "targets": ["q_proj", "lm_head", "embed_tokens"]}, 3 * 16 * 128 + 2 * 16 * (320 + 64)),
+    (TINY | {"tie_word_embeddings": True}, {"r": 4, "targets": ["lm_head", "embed_tokens"]}, 2 * 4 * (320 + 64)),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "lora_only"}, 3 * (16 * 128 + 64)),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "all"}, 3 * (16 * 128 + 192)),
 ]
@@ -91,6 +94,39 @@ def test_targets_that_cannot_be_are_refused(model: Any, lora: dict[str, Any], me
     with pytest.raises(InvalidJob) as refused:
         recipe(model, lora)
     assert refused.value.message.startswith(message)
+
+
+ENDS = {"r": 8, "targets": ["q_proj", "lm_head", "embed_tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"trainer": "trl"}, "lora.targets: TRL refuses to adapt lm_head: TRL's fused head reads lm_head.weight"),
+        ({"kernels": "liger"}, "lora.targets: Liger's loss reads lm_head.weight, so that its adapter would never be"),
+        ({"loss_head": "cut-cross-entropy"}, "lora.targets: cut cross-entropy reads lm_head.weight"),
+        ({"loss_head": "fused", "method": "dpo"}, "lora.targets: TRL's fused head reads lm_head.weight"),
+        (
+            {"num_gpus": 2, "sharding": "fsdp2"},
+            "lora.targets: adapters of embed_tokens and lm_head are not modelled un",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_loss_that_reads_the_heads_weight_trains_no_adapter_of_it(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        recipe(TINY, ENDS, **keys)
+    assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("keys", [{"trainer": "trl", "trainer_version": "1.0"}, {"trainer": "litgpt"}], ids=str)
+def test_a_head_that_is_called_may_be_adapted(keys: dict[str, Any]) -> None:
+    job = {"model": TINY | {"vocab_size": 32000}, "method": "sft", "precision": "bf16", "sequence_length": 512, **keys}
+    plain, adapted = (
+        estimate({**job, "lora": {"r": 8, "targets": targets}}).per_gpu.phases["step"]
+        for targets in (["q_proj"], ["q_proj", "lm_head"])
+    )
+    assert adapted > plain + 16 * 8 * 32000
 
 
 def test_names_of_other_families_are_passed_over_with_a_remark() -> None:

@@ -14,28 +14,32 @@ if TYPE_CHECKING:
     from memplan.engine.modules import Pass
     from memplan.spec.lora import Adapter
     from memplan.spec.parts import Linear
+    from memplan.spec.recipe import Quantised
 
 
-def adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:
+def adapted(
+    p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter, base: Quantised | None
+) -> Tensor:
     """``result + lora_B(lora_A(dropout(x))) * scaling``, in the adapters' dtype, then back to the result's.
 
     x is cast to lora_A's dtype, one copy for each module; over bitsandbytes' linears only where autocast does not.
+    ``base``: the format of the linear's own weight, which the head has not.
     """
-    tape, itemsize, base = p.tape, result.itemsize, p.mode.quantised
+    tape, itemsize = p.tape, result.itemsize
     bnb = base is not None and base.scheme.product.startswith("bnb")
     if base is not None and base.scheme.clones:
         result = ops.copy(tape, result, "cloned results")
     keeps = bnb and tape.autocast > 0
     source = x if keeps else ops.cast(tape, x, adapter.read_itemsize or adapter.itemsize, "adapter inputs")
     if adapter.dora:
-        total = _dora(p, source, result, linear, out, adapter)
+        total = _dora(p, source, result, linear, out, adapter, base)
     else:
         lora_a, lora_b = _pair(p, linear, adapter)
-        if adapter.dropout:
-            source = ops.dropout(tape, source)
+        dropped = ops.dropout(tape, source) if adapter.dropout else source
         if adapter.read_itemsize and not tape.autocast:  # FSDP casts the inputs of its units
-            source = ops.cast(tape, source, adapter.itemsize, "adapter inputs")
-        low = ops.linear(tape, source, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+            dropped = ops.cast(tape, dropped, adapter.itemsize, "adapter inputs")
+        low = ops.linear(tape, dropped, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+        del dropped
         high = ops.linear(tape, low, lora_b, out, "adapter outputs")
         del low
         scaled = ops.scale(tape, high, "adapter outputs")
@@ -44,7 +48,6 @@ def adapted(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapte
             scaled = ops.cast(tape, scaled, itemsize, "adapter outputs")
         total = ops.add(tape, result, scaled, "adapter sums")
         del scaled
-    del source
     return total if keeps else ops.cast(tape, total, itemsize, "adapter sums")
 
 
@@ -57,7 +60,36 @@ def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:
     )
 
 
-def _dora(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter) -> Tensor:
+def adapted_embedding(p: Pass, result: Tensor, vocabulary: int, scaled: bool) -> Tensor:
+    """``result + embedding(A.T)(ids) @ B.T * scaling`` beside an embedding's ``result`` of T × h, in its dtype. Dropout
+    is left out; ``scaled``: the class multiplies its output by a number of its own, and so does PEFT its branch's.
+
+    The gradient of A is V × r, transposed: the engine copies it into the layout of A (``AccumulateGrad``).
+    """
+    tape, adapter, itemsize = p.tape, p.mode.adapter, result.itemsize
+    assert adapter is not None
+    rank, own, width = adapter.rank, adapter.itemsize, result.dim.elements // p.tokens
+    lora_a = p.adapter("embed_tokens.lora_A", rank * vocabulary, own)
+    lora_b = p.adapter("embed_tokens.lora_B", width * rank, own)
+    size = lora_a.dim
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        dense = t.new(size, own, "weight gradients", category="gradients")
+        copied = t.new(size, own, "weight gradients", category="gradients")
+        del dense
+        return (copied,)
+
+    low = tape.new(p.dim("r", rank), own, "adapter rank-r outputs", tape.node((lora_a,), (), backward))
+    high = ops.linear(tape, low, lora_b, result.dim, "adapter outputs")
+    del low
+    for _ in range(1 + scaled):
+        high = ops.scale(tape, high, "adapter outputs")
+    return ops.cast(tape, ops.add(tape, result, high, "adapter sums"), itemsize, "adapter sums")
+
+
+def _dora(
+    p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter, scheme: Quantised | None
+) -> Tensor:
     """``DoraLinearLayer.forward``: the norm of every row of W + scaling·BA, from an identity put through the adapters.
 
     ΔW and W in x's dtype are locals until it returns. ΔW is detached, so its graph saves nothing for backward. With
@@ -73,7 +105,7 @@ def _dora(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter:
     eye_low = ops.linear(tape, eye, lora_a, Dim("in·r", linear.inputs * adapter.rank), "adapters of an identity")
     delta = ops.cast(tape, ops.linear(tape, eye_low, lora_b, matrix, "weight of the adapters"), itemsize, "its copy")
     del eye, eye_low
-    base = _base_weight(p, linear, itemsize)
+    base = _base_weight(p, linear, itemsize, scheme)
     scaled = tape.gradient((matrix, itemsize), "scaled weight of the adapters")
     merged = tape.gradient((matrix, itemsize), "merged weight, for its norm")
     del scaled
@@ -94,12 +126,12 @@ def _dora(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter:
     return ops.add(tape, result, change, "adapter sums")
 
 
-def _base_weight(p: Pass, linear: Linear, itemsize: int) -> Tensor:
+def _base_weight(p: Pass, linear: Linear, itemsize: int, scheme: Quantised | None) -> Tensor:
     """``dequantize_module_weight(base_layer).to(x.dtype)``: the weight itself where it has that dtype already."""
-    mode, elements = p.mode, linear.inputs * linear.outputs
-    if mode.quantised is not None:
-        own = mode.quantised.original_itemsize
-        weight = dequantise(p.tape, linear, mode.quantised, own)
+    elements = linear.inputs * linear.outputs
+    if scheme is not None:
+        own = scheme.original_itemsize
+        weight = dequantise(p.tape, linear, scheme, own)
         return weight if own == itemsize else p.tape.gradient((weight.dim, itemsize), "base weight in x's dtype")
     weight = p.param(linear.name, elements)
     return (

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import ops
+from memplan.engine.adapters import adapted_embedding
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.hyper import opened
 from memplan.engine.modules import Mode, Pass, norm, project
@@ -69,13 +70,13 @@ def projected(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor
     return out
 
 
-def normalised(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
 def mapped(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
     """A linear of the layers' loop, while the model's forward holds what went in (ALBERT)."""
     held[:] = [x]
     return project(p, x, spec.outer_linears[0], "h", "projected embeddings", quantised=False)
 
 
+def normalised(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
     """A norm of the embeddings (Bloom)."""
     found = next(norm for part in spec.extra for norm in part.norms)
     return norm(p, found, x, "h")
@@ -109,8 +110,8 @@ def returned(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
 
 STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
     "project": projected,
-    "positions": positions,
     "map": mapped,
+    "positions": positions,
     "row-positions": row_positions,
     "token-types": token_types,
     "norm": normalised,
@@ -132,7 +133,9 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
     tape.grad_enabled = grad
     p = Pass(tape, mode, rows, length)
     x = tape.new(p.dim("h", spec.embedding_width or spec.hidden_size), mode.weight_itemsize, "embedding output")
-    if grad and needs_grad:
+    if mode.adapts_embedding:
+        x = adapted_embedding(p, x, spec.vocab_size, spec.embedding_multiplier and not spec.scaled_outside)
+    elif grad and needs_grad:
         # Beside frozen weights it is a leaf, which autograd holds for its gradient's sake.
         leaf = () if mode.trained else (x.storage,)
         x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], leaf, lambda t, grads: ()))

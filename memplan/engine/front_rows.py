@@ -29,15 +29,18 @@ def enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients, 
         source=source,
     )
     whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    itemsize = plan.mode.adapter.itemsize if plan.mode.adapter else plan.mode.weight_itemsize
     book.add(
-        "gradients of positions and norms after the embedding",
+        "gradients of the embedding's adapters"
+        if plan.mode.adapts_embedding
+        else "gradients of positions and norms after the embedding",
         "gradients",
         front.gradients,
         instant,
         kept.last(book, plan.name) if whole else instant,
         template="elements × gradient bytes",
-        numbers=(front.gradients // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
-        why="the gradient of a table of positions is dense",
+        numbers=(front.gradients // itemsize, itemsize),
+        why="the gradient of a table is dense, and so is that of its adapters",
         source=source,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from memplan.engine import loss_ops, ops, routing_ops
 from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.liger_heads import liger, liger_preference
-from memplan.engine.modules import Pass
+from memplan.engine.modules import Pass, project
 from memplan.engine.scored import Program, Scored, checkpointed, sizes
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
@@ -193,12 +193,13 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     """LitGPT's fine-tuning of adapters: head and cross-entropy 128 tokens at a time; every chunk's logits and
     log-softmax stay (litgpt 0.5, model.py: lm_head_chunk_size, utils.py: chunked_cross_entropy)."""
     tape = p.tape
-    _, vocabulary = sizes(p, hidden, weight)
     length = p.tokens // scored.rows
     rounds = min(32, ceil_div(length, LITGPT_CHUNK))
-    part = Dim("V chunk", p.tokens * vocabulary // rounds)
     pieces = ops.split(tape, hidden, rounds, Dim("chunk·h", hidden.dim.elements // rounds))
-    logits = [ops.linear(tape, piece, weight, part, "logits of a chunk") for piece in pieces]
+    one = Pass(tape, p.mode, 1, p.tokens // rounds)
+    one.params = {weight.name: weight}  # and its adapters
+    assert scored.linear is not None
+    logits = [project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False) for piece in pieces]
     del pieces
     if scored.fp32_outputs:  # Fabric's precision plugin, when autocast has been left
         tape.autocast = 0

@@ -11,11 +11,10 @@ from functools import partial
 from typing import NamedTuple
 
 from memplan.engine import head_kernels, loss_ops, ops, routing_ops
-from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
-from memplan.engine.graph import Grads, Param, Tensor
+from memplan.engine.graph import Grads, Tensor
 from memplan.engine.loss_parallel import parallel_cross_entropy
 from memplan.engine.modules import Pass
-from memplan.engine.scored import Scored, checkpointed
+from memplan.engine.scored import checkpointed
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 
@@ -270,13 +269,6 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
 
 
 # -- from logits to the loss ------------------------------------------------------------------------------------------
-
-
-def fused_loss(p: Pass, hidden: Tensor, weight: Param, head: Head, rows: int, held: list[Tensor]) -> Tensor:
-    """A head that never makes all of the logits."""
-    tokens = head.scored_tokens or p.tokens
-    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, head.fp32_outputs, held)
-    return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
 
 
 def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:

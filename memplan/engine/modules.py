@@ -18,7 +18,7 @@ from memplan.engine.norms import NORMS, add_bias
 from memplan.engine.quantised import quantised_linear
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
-from memplan.spec.lora import Adapter
+from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recipe import Quantised
 from memplan.tables.kernels import NO_KERNELS, Kernels
@@ -91,6 +91,11 @@ class Mode(NamedTuple):
         magnitude = adapter.magnitude_itemsize if adapter and uncast and self.autocast else 0
         return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize, magnitude)
 
+    @property
+    def adapts_embedding(self) -> bool:
+        """Adapters beside the embedding."""
+        return self.adapter is not None and EMBEDDING in self.adapter.targets
+
 
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""
@@ -152,7 +157,7 @@ def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str, quantis
     out = p.dim(symbol, linear.outputs)
     result = _base(p, x, linear, out, label, quantised)
     if mode.adapter and linear.name in mode.adapter.targets:
-        return adapted(p, x, result, linear, out, mode.adapter)
+        return adapted(p, x, result, linear, out, mode.adapter, mode.quantised if quantised else None)
     return result
 
 

@@ -215,7 +215,7 @@ class PassRows:
         waits_cast = plan.mode.shared_casts == "second"
         head = (plan.spec.head.parameters * plan.mode.autocast if waits_cast else tail.head_gradient) if tied else 0
         rest, end = tail.gradients - head, f"{name}.embedding-backward"
-        label = "gradient of the final norm" if tied else "gradients of head and final norm"
+        label = "gradient of the final norm" if tied and plan.mode.trained else "gradients of head and final norm"
         last = kept.last(self.book, name) if not kept.tail else f"{name}.{kept.tail}"
         until = self._consumed(f"{name}.loss-backward", last if whole else kept.until)
         self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")

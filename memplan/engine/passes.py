@@ -119,7 +119,7 @@ class TracedPass:
             reaches = any(LAYER_INPUTS in trace.keeps or trace.backward for trace in self.layers)
             args = (plan.spec, mode, plan.rows, plan.length, grad, plan.embedding_trained, reaches)
             self.inputs = trace_inputs(*args)
-        if plan.spec.front:
+        if plan.spec.front or mode.adapts_embedding:
             needs_grad = plan.embedding_trained
             self.front = trace_front(plan.spec, mode, plan.rows, plan.memory or plan.length, grad, needs_grad)
         self.tail: TailTrace = trace_tail(

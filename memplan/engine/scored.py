@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memplan.engine.graph import Grads, Node, Param, Storage, Tensor
 from memplan.engine.modules import Pass
 from memplan.engine.tape import Tape
+from memplan.spec.parts import Linear
 
 
 class Scored(NamedTuple):
@@ -23,6 +24,8 @@ class Scored(NamedTuple):
     """Rows are chosen and rejected halves."""
     fp32_outputs: bool = False
     """The model's outputs are converted to fp32 before the loss."""
+    linear: Linear | None = None
+    """The head itself, for a program that calls it."""
     caller: list[Tensor] | None = None
     """Where a program leaves what its caller holds until backward is done."""
 

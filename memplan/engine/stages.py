@@ -55,7 +55,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
     style = style or checkpoint
     head = policy_head(recipe, rows, style != "no-grad", recipe.evaluating and name == "policy")
     adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
-    needs_grad = recipe.checkpointing or (trained if adapter is None else "embed_tokens" in adapter.saved)
+    needs_grad = recipe.checkpointing or (trained if adapter is None else adapter.trains("embed_tokens"))
     return PassPlan(
         name=name,
         spec=recipe.model,

@@ -12,6 +12,7 @@ from memplan.engine.graph import Param, Tensor
 from memplan.engine.heads import Head
 from memplan.engine.hyper import closed
 from memplan.engine.modules import Pass, norm, project
+from memplan.engine.scored import Scored
 from memplan.engine.sequence_parts import gathered
 from memplan.engine.stream_ends import averaged
 from memplan.engine.tape import Tape
@@ -48,8 +49,7 @@ def tail_forward(
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []
-            weight = _whole_head(p, spec, head) or p.param(spec.head.name, spec.head.parameters)
-            return heads.fused_loss(p, hidden, weight, head, rows, held), held, []
+            return _fused_loss(p, spec, head, hidden, rows, held), held, []
     if head.program == "hidden":
         with tape.at("loss"):
             return heads.mean_loss(p, hidden), [], []
@@ -85,6 +85,14 @@ def tail_forward(
     del hidden, logits, states
     with tape.at("loss"):
         return _loss(p, head, rows, inputs, model_locals)
+
+
+def _fused_loss(p: Pass, spec: ModelSpec, head: Head, hidden: Tensor, rows: int, held: list[Tensor]) -> Tensor:
+    """A head that never makes all of the logits."""
+    weight = _whole_head(p, spec, head) or p.param(spec.head.name, spec.head.parameters)
+    tokens = head.scored_tokens or p.tokens
+    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, head.fp32_outputs, spec.head, held)
+    return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
 
 
 def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from memplan.spec.layer import Layer
-from memplan.spec.lora import Adapter
+from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.spec.recipe import Quantised
@@ -164,6 +164,9 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         weights += part_weights(part, trained, "norm")
     if spec.project_out:
         weights += part_weights(Part(linears=(spec.project_out,)), trained, "norm")
+    if adapter and EMBEDDING in adapter.targets:
+        table = Linear(name=EMBEDDING, inputs=spec.vocab_size, outputs=width)
+        weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, table, 1)]
     for linear in spec.outer_linears if adapter else ():
         if adapter and linear.name in adapter.targets:
             weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, linear, 1)]
@@ -173,6 +176,8 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         weights.append(Weight(spec.head.name, spec.head.outputs, spec.head.inputs, 1, trained, "head"))
         if spec.head.bias:
             weights.append(Weight(spec.head.name + ".bias", spec.head.outputs, 1, 1, trained, "head"))
+    if adapter and spec.head.name in adapter.targets:
+        weights += [weight._replace(unit="head") for weight in adapter_weights(adapter, spec.head, 1)]
     if adapter and adapter.saved:
         saved = saved_weights(spec, adapter)  # in the order of the modules that hold them
         weights = [*(w for w in saved if w.unit == "embedding"), *weights, *(w for w in saved if w.unit != "embedding")]

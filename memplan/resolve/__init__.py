@@ -7,6 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
+from memplan.resolve.adapters import adapter, check_ends, settled
 from memplan.resolve.attention import attention_form
 from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_dropout_off, with_method_head
 from memplan.resolve.clusters import with_cluster
@@ -14,13 +15,13 @@ from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
 from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
-from memplan.resolve.fsdp import check_flat, fsdp_settings, resharding, upcast
+from memplan.resolve.fsdp import fsdp_settings, resharding
 from memplan.resolve.heads import HeadChoice, check_method, head
 from memplan.resolve.images import image_batch, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
 from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
-from memplan.resolve.models import adapter, as_trainer_ties, references
+from memplan.resolve.models import as_trainer_ties, references
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.parallel import parallel, with_framework
@@ -108,9 +109,8 @@ def resolve(given: JobInput) -> Recipe:
     settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     check_shared(job, split, chosen.row, spec)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
-    if adapted:
-        check_flat(adapted, split, settings, stored.precision.weights)
-        adapted = upcast(adapted, settings, notes)
+    check_ends(adapted, spec, program.name, job, split, in_megatron)
+    adapted = settled(adapted, split, settings, stored.precision.weights, notes)
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
     remark_ignored(given.ignored, method, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
-from memplan.resolve.models import Targets
+from memplan.resolve.adapters import Targets
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Stored

@@ -21,6 +21,8 @@ def module_names(value: object) -> object:
 
 
 ALL_LINEAR = "all-linear"
+EMBEDDING = "embed_tokens"
+"""The embedding's name, whatever the class calls it."""
 
 
 class Lora(Frozen):
@@ -66,3 +68,7 @@ class Adapter(NamedTuple):
     """And so is the router's weight."""
     read_itemsize: int = 0
     """Element size that PEFT reads of lora_A, and casts inputs to, where the product has it in another; 0: its own."""
+
+    def trains(self, name: str) -> bool:
+        """Whether a module outside the layers is trained: adapted, or a copy of it."""
+        return name in self.targets or name in self.saved

@@ -114,7 +114,10 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
     assert job.lora is not None
-    targets = job.lora.targets if isinstance(job.lora.targets, str) else list(job.lora.targets)
+    targets: Any = job.lora.targets
+    if not isinstance(targets, str):
+        ends = ("embed_tokens", "lm_head", "score")
+        targets = [_own_name(model, name) if name in ends else name for name in targets]
     config = LoraConfig(
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),

@@ -13,6 +13,7 @@ CLOSE = 0.002
 COMMON = {"batch_size": 2, "sequence_length": 512}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 DORA = {"r": 16, "dora": True}
+ENDS = {"r": 16, "targets": ["q_proj", "v_proj", "embed_tokens", "lm_head"]}
 MIXTRAL: dict[str, Any] = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 MIXTRAL |= {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
 QWEN3: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 512}
@@ -27,6 +28,15 @@ ALL = [
         job(SMALL, lora=DORA, autocast=True),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens", "lm_head"]}),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}, **FULL),
+        job(SMALL, lora=ENDS),
+        job(SMALL, {"tie_word_embeddings": True}, lora=ENDS, **FULL),
+        job(SMALL, lora=ENDS | {"dropout": 0.1}, method="dpo", reference="adapter", autocast=True),
+        job(SMALL, lora=ENDS, method="kto", reference="adapter", precision="bf16-amp", **FULL),
+        job(SMALL, lora=ENDS, method="simpo"),
+        job(SMALL, lora=ENDS, method="orpo", trainer="trl", **FULL),
+        job(SMALL, lora={"r": 16, "targets": ["q_proj", "score", "embed_tokens"]}, method="reward"),
+        job(SMALL, lora={"r": 16, "dora": True, "targets": ["q_proj", "lm_head"]}),
+        job(SMALL, {"model_type": "gemma", "tie_word_embeddings": True}, lora=ENDS),
         job(SMALL, MIXTRAL, lora={"r": 16}),
         job(SMALL, MIXTRAL, lora={"r": 16}, **FULL),
         job(SMALL, MIXTRAL, lora={"r": 16, "dtype": "bf16"}),
