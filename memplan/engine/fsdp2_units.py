@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
-from memplan.engine.tensors import Weight, layer_weights
+from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.lora import Adapter
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
@@ -145,7 +145,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     parts = max(1, int(recipe.reshard_after_forward))
     base = recipe.quantised
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
-    flat = recipe.sharding == "fsdp" and not recipe.fsdp.wraps_adapters and any(weight.trained for weight in weights)
+    apart = recipe.fsdp.wraps_adapters
+    flat = recipe.sharding == "fsdp" and any(in_flat(weight, apart, recipe.adapter) for weight in weights)
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
@@ -177,6 +178,14 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, waiting, parting)
 
 
+def in_flat(weight: Weight, apart: bool, adapter: Adapter | None) -> bool:
+    """Whether a trained weight is in its layer's, or the root's, flat parameter. ``apart``: PEFT's trained linears are
+    units of their own, biases of frozen ones are not.
+    """
+    own = apart and adapter is not None and (weight.adapter or weight.name in adapter.saved)
+    return weight.trained and not own
+
+
 def casts(recipe: Recipe) -> bool:
     """Whether units are gathered in the compute dtype, adapters of another too (MixedPrecisionPolicy.param_dtype)."""
     return recipe.precision.mixed or recipe.fsdp.casts
@@ -197,7 +206,7 @@ def layer_units(recipe: Recipe) -> list[Unit]:
     """A unit for each decoder layer."""
     adapter, layers = recipe.adapter, []
     for run in recipe.model.runs:
-        of_layer = list(layer_weights(run.layer, 1, adapter is None, adapter))
+        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
         layers += [unit_of(of_layer, recipe)] * run.count
     return layers
 

@@ -43,6 +43,9 @@ class Mode(NamedTuple):
     low precision."""
     frozen: frozenset[str] = frozenset()
     """Names of weights that are not trained though the others are."""
+    flat: str = ""
+    """FSDP1 beside adapters: a layer's weights get gradients where its flat parameter holds a trained one. together:
+    adapters are in it; apart: they are units of their own, and trained biases are in it."""
     half_to_float: bool = False
     """fp16: softmax and log_softmax read fp16 and write fp32 without a converted copy."""
     quantised: Quantised | None = None

@@ -11,13 +11,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.crossing import NO_CROSSING, crosses, crossing_layers, crossing_of, keys_of_images, reading
+from memplan.engine.flat_units import mode_of_layer
 from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
 from memplan.engine.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
 from memplan.engine.modules import Mode
 from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
-from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.shared_weights import uses
+from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.tapped_tower import trace_tapped
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
 from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
@@ -117,8 +118,7 @@ class TracedPass:
         self.front, self.inputs = NO_FRONT, NO_INPUTS
         if plan.spec.has_layer_inputs:
             reaches = any(LAYER_INPUTS in trace.keeps or trace.backward for trace in self.layers)
-            args = (plan.spec, mode, plan.rows, plan.length, grad, plan.embedding_trained, reaches)
-            self.inputs = trace_inputs(*args)
+            self.inputs = trace_inputs(plan.spec, mode, plan.rows, plan.length, grad, plan.embedding_trained, reaches)
         if plan.spec.front or mode.adapts_embedding:
             needs_grad = plan.embedding_trained
             self.front = trace_front(plan.spec, mode, plan.rows, plan.memory or plan.length, grad, needs_grad)
@@ -259,7 +259,7 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     needs = plan.embedding_trained or (images and not keys) or plan.style == "no-grad" or adapts
     for run in plan.spec.runs:
         own, memory = reading(run.layer, images), keys if crosses(run.layer) else 0
-        mode = plan.mode._replace(frozen=run.layer.frozen) if run.layer.frozen else plan.mode
+        mode = mode_of_layer(plan.mode, run.layer)
         left = run.count
         while left and (not needs or (not traces and _widens_stream(mode))):
             layer = _narrowed(own) if not traces and _widens_stream(mode) else own
@@ -272,7 +272,7 @@ def _trace_layers(plan: PassPlan, images: bool) -> tuple[list[LayerTrace], bool]
     if keys and plan.style != "no-grad":
         i = crossing_layers(plan.spec)[-1]
         style, own = plan.style_of(i), reading(list(plan.spec.layers())[i], images)
-        shape = own, plan.mode._replace(frozen=own.frozen), plan.rows, plan.length, style, plan.gradients_of(style)
+        shape = own, mode_of_layer(plan.mode, own), plan.rows, plan.length, style, plan.gradients_of(style)
         below = plan.embedding_trained or any(trace.backward for trace in traces[:i])
         traces[i] = trace_layer(*shape, below, True, keys)
     elif shared_inputs(run.layer, mode) and needs:

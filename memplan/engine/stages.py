@@ -6,6 +6,7 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.expert_loop import FAMILIES as LOOPING
+from memplan.engine.flat_units import flat_mode, reached_spec, root_trains
 from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, kept_part, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
@@ -19,7 +20,8 @@ def policy_mode(recipe: Recipe) -> Mode:
     """How the policy's modules run."""
     return Mode(
         weight_itemsize=recipe.compute_itemsize,
-        trained=recipe.adapter is None,
+        trained=recipe.adapter is None or root_trains(recipe),
+        flat=flat_mode(recipe),
         autocast=recipe.autocast,
         attention=recipe.attention,
         padded=recipe.padded,
@@ -56,9 +58,11 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
     head = policy_head(recipe, rows, style != "no-grad", recipe.evaluating and name == "policy")
     adapter, trained = recipe.adapter, "embed_tokens" not in recipe.model.frozen
     needs_grad = recipe.checkpointing or (trained if adapter is None else adapter.trains("embed_tokens"))
+    spec = reached_spec(recipe)
+    needs_grad = needs_grad or root_trains(recipe) or spec.frozen != recipe.model.frozen
     return PassPlan(
         name=name,
-        spec=recipe.model,
+        spec=spec,
         mode=policy_mode(recipe),
         rows=rows,
         length=recipe.completion_length if recipe.model.encoder else recipe.sequence_length,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from memplan.engine.flat_units import fullest
 from memplan.engine.fsdp2_units import padded
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import (
@@ -90,7 +91,7 @@ def enter_states(book: Ledger, recipe: Recipe, weights: list[Weight], held: Held
 
 def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[tuple[Stepped, int]]:
     """(tensor, how many of it) that the optimizer keeps states of."""
-    own = [weight for weight in weights if weight.trained or recipe.optimizer.states_of_frozen]
+    own = weights if recipe.optimizer.states_of_frozen else fullest(recipe, weights)
     return [
         (stepped(recipe, weight, held.stepped_itemsize(recipe, weight), held.optimizer_shards), weight.copies)
         for weight in own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.flat_units import fullest, reached
 from memplan.engine.fsdp2_units import gathers
 from memplan.engine.ledger import Ledger
 from memplan.engine.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
@@ -32,7 +33,7 @@ def enter_gradients(book: Ledger, recipe: Recipe, weights: list[Weight], born: s
         return  # they are in partitions
     if recipe.several and recipe.sharding == "ddp" and recipe.gradient_as_bucket_view and recipe.sync_each_batch:
         return  # they are in the buckets
-    trained = [weight for weight in weights if weight.trained]
+    trained = reached(recipe, weights)
     shards, whole = held(recipe).gradient_shards, False
     if gathers(recipe) and not recipe.sync_each_batch:
         shards, whole = 1, True
@@ -66,7 +67,7 @@ def _waiting_itemsize(recipe: Recipe) -> int:
 def enter_step(book: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
     """What the optimizer's step holds for a moment."""
     holds, optimizer, impl = held(recipe), recipe.optimizer, recipe.optimizer_impl
-    trained = [weight for weight in weights if weight.trained]
+    trained = fullest(recipe, weights)
     if recipe.fused_backward[0]:
         elements, itemsize = last_update(recipe, trained)
     else:

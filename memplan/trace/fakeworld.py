@@ -112,6 +112,11 @@ def _reshard_what_is_left(state: Any) -> None:
         _runtime_utils._reshard(state, handle, _runtime_utils._should_free_in_backward(state, handle))
 
 
+def _is_allocated(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage, which a fake one's address does not say."""
+    return tensor.untyped_storage().size() > 0
+
+
 def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """A mesh is numbers on the host, of which torch asks which are where."""
 
@@ -123,18 +128,19 @@ def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def fake_world(ranks: int, device: str) -> Iterator[None]:
-    """Be rank 0 of so many while the block runs."""
+def fake_world(ranks: int, device: str, rank: int = 0) -> Iterator[None]:
+    """Be one rank of so many while the block runs."""
     if ranks == 1:
         yield
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
         with ExitStack() as stack:
             for module in (_fsdp_init, _fully_shard):
                 if hasattr(module, MESH):
                     stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
             stack.enter_context(mock.patch.object(_runtime_utils, "_catch_all_reshard", _reshard_what_is_left))
+            stack.enter_context(mock.patch.object(_flat_param, "_data_ptr_allocated", _is_allocated))
             if device == "cuda":
                 for module in (_flat_param, _runtime_utils):  # which stream a block was used on is no size
                     stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", _nothing))

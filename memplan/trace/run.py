@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+from memplan.engine.flat_units import fullest_rank
 from memplan.engine.joined import EVALUATION, evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
@@ -46,7 +47,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         if recipe.ranks > 1:
-            stack.enter_context(fake_world(recipe.parallel.world, device))
+            stack.enter_context(fake_world(recipe.parallel.world, device, fullest_rank(recipe)))
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
