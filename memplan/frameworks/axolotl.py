@@ -21,10 +21,12 @@ from memplan.frameworks.axolotl_keys import (
 )
 from memplan.frameworks.axolotl_launch import read_start, starts
 from memplan.frameworks.axolotl_model import read_adapter, read_attention_flags, read_kernels
+from memplan.frameworks.axolotl_switches import read_switches
 from memplan.frameworks.axolotl_write import trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document
 from memplan.frameworks.hf_arguments import mapping, read_deepspeed
+from memplan.frameworks.hf_switches import read_compile, warn_where_on
 from memplan.frameworks.own_names import lora_targets, put_hf_optimizer, with_values
 from memplan.frameworks.transformers import assume_one_gpu
 from memplan.frameworks.trl_keys import METHODS as TRL_METHODS
@@ -62,12 +64,12 @@ def read(document: Document, draft: Draft) -> None:
     read_kernels(keys, method)
     _losses(keys, method)
     _spread(keys)
-    for key, why in NOT_MODELLED.items():
-        value = keys.get(key)
-        if value and value != "none" and (value is True or value != 1):
-            keys.warn(key, why)
-    if keys.flag("torch_compile") and keys.get("torch_compile") != "auto":
-        keys.put("compile", True, "torch_compile")
+    warn_where_on(keys, NOT_MODELLED)
+    if keys.get("torch_compile") == "auto":
+        keys.skip("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    else:
+        read_compile(keys)
+    read_switches(keys, method)
     assume_one_gpu(draft)
     keys.close(HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
@@ -201,7 +203,7 @@ def _spread(keys: Keys) -> None:
     """DeepSpeed's file, FSDP's config, and sizes of the device mesh."""
     if keys.has("deepspeed"):
         read_deepspeed(keys)
-    keys.skip("deepspeed", "fsdp_version", "fsdp_config", "fsdp", "fp32_norms")
+    keys.skip("deepspeed", "fsdp_version", "fsdp_config", "fsdp")
     if keys.has("ddp_bucket_cap_mb"):
         fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
     if keys.has("accelerator_config"):

@@ -25,8 +25,6 @@ def read_adapter(keys: Keys) -> None:
         "peft",
         "bnb_config_kwargs",
         "peft_autocast_adapter_dtype",
-        "peft_trainable_token_indices",
-        "lora_mlp_kernel",
     )
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if not kind:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.frameworks import hf_precision
-from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
+from memplan.frameworks.hf_switches import warn_where_on
 from memplan.frameworks.launch import Launch, launches, put_gpus
 from memplan.frameworks.llamafactory_keys import (
     ATTENTIONS,
@@ -99,13 +100,35 @@ def read_settings(settings: Settings, draft: Draft) -> None:
             keys.put("kbit_upcast", True, "upcast_layernorm")
         else:
             keys.warn("upcast_layernorm", "norms are counted in the checkpoint's dtype")
-    for key, why in NOT_MODELLED.items():
-        value = keys.get(key)
-        if value and (value is True or value != 1):
-            keys.warn(key, why)
+    _data(keys, method)
+    warn_where_on(keys, NOT_MODELLED)
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
+    draft.finishers["reentrant"] = _without_reentrant
+
+
+def _data(keys: Keys, method: str) -> None:
+    """Rows of several examples, which a 4-D mask tells apart where flash attention does not; what evaluation keeps."""
+    if keys.flag("neat_packing") and method == "sft" and keys.draft.values.get("attention") == "sdpa":
+        keys.put("padded", True, "neat_packing")
+    if "eval_batch_size" in keys.draft.values:
+        if keys.flag("predict_with_generate"):
+            keys.warn("predict_with_generate", "what evaluation generates is not counted")
+        elif keys.flag("compute_accuracy"):
+            keys.warn("compute_accuracy", "the predictions that evaluation collects on the GPU are not counted")
+    keys.skip("neat_packing", "predict_with_generate", "compute_accuracy")
+    if (keys.whole("ray_num_workers") or 1) > 1:
+        keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
+
+
+def _without_reentrant(draft: Draft) -> None:
+    """Under FSDP2 it sets ``use_reentrant_gc`` to false itself (model_utils/checkpointing.py)."""
+    sharding = draft.options.get("sharding") or draft.values.get("sharding")
+    if sharding == "fsdp2" and draft.values.get("gradient_checkpointing_reentrant"):
+        why = Origin(DEFAULT, f"{FRAMEWORK.label}: use_reentrant_gc is false under FSDP2")
+        draft.origins.pop("gradient_checkpointing_reentrant", None)
+        draft.put("gradient_checkpointing_reentrant", False, why)
 
 
 def _method(keys: Keys) -> str:

@@ -59,7 +59,6 @@ NOT_MODELLED = {
     "create_new_adapter": "one adapter is counted",
     "adapter_name_or_path": "an adapter that is loaded is counted as lora_rank says",
     "freeze_language_model": "the language model is counted as trained",
-    "rope_scaling": "is the checkpoint's own config's",
     "hyper_parallel_cp_size": "is not modelled",
     "tensor_model_parallel_size": "Megatron's engine is not read here",
     "pipeline_model_parallel_size": "Megatron's engine is not read here",
@@ -68,13 +67,14 @@ NOT_MODELLED = {
     "recompute_granularity": "Megatron's engine is not read here",
     "virtual_pipeline_model_parallel_size": "Megatron's engine is not read here",
     "megatron_bridge_args": "Megatron's engine is not read here",
-    "train_from_scratch": "",
+    "use_eaft_loss": "the copy of the logits that weighs tokens is not counted",
+    "use_v1_kernels": "norms and experts are counted as transformers runs them",
 }
 """Keys that bear on memory, where they are on."""
 HARMLESS = words(
-    """template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
+    """template rope_scaling dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
-    eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
+    eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing tool_format
     default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system freeze_extra_modules
     loraplus_lr_ratio loraplus_lr_embedding pissa_init pissa_iter pissa_convert module_dropout pref_beta
     pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs
@@ -83,11 +83,11 @@ HARMLESS = words(
     apollo_proj_type apollo_scale_type apollo_scale_front badam_mode badam_start_block badam_switch_mode
     badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose use_swanlab swanlab_project
     swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url
-    swanlab_lark_secret use_dft_loss asft_alpha use_eaft_loss eaft_alpha compute_accuracy disable_shuffling
+    swanlab_lark_secret use_dft_loss asft_alpha eaft_alpha disable_shuffling
     early_stopping_steps plot_loss include_effective_tokens_per_second do_sample temperature top_p top_k num_beams
     max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens adapter_folder cache_dir
     use_fast_tokenizer split_special_tokens init_special_tokens low_cpu_mem_usage moe_aux_loss_coef
-    infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token ms_hub_token om_hub_token
+    infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token
     print_param_status trust_remote_code quantization_device_map image_max_pixels image_min_pixels
     image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen
     use_audio_in_video audio_sampling_rate export_dir export_size export_device export_quantization_bit
@@ -95,8 +95,8 @@ HARMLESS = words(
     export_hub_model_id vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen
     sglang_mem_fraction sglang_tp_size sglang_config kt_cpu_activation kt_weight_path kt_non_expert_weight_path
     kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num kt_lora_expert_intermediate_size compute_dtype
-    device_map model_max_length block_diag_attn ray_num_workers ray_init_kwargs master_addr master_port
-    enable_torch_profiler profiler_output_dir fp8_backend fp8_enable_fsdp_float8_all_gather predict_with_generate
+    device_map model_max_length block_diag_attn ray_init_kwargs master_addr master_port
+    enable_torch_profiler profiler_output_dir fp8_backend fp8_enable_fsdp_float8_all_gather
     use_distributed_optimizer overlap_param_gather overlap_grad_reduce use_packed_sequences export_hf_on_finish
     sequence_parallel bias_activation_fusion apply_rope_fusion masked_softmax_fusion moe_grouped_gemm
     moe_token_dispatcher_type recompute_method recompute_num_layers calculate_per_token_loss train_from_scratch

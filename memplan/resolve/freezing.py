@@ -21,6 +21,10 @@ EMBEDDING, TOWER, PROJECTOR = "embed_tokens", "vision", "projector"
 def frozen_model(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
     """The model with the weights marked that are not trained. Raises InvalidJob for a pattern that names none."""
     if not job.freeze:
+        if trainer.freezes_tower and spec.tower and job.lora is None:
+            notes.assume(
+                f"freeze: {trainer.title} freezes the vision tower and its projector; they are counted trained"
+            )
         return spec
     if job.lora is not None:
         raise InvalidJob("freeze: the base is frozen under LoRA already", "leave freeze out, or name lora.targets")

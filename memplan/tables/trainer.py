@@ -137,6 +137,8 @@ class Trainer(NamedTuple):
     """Methods that need a reward model on the card: one of the policy's shape, where the job names none."""
     disables_dropout: tuple[str, ...] = ()
     """Methods whose trainer sets every dropout of the policy to 0, once the adapters are there."""
+    freezes_tower: bool = False
+    """Vision tower and projector are not trained where nobody says otherwise."""
     switches: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """What it can be told of a plan's choices, by job key (``trainer_switches``); a key that is not named is free."""
     switches_over_several: Mapping[str, tuple[Any, ...]] = MappingProxyType({})

@@ -60,6 +60,7 @@ ROWS = (
         free_sft_term=True,
         kl_after_policy=True,
         disables_dropout=("dpo", "ipo", "kto", "orpo", "simpo"),
+        freezes_tower=True,
         source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
     ),
     Trainer(

@@ -1,0 +1,91 @@
+"""Axolotl's switches that bear on memory by themselves or with others: fused adapters, plugins, evaluation, packing.
+
+Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, attn_needs_dtype_cast), loaders/model.py
+(_configure_embedding_dtypes), loaders/patch_manager.py (_apply_sdpa_varlen_patch), core/builders/causal.py.
+"""
+
+from __future__ import annotations
+
+from memplan.frameworks.base import Draft, Keys
+
+KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+PLUGINS = (
+    "cut_cross_entropy", "liger", "lm_eval", "spectrum", "swanlab", "nemo_gym", "hatchery", "kd", "diffusion", "kernels",
+    "mora", "expert_parallel", "llm_compressor", "ebft",
+)  # fmt: skip
+"""Those that only do what keys of their own say, which are read or warned about."""
+GENERATING = ("do_causal_lm_eval", "do_bench_eval", "eval_table_size", "generate_samples", "dpo_generate_during_eval")
+
+
+def read_switches(keys: Keys, method: str) -> None:
+    """After adapters, attention, losses and sharding are read."""
+    _fused_adapters(keys, method)
+    _plugins(keys)
+    evaluates = "eval_batch_size" in keys.draft.values
+    for key in GENERATING:
+        if keys.get(key) and evaluates:
+            keys.warn(key, "what evaluation generates is not counted")
+    length = keys.whole("eval_sequence_len") or 0
+    if evaluates and length > int(keys.draft.values.get("sequence_length") or length):
+        keys.warn("eval_sequence_len", "evaluation is counted with sequences of sequence_len")
+    keys.skip(*GENERATING, "eval_sequence_len")
+    if keys.has("base_model_config") and keys.text("base_model_config") != keys.text("base_model"):
+        keys.warn("base_model_config", "the model is counted by the config of base_model")
+    keys.skip("base_model_config")
+    attention = keys.draft.values.get("attention", "sdpa")
+    if keys.flag("sample_packing") and keys.flag("sdpa_varlen") is False and attention == "sdpa":
+        keys.put("padded", True, "sdpa_varlen")  # documents of a row are told apart by a 4-D mask
+    keys.skip("sample_packing", "sdpa_varlen")
+    if keys.flag("use_ray") and (keys.whole("ray_num_workers") or 1) > 1:
+        keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
+    keys.skip("use_ray", "ray_num_workers")
+    for key in ("ring_attn_func", "heads_k_stride"):
+        if int(keys.draft.values.get("context_parallel") or 1) > 1:
+            keys.warn(key, "keys and values are counted as they pass around torch's ring")
+        keys.skip(key)
+    keys.draft.finishers["embeddings"] = _wide_ends
+
+
+def _fused_adapters(keys: Keys, method: str) -> None:
+    """Functions of their own for LoRA's projections: where a file says nothing, Axolotl takes them in supervised
+    fine-tuning, but under FSDP1, over 8 bits, and with code of the checkpoint's own.
+    """
+    if not keys.has("adapter"):
+        keys.skip(*KERNELS)
+        return
+    for key in KERNELS:
+        if keys.flag(key):
+            keys.warn(key, "adapters are counted as PEFT runs them, which keeps more")
+    said = any(keys.has(key) for key in KERNELS) or keys.flag("trust_remote_code") or keys.flag("load_in_8bit")
+    if said or method != "sft" or keys.draft.values.get("sharding") == "fsdp":
+        return
+    keys.draft.remarks.append(
+        f"{keys.settings.path}: Axolotl runs LoRA by kernels of its own unless lora_mlp_kernel and its like are false: "
+        "PEFT's code is counted, which keeps more"
+    )
+
+
+def _plugins(keys: Keys) -> None:
+    """Plugins that are known to bear, or not known."""
+    for item in keys.get("plugins") or ():
+        parts = str(item).split(".")
+        name = parts[2] if parts[:2] == ["axolotl", "integrations"] and len(parts) > 2 else str(item)
+        if name == "grokfast":
+            keys.warn("plugins", "the average of the gradients that grokfast keeps is not counted")
+        elif name not in PLUGINS:
+            keys.warn("plugins", f"what {name[:60]} does is not known")
+
+
+def _wide_ends(draft: Draft) -> None:
+    """Without FSDP, embeddings, head and norms are cast to fp32, and cast back for adapters, flash attention and cut
+    cross-entropy alone; DeepSpeed casts them with the rest.
+    """
+    values = {**draft.values, **draft.options}
+    sharding = str(values.get("sharding") or "none")
+    narrow = values.get("lora") or values.get("attention") == "flash" or values.get("loss_head") == "cut-cross-entropy"
+    if narrow or sharding not in ("none", "ddp") or draft.facts.get("load", ("fp32",))[0] == "fp32":
+        return
+    draft.remarks.append(
+        "Axolotl keeps embeddings, head and norms in fp32 where it trains all weights without flash attention, FSDP or "
+        "DeepSpeed: they are counted in half precision"
+    )
