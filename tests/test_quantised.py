@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from memplan.api import estimate
 from memplan.engine.build import ledger
+from memplan.engine.modules import Pass, project
 from memplan.engine.stages import policy_mode
+from memplan.engine.tags import Dim
+from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
+from memplan.spec.parts import Linear
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.quantizations import QUANTIZATIONS
@@ -213,3 +217,20 @@ def test_an_8b_model_in_four_bits_fits_a_24_gb_card(keys: dict[str, Any]) -> Non
     assert report.verdict.fits == "yes"
     labels = {row.label if hasattr(row, "label") else row.name for row in report.per_gpu.ledger}
     assert {"quantised weights of the policy", "unquantised weights of the policy"} <= labels
+
+
+@pytest.mark.parametrize(("name", "scales"), [("nf4", 0), ("nf4-double", 2)])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_a_forward_holds_matrix_and_scales_then_three_results(name: str, scales: int, tokens: int) -> None:
+    """Few tokens: the product's locals decide (bitsandbytes 0.50 ``_dequant_linear_fallback``). Many: the clone, which
+    has taken the base result's place (PEFT 0.21 tuners/lora/bnb.py), the adapters' output and the sum.
+    """
+    resolved = recipe(quantization=name, lora={"r": 8, "targets": ["down_proj"], "dtype": "bf16"})
+    tape, matrix, result = Tape(), 640 * 256 * 2, tokens * 256 * 2
+    tape.grad_enabled = False
+    p = Pass(tape, policy_mode(resolved), 1, tokens)
+    x = tape.new(Dim("T·f", tokens * 640), 2, "x")
+    out = project(p, x, Linear(name="down_proj", inputs=640, outputs=256), "h", "outputs")
+    most = max(matrix + scales * 640 * 256 // 64 * 4 + result, 3 * result)
+    assert max(size for size, _ in tape.peaks.values()) == tokens * 640 * 2 + most
+    assert tape.live == tokens * 640 * 2 + out.dim.elements * 2

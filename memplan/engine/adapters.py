@@ -27,8 +27,6 @@ def adapted(
     """
     tape, itemsize = p.tape, result.itemsize
     bnb = base is not None and base.scheme.product.startswith("bnb")
-    if base is not None and base.scheme.clones:
-        result = ops.copy(tape, result, "cloned results")
     keeps = bnb and tape.autocast > 0
     source = x if keeps else ops.cast(tape, x, adapter.read_itemsize or adapter.itemsize, "adapter inputs")
     if adapter.dora:
@@ -49,6 +47,11 @@ def adapted(
         total = ops.add(tape, result, scaled, "adapter sums")
         del scaled
     return total if keeps else ops.cast(tape, total, itemsize, "adapter sums")
+
+
+def cloned(tape: Tape, result: Tensor, base: Quantised | None) -> Tensor:
+    """The result that PEFT adds to: of some formats a clone, for which the base's own is let go of."""
+    return ops.copy(tape, result, "cloned results") if base is not None and base.scheme.clones else result
 
 
 def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine import ops
-from memplan.engine.adapters import adapted
+from memplan.engine.adapters import adapted, cloned
 from memplan.engine.fused_modules import FUSED_NORMS, fused_norm
 from memplan.engine.graph import Param, Tensor
 from memplan.engine.norms import NORMS, add_bias
@@ -160,7 +160,9 @@ def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str, quantis
     out = p.dim(symbol, linear.outputs)
     result = _base(p, x, linear, out, label, quantised)
     if mode.adapter and linear.name in mode.adapter.targets:
-        return adapted(p, x, result, linear, out, mode.adapter, mode.quantised if quantised else None)
+        base = mode.quantised if quantised else None
+        result = cloned(p.tape, result, base)
+        return adapted(p, x, result, linear, out, mode.adapter, base)
     return result
 
 

@@ -6,7 +6,7 @@ Variables live as in transformers 5.23. A pass has a row for each tile, or one r
 from __future__ import annotations
 
 from memplan.engine import ops
-from memplan.engine.adapters import adapted
+from memplan.engine.adapters import adapted, cloned
 from memplan.engine.graph import Grads, Node, Param, Tensor
 from memplan.engine.modules import Pass, norm
 from memplan.engine.tags import Dim
@@ -72,7 +72,7 @@ def unfolded(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
         return result
     if adapter.itemsize == x.itemsize:
         x = ops.copy(tape, x, "unfolded pixels")
-    return adapted(p, x, result, linear, out, adapter, p.mode.quantised)
+    return adapted(p, x, cloned(tape, result, p.mode.quantised), linear, out, adapter, p.mode.quantised)
 
 
 def gathered(p: Pass, x: Tensor, images: int) -> Tensor:

@@ -38,17 +38,28 @@ def dequantise(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> Te
     return _MAKERS[base.scheme.product](tape, linear, base, itemsize)
 
 
+def _scales(tape: Tape, linear: Linear, base: Quantised, tensors: int) -> list[Tensor]:
+    """Nested scales of a 4-bit matrix in fp32."""
+    blocks = Dim("in·out/64", -(-linear.inputs * linear.outputs // base.scheme.group))
+    return [tape.gradient((blocks, ops.FP32), "absmax in fp32") for _ in range(tensors if base.scheme.nested else 0)]
+
+
 def _from_four_bits(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> Tensor:
-    """``dequantize_4bit``: nested scales become fp32 first, twice (product and sum with the offset)."""
-    dim = _matrix(linear)
-    if not base.scheme.nested:
-        return tape.gradient((dim, itemsize), BUFFER)
-    blocks = Dim("in·out/64", -(-dim.elements // base.scheme.group))
-    products = tape.gradient((blocks, ops.FP32), "absmax in fp32")
-    sums = tape.gradient((blocks, ops.FP32), "absmax in fp32")
-    matrix = tape.gradient((dim, itemsize), BUFFER)
-    del products, sums
+    """``dequantize_4bit``: nested scales become fp32 first, and their offset is added in place."""
+    scales = _scales(tape, linear, base, 1)
+    matrix = tape.gradient((_matrix(linear), itemsize), BUFFER)
+    del scales
     return matrix
+
+
+def _multiplied_by(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> list[Tensor]:
+    """What a forward product holds: the matrix; of four bits the scales too, without and with their offset
+    (bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``).
+    """
+    if base.scheme.product != "bnb-4bit":
+        return [dequantise(tape, linear, base, itemsize)]
+    scales = _scales(tape, linear, base, 2)
+    return [tape.gradient((_matrix(linear), itemsize), BUFFER), *scales]
 
 
 def _from_int8(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> Tensor:
@@ -107,9 +118,9 @@ def _transient(
         del matrix
         return (result,)
 
-    matrix = dequantise(tape, linear, base, itemsize)
+    held = _multiplied_by(tape, linear, base, itemsize)
     result = tape.new(out, itemsize, label, tape.node((source,), (saved,), backward))
-    del matrix, source
+    del held, source
     return ops.cast(tape, result, before, label)
 
 

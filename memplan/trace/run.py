@@ -20,7 +20,7 @@ from memplan.engine.joined import EVALUATION, evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.trace import building, liger, parallel
+from memplan.trace import building, liger, parallel, quantised
 from memplan.trace.device import fake_device, real_device
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
@@ -51,6 +51,8 @@ def run(
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
+        if recipe.quantised is not None:
+            stack.enter_context(quantised.dequantising())
         stack.enter_context(tracker)
         state = _State(job, recipe, config, device, tracker, progress)
         stack.callback(state.unpatch)
@@ -83,8 +85,14 @@ class _State:
         self.job, self.recipe, self.tracker, self.progress = job, recipe, tracker, progress
         progress("building the model")
         self.policy: Any = building.build_model(config, recipe, building.stored_dtype(recipe), device)
+        if recipe.quantised is not None:
+            quantised.quantise(self.policy, recipe.quantised, device)
+        if recipe.norm_itemsize:
+            quantised.upcast_norms(self.policy)
         if recipe.adapter is not None:
             self.policy = building.with_adapters(self.policy, job, device, recipe.adapter.dropout)
+            if recipe.quantised is not None and recipe.adapter.itemsize < recipe.adapter.magnitude_itemsize:
+                quantised.narrow_adapters(self.policy)
         building.freeze(self.policy, job.freeze)
         self.unpatch = liger.patch(self.policy, recipe.kernels)
         if recipe.checkpointing:
@@ -160,6 +168,7 @@ class _State:
         """What the blocks made so far are."""
         mark = self.tracker.mark
         mark(self.policy.buffers(), "buffers")
+        mark(quantised.states_of(self.policy), "parameters")
         mark((p for n, p in self.policy.named_parameters() if "lora_" not in n), "parameters")
         mark((p for n, p in self.policy.named_parameters() if "lora_" in n), "adapters")
         if self.reference is not None:

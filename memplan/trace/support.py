@@ -59,8 +59,7 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"sharding: {recipe.sharding} cannot be traced", "use " + ", ".join(SHARDINGS))
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
-    if recipe.job.get("quantization", "none") != "none":
-        raise InvalidJob("quantization: a quantised base cannot be traced: its kernels need a GPU", "quantization none")
+    _check_quantised(recipe)
     if name != "pytorch" and recipe.sources.get("logits_dtype"):
         raise InvalidJob(f"logits_dtype: {name} decides it itself", "leave logits_dtype out")
     if recipe.kernels.compiled:
@@ -97,6 +96,25 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("mixer_kernels: kernels of mamba-ssm and its like need a GPU", "use mixer_kernels torch")
     _check_halves(recipe)
     _check_ranks(recipe)
+
+
+def _check_quantised(recipe: Recipe) -> None:
+    """bitsandbytes' four bits alone, and only whole."""
+    base = recipe.quantised
+    if base is None:
+        return
+    if base.scheme.product != "bnb-4bit":
+        raise InvalidJob(
+            f"quantization: {base.scheme.name} cannot be traced: its kernels need a GPU", "use quantization nf4"
+        )
+    if base.experts and recipe.model.routed:
+        raise InvalidJob(
+            f"trainer_version: before transformers 5, which is traced, {recipe.model.family}'s experts were linears, "
+            "and quantised",
+            "leave trainer_version out",
+        )
+    if recipe.ranks > 1:
+        raise InvalidJob("num_gpus: a quantised base is traced on one GPU", "num_gpus 1")
 
 
 def _check_online(recipe: Recipe) -> None:
