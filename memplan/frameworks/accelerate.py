@@ -176,7 +176,9 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
             put_inner(found, "deepspeed", inner, {"device": device}, key)
     put_inner(found, "deepspeed", "own_defaults", True, "zero_stage")
     draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
-    found.close({*HARMLESS, "msamp_opt_level", "enable_msamp"})
+    if found.flag("enable_msamp"):
+        found.warn("enable_msamp", "weights and states in fp8 (MS-AMP) are not modelled")
+    found.close({*HARMLESS, "msamp_opt_level"})
 
 
 def _accumulation(keys: Keys) -> None:
@@ -215,6 +217,13 @@ def _dynamo(keys: Keys, over: Keys) -> None:
     keys.skip("dynamo_config", "dynamo_backend")
     if backend.lower() not in ("no", "none", "eager"):
         keys.put("compile", True, "dynamo_config" if section else "dynamo_backend")
+        mode = str(over.get("dynamo_mode") or inner.get("dynamo_mode") or keys.get("dynamo_mode") or "")
+        holder = over if over.has("dynamo_mode") else keys
+        if mode in ("reduce-overhead", "max-autotune"):
+            holder.warn("dynamo_config" if inner.get("dynamo_mode") else "dynamo_mode", "CUDA graphs are not counted")
+        if backend.lower() != "inductor":
+            at = over if over.has("dynamo_backend") else keys
+            at.warn("dynamo_config" if section else "dynamo_backend", f"{backend[:20]} is counted as inductor")
 
 
 FRAMEWORK = Framework(

@@ -31,6 +31,7 @@ from memplan.frameworks.own_names import lora_targets, put_hf_optimizer, with_va
 from memplan.frameworks.transformers import assume_one_gpu
 from memplan.frameworks.trl_keys import METHODS as TRL_METHODS
 from memplan.frameworks.trl_online import read_online
+from memplan.tables.choices import SYNONYMS
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -242,6 +243,9 @@ def _fsdp(keys: Keys) -> None:
             more |= {"sharding_strategy": name.upper()}
     if "offload" in on:
         more |= {"offload_params": True}
+    policy, computed = str(inner.values.get("mixed_precision_policy") or ""), keys.draft.facts["load"][0]
+    if policy and SYNONYMS["dtype"].get(policy, policy) != computed:
+        keys.warn("fsdp_config", f"mixed_precision_policy {policy[:20]}: weights are counted as gathered in {computed}")
     settings = with_values(inner, more)
     values = dict(settings.values)
     for name in ("final_state_dict_type", "cpu_offload_pin_memory", "mixed_precision_policy"):

@@ -10,8 +10,8 @@ from memplan.frameworks.base import Draft, Keys
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 PLUGINS = (
-    "cut_cross_entropy", "liger", "lm_eval", "spectrum", "swanlab", "nemo_gym", "hatchery", "kd", "diffusion", "kernels",
-    "mora", "expert_parallel", "llm_compressor", "ebft",
+    "cut_cross_entropy", "liger", "lm_eval", "spectrum", "swanlab", "nemo_gym", "hatchery", "kd", "diffusion",
+    "kernels", "mora", "expert_parallel", "llm_compressor", "ebft",
 )  # fmt: skip
 """Those that only do what keys of their own say, which are read or warned about."""
 GENERATING = ("do_causal_lm_eval", "do_bench_eval", "eval_table_size", "generate_samples", "dpo_generate_during_eval")

@@ -19,10 +19,18 @@ HARMLESS = words(
     """gradient_clipping scheduler steps_per_print wall_clock_breakdown zero_allow_untested_optimizer dump_state
     prescale_gradients gradient_predivide_factor sparse_gradients flops_profiler tensorboard wandb
     csv_monitor comms_logger checkpoint load_universal_checkpoint disable_allgather memory_breakdown
-    zero_force_ds_cpu_optimizer activation_checkpointing elasticity autotuning aio data_efficiency
+    zero_force_ds_cpu_optimizer activation_checkpointing autotuning aio
     seq_parallel_communication_data_type curriculum_learning dataloader_drop_last comms_config timers
-    monitor_config seed compile use_data_before_expert_parallelism hybrid_engine amp"""
+    monitor_config seed use_data_before_expert_parallelism """
 )
+WHERE_ENABLED = {
+    "elasticity": ("enabled", "the micro-batch is counted as it is written, not as DeepSpeed chooses it"),
+    "data_efficiency": ("enabled", "whole sequences are counted"),
+    "hybrid_engine": ("enabled", "what the hybrid engine holds to generate is not counted"),
+    "amp": ("enabled", "apex is not modelled"),
+    "compile": ("deepcompile", "DeepCompile is not modelled"),
+}
+"""Sections that bear where this key of theirs is on."""
 OPTIMIZERS = {
     "adam": "adamw",
     "adamw": "adamw",
@@ -66,6 +74,10 @@ def read_settings(settings: Settings, draft: Draft) -> None:
     for key in ("data_types", "communication_data_type", "tensor_parallel", "torch_autocast", "pipeline"):
         if keys.has(key):
             put_inner(keys, "deepspeed", key, keys.get(key), key)
+    for key, (inner, why) in WHERE_ENABLED.items():
+        section = keys.section(key)
+        if section.get(inner) not in (None, False, "false", AUTO):
+            keys.warn(key, why)
     keys.close(HARMLESS)
     draft.finishers["precision"] = settle
 

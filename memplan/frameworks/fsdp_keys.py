@@ -6,6 +6,7 @@ training_args.py (_process_fsdp_args).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from memplan.spec.job import Job
 
 HARMLESS = words(
     """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap state_dict_type
-    sync_module_states cpu_ram_efficient_loading ignored_modules xla xla_fsdp_settings xla_fsdp_grad_ckpt
+    sync_module_states cpu_ram_efficient_loading xla xla_fsdp_settings xla_fsdp_grad_ckpt
     xla_fsdp_v2 min_num_params"""
 )
 LAUNCH: dict[str, Any] = {
@@ -95,6 +96,12 @@ def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
         for table in (keys.draft.values, keys.draft.origins):
             table.pop("gradient_checkpointing", None)
         found.put("gradient_checkpointing", "full", found.named("activation_checkpointing"))
+    if found.has("ignored_modules"):
+        found.warn(found.named("ignored_modules"), "modules that FSDP leaves alone are counted as split")
+    classes = (found.text("transformer_layer_cls_to_wrap") or "").replace(" ", "").split(",")
+    parts = [name for name in classes if re.search(r"Embed|MLP|Attention|Expert|Moe(?!.*Layer)|Norm|Linear", name)]
+    if parts:
+        found.warn(found.named("transformer_layer_cls_to_wrap"), f"{parts[0][:40]}: units are counted as whole layers")
     found.close({*HARMLESS, *(f"fsdp_{name}" for name in HARMLESS)})
 
 

@@ -69,7 +69,7 @@ OPTIMIZERS = {
 VERBS = ("finetune", "finetune_lora", "finetune_full", "pretrain", "finetune_adapter", "finetune_adapter_v2")
 HARMLESS = words(
     """out_dir data eval log logger_name seed access_token resume initial_checkpoint_dir initial_validation
-    tokenizer_dir initial_checkpoint model_config"""
+    tokenizer_dir initial_checkpoint"""
 )
 
 
@@ -139,6 +139,7 @@ def read_settings(settings: Settings, draft: Draft) -> None:
         keys.put("autocast", autocast, "precision")
     _adapter(keys, precision)
     _optimizer(keys)
+    keys.warn("model_config", "the model is counted as its name says")
     assume_one_gpu(draft)
     keys.close(HARMLESS)
 

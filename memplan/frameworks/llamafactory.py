@@ -104,7 +104,7 @@ def read_settings(settings: Settings, draft: Draft) -> None:
     warn_where_on(keys, NOT_MODELLED)
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS)
-    draft.finishers["precision"] = hf_precision.settle
+    draft.finishers["precision"] = _settle
     draft.finishers["reentrant"] = _without_reentrant
 
 
@@ -122,10 +122,21 @@ def _data(keys: Keys, method: str) -> None:
         keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
 
 
+def _settle(draft: Draft) -> None:
+    """Where neither bf16 nor fp16 is on, all weights are trained in fp32, but under DeepSpeed (model/adapter.py)."""
+    amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "")))
+    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    known = {"precision", "dtype"} & (draft.given | set(draft.values)) or "zero_stage" in draft.given
+    if amp == "no" and not known and not draft.values.get("lora") and not sharding.startswith("zero"):
+        draft.put("precision", "fp32", why)
+    hf_precision.settle(draft)
+
+
 def _without_reentrant(draft: Draft) -> None:
     """Under FSDP2 it sets ``use_reentrant_gc`` to false itself (model_utils/checkpointing.py)."""
     sharding = draft.options.get("sharding") or draft.values.get("sharding")
-    if sharding == "fsdp2" and draft.values.get("gradient_checkpointing_reentrant"):
+    checkpoints = draft.values.get("gradient_checkpointing") != "none"
+    if sharding == "fsdp2" and checkpoints and draft.values.get("gradient_checkpointing_reentrant"):
         why = Origin(DEFAULT, f"{FRAMEWORK.label}: use_reentrant_gc is false under FSDP2")
         draft.origins.pop("gradient_checkpointing_reentrant", None)
         draft.put("gradient_checkpointing_reentrant", False, why)

@@ -72,9 +72,9 @@ NOT_MODELLED = {
 }
 """Keys that bear on memory, where they are on."""
 HARMLESS = words(
-    """template rope_scaling dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
-    mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
-    eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing tool_format
+    """template rope_scaling dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming
+    buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers
+    max_samples eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing tool_format
     default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system freeze_extra_modules
     loraplus_lr_ratio loraplus_lr_embedding pissa_init pissa_iter pissa_convert module_dropout pref_beta
     pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs

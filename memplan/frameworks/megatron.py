@@ -37,6 +37,8 @@ from memplan.units import ceil_div
 _PROGRAM = re.compile(
     r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$"
 )
+MASK = 2**26
+"""Bytes of a mask from which on it is told: 64 MiB."""
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
 
 
@@ -127,8 +129,12 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
         keys.warn("optimizer", f"optimizer {name[:20]} is not modelled: adamw is counted in its place")
     backend = (keys.text("attention_backend") or "auto").lower()
     flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
+    if keys.text("transformer_impl") == "local" and not mindspeed:
+        keys.warn("transformer_impl", "layers are counted as Transformer Engine's, but for their attention")
+        flash = bool(keys.flag("use_flash_attn"))
     kernel = "flash" if half else "sdpa"
     keys.put("attention", kernel if flash else "eager", "attention_backend", "use_flash_attn")
+    _masks(keys, mindspeed)
     if keys.number("hidden_dropout") != 0:
         draft.remarks.append(
             f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks "
@@ -196,13 +202,34 @@ def _batch(keys: Keys, ranks: int) -> None:
         keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * ranks)), "global_batch_size")
 
 
+def _masks(keys: Keys, mindspeed: bool) -> None:
+    """The data loader's mask of all tokens by all tokens, one byte each; MindSpeed's ways of context parallelism."""
+    length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size") or 1
+    made = not keys.flag("no_create_attention_mask_in_dataloader")
+    if made and not mindspeed and length * length * micro >= MASK:
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: each micro-batch comes with an attention mask of {length * length * micro:,} "
+            "bytes, which is left out; add --no-create-attention-mask-in-dataloader"
+        )
+    if mindspeed and (keys.whole("context_parallel_size") or 1) > 1:
+        word = keys.text("context_parallel_algo") or "ulysses_cp_algo"
+        ways = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p"}
+        if word in ways:
+            put_inner(keys, "megatron", "cp_comm_type", ways[word], "context_parallel_algo")
+        else:
+            keys.warn("context_parallel_algo", f"{word[:30]} is counted as Megatron's ring")
+    keys.skip("context_parallel_algo")
+
+
 def _recompute(keys: Keys) -> None:
-    kind = (
-        keys.text("recompute_granularity") or ("selective" if keys.flag("recompute_activations") else "none")
-    ).lower()
+    """``checkpoint_activations`` is what full recomputation was called until 2022."""
+    kind = keys.text("recompute_granularity") or (
+        "full" if keys.flag("checkpoint_activations") else "selective" if keys.flag("recompute_activations") else "none"
+    )
+    kind = kind.lower()
     if kind not in ("full", "selective", "none"):
         raise keys.settings.error("recompute_granularity", f"{kind[:20]!r} is not known", "use full or selective")
-    keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations")
+    keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations", "checkpoint_activations")
 
 
 def _knobs(keys: Keys) -> None:

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import words
+from memplan.frameworks.megatron_bearing import NOT_MODELLED_OF_LAYERS, NOT_MODELLED_OF_TRAINING
 
 OF_MINDSPEED = words(
     """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
@@ -95,6 +96,8 @@ NOT_MODELLED = {
     "encoder_num_layers": "an encoder is not counted",
     "moe_alltoall_overlap_comm": "is not modelled",
     "moe_fb_overlap": "is not modelled",
+    **NOT_MODELLED_OF_LAYERS,
+    **NOT_MODELLED_OF_TRAINING,
 }
 """Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
 has them for data, rates, logging, checkpoints, initialisation or speed."""
@@ -103,7 +106,7 @@ BEARING = re.compile(r".*(recompute|offload|fsdp|parallel_size|cuda_graph|lora|s
 KNOWN = words(
     """no_load_optim no_save_optim sequence_parallel lora_load lora_fusion lora_ckpt_filter lora_modify
     use_distributed_optimizer use_ring_exchange_p2p fsdp_double_buffer hierarchical_context_parallel_sizes
-    lora_register_forward_hook recompute_method context_parallel_algo quantize adapter_load
+    lora_register_forward_hook recompute_method quantize adapter_load
     data_parallel_sharding_strategy
     dist_ckpt_optim_fully_reshardable inference_dynamic_batching_num_cuda_graphs rl_offload_optimizer_during_inference
     moe_pad_experts_for_cuda_graph_inference no_shared_storage inference_max_requests

@@ -79,6 +79,13 @@ DEBUG = {
     },
 }
 """Flavors ``debugmodel``, of Qwen's ``debugmodel_moe``."""
+NOT_MODELLED = {
+    "disable_loss_parallel": "logits are counted as divided over the tensor-parallel ranks",
+    "enable_async_tensor_parallel": "the symmetric buffers of asynchronous tensor parallelism are not counted",
+    "enable_compiled_autograd": "backward is counted as it runs without compiled autograd",
+    "context_parallel_rotate_method": "keys and values are counted as gathered",
+}
+"""Of ``parallelism``, where they are on."""
 HARMLESS = words(
     "job profiling metrics lr_scheduler checkpoint comm memory_estimation fault_tolerance experimental "
     "validation debug encoder"
@@ -110,13 +117,35 @@ def read(document: Document, draft: Draft) -> None:
     compiled = keys.section("compile", {"enable": False})
     if compiled.flag("enable"):
         compiled.put("compile", True, "enable")
+        parts = compiled.names("components")
+        if parts and "model" not in parts:
+            compiled.warn("components", "the layers are counted as compiled")
+        if (compiled.text("backend") or "inductor") != "inductor":
+            compiled.warn("backend", "another backend is counted as inductor")
     compiled.close(words("components backend"))
+    _beside(keys)
     keys.draft.put("attention", "sdpa", Origin("trainer", f"{FRAMEWORK.label}: sdpa"))
     keys.draft.put("loss_head", "cross-entropy", Origin("trainer", f"{FRAMEWORK.label}: cross_entropy_loss"))
     keys.draft.put("logits_dtype", "fp32", Origin("trainer", f"{FRAMEWORK.label}: pred.float()"))
     for name in ("quantize", "float8", "mx"):
         keys.skip(name)
     keys.close(HARMLESS)
+
+
+def _beside(keys: Keys) -> None:
+    """Validation's batch, and switches of other sections that bear where they are on."""
+    validation = keys.section("validation", {"local_batch_size": 8})
+    if validation.flag("enable"):
+        validation.copy("eval_batch_size", "local_batch_size", "whole")
+        if (validation.whole("seq_len") or 0) > int(keys.draft.values.get("sequence_length") or 0):
+            validation.warn("seq_len", "validation is counted with sequences of training.seq_len")
+    for section, key in (("debug", "deterministic"), ("training", "deterministic")):
+        inner = keys.section(section)
+        if inner.flag(key):
+            inner.warn(key, "deterministic kernels need more scratch memory, which is not counted")
+    tolerant = keys.section("fault_tolerance")
+    if tolerant.flag("enable"):
+        tolerant.warn("enable", "replicas of torchft, and their copies of the states, are not counted")
 
 
 def _model(model: Keys, keys: Keys) -> None:
@@ -176,17 +205,20 @@ def _parallel(keys: Keys) -> tuple[int, int]:
             keys.put("reshard_after_forward", again, "fsdp_reshard_after_forward")
     elif replicate > 1:
         keys.put("sharding", "ddp", "data_parallel_replicate_degree")
+    for name, why in NOT_MODELLED.items():
+        if keys.get(name) not in (None, False, "", "allgather"):
+            keys.warn(name, why)
     keys.warn("pipeline_parallel_layers_per_stage", "stages are counted as one chunk each")
     keys.warn("module_fqns_per_model_part", "stages are counted as equal")
     schedule = keys.text("pipeline_parallel_schedule") or "1F1B"
     if sizes["pipeline_parallel"] > 1 and schedule not in ("1F1B", "Interleaved1F1B"):
         keys.warn("pipeline_parallel_schedule", f"{schedule[:30]} is counted as 1F1B")
     keys.close(
-        words("""disable_loss_parallel enable_async_tensor_parallel pipeline_parallel_first_stage_less_layers
+        words("""pipeline_parallel_first_stage_less_layers
                      pipeline_parallel_last_stage_less_layers pipeline_parallel_microbatch_size
                      fsdp_reshard_after_forward
-                     pipeline_parallel_schedule_csv context_parallel_rotate_method context_parallel_load_balancer
-                     expert_parallel_comm_backend expert_tensor_parallel_degree enable_compiled_autograd
+                     pipeline_parallel_schedule_csv context_parallel_load_balancer
+                     expert_parallel_comm_backend expert_tensor_parallel_degree
                      pipeline_parallel_expert_parallel_overlap pipeline_parallel_split_points""")
     )
     return ranks, total

@@ -20,7 +20,7 @@ from memplan.tables.trainer import version_key
 MARKS = ("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "output_dir")
 SCRIPTS = words(
     """dataset_name dataset_config_name train_file validation_file test_file preprocessing_num_workers tokenizer_name
-    config_name cache_dir use_fast_tokenizer model_revision token trust_remote_code max_train_samples
+    cache_dir use_fast_tokenizer model_revision token trust_remote_code max_train_samples
     max_eval_samples max_predict_samples streaming overwrite_cache validation_split_percentage keep_linebreaks
     pad_to_max_length task_name ignore_mismatched_sizes"""
 )
@@ -86,6 +86,9 @@ def read_settings(settings: Settings, draft: Draft) -> None:
     for name in ("block_size", "max_seq_length", "max_length"):
         if keys.has(name):
             keys.copy("sequence_length", name, "whole")
+    if keys.has("config_name") and keys.get("config_name") != keys.get("model_name_or_path"):
+        keys.warn("config_name", "the model is counted by model_name_or_path")
+    keys.skip("config_name")
     assume_one_gpu(draft)
     keys.close(HARMLESS | SCRIPTS)
     draft.finishers["precision"] = hf_precision.settle

@@ -70,7 +70,7 @@ def _teacher(keys: Keys, method: str) -> None:
         )
     elif keys.draft.facts.get("load", ("",))[0] == "fp32":
         name = "dtype" if keys.has("dtype") else "teacher_model_name_or_path"
-        keys.warn(name, "gkd.py loads the teacher in float32 too, and half precision is counted: say dtype: bfloat16")
+        keys.warn(name, "gkd.py loads the teacher in float32 too, and half precision is counted: say dtype bfloat16")
 
 
 def _packing(keys: Keys, method: str, version: tuple[int, ...]) -> None:

@@ -25,6 +25,7 @@ from memplan.frameworks.verl_keys import (
 )
 from memplan.frameworks.verl_names import sense
 from memplan.frameworks.verl_source import PROGRAM, flat, of_script, referred
+from memplan.frameworks.verl_switches import check_implementation, read_switches
 from memplan.frameworks.verl_write import write
 from memplan.units import ceil_div
 
@@ -91,6 +92,7 @@ def read_rl(keys: Keys) -> None:
     _critic(keys, method)
     strategy = keys.text(f"{ACTOR}strategy") or "fsdp"
     _engine(keys, strategy, f"{ACTOR}fsdp_config.", ACTOR)
+    read_switches(keys, MODEL, f"{ACTOR}fsdp_config.")
     _optimizer(keys, f"{ACTOR}optim.")
     for name in ("reward_model.enable", "reward.reward_model.enable", "distillation.enabled"):
         if keys.flag(name):
@@ -116,6 +118,7 @@ def read_sft(keys: Keys) -> None:
     _model(keys, "model.")
     keys.skip("data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu")
     _engine(keys, keys.text("engine.strategy") or "fsdp", "engine.", "engine.")
+    read_switches(keys, "model.", "engine.")
     _optimizer(keys, "optim.")
     _close(keys)
 
@@ -262,6 +265,7 @@ def _engine(keys: Keys, strategy: str, at: str, outer: str) -> None:
 
 
 def _optimizer(keys: Keys, at: str) -> None:
+    check_implementation(keys, at)
     name = str(keys.get(f"{at}optimizer"))
     found = OPTIMIZERS.get(name.lower())
     if found:

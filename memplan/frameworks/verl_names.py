@@ -191,7 +191,7 @@ BEARING: dict[str, frozenset[str]] = {
         use_no_sync_for_gradient_accumulation pad_to_length expert_parallel_size expert_model_parallel_size
         expert_tensor_parallel_size virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage
         use_megatron_fsdp enable_fsdp_offload enable_async_activation_offload activation_gpu_limit enable_fp8
-        cpu_offload data_parallel_replicate_size dp_replicate_size"""
+        cpu_offload data_parallel_replicate_size dp_replicate_size defer_fsdp_grad_sync"""
     ),
     "optim": words(
         """use_precision_aware_optimizer main_grads_dtype exp_avg_dtype exp_avg_sq_dtype master_weights
