@@ -41,85 +41,105 @@ Another kind of layer (low-rank attention, state spaces, a vision tower in front
 with a ``FAMILIES`` dict of its own, added to the one below.
 """
 
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
+from importlib import import_module
 
-from memplan.arch import (
-    albert,
-    alibi,
-    bart,
-    deberta,
-    deepseek_v4,
-    dense,
-    encoders,
-    falcon,
-    falcon_h1,
-    gated_delta,
-    gemma3n,
-    gemma4,
-    hybrid,
-    latent,
-    layer_norm,
-    learned,
-    lfm2,
-    linear_attention,
-    llama_kin,
-    llama_like,
-    modernbert,
-    moe,
-    nemotron_h,
-    parallel,
-    post_norm,
-    recurrent_gemma,
-    remote_code,
-    shared_moe,
-    state_space,
-    t5,
-    vision,
-    vision_texts,
-    zamba2,
-)
 from memplan.arch.config import Config, shown
 from memplan.errors import ModelError, UnknownArchitecture, nearest
 from memplan.spec.model import ModelSpec
 
 __all__ = ["FAMILIES", "parse_config"]
 
-DECODERS: dict[str, Callable[[Config], ModelSpec]] = {
-    **dense.FAMILIES,
-    **llama_like.FAMILIES,
-    **llama_kin.FAMILIES,
-    **remote_code.FAMILIES,
-    **learned.FAMILIES,
-    **alibi.FAMILIES,
-    **layer_norm.FAMILIES,
-    **falcon.FAMILIES,
-    **parallel.FAMILIES,
-    **post_norm.FAMILIES,
-    **moe.FAMILIES,
-    **shared_moe.FAMILIES,
-    **latent.FAMILIES,
-    **deepseek_v4.FAMILIES,
-    **state_space.FAMILIES,
-    **hybrid.FAMILIES,
-    **falcon_h1.FAMILIES,
-    **nemotron_h.FAMILIES,
-    **gated_delta.FAMILIES,
-    **lfm2.FAMILIES,
-    **gemma4.FAMILIES,
-    **gemma3n.FAMILIES,
-    **recurrent_gemma.FAMILIES,
-    **zamba2.FAMILIES,
-    **linear_attention.FAMILIES,
-    **encoders.FAMILIES,
-    **deberta.FAMILIES,
-    **modernbert.FAMILIES,
-    **t5.FAMILIES,
-    **bart.FAMILIES,
-    **albert.FAMILIES,
-}
-"""Language models by their model_type, and what turns a config into a spec."""
+Parser = Callable[[Config], ModelSpec]
+"""What turns a config into a spec."""
 
-FAMILIES = {**DECODERS, **vision.families({**DECODERS, **vision_texts.TEXTS})}
+
+class Families(MutableMapping[str, Parser]):
+    """Parsers by model_type. Files are asked one after the other, and imported then: a type costs those before it."""
+
+    def __init__(self, *files: Callable[[], Mapping[str, Parser]]) -> None:
+        self._files, self._asked = files, 0
+        self._parsers: dict[str, Parser] = {}
+
+    def _ask(self, model_type: str | None) -> dict[str, Parser]:
+        """What is known once a file has this type, or all have been asked."""
+        for number, families in enumerate(self._files):
+            if model_type in self._parsers:
+                break
+            if number >= self._asked:
+                self._parsers |= families()
+                self._asked = number + 1
+        return self._parsers
+
+    def __getitem__(self, model_type: str) -> Parser:
+        return self._ask(model_type)[model_type]
+
+    def __setitem__(self, model_type: str, parser: Parser) -> None:
+        self._parsers[model_type] = parser
+
+    def __delitem__(self, model_type: str) -> None:
+        del self._parsers[model_type]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ask(None))
+
+    def __len__(self) -> int:
+        return len(self._ask(None))
+
+
+def _of(file: str) -> Mapping[str, Parser]:
+    families: Mapping[str, Parser] = import_module(f"memplan.arch.{file}").FAMILIES
+    return families
+
+
+def _with_towers() -> Mapping[str, Parser]:
+    """Vision-language types, whose language models may be of any other type."""
+    from memplan.arch import vision, vision_texts
+
+    return vision.families(ChainMap(dict(vision_texts.TEXTS), DECODERS))
+
+
+FILES = tuple(
+    partial(_of, file)
+    for file in (
+        "dense",
+        "moe",
+        "llama_like",
+        "latent",
+        "shared_moe",
+        "post_norm",
+        "gated_delta",
+        "llama_kin",
+        "learned",
+        "layer_norm",
+        "parallel",
+        "alibi",
+        "falcon",
+        "remote_code",
+        "deepseek_v4",
+        "state_space",
+        "hybrid",
+        "falcon_h1",
+        "nemotron_h",
+        "lfm2",
+        "gemma4",
+        "gemma3n",
+        "recurrent_gemma",
+        "zamba2",
+        "linear_attention",
+        "encoders",
+        "deberta",
+        "modernbert",
+        "t5",
+        "bart",
+        "albert",
+    )
+)
+DECODERS = Families(*FILES)
+"""Language models by their model_type."""
+FAMILIES = Families(*FILES, _with_towers)
 """Every model_type that memplan describes."""
 
 BY_CLASS = {"DeepseekV3ForCausalLM": "deepseek_v3"}
