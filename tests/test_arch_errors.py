@@ -81,8 +81,8 @@ def test_biases_that_a_class_does_not_build_are_refused() -> None:
     [
         ("gemma3_text", "use_bidirectional_attention", True),
         ("mixtral", "router_jitter_noise", 0.01),
-        ("mixtral", "output_router_logits", True),
-        ("qwen3_moe", "output_router_logits", True),
+        ("exaone_moe", "output_router_logits", True),
+        ("cohere2_moe", "output_router_logits", True),
     ],
 )
 def test_keys_that_add_memory_uncounted_are_refused(model_type: str, key: str, value: object) -> None:

@@ -77,6 +77,8 @@ class Family(NamedTuple):
     """Keys that must be off, and why."""
     drops_probabilities: bool = True
     """attention_dropout, where the class has it, drops out the probabilities of every softmax attention."""
+    balances: bool = False
+    """Its language-modelling class has a load-balancing loss of the routers (``load_balancing_loss_func``)."""
     dropout_key: str = ""
     """The key of the dropout of both branches' outputs (Phi-3)."""
     names: Mapping[str, str] = NO_NAMES
@@ -130,7 +132,15 @@ def build(family: Family, raw: Config) -> ModelSpec:
         source=raw.source,
         notes=tuple(config.notes),
     )
+    spec = spec.model_copy(update={"router_loss": router_loss(config)}) if family.balances and spec.routed else spec
     return with_dropout(family, family.finish(spec, config), config)
+
+
+def router_loss(config: Config) -> str:
+    """Whether the config asks for the load-balancing loss of its routers."""
+    if config.value("output_router_logits") is not None and config.flag("output_router_logits"):
+        return "on"
+    return "zero" if config.keys.get("router_aux_loss_coef") == 0 else "off"
 
 
 def with_dropout(family: Family, spec: ModelSpec, config: Config) -> ModelSpec:

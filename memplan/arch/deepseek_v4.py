@@ -8,7 +8,7 @@ from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, build
 from memplan.arch.latent_keys import DEEPSEEK_V4
-from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, make_experts, shared_experts
+from memplan.arch.routed import expert_count, experts_per_token, make_experts, shared_experts
 from memplan.spec.compressed import CompressedAttention, Compressor
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
@@ -205,7 +205,7 @@ ROW = Family(
     feed_forward=layers,
     windows=attention.no_windows,
     mixers=mixers,
-    not_counted=(("output_router_logits", ROUTER_LOSS),),
+    balances=True,
     classifies=False,
     finish=with_streams,
 )

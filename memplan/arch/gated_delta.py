@@ -11,7 +11,6 @@ from memplan.arch.decoder import ACTIVATIONS, Family, activation, build, gated, 
 from memplan.arch.dense import gated_everywhere
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
 from memplan.arch.routed import (
-    ROUTER_LOSS,
     every_step,
     expert_count,
     experts_per_token,
@@ -191,7 +190,7 @@ def row(
         qk_norm=True,
         norm_kind="rms-plus-one",
         mixers=mixers,
-        not_counted=(("output_router_logits", ROUTER_LOSS),) if "num_experts" in defaults else (),
+        balances="num_experts" in defaults,
         classifies=classifies,
         finish=finish,
     )

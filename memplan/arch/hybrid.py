@@ -11,7 +11,6 @@ from memplan.arch.decoder import Family, activation, build, gated, softmax_atten
 from memplan.arch.dense import gated_everywhere
 from memplan.arch.moe_keys import GRANITEMOE
 from memplan.arch.routed import (
-    ROUTER_LOSS,
     expert_count,
     experts_per_token,
     layer_numbers,
@@ -217,8 +216,6 @@ def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
 
 
-ROUTER = ("output_router_logits", ROUTER_LOSS)
-
 ROWS = (
     Family(
         model_type="jamba",
@@ -227,7 +224,8 @@ ROWS = (
         windows=attention.no_windows,
         mixers=jamba_mixers,
         norms=PAIR_NORMS,
-        not_counted=(ROUTER, ("use_mambapy", PSCAN)),
+        not_counted=(("use_mambapy", PSCAN),),
+        balances=True,
         finish=with_mask,
     ),
     Family(
@@ -253,7 +251,7 @@ ROWS = (
         form="pre-scaled",
         scaled_embedding=True,
         scaled_logits=True,
-        not_counted=(ROUTER,),
+        balances=True,
         classifies=False,
         finish=finish_granite,
     ),

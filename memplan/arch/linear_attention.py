@@ -8,7 +8,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
 from memplan.arch.decoder import ACTIVATIONS, Family, activation, build, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
-from memplan.arch.routed import JITTER, ROUTER_LOSS, expert_count, experts_per_token, make_experts
+from memplan.arch.routed import JITTER, expert_count, experts_per_token, make_experts
 from memplan.arch.state_space import with_kernel_note
 from memplan.spec.layer import AnyMixer, Run
 from memplan.spec.model import ModelSpec
@@ -158,10 +158,8 @@ ROWS = (
         form="normed-residual",
         windows=attention.no_windows,
         mixers=minimax_mixers,
-        not_counted=(
-            ("output_router_logits", ROUTER_LOSS),
-            ("router_jitter_noise", JITTER),
-        ),
+        not_counted=(("router_jitter_noise", JITTER),),
+        balances=True,
         finish=with_mask,
     ),
     Family(

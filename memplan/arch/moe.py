@@ -21,7 +21,6 @@ from memplan.arch.moe_keys import (
 from memplan.arch.post_norm import POST_NORMS, olmo2_attention
 from memplan.arch.routed import (
     JITTER,
-    ROUTER_LOSS,
     alternating_first,
     every_step,
     expert_count,
@@ -34,8 +33,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm
 from memplan.spec.routing import Routing
 
-NOT_COUNTED = (("output_router_logits", ROUTER_LOSS),)
-JITTERED = (*NOT_COUNTED, ("router_jitter_noise", JITTER))
+JITTERED = (("router_jitter_noise", JITTER),)
 
 
 def everywhere(family: Family, config: Config, routed: Experts) -> list[FeedForward]:
@@ -170,6 +168,7 @@ ROWS = (
         feed_forward=mixtral_layers,
         windows=attention.one_window,
         not_counted=JITTERED,
+        balances=True,
     ),
     Family(
         model_type="qwen3_moe",
@@ -178,7 +177,7 @@ ROWS = (
         windows=attention.switched_window,
         qkv_bias="by attention_bias",
         qk_norm=True,
-        not_counted=NOT_COUNTED,
+        balances=True,
     ),
     Family(
         model_type="olmoe",
@@ -188,7 +187,7 @@ ROWS = (
         null_kv_heads=True,
         qkv_bias="by attention_bias",
         mixer=olmoe_attention,
-        not_counted=NOT_COUNTED,
+        balances=True,
         classifies=False,
     ),
     Family(
@@ -202,7 +201,7 @@ ROWS = (
         form="post",
         norm_kind="rms-wide",
         mixer=olmo2_attention,
-        not_counted=NOT_COUNTED,
+        balances=True,
         classifies=False,
     ),
     Family(
@@ -215,7 +214,7 @@ ROWS = (
         form="pre-scaled",
         scaled_embedding=True,
         scaled_logits=True,
-        not_counted=NOT_COUNTED,
+        balances=True,
         classifies=False,
     ),
     Family(
@@ -226,7 +225,7 @@ ROWS = (
         qkv_bias="by attention_bias",
         norm_kind="layer",
         norm_bias=True,
-        not_counted=NOT_COUNTED,
+        balances=True,
         finish=head_bias,
     ),
     Family(
@@ -236,6 +235,7 @@ ROWS = (
         windows=attention.no_windows,
         mixer=minimax_attention,
         not_counted=JITTERED,
+        balances=True,
         harmless=("use_qk_norm",),
         classifies=False,
         finish=with_checkpoint_notes,
@@ -248,7 +248,7 @@ ROWS = (
         qkv_bias="by attention_bias",
         norm_kind="rms-wide",
         mixer=sink_attention,
-        not_counted=NOT_COUNTED,
+        balances=True,
         finish=both_masks,
     ),
 )

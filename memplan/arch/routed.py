@@ -8,7 +8,7 @@ from memplan.arch.config import Config
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 from memplan.spec.routing import Routing
 
-ROUTER_LOSS = "the tensors of the load-balancing loss are not counted"
+ROUTER_LOSS = "its class has no load-balancing loss, and the logits that it would hand out are not counted"
 JITTER = "the noise is one more tensor a layer"
 
 

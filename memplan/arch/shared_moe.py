@@ -190,7 +190,7 @@ ROWS = (
         feed_forward=qwen2_moe_layers,
         windows=qwen2_moe_windows,
         bias_keys=("qkv_bias", ""),
-        not_counted=NOT_COUNTED,
+        balances=True,
         finish=qwen2_moe_masks,
     ),
     Family(
@@ -223,7 +223,7 @@ ROWS = (
         bias_keys=("use_bias", "use_bias"),
         mlp_bias_key="use_bias",
         mixer=turned(rotary_tables="fp32-repeated", rotary_wide=True),
-        not_counted=(("output_router_logits", ROUTER_LOSS),),
+        balances=True,
         classifies=False,
         finish=ernie_head,
     ),

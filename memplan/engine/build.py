@@ -23,6 +23,7 @@ from memplan.engine.passes import TracedPass
 from memplan.engine.pipeline_rows import enter_pipeline
 from memplan.engine.resident import enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
+from memplan.engine.router_rows import enter_router_backward, enter_router_forward
 from memplan.engine.sharding import enter_sharding, held, kept_gradients
 from memplan.engine.stages import instants_of, shares_casts, stages
 from memplan.engine.states import enter_states
@@ -123,6 +124,7 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
             enter_compiled(book, traced)
             enter_checkpoint_buffers(book, recipe, traced)
             enter_tower_forward(book, traced, recipe.keeps_outputs)
+            enter_router_forward(book, traced)
         elif point == "backward":
             waits = recipe.pair_pass == "two-forward" and traced.plan.name == "rejected"
             kept = kept_gradients(recipe, waits)
@@ -134,6 +136,7 @@ def _enter_passes(book: Ledger, parts: Parts) -> None:
             enter_outputs(book, traced)
             enter_embedding(book, traced, kept, consumer)
             enter_tower_backward(book, traced, kept)
+            enter_router_backward(book, traced)
         _enter_beside(book, recipe, traced, point)
 
 

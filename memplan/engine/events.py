@@ -69,6 +69,7 @@ def is_covered(recipe: Recipe) -> bool:
         and not recipe.optimizer.fused_backward[0]
         and not recipe.model.is_frozen
         and not recipe.offload
+        and not recipe.router_loss.policy
         and recipe.critic is None
         and recipe.teacher is None
         and (recipe.accumulation == 1 or recipe.pair_pass != "two-forward")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine import ops
-from memplan.engine.adapters import adapted, cloned
+from memplan.engine.adapters import adapted, cloned, merged_rows
 from memplan.engine.fused_modules import FUSED_NORMS, fused_norm
 from memplan.engine.graph import Param, Tensor
 from memplan.engine.norms import NORMS, add_bias
@@ -79,6 +79,10 @@ class Mode(NamedTuple):
     """Ranks that share each product, and the sequence of the residual stream between them (torch's DTensor)."""
     context: int = 1
     """Ranks that share each sequence."""
+    router_loss: str = ""
+    """Routers hand their logits to a load-balancing loss: 'read' as part of the loss, or 'unread'."""
+    detached: bool = False
+    """They have no graph: layers are checkpointed by reentrant autograd."""
     offload: str = ""
     """How saved tensors go to the host: a key of ``offloading.OFFLOADS``."""
 
@@ -96,8 +100,9 @@ class Mode(NamedTuple):
 
     @property
     def adapts_embedding(self) -> bool:
-        """Adapters beside the embedding."""
-        return self.adapter is not None and EMBEDDING in self.adapter.targets
+        """Adapters beside the embedding, or rows of it that are trained."""
+        adapter = self.adapter
+        return adapter is not None and (EMBEDDING in adapter.targets or adapter.tokens_of(EMBEDDING) > 0)
 
 
 class Pass:
@@ -105,7 +110,7 @@ class Pass:
 
     __slots__ = (
         *("checkpointed", "held", "length", "memory", "mode", "params"),
-        *("returned", "rows", "shared", "tape", "tokens"),
+        *("returned", "routers", "rows", "shared", "tape", "tokens"),
     )
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
@@ -124,6 +129,8 @@ class Pass:
         """Weights that several calls of one module share, while there are any."""
         self.memory = 0
         """Tokens of each row that the encoder read."""
+        self.routers: list[Tensor] = []
+        """The logits of every router, in the tail of a model with a load-balancing loss."""
 
     def dim(self, symbol: str, width: int) -> Dim:
         """``width`` elements per token."""
@@ -170,11 +177,19 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
     """``base_layer(x)``."""
     if quantised and p.mode.quantised is not None:
         return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
-    weight = p.param(linear.name, linear.inputs * linear.outputs)
+    weight = weight_of(p, linear, cast=True)
     bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
     if bias is not None and linear.adds_bias:
         return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
     return ops.linear(p.tape, x, weight, out, label, bias)
+
+
+def weight_of(p: Pass, linear: Linear, *, cast: bool = False) -> Param:
+    """A linear's weight, or a copy of it with its trained rows (``merged_rows``)."""
+    adapter, elements = p.mode.adapter, linear.inputs * linear.outputs
+    if adapter is not None and adapter.tokens and adapter.tokens_of(linear.name):
+        return merged_rows(p, linear.name, elements, linear.inputs, cast=cast)
+    return p.param(linear.name, elements)
 
 
 def norm(p: Pass, spec: Norm, x: Tensor, symbol: str, rows_symbol: str = "", rows: int = 1) -> Tensor:

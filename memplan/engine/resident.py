@@ -42,6 +42,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         quantised=recipe.quantised if resident is None else resident.quantised,
         norm_itemsize=recipe.norm_itemsize if resident is None else 0,
         stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
+        router_loss=recipe.router_loss.reference,
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)
@@ -95,6 +96,7 @@ def enter_residents(book: Ledger, recipe: Recipe) -> None:
                 f"{model.role} model {model.spec.name}",
                 category,
                 elements * itemsize,
+                place="host" if model.sharded and recipe.fsdp.cpu_offload else "gpu",
                 template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
                 numbers=(elements, itemsize),
                 why=_why(model, shards),

@@ -16,6 +16,10 @@ from memplan.engine.modules import Pass, norm, project
 from memplan.spec.parts import Experts, Norm
 
 
+ROUTER_LOGITS = "router logits"
+"""Where they stand in ``Pass.shared`` when the model's forward hands them out."""
+
+
 class Choice(NamedTuple):
     """What a router returns."""
 
@@ -27,7 +31,10 @@ class Choice(NamedTuple):
 
 def route(p: Pass, spec: Experts, x: Tensor) -> Choice:
     """Run the router."""
-    return ROUTERS[spec.routing.program](p, spec, x)
+    choice = ROUTERS[spec.routing.program](p, spec, x)
+    if p.mode.router_loss:
+        p.shared[ROUTER_LOGITS] = choice.logits
+    return choice
 
 
 def product(p: Pass, spec: Experts, x: Tensor) -> Tensor:

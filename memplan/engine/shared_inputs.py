@@ -13,6 +13,7 @@ from typing import NamedTuple
 from memplan.engine import ops
 from memplan.engine.graph import Node, Storage, Tensor
 from memplan.engine.modules import Mode, Pass
+from memplan.engine.routing import ROUTER_LOGITS
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
@@ -24,6 +25,7 @@ from memplan.spec.vision import ImageCross
 RELATIVE, BIAS = "relative positions", "bias of relative positions"
 LAYER_INPUTS = "inputs of all layers"
 CROSS_MASK = "mask of texts against images"
+LAST_STATE = "last state of a recurrence"
 WAITING = "gradient of a state that is read elsewhere too"
 CROSS_BIAS, MEMORY = "bias of the attention to the encoder", "encoder's output"
 
@@ -156,6 +158,10 @@ def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, l
 
 
 def lent_by(p: Pass, layer: Layer) -> list[Tensor]:
-    """Keys and values that a layer has made for later ones, taken out; a tower's block lends none."""
+    """Keys and values that a layer has made for later ones, or its last state, taken out; a tower's block lends none.
+    Logits that its router hands out are recorded in the model's own forward alone.
+    """
+    p.shared.pop(ROUTER_LOGITS, None)
     kind = getattr(getattr(layer, "mixer", None), "lends", "")
-    return [p.shared.pop(name) for name in (keys_of(kind), values_of(kind)) if kind]
+    names = (keys_of(kind), values_of(kind)) if kind else (LAST_STATE,) if LAST_STATE in p.shared else ()
+    return [p.shared.pop(name) for name in names]

@@ -44,6 +44,14 @@ def policy_mode(recipe: Recipe) -> Mode:
     )
 
 
+def with_router_loss(recipe: Recipe, mode: Mode, style: str) -> Mode:
+    """The mode of a pass whose routers hand out their logits: scores without a graph do where the config says so."""
+    graph = style != "no-grad" or recipe.evaluating
+    how = recipe.router_loss.policy if graph else recipe.router_loss.scoring
+    detached = style == "reentrant" and recipe.recompute.every == 1
+    return mode._replace(router_loss=how, detached=detached) if how else mode
+
+
 def _loops_experts(recipe: Recipe) -> bool:
     """Experts of transformers 4, where none of them trains."""
     adapter = recipe.adapter
@@ -63,7 +71,7 @@ def policy_plan(recipe: Recipe, name: str, rows: int, style: str = "", gradients
     return PassPlan(
         name=name,
         spec=spec,
-        mode=policy_mode(recipe),
+        mode=with_router_loss(recipe, policy_mode(recipe), style),
         rows=rows,
         length=recipe.completion_length if recipe.model.encoder else recipe.sequence_length,
         memory=recipe.sequence_length if recipe.model.encoder else 0,

@@ -11,7 +11,8 @@ from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.graph import Param, Tensor
 from memplan.engine.heads import Head
 from memplan.engine.hyper import closed
-from memplan.engine.modules import Pass, norm, project
+from memplan.engine.modules import Pass, norm, project, weight_of
+from memplan.engine.router_loss import load_balancing_loss
 from memplan.engine.scored import Scored
 from memplan.engine.sequence_parts import gathered
 from memplan.engine.stream_ends import averaged
@@ -49,47 +50,78 @@ def tail_forward(
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []
-            return _fused_loss(p, spec, head, hidden, rows, held), held, []
+            loss = _balanced(p, spec, _fused_loss(p, spec, head, hidden, rows, held))
+            p.routers = []
+            return loss, held, []
     if head.program == "hidden":
+        p.routers = []
         with tape.at("loss"):
             return heads.mean_loss(p, hidden), [], []
+    whole, within = p, head.program in heads.INSIDE
+    inputs.append(hidden)
+    del hidden
     with tape.at("head"):
-        if head.projected:
-            p, hidden = project_completions(p, spec, hidden, head.projected)
-        hidden = gathered(p, hidden)
-        states = [hidden]
-        if spec.pooler:
-            p, hidden = pooled(p, spec.pooler, hidden)
-        if spec.scaled_head_input and head.program != "score":
-            hidden = ops.scale(tape, hidden, "scaled final hidden states")
-            states.append(hidden)
-        if spec.residual_fp32:
-            hidden = ops.cast(tape, hidden, p.mode.weight_itemsize, "final hidden states")
-        logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
-        if spec.logits_fp32:
-            logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
-        if spec.logits_shifted and head.program != "score":
-            logits = add_mask(p, logits)
-        if spec.logits_scaled:
-            logits = ops.scale(tape, logits, "scaled logits")
-        if spec.logits_softcap is not None:
-            logits = ops.scale(tape, logits, "logits")
-            logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
-            logits = ops.scale(tape, logits, "logits")
+        p, states, logits = _logits(p, spec, head, inputs)
+        balance = None if within or not whole.routers else load_balancing_loss(whole, spec)
     if head.program == "score":
         with tape.at("loss"):
             return heads.mean_loss(p, logits), [], []
     inputs.append(logits)
     returned = spec.tower is not None and spec.tower.loss_within  # the head's own forward has, when the loss is made
-    model_locals = states if head.program in heads.INSIDE and not returned else []
-    del hidden, logits, states
+    model_locals = states if within and not returned else []
+    del logits, states
     with tape.at("loss"):
-        return _loss(p, head, rows, inputs, model_locals)
+        if not within and head.fp32_outputs:
+            whole.routers = [ops.cast(tape, each, ops.FP32, "outputs in fp32") for each in whole.routers]
+        loss, outputs, kept = _loss(p, spec, head, rows, inputs, model_locals)
+        outputs += whole.routers if outputs else []
+        whole.routers = []
+        return loss if balance is None else _with(whole, loss, balance), outputs, kept
+
+
+def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple[Pass, list[Tensor], Tensor]:
+    """The pass over what is projected, the states that the model's forward names, and the logits. Takes the hidden
+    states out of the list.
+    """
+    tape, hidden = p.tape, inputs.pop()
+    if head.projected:
+        p, hidden = project_completions(p, spec, hidden, head.projected)
+    hidden = gathered(p, hidden)
+    states = [hidden]
+    if spec.pooler:
+        p, hidden = pooled(p, spec.pooler, hidden)
+    if spec.scaled_head_input and head.program != "score":
+        hidden = ops.scale(tape, hidden, "scaled final hidden states")
+        states.append(hidden)
+    if spec.residual_fp32:
+        hidden = ops.cast(tape, hidden, p.mode.weight_itemsize, "final hidden states")
+    logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
+    if spec.logits_fp32:
+        logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
+    if spec.logits_shifted and head.program != "score":
+        logits = add_mask(p, logits)
+    if spec.logits_scaled:
+        logits = ops.scale(tape, logits, "scaled logits")
+    if spec.logits_softcap is not None:
+        logits = ops.scale(tape, logits, "logits")
+        logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
+        logits = ops.scale(tape, logits, "logits")
+    return p, states, logits
+
+
+def _balanced(p: Pass, spec: ModelSpec, loss: Tensor) -> Tensor:
+    """The loss with that of the routers beside it, where the model's own forward makes both."""
+    return _with(p, loss, load_balancing_loss(p, spec)) if p.routers else loss
+
+
+def _with(p: Pass, loss: Tensor, balance: Tensor) -> Tensor:
+    """The loss with that of the routers, if it is read."""
+    return ops.add(p.tape, loss, balance, "loss") if p.mode.router_loss == "read" else loss
 
 
 def _fused_loss(p: Pass, spec: ModelSpec, head: Head, hidden: Tensor, rows: int, held: list[Tensor]) -> Tensor:
     """A head that never makes all of the logits."""
-    weight = _whole_head(p, spec, head) or p.param(spec.head.name, spec.head.parameters)
+    weight = _whole_head(p, spec, head) or weight_of(p, spec.head)
     tokens = head.scored_tokens or p.tokens
     scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, head.fp32_outputs, spec.head, held)
     return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
@@ -107,7 +139,7 @@ def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
 
 
 def _loss(
-    p: Pass, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
+    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
     tape, logits = p.tape, inputs.pop()
@@ -132,6 +164,8 @@ def _loss(
         del teacher
     else:
         loss = heads.score(p, scores, head, rows)
+    if head.program in heads.INSIDE:
+        loss = _balanced(p, spec, loss)
     model_locals.clear()
     outputs: list[Tensor] = []
     if head.leaves_autocast:
@@ -139,6 +173,7 @@ def _loss(
     if head.keeps_outputs or (head.fp32_outputs and head.program in heads.INSIDE):
         with tape.at("outputs" if head.leaves_autocast and head.program in heads.INSIDE else tape.point):
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.fp32_outputs else logits]
+            p.routers = [ops.cast(tape, x, ops.FP32, "outputs") if head.fp32_outputs else x for x in p.routers]
         logits = scores = outputs[0]
     kept = whole
     if head.metrics:

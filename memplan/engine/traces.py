@@ -16,6 +16,7 @@ from memplan.engine.heads import Head
 from memplan.engine.layers import decoder_layer, start_of
 from memplan.engine.modules import Mode, Pass
 from memplan.engine.offloading import OFFLOADS
+from memplan.engine.router_loss import all_logits, recorded
 from memplan.engine.shared_inputs import gradients_above, lend, lent_by, made, shared_inputs, waiting, watch
 from memplan.engine.shared_weights import applied
 from memplan.engine.tags import Dim, Tag, live_at
@@ -162,7 +163,7 @@ def trace_layer(
     p.memory, p.checkpointed = memory, style == "checkpoint"
     x = _input(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
-    reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed)
+    reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed) + recorded(layer, mode, rows * length)
     places = lend(tape, p, reads) | waiting(layer, x)
     lent = dict(p.shared)
     p.returned = [] if style == "reentrant" else None
@@ -266,14 +267,13 @@ def trace_tail(
     """Final norm, head and loss, forward and (with ``grad``) backward."""
     tape = Tape(mode.autocast, in_place=mode.in_place)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
-    if mode.offload and grad:
-        tape.offload = OFFLOADS[mode.offload]()
+    tape.offload = OFFLOADS[mode.offload]() if mode.offload and grad else None
     p = Pass(tape, mode, rows, length)
+    p.routers = all_logits(p, spec)
     width = spec.hidden_size * spec.streams
     inputs = [_input(tape, p, width, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
-    casts = _casts(tape)
-    forward = _peaks(tape, "forward")
+    casts, forward = _casts(tape), _peaks(tape, "forward")
     node = loss.node
     del loss
     leave_autocast(tape)

@@ -7,7 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
-from memplan.resolve.adapters import adapter, check_ends, settled
+from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
 from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_dropout_off, with_method_head
 from memplan.resolve.clusters import with_cluster
@@ -17,7 +17,7 @@ from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import fsdp_settings, resharding
 from memplan.resolve.heads import HeadChoice, check_method, head
-from memplan.resolve.images import image_batch, without_images
+from memplan.resolve.images import image_batch, with_masked_windows, without_images
 from memplan.resolve.kernels import kernels, sends_checkpoints
 from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
@@ -28,8 +28,9 @@ from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.quantised import quantised_base
 from memplan.resolve.recompute import offloads_activations, recompute, reentrant
 from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, reward_model, with_rollout_lengths
-from memplan.resolve.storage import Stored, precision, sharding
+from memplan.resolve.router_loss import balance_shown, router_loss
 from memplan.resolve.shared_weights import check_checkpoints, check_shared
+from memplan.resolve.storage import Stored, precision, sharding
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
@@ -78,10 +79,12 @@ def resolve(given: JobInput) -> Recipe:
     _check(job, method.pairs, method.name)
     images = image_batch(job, spec, notes)
     job = with_dropout_off(job, trainer, notes)
-    lora = adapter(job, spec, notes)
+    lora, spec = adapted_model(job, spec, notes)
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:
         spec = without_images(spec, split.is_deepspeed)
+    elif spec.tower and spec.tower.masks_windows:
+        spec = with_masked_windows(spec, job.sequence_length)
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
@@ -95,8 +98,8 @@ def resolve(given: JobInput) -> Recipe:
     accumulation = _accumulation(job, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, accumulation, notes)
     how = checkpointing_form(job, trainer, base.upcast, notes)
+    check_checkpoints(job, spec, how)
     wide = stored.precision.dtype == "fp32" and not job.padded
-    check_checkpoints(spec, how)
     again = recompute(job, trainer, spec, base.quantised is not None, attention == "sdpa" and wide, notes)
     checkpointing = how != "none" and not again.modules
     nested = reentrant(job, trainer, spec, again, checkpointing, notes)
@@ -106,15 +109,16 @@ def resolve(given: JobInput) -> Recipe:
     if not away and sends_checkpoints(job, fused, checkpointing, notes):
         away = "unsloth"
     chosen = optimizer(job, trainer, split, spec, notes)
-    settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     check_shared(job, split, chosen.row, spec)
+    settings = fsdp_settings(job, trainer, split, stored.autocast > 0)
     adapted = lora.resolved(stored, base, trainer, notes) if lora else None
     check_ends(adapted, spec, program.name, job, split, in_megatron)
     adapted = settled(adapted, split, settings, stored.precision.weights, notes)
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
     remark_ignored(given.ignored, method, notes)
-    resolved = _resolved(job, stored, program) | {
+    balance = router_loss(job, trainer, method, spec, degrees, in_megatron, resident.kind, notes)
+    resolved = _resolved(job, stored, program) | balance_shown(spec, balance) | {
         "sharding": split.name,
         "attention": attention,
         "mixer_kernels": of_mixers,
@@ -181,6 +185,7 @@ def resolve(given: JobInput) -> Recipe:
         offload=away,
         kernels=fused,
         mixer_kernels=of_mixers == "cuda",
+        router_loss=balance,
         eval_batch_size=evaluated(job, method, degrees, in_megatron, notes),
         job=resolved | base.as_job,
         sources=notes.sources,

@@ -83,6 +83,7 @@ Choice = Annotated[str, BeforeValidator(_choice)]
 Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
 
+
 class Images(Frozen):
     """Images of one example: their size in pixels, or the patches or tokens that one image becomes."""
 
@@ -180,6 +181,8 @@ class Job(Frozen):
     """Entropy of the policy."""
     temperature: Annotated[float, Field(gt=0, le=1000), BeforeValidator(_number)] | None = None
     """Sampling temperature that logits are divided by."""
+    router_aux_loss: bool | None = None
+    """The load-balancing loss of a mixture of experts (output_router_logits) is part of the loss."""
     recompute_loss: bool | None = None
     """Log-probabilities are computed again in backward."""
     pair_pass: Choice = "concatenated"

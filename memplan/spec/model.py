@@ -70,6 +70,8 @@ class ModelSpec(Frozen):
     need a gradient, it stays beside the scaled one."""
     more_masks: frozenset[int | None] = frozenset()
     """Windows of masks that its class makes whether or not a layer takes them."""
+    row_masks: bool = False
+    """Each row of the batch has masks of its own, since images stand where they will."""
     rotary_sets: int = 1
     """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
     rotary_elements: int = 0
@@ -90,6 +92,9 @@ class ModelSpec(Frozen):
     """transformers has a sequence-classification class of this type: a reward model can be made of it."""
     checkpoints: bool = True
     """Its class supports gradient checkpointing (ALBERT's does not)."""
+    router_loss: Literal["none", "off", "zero", "on"] = "none"
+    """A load-balancing loss of its routers: its class has none; or as its config says, where 'zero' is off with a
+    coefficient of 0."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The dtype that the config names, when it does."""
     max_positions: int | None = None

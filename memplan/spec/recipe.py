@@ -13,6 +13,7 @@ from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recompute import Recompute
+from memplan.spec.routing import RouterLoss
 from memplan.spec.zero import Zero
 from memplan.tables.kernels import NO_KERNELS, Kernels
 from memplan.tables.methods import Method
@@ -223,6 +224,8 @@ class Recipe(NamedTuple):
     """How activations wait on the host: torch, trl, or not at all."""
     eval_batch_size: int = 0
     """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
+    router_loss: RouterLoss = RouterLoss()
+    """Where the load-balancing loss of a mixture's routers is made."""
     evaluating: bool = False
     """The passes are an evaluation's: forward alone (``engine/joined``)."""
 

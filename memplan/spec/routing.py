@@ -1,6 +1,6 @@
-"""How the experts of each token are chosen."""
+"""How the experts of each token are chosen, and what becomes of the routers' logits."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.spec.base import Frozen
 
@@ -41,3 +41,14 @@ class Routing(Frozen):
     """Of logits: the softmax of the chosen is computed in fp32, or (0) in their own dtype."""
     narrowed: bool | Literal["logits"] = False
     """Weights are cast back to the model's dtype, or to that of the router's logits."""
+
+
+class RouterLoss(NamedTuple):
+    """The load-balancing loss in each kind of pass: 'read' as part of the loss; 'unread' where the model's class makes
+    it and nobody reads it; empty where it is not made.
+    """
+
+    policy: str = ""
+    scoring: str = ""
+    """The policy's own passes without a graph."""
+    reference: str = ""

@@ -70,6 +70,10 @@ class Trainer(NamedTuple):
     """Logits are divided by the temperature in place."""
     hidden_states: bool = False
     """Preference losses ask the model for all hidden states, which its outputs hold until scores are there."""
+    router_loss: Mapping[str, str] = MappingProxyType({})
+    """The load-balancing loss of routers, by method: 'model' (also where nothing is said), part of the loss where the
+    model's config or the job asks for it; 'always', wherever the class has one with a coefficient; 'recorded', made in
+    any case and part of the loss where the job asks; 'unread', made where the config asks, not part of it; 'none'."""
     sft_term: tuple[str, ...] = ()
     """Methods whose default loss adds a cross-entropy over the chosen half in a pass of its own over the logits."""
     free_sft_term: bool = False

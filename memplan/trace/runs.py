@@ -16,6 +16,21 @@ from memplan.trace import losses
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+def router_keys(recipe: Recipe, reference: bool = False) -> dict[str, bool]:
+    """What a forward is told of the routers' load-balancing loss; nothing where the class has none."""
+    if recipe.model.router_loss == "none":
+        return {}
+    told = recipe.router_loss
+    graph = torch.is_grad_enabled() or recipe.evaluating
+    how = told.reference if reference else told.policy if graph else told.scoring
+    return {"output_router_logits": how != ""}
+
+
+def is_read(recipe: Recipe) -> bool:
+    """Whether what a forward made of it joins the loss."""
+    return recipe.router_loss.policy == "read" and torch.is_grad_enabled()
+
+
 class Run:
     """A micro-step's models and data, and how this trainer calls a model."""
 
@@ -34,6 +49,10 @@ class Run:
         self.beside, self.rollout = beside, rollout
         self.images = images if recipe.model.tower is not None else NOTHING
         self.pairs = ids.shape[0] // 2
+        self.balance: list[Tensor] = []
+        """Load-balancing losses that wait for the loss."""
+        self.routers: list[Any] = []
+        """Router logits of outputs that are held until then."""
         count = recipe.rows * min(recipe.completion_length, recipe.sequence_length - 1)
         self.scored = torch.arange(count, device=ids.device)
 
@@ -47,11 +66,15 @@ class Run:
 
     def call(self, model: Any, **keys: Any) -> Any:
         """The model's outputs; accelerate and Fabric make fp32 copies of all of them when autocast is left."""
+        keys |= router_keys(self.recipe, model is self.reference)
         with self.autocast():
             outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
-        if not self.recipe.fp32_outputs:
-            return outputs
-        return {key: to_fp32(value) for key, value in outputs.items()}
+        if self.recipe.fp32_outputs:
+            outputs = {key: to_fp32(value) for key, value in outputs.items()}
+        if is_read(self.recipe) and "labels" not in keys:
+            self.balance.append(outputs["aux_loss"])
+            self.routers.append(outputs["router_logits"])
+        return outputs
 
     def logits(self, model: Any, **keys: Any) -> Tensor:
         """Logits alone, of outputs that nobody holds."""
@@ -71,6 +94,14 @@ class Run:
 
     def loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
         """The method's formula over scores of chosen and rejected rows."""
+        loss = self._loss(scores, reference)
+        for balance in self.balance:
+            loss = loss + balance
+        self.balance.clear()
+        self.routers.clear()
+        return loss
+
+    def _loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
         method = self.recipe.method.name
         if method == "kto":
             assert reference is not None

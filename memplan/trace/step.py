@@ -15,7 +15,7 @@ from memplan.trace import losses
 from memplan.trace.images import image_inputs, token_types
 from memplan.trace.loops import find_loop
 from memplan.trace.online import find_online, plain_value_loss, rollout
-from memplan.trace.runs import Run
+from memplan.trace.runs import Run, is_read, router_keys, to_fp32
 
 Begin = Callable[[str], None]
 Sync = Callable[[bool], None]
@@ -72,6 +72,8 @@ class MicroStep:
     ) -> None:
         self.recipe, self.policy, self.reference, self.beside = recipe, policy, reference, beside
         self.device, self.begin, self.sync = device, begin, sync
+        self.balance: list[Tensor] = []
+        """Load-balancing losses of routers, which join the loss."""
         self.away = ExitStack()
         """Saved tensors go to the host until backward begins."""
 
@@ -114,8 +116,12 @@ class MicroStep:
 
     def _scores(self, model: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """A score for each sequence (reward, or summed log-probabilities), and the SFT term where the job has one."""
+        told = router_keys(self.recipe, model is self.reference)
         with self._autocast():
-            logits = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits
+            out = model(input_ids=batch.ids, attention_mask=batch.mask, **batch.images, **told)
+            logits = out.logits
+        if is_read(self.recipe):
+            self.balance.append(out.aux_loss)
         if self.recipe.method.score_head:
             return logits[:, 0], None
         wide = self.recipe.loss_code.frees_logits and self.recipe.logits_to_fp32
@@ -157,6 +163,9 @@ class MicroStep:
     def _backward(self, loss: Tensor) -> None:
         if self.recipe.evaluating:
             return
+        for balance in self.balance:
+            loss = loss + balance
+        self.balance.clear()
         self.begin("backward")
         self.away.close()
         (loss / self.recipe.accumulation if self.recipe.accumulation > 1 else loss).backward()
@@ -179,11 +188,13 @@ class MicroStep:
             self._backward(loss)
             return
         with self._autocast():
-            given = {"labels": batch.ids, **batch.images}
+            given = {"labels": batch.ids, **batch.images, **router_keys(self.recipe)}
             out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **given)
         loss = out.loss
         if self.recipe.autocast and self.recipe.trainer.fp32_outputs:
             out.logits = out.logits.float()
+            if "router_logits" in out:
+                out.router_logits = to_fp32(out.router_logits)
         if not self.recipe.keeps_outputs:
             del out
         self._backward(loss)

@@ -1,0 +1,85 @@
+"""Whether the routers' load-balancing loss is made, and whether the trainer's loss reads it."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.parallel import Parallel
+from memplan.spec.routing import RouterLoss
+from memplan.tables.methods import Method
+from memplan.tables.trainer import Trainer, by_method
+
+KEY = "router_aux_loss"
+READING = ("model", "always", "recorded")
+"""Ways of a trainer whose loss can have the term (``Trainer.router_loss``)."""
+
+
+def router_loss(
+    job: Job,
+    trainer: Trainer,
+    method: Method,
+    spec: ModelSpec,
+    degrees: Parallel,
+    in_megatron: bool,
+    reference: str,
+    notes: Notes,
+) -> RouterLoss:
+    """Where it is made. Raises InvalidJob where it is asked for and cannot be."""
+    way = "none" if in_megatron or method.score_head else by_method(trainer.router_loss, method.name, "model")
+    has, asked, told = spec.router_loss != "none" and not spec.tower, job.router_aux_loss, spec.router_loss == "on"
+    if asked:
+        _refuse(trainer, method, spec, way, has)
+    if not has or way == "none":
+        return RouterLoss()
+    read = asked if asked is not None else told if way == "model" else way == "always" and spec.router_loss != "zero"
+    told = told and asked is not False
+    made = "unread" if way == "recorded" or (told and way == "unread") else ""
+    if read or made:
+        _check_degrees(degrees)
+    if asked is None and read:
+        why = "output_router_logits of its config" if told else f"{trainer.title} asks for it wherever a class has one"
+        notes.fill(KEY, True, "model" if told else "trainer", f"{why}: true")
+    if read:
+        notes.assume(
+            f"{KEY}: as transformers 5.23 makes it, layer by layer; releases that stack all layers hold a one-hot mask "
+            f"of {_one_hot(job, spec):,} bytes for each sequence besides"
+        )
+    everywhere = "unread" if told or way == "recorded" else ""
+    own = "unread" if read and trainer.name != "trl" else everywhere  # TRL asks by an argument of the one forward
+    return RouterLoss("read" if read else made, own, own if reference == "adapter" else everywhere)
+
+
+def balance_shown(spec: ModelSpec, made: RouterLoss) -> dict[str, bool]:
+    """The key as the report shows it; not at all where the class has no such loss."""
+    return {} if spec.router_loss == "none" else {KEY: made.policy == "read"}
+
+
+def _refuse(trainer: Trainer, method: Method, spec: ModelSpec, way: str, has: bool) -> None:
+    """Raise InvalidJob where nothing makes the loss, or nothing reads it."""
+    if spec.tower and spec.router_loss != "none":
+        raise InvalidJob(f"{KEY}: not modelled beside a vision tower", "leave it out, or name the language model alone")
+    if not has:
+        raise InvalidJob(f"{KEY}: the class of {spec.family} has no load-balancing loss", "leave it out")
+    if way not in READING:
+        raise InvalidJob(f"{KEY}: {trainer.title} never adds it to the loss of {method.name}", "leave it out")
+
+
+def _check_degrees(degrees: Parallel) -> None:
+    """Raise InvalidJob for parallelism in which transformers' loss does not see all of a router's logits."""
+    for key in ("tensor", "context", "pipeline"):
+        if getattr(degrees, key) > 1:
+            raise InvalidJob(
+                f"{KEY}: not modelled with {key}_parallel {getattr(degrees, key)}",
+                f"{KEY}: false, or {key}_parallel: 1",
+            )
+
+
+def _one_hot(job: Job, spec: ModelSpec) -> int:
+    """int64 for each layer, token, choice and expert."""
+    return sum(
+        run.count * job.sequence_length * run.layer.experts.active * run.layer.experts.count * 8
+        for run in spec.runs
+        if run.layer.experts
+    )
