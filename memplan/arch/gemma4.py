@@ -173,7 +173,8 @@ def with_towers(raw: Config) -> ModelSpec:
     vision, sounds = (section(raw, key) for key in ("vision_config", "audio_config"))
     outer = raw.with_defaults("gemma4", {"tie_word_embeddings": True})
     towers = [None if keys is None else Config(keys, raw.name, raw.source) for keys in (vision, sounds)]
-    tower = gemma4_tower(towers[0], towers[1], text)
+    blocks = (section(raw, "text_config") or {}).get("use_bidirectional_attention") == "vision"
+    tower = gemma4_tower(towers[0], towers[1], text, blocks)
     dtype, quantization = outer.dtype(), outer.quantization()
     notes = [*outer.notes, *text.notes, *([AUDIO_NOTE] if sounds is not None else [])]
     return text.model_copy(

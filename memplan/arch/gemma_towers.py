@@ -1,5 +1,5 @@
 """Gemma 4's towers as transformers 5.23 builds them (``models/gemma4/modeling_gemma4.py``): the parameters of its
-vision tower and of its audio tower. Texts alone reach neither; images and sounds are not modelled.
+vision tower and of its audio tower. Sounds are not modelled.
 """
 
 from memplan.arch.config import Config, Scalar
@@ -20,6 +20,8 @@ VISION: dict[str, Scalar] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "patch_size": 16,
     "pooling_kernel_size": 3,
+    "use_clipped_linears": False,
+    "standardize": False,
     "position_embedding_size": 10240,
     "attention_dropout": 0.0,
 }
@@ -44,9 +46,8 @@ def clippable(name: str, inputs: int, outputs: int) -> Linear:
     return Linear(name=f"{name}.linear", inputs=inputs, outputs=outputs)
 
 
-def encoder(raw: Config) -> Encoder:
+def encoder(config: Config) -> Encoder:
     """Patches through one linear, positions of both axes, blocks of four norms."""
-    config = vision_config(raw, "gemma4_vision", VISION)
     h, inner, width = (config.integer(key) for key in ("hidden_size", "intermediate_size", "head_dim"))
     heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     patch, positions = config.integer("patch_size"), config.integer("position_embedding_size")
@@ -60,6 +61,7 @@ def encoder(raw: Config) -> Encoder:
                 clippable("v_proj", h, kv_heads * width),
                 clippable("o_proj", heads * width, h),
             ),
+            rotary="narrow",
             norms=(rms("q_norm", width), rms("k_norm", width)),
         ),
         feed_forward=FeedForward(
@@ -73,6 +75,8 @@ def encoder(raw: Config) -> Encoder:
             norms=(rms("pre_feedforward_layernorm", h), rms("post_feedforward_layernorm", h)),
         ),
         norms=(rms("input_layernorm", h), rms("post_attention_layernorm", h)),
+        clipped=config.flag("use_clipped_linears"),
+        form="positions",
     )
     return Encoder(
         kind="gemma4",
@@ -138,13 +142,26 @@ def channels(config: Config) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def gemma4_tower(vision: Config | None, sounds: Config | None, text: ModelSpec) -> Tower | None:
-    """The tower of images, with that of sounds as what no forward reads; None without either."""
+def gemma4_tower(vision: Config | None, sounds: Config | None, text: ModelSpec, blocks: bool) -> Tower | None:
+    """The tower of images, with that of sounds as what no forward reads; None without either.
+
+    ``blocks``: use_bidirectional_attention of the text is vision. An image has at most 280 tokens:
+    processor_config.json of google/gemma-4-E2B-it, and the default of ``Gemma4ImageProcessor``.
+    """
     if vision is None and sounds is None:
         return None
     if vision is None:
         raise ModelError("audio_config without vision_config is not described", "name a model with both, or with none")
-    made = encoder(vision)
+    config = vision_config(vision, "gemma4_vision", VISION)
+    made = encoder(config)
     projector = Part(linears=(Linear(name="embedding_projection", inputs=made.width, outputs=text.hidden_size),))
-    rule = ImageRule(kind="fixed", patch=made.patch)
-    return assemble(made._replace(unused=audio(sounds, text.hidden_size) if sounds else Part()), projector, rule)
+    rule = ImageRule(kind="budget", patch=made.patch, merge=config.integer("pooling_kernel_size"), max_tiles=280)
+    grouped = config.integer("num_key_value_heads") != config.integer("num_attention_heads")
+    return assemble(
+        made._replace(unused=audio(sounds, text.hidden_size) if sounds else Part()),
+        projector,
+        rule,
+        projection="" if grouped else "averaged by position",
+        standardized=config.flag("standardize"),
+        masks_windows=blocks,
+    )

@@ -17,6 +17,7 @@ from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
 from memplan.engine.streams import layer_of_streams
+from memplan.engine.position_tower import position_block
 from memplan.engine.t5 import t5_layer
 from memplan.engine.tape import Tape
 from memplan.engine.time_mix import rwkv_block
@@ -86,6 +87,7 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "sandwich": sandwich,
     **residuals.FORMS,
     "vit": vit_block,
+    "positions": position_block,
     "encoder": encoder_layer,
     "t5": t5_layer,
     "rwkv": rwkv_block,

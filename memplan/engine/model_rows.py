@@ -9,6 +9,7 @@ from memplan.engine.layer_input_rows import enter_inputs_backward, enter_layer_i
 from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import scored
 from memplan.engine.passes import TracedPass
+from memplan.engine.recurrent_rows import enter_left
 from memplan.engine.stack_rows import enter_stacks
 from memplan.spec.recipe import Recipe
 
@@ -126,7 +127,8 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
         return [], 0
     if recipe.padded:
         return windows, plan.rows * square
-    return [window for window in windows if window is not None and plan.length >= window], square
+    rows = plan.rows if plan.spec.row_masks else 1
+    return [window for window in windows if window is not None and plan.length >= window], rows * square
 
 
 def keeps_masks(traced: TracedPass) -> bool:
@@ -177,6 +179,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     enter_relative(book, recipe, traced)
     enter_layer_inputs(book, traced)
     enter_lent(book, traced)
+    enter_left(book, recipe, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():

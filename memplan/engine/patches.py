@@ -9,6 +9,7 @@ from memplan.engine import ops
 from memplan.engine.adapters import adapted, cloned
 from memplan.engine.graph import Grads, Node, Param, Tensor
 from memplan.engine.modules import Pass, norm
+from memplan.engine.position_tower import embed_by_position
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
 from memplan.spec.parts import Bare
@@ -26,6 +27,8 @@ def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, images: i
     tape, part = p.tape, tower.embedding
     bare = {each.name: each for each in part.tensors}
     out = Dim("patches·h", p.rows * patches * tower.width)
+    if tower.kind == "gemma4":
+        return embed_by_position(p, tower, pixels, out)
     x = unfolded(p, tower, pixels, out) if part.linears else convolved(p, tower, pixels, out)
     if leaf and tower.kind in HOOKED:
         x = as_leaf(tape, x, keeps=tower.kind != "qwen2_vl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.engine.perceiver import perceived
+from memplan.engine.position_tower import averaged_by_position
 from memplan.engine.projection import Projection, linear, llava, merged, pooled, shuffled
 from memplan.engine.tile_projection import adapted, anyres, averaged, connected, connected_held, patch_merger
 
@@ -11,6 +12,7 @@ PROJECTIONS: dict[str, Projection] = {
     "anyres": anyres,
     "adapted": adapted,
     "averaged": averaged,
+    "averaged by position": averaged_by_position,
     "connected": connected,
     "connected, held": connected_held,
     "patch-merger": patch_merger,

@@ -15,6 +15,8 @@ from memplan.engine.tags import Dim
 from memplan.spec.parts import Bare
 from memplan.spec.vision import Block, VisionAttention
 
+QKV = "queries, keys, values"
+
 
 def vit_block(p: Pass, block: Block, x: Tensor) -> Tensor:
     """Norm, attention, residual; norm, feed-forward, residual; each branch scaled where the tower does so."""
@@ -52,7 +54,7 @@ def _gated(p: Pass, gates: tuple[Bare, ...], x: Tensor) -> Tensor:
 
 def vision_attention(p: Pass, mixer: VisionAttention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Attention of all patches of an image to each other. Also returns eager's probabilities."""
-    tape, label = p.tape, "queries, keys, values"
+    tape, label = p.tape, QKV
     dim = p.dim("h", mixer.num_heads * mixer.head_dim)
     if len(mixer.linears) == 2:
         q, k, v = ops.split(tape, project(p, x, mixer.linears[0], "3h", label), 3, dim)
@@ -62,19 +64,22 @@ def vision_attention(p: Pass, mixer: VisionAttention, x: Tensor) -> tuple[Tensor
         q, k = norm(p, mixer.norms[0], q, "h"), norm(p, mixer.norms[1], k, "h")
     if mixer.rotary != "none":
         q, k = _rotate(p, mixer, q, k)
-    weights = None
     by_image = mixer.packed and not mixer.blocked
     if by_image:
         q, k, v = (ops.split(tape, each, 1, dim)[0] for each in (q, k, v))
-    if p.mode.attention == "eager":
-        out, weights = _eager(p, mixer, q, k, v)
-    else:
-        q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))
-        bias = _bias(p, mixer, q.itemsize) if p.mode.attention == "sdpa" else None
-        out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), dim, bias)
+    out, weights = attend(p, mixer, q, k, v)
     if by_image:
         out = ops.concatenate(tape, (out,), dim, "attention output")
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def attend(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attention as one kernel or as eager operations, and eager's probabilities."""
+    if p.mode.attention == "eager":
+        return _eager(p, mixer, q, k, v)
+    low = [ops.autocast_input(p.tape, each) for each in (q, k, v)]
+    bias = _bias(p, mixer, low[0].itemsize) if p.mode.attention == "sdpa" else None
+    return fused_attention(p.tape, *low, p.dim("H", mixer.num_heads), q.dim, bias), None
 
 
 def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
@@ -101,18 +106,18 @@ def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tens
     """
     tape, before = p.tape, q.itemsize
     if mixer.rotary == "narrow":
-        turned_q = _turn(p, q, p.mode.residual_itemsize)
-        return turned_q, _turn(p, k, p.mode.residual_itemsize)
+        turned_q = turn(p, q, p.mode.residual_itemsize)
+        return turned_q, turn(p, k, p.mode.residual_itemsize)
     wide_q, wide_k = (ops.cast(tape, each, ops.FP32, "rotary in fp32") for each in (q, k))
     if mixer.rotary == "complex":
         turned_q, turned_k = (ops.with_constant(tape, each, ops.FP32, "rotary") for each in (wide_q, wide_k))
         del wide_q, wide_k
     else:
-        turned_q, turned_k = _turn(p, wide_q, ops.FP32), _turn(p, wide_k, ops.FP32)
+        turned_q, turned_k = turn(p, wide_q, ops.FP32), turn(p, wide_k, ops.FP32)
     return ops.cast(tape, turned_q, before, "rotated"), ops.cast(tape, turned_k, before, "rotated")
 
 
-def _turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
+def turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
     tape, half = p.tape, Dim(x.dim.symbol, x.dim.elements // 2)
     straight = ops.with_constant(tape, x, itemsize, "rotary")
     first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)

@@ -263,7 +263,7 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     held = last.locals + beyond + captured
     tables = rotary_tables(plan)
     mask = block_mask(plan)
-    kept = tables + mask * keeps_mask(plan)
+    kept = (tables + mask * keeps_mask(plan)) * any(layer.backward for layer in layers[: plan.tower.used_blocks])
     most, worst = most + tables + mask, worst + kept
     saved += kept if trains and plan.style != "no-grad" else 0
     copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[: plan.tower.used_blocks])

@@ -62,6 +62,29 @@ def native(rule: ImageRule, width: int, height: int) -> ImageBatch:
     return packed(rule, ceil_div(tall, factor) * rule.merge, ceil_div(wide, factor) * rule.merge)
 
 
+def budget(rule: ImageRule, width: int, height: int) -> ImageBatch:
+    """Scaled to as many whole tokens as fit in the number of patches that there may be
+    (image_processing_gemma4.py: get_aspect_ratio_preserving_size).
+    """
+    most, side = rule.max_tiles * rule.merge**2, rule.merge * rule.patch
+    scale = sqrt(most * rule.patch**2 / (height * width))
+    down, across = floor(scale * height / side), floor(scale * width / side)
+    if not down:
+        down, across = 1, min(width // height, rule.max_tiles)
+    elif not across:
+        down, across = min(height // width, rule.max_tiles), 1
+    return slots(rule, down * across)
+
+
+def slots(rule: ImageRule, tokens: int) -> ImageBatch:
+    """So many tokens of an image, in a row of as many patches as there may be, where the others are masked."""
+    if tokens > rule.max_tiles:
+        raise InvalidJob(f"images: an image of this model has at most {rule.max_tiles} tokens, not {tokens}", "give fewer")
+    most = rule.max_tiles * rule.merge**2
+    made = batch(1, most, 1, tokens, most * rule.patch**2 * rule.channels)
+    return made._replace(breaks=2, masked=tokens < rule.max_tiles)
+
+
 def packed(rule: ImageRule, rows: int, columns: int) -> ImageBatch:
     """An image of so many patches, in a tower that takes any number."""
     pixels = rows * columns * rule.patch**2 * rule.channels * rule.frames
@@ -205,6 +228,7 @@ CUTS: dict[str, Cut] = {
     "fixed": fixed,
     "tiles": tiled,
     "native": native,
+    "budget": budget,
     "best-fit": best_fit,
     "split": split,
     "quarters": quarters,
@@ -222,6 +246,8 @@ def by_patches(rule: ImageRule, patches: int) -> ImageBatch:
     area = rule.merge**2
     if patches % area:
         raise InvalidJob(f"images.patches: {patches} is no multiple of {area}", f"{area} patches become one token")
+    if rule.kind == "budget":
+        return slots(rule, patches // area)
     rows = next(side for side in range(int(sqrt(patches // area)), 0, -1) if patches // area % side == 0)
     if rule.kind == "quarters":
         return filled(rule, 1, patches // rows * rule.patch, rows * rule.patch)

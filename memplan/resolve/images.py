@@ -27,6 +27,22 @@ def without_images(spec: ModelSpec, flat: bool) -> ModelSpec:
     return spec.model_copy(update={"runs": runs, "resting": resting, "tower_rests": not flat})
 
 
+@lru_cache(maxsize=64)
+def with_masked_windows(spec: ModelSpec, length: int) -> ModelSpec:
+    """The model whose layers with a window take a mask of their own for each row, however short the sequence: tokens of
+    an image attend to each other in these (Gemma 4).
+    """
+    windows = {window: window and min(window, length) for window in spec.windows}
+    runs = []
+    for run in spec.runs:
+        mixer = run.layer.mixer
+        assert mixer is not None
+        own = mixer.model_copy(update={"window": windows.get(mixer.window, mixer.window)})
+        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update={"mixer": own})}))
+    more = frozenset(windows[window] for window in spec.more_masks)
+    return spec.model_copy(update={"runs": tuple(runs), "more_masks": more, "row_masks": True})
+
+
 def one_image(rule: ImageRule, images: Images) -> ImageBatch:
     """What one image becomes. LLaVA-OneVision cuts only an image that is alone into tiles."""
     if rule.kind == "anyres" and rule.max_tiles > 1 and images.per_example > 1:

@@ -19,7 +19,7 @@ WORDS = {
     **dict.fromkeys(("feed_forward", "ffn", "block_sparse_moe"), "mlp"),
     **dict.fromkeys(("ln_f", "final_layernorm", "final_layer_norm", "norm_f"), "norm"),
     **dict.fromkeys(("visual", "vision_model", "vision_encoder"), "vision_tower"),
-    **dict.fromkeys(("mm_projector", "connector"), "multi_modal_projector"),
+    **dict.fromkeys(("mm_projector", "connector", "embed_vision"), "multi_modal_projector"),
 }
 """Other families' words for the same modules."""
 RANGE = re.compile(r"(\d+)-(\d+)")

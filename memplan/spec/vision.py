@@ -63,7 +63,9 @@ class Block(Frozen):
     """Factors of the two branches, [h] each (InternVL's layer scale)."""
     gates: tuple[Bare, ...] = ()
     """Scalars whose tanh weighs the two branches (Llama 3.2 Vision)."""
-    form: Literal["vit"] = "vit"
+    clipped: bool = False
+    """Inputs and outputs of its linears are clamped (Gemma 4)."""
+    form: Literal["vit", "positions"] = "vit"
     """As ``Layer.form``."""
     frozen: frozenset[str] = frozenset()
     """As ``Layer.frozen``."""
@@ -114,7 +116,8 @@ class ImageRule(Frozen):
     """
 
     kind: Literal[
-        "smart-resize", "fixed", "anyres", "tiles", "split", "quarters", "longest-edge", "native", "best-fit", "canvas"
+        "smart-resize", "fixed", "anyres", "tiles", "split", "quarters", "longest-edge", "native", "budget", "best-fit",
+        "canvas",
     ]
     """A key of ``resolve.image_cuts.CUTS``."""
     patch: int
@@ -189,6 +192,10 @@ class Tower(Frozen):
     """Why its class itself fails on images."""
     masked: bool = False
     """Tokens of an image attend to each other, so that every layer of the language model takes a mask."""
+    masks_windows: bool = False
+    """The same in layers with a window alone: these take a mask of their own for each row."""
+    standardized: bool = False
+    """What is pooled is shifted and scaled (Gemma 4)."""
     taps: tuple[int, ...] = ()
     """Blocks whose outputs leave the tower beside the last one's."""
     used_blocks: int
@@ -223,9 +230,11 @@ class Tower(Frozen):
         return self.kind == "idefics"
 
     def masks(self, pixels: int, squares: int, length: int) -> int:
-        """Bytes of the int64 masks that the processor gives with an image: of pixels; or its arrangement, the tiles
-        that are there and those that each position of a text of ``length`` attends to.
+        """Bytes of the int64 masks that the processor gives with an image: of pixels; or two positions of each patch;
+        or its arrangement, the tiles that are there and those that each position of a text of ``length`` attends to.
         """
+        if self.kind == "gemma4":
+            return 16 * pixels // (self.rule.channels * self.rule.patch**2)
         crossed = 8 * (1 + squares * (1 + length)) if self.crossed else 0
         return 8 * pixels // self.rule.channels if self.pixel_masks else crossed
 

@@ -13,6 +13,7 @@ from memplan.errors import InvalidJob
 from memplan.resolve.image_cuts import scaled
 from memplan.spec.recipe import Recipe
 from memplan.spec.vision import ImageRule
+from memplan.trace.known import remember
 
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types that take the patches of all images in one sequence, and the grid of each."""
@@ -36,6 +37,8 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         }
     if tower.kind in ("pixtral", "kimi"):
         return native_inputs(recipe, device, count)
+    if tower.kind == "gemma4":
+        return placed_inputs(recipe, device, rows)
     if tower.crossed:
         return crossed_inputs(recipe, device, rows)
     sides = (rule.side, rule.side) if rule.side else sides_of(recipe, rule)
@@ -64,7 +67,7 @@ def sides_of(recipe: Recipe, rule: ImageRule) -> tuple[int, int]:
     return height, width
 
 
-TILES = ("Idefics2VisionTransformer", "Idefics3VisionTransformer", "SmolVLMVisionTransformer")
+TILES = ("Gemma4VisionEncoder", "Idefics2VisionTransformer", "Idefics3VisionTransformer", "SmolVLMVisionTransformer")
 
 
 def fill_tiles(model: torch.nn.Module, recipe: Recipe) -> None:
@@ -76,6 +79,14 @@ def fill_tiles(model: torch.nn.Module, recipe: Recipe) -> None:
             code: Any = sys.modules[type(module).__module__]
             made = partial(create_bidirectional_mask, allow_is_bidirectional_skip=False)
             code.create_bidirectional_mask = made if recipe.images.masked else lambda **_: None
+        if type(module).__name__ == "Gemma4VisionPooler":
+            module.register_forward_hook(partial(tell_tokens, recipe.images.tokens))
+
+
+def tell_tokens(tokens: int, module: torch.nn.Module, given: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Which of an image's tokens are there comes of numbers that are not followed."""
+    rows, slots = out[1].shape
+    remember(out[1], [[i < tokens for i in range(slots)]] * rows, torch.tensor)
 
 
 def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:
@@ -106,6 +117,22 @@ def crossed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         "aspect_ratio_ids": torch.ones(tiles[:2], dtype=torch.long, device=device),
         "aspect_ratio_mask": torch.ones(tiles, dtype=torch.long, device=device),
         "cross_attention_mask": torch.ones((rows, recipe.sequence_length, *tiles[1:]), dtype=torch.long, device=device),
+    }
+
+
+def placed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
+    """Patches in a row of as many as there may be, and the place of each: those that are not there have none."""
+    images, tower = recipe.images, recipe.model.tower
+    assert images is not None
+    assert tower is not None
+    count, most, rule = rows * images.per_example, images.rows, tower.rule
+    there = images.tokens * rule.merge**2
+    across = next(side for side in range(int(images.tokens**0.5), 0, -1) if images.tokens % side == 0) * rule.merge
+    places = [[i % across, i // across] if i < there else [-1, -1] for i in range(most)]
+    return {
+        "pixel_values": torch.zeros((count, most, images.pixels // most), device=device),
+        "image_position_ids": torch.tensor([places] * count, device=device),
+        "mm_token_type_ids": torch.tensor([token_types(recipe)] * rows, device=device),
     }
 
 

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 MOST = 1 << 20
 """Elements of a tensor whose values are followed."""
+MOST_BOOLEANS = 1 << 27
+"""The same, where each is one byte: masks of what is picked out."""
 LEAST = 3 * 32 * 32
 """Values of the smallest tile."""
 INTEGERS = (torch.int32, torch.int64, torch.bool)
@@ -82,13 +84,17 @@ def computed(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         return read(values(tensors[0]))
     real_args, real_kwargs = tree_map(_real, (args, kwargs))
     with no_dispatch(), suppress(NotImplementedError):  # the host counts no integers (histc)
-        return _followed(func(*real_args, **real_kwargs))
+        out = func(*real_args, **real_kwargs)
+        return out if func is torch.ops.aten.nonzero.default else _followed(out)
     return None
 
 
 def _followed(out: Any) -> Any:
     """A result, where it is one of few integers."""
-    followed = all(each.dtype in INTEGERS and each.numel() <= MOST for each in _tensors(out))
+    followed = all(
+        each.dtype in INTEGERS and each.numel() <= (MOST_BOOLEANS if each.dtype is torch.bool else MOST)
+        for each in _tensors(out)
+    )
     return out if followed else None
 
 
