@@ -24,6 +24,7 @@ TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320, "intermediate_size": 160, "tie_word_embeddings": False,
 }  # fmt: skip
+TIED = TINY | {"tie_word_embeddings": True}
 MIXTRAL = TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3 = TINY | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 QWEN3 |= {"head_dim": 16}
@@ -51,7 +52,13 @@ COUNTS = [
     (TINY, {"r": 16, "targets": ["q_proj"], "rslora": True}, 3 * 16 * 128),
     (TINY, {"r": 16, "targets": ["q_proj"], "modules_to_save": "lm_head,embed_tokens"}, 3 * 16 * 128 + 2 * 320 * 64),
     (TINY, {"r": 16, "targets": ["q_proj", "lm_head", "embed_tokens"]}, 3 * 16 * 128 + 2 * 16 * (320 + 64)),
-    (TINY | {"tie_word_embeddings": True}, {"r": 4, "targets": ["lm_head", "embed_tokens"]}, 2 * 4 * (320 + 64)),
+    (TIED, {"r": 4, "targets": ["lm_head", "embed_tokens"]}, 2 * 4 * (320 + 64)),
+    (TINY, {"r": 16, "targets": ["q_proj"], "layers_to_transform": "1-2"}, 2 * 16 * 128),
+    (TINY, {"r": 16, "targets": "q_proj,k_proj", "rank_pattern": "k_proj=4"}, 3 * (16 * 128 + 4 * 96)),
+    (TINY, {"r": 16, "exclude_modules": "down_proj"}, 3 * 16 * (2 * 128 + 2 * 96 + 2 * 224)),
+    (TINY, {"r": 16, "targets": ["q_proj"], "lora_bias": True}, 3 * (16 * 128 + 64)),
+    (TINY, {"r": 16, "targets": ["q_proj"], "trainable_token_indices": [3, 5]}, 3 * 16 * 128 + 2 * 64),
+    (TIED, {"r": 16, "targets": ["q_proj"], "trainable_token_indices": {"embed_tokens": 7}}, 3 * 16 * 128 + 7 * 64),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "lora_only"}, 3 * (16 * 128 + 64)),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "all"}, 3 * (16 * 128 + 192)),
 ]
@@ -86,6 +93,19 @@ def test_adapted_stacks_cost_a_merged_copy() -> None:
         (MIXTRAL, {"dropout": 0.1}, "lora.dropout: PEFT's ParamWrapper"),
         (MIXTRAL, {"dora": True}, "lora.dora: PEFT's ParamWrapper"),
         (MIXTRAL, {"targets": ["q_proj", "w1"]}, "lora.targets: w1 without w3"),
+        (MIXTRAL, {"rank_pattern": {"w1": 4}}, "lora.rank_pattern: not modelled beside the stacked experts"),
+        (TINY, {"rank_pattern": {"lm_head": 4}}, "lora.rank_pattern: 'lm_head' names no adapted module"),
+        (TINY, {"layers_to_transform": [1]}, "lora.layers_to_transform: PEFT wants names"),
+        (
+            TINY,
+            {"layers_to_transform": 3, "targets": ["q_proj"]},
+            "lora.layers_to_transform: 3, where llama has layers",
+        ),
+        (TINY, {"exclude_modules": ["qproj"]}, "lora.exclude_modules: llama has no linear module 'qproj'"),
+        (TINY, {"exclude_modules": ["q_proj"], "targets": ["q_proj"]}, "lora.targets: no module named"),
+        (TINY, {"trainable_token_indices": {"wte": 3}}, "lora.trainable_token_indices: 'wte' is not modelled"),
+        (TINY, {"trainable_token_indices": 321}, "lora.trainable_token_indices: 321 of 320 tokens"),
+        (TIED, {"trainable_token_indices": {"lm_head": 3}}, "lora.trainable_token_indices: rows of lm_head alone"),
         (TINY, {"targets": ["c_attn"]}, "lora.targets: llama has no linear module 'c_attn'"),
         (TINY, {"targets": ["q_proj", "qproj"]}, "lora.targets: llama has no linear module 'qproj'"),
     ],

@@ -134,10 +134,10 @@ def _adapted(recipe: Recipe) -> tuple[int, float]:
     assert adapter is not None
     linears, elements = 0, 0.0
     for run in recipe.model.runs:
-        for linear in run.layer.linears:
+        for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:
                 linears += run.count
-                elements += run.count * adapter.rank * (linear.inputs + linear.outputs)
+                elements += run.count * adapter.rank_of(linear.name) * (linear.inputs + linear.outputs)
     return linears, elements
 
 

@@ -17,7 +17,7 @@ def sides_of(p: Pass, linear: Linear) -> list[Param]:
     """lora_A and lora_B."""
     adapter = p.mode.adapter
     assert adapter is not None
-    rank, itemsize = adapter.rank, adapter.itemsize
+    rank, itemsize = adapter.rank_of(linear.name), adapter.itemsize
     return [
         p.adapter(f"{linear.name}.lora_{side}", rank * width, itemsize)
         for side, width in (("A", linear.inputs), ("B", linear.outputs))

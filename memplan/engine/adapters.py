@@ -9,6 +9,7 @@ from memplan.engine.graph import Grads, Param, Tensor
 from memplan.engine.quantised import dequantise
 from memplan.engine.tags import Dim
 from memplan.engine.tape import Tape
+from memplan.spec.lora import EMBEDDING
 
 if TYPE_CHECKING:
     from memplan.engine.modules import Pass
@@ -36,9 +37,10 @@ def adapted(
         dropped = ops.dropout(tape, source) if adapter.dropout else source
         if adapter.read_itemsize and not tape.autocast:  # FSDP casts the inputs of its units
             dropped = ops.cast(tape, dropped, adapter.itemsize, "adapter inputs")
-        low = ops.linear(tape, dropped, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+        low = ops.linear(tape, dropped, lora_a, p.dim("r", adapter.rank_of(linear.name)), "adapter rank-r outputs")
         del dropped
-        high = ops.linear(tape, low, lora_b, out, "adapter outputs")
+        bias = p.adapter(linear.name + ".lora_B.bias", linear.outputs, adapter.itemsize) if adapter.lora_bias else None
+        high = ops.linear(tape, low, lora_b, out, "adapter outputs", bias)
         del low
         scaled = ops.scale(tape, high, "adapter outputs")
         del high
@@ -56,7 +58,7 @@ def cloned(tape: Tape, result: Tensor, base: Quantised | None) -> Tensor:
 
 def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:
     """lora_A and lora_B."""
-    rank, itemsize = adapter.rank, adapter.itemsize
+    rank, itemsize = adapter.rank_of(linear.name), adapter.itemsize
     return (
         p.adapter(linear.name + ".lora_A", linear.inputs * rank, itemsize),
         p.adapter(linear.name + ".lora_B", rank * linear.outputs, itemsize),
@@ -71,9 +73,9 @@ def adapted_embedding(p: Pass, result: Tensor, vocabulary: int, scaled: bool) ->
     """
     tape, adapter, itemsize = p.tape, p.mode.adapter, result.itemsize
     assert adapter is not None
-    rank, own, width = adapter.rank, adapter.itemsize, result.dim.elements // p.tokens
-    lora_a = p.adapter("embed_tokens.lora_A", rank * vocabulary, own)
-    lora_b = p.adapter("embed_tokens.lora_B", width * rank, own)
+    rank, own, width = adapter.rank_of(EMBEDDING), adapter.itemsize, result.dim.elements // p.tokens
+    lora_a = p.adapter(EMBEDDING + ".lora_A", rank * vocabulary, own)
+    lora_b = p.adapter(EMBEDDING + ".lora_B", width * rank, own)
     size = lora_a.dim
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -90,6 +92,31 @@ def adapted_embedding(p: Pass, result: Tensor, vocabulary: int, scaled: bool) ->
     return ops.cast(tape, ops.add(tape, result, high, "adapter sums"), itemsize, "adapter sums")
 
 
+def merged_rows(p: Pass, name: str, elements: int, width: int, *, again: bool = False, cast: bool = False) -> Param:
+    """``W.index_copy(rows)``: a whole copy of a table with those rows in it that are trained (PEFT's
+    ``TrainableTokensLayer``). Its gradient is as large, of which the rows are picked.
+
+    ``again``: a second table of the same rows, whose gradient is added to that of the first. ``cast``: as autocast's
+    products take it; the copy in fp32 is gone then.
+    """
+    tape, adapter, low = p.tape, p.mode.adapter, p.mode.weight_itemsize
+    assert adapter is not None
+    count = adapter.tokens_of(name) * width
+    rows: Tensor = p.adapter(name + ".tokens", count, adapter.itemsize)
+    if again:
+        rows = Tensor(rows.dim, rows.itemsize, None, tape.node((rows,), (), lambda t, g: ()))
+    rows = ops.cast(tape, rows, low, "trained rows")
+    dim = rows.dim
+    node = tape.node((rows,), (rows,), lambda t, g: (t.gradient((dim, low)),))
+    whole = tape.new(Dim(name, elements), low, "table with its trained rows", node)
+    del rows
+    if cast and tape.autocast:
+        whole = ops.cast(tape, whole, tape.autocast, "autocast copies of weights")
+    merged = Param(tape, name, elements, whole.itemsize, trained=False)
+    merged.storage, merged.node, merged.needs_grad = whole.storage, whole.node, whole.needs_grad
+    return merged
+
+
 def _dora(
     p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter, scheme: Quantised | None
 ) -> Tensor:
@@ -98,14 +125,14 @@ def _dora(
     ΔW and W in x's dtype are locals until it returns. ΔW is detached, so its graph saves nothing for backward. With
     dropout, the base's result is computed again from the dropped input.
     """
-    tape, itemsize = p.tape, x.itemsize
+    tape, itemsize, rank = p.tape, x.itemsize, adapter.rank_of(linear.name)
     lora_a, lora_b = _pair(p, linear, adapter)
     magnitude = Param(tape, linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize, trained=True)
     if adapter.dropout:
         x = ops.dropout(tape, x)
     matrix = Dim("in·out", linear.inputs * linear.outputs)
     eye = tape.gradient((Dim("in·in", linear.inputs**2), adapter.itemsize), "identity of DoRA")
-    eye_low = ops.linear(tape, eye, lora_a, Dim("in·r", linear.inputs * adapter.rank), "adapters of an identity")
+    eye_low = ops.linear(tape, eye, lora_a, Dim("in·r", linear.inputs * rank), "adapters of an identity")
     delta = ops.cast(tape, ops.linear(tape, eye_low, lora_b, matrix, "weight of the adapters"), itemsize, "its copy")
     del eye, eye_low
     base = _base_weight(p, linear, itemsize, scheme)
@@ -116,7 +143,7 @@ def _dora(
     del merged
     ratio = ops.mul(tape, magnitude, norms, "magnitudes over norms")
     del norms
-    low = ops.linear(tape, x, lora_a, p.dim("r", adapter.rank), "adapter rank-r outputs")
+    low = ops.linear(tape, x, lora_a, p.dim("r", rank), "adapter rank-r outputs")
     high = ops.linear(tape, low, lora_b, out, "adapter outputs")
     del low
     plain = _base_result(p, x, result, linear, out, base)

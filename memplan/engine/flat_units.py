@@ -26,6 +26,8 @@ Unit = tuple[list[Weight], int]
 
 def mode_of_layer(mode: Mode, layer: Layer) -> Mode:
     """How a layer's modules run: which of its weights receive gradients."""
+    if layer.unadapted and mode.adapter is not None:
+        mode = mode._replace(adapter=mode.adapter.nowhere)
     if mode.flat:
         weights = layer_weights(layer, 1, False, mode.adapter)
         return mode._replace(trained=any(in_flat(weight, mode.flat == "apart", mode.adapter) for weight in weights))

@@ -55,7 +55,7 @@ def _product(
         mask = tape.new(x.dim, 1, "dropout masks")
         del mask
     half = as_cast(tape, sides[0], itemsize)
-    low = tape.new(p.dim("r", adapter.rank), itemsize, "adapter rank-r outputs")
+    low = tape.new(p.dim("r", adapter.rank_of(linear.name)), itemsize, "adapter rank-r outputs")
     del half
     half = as_cast(tape, sides[1], itemsize)
     scaled = tape.new(sides[1].dim, itemsize, "scaled adapters")

@@ -11,13 +11,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine import ops
-from memplan.engine.adapters import adapted_embedding
+from memplan.engine.adapters import adapted_embedding, merged_rows
 from memplan.engine.graph import Node, Tensor
 from memplan.engine.hyper import opened
 from memplan.engine.modules import Mode, Pass, norm, project
 from memplan.engine.tags import Dim
 from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
+from memplan.spec.lora import EMBEDDING
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare
 
@@ -123,6 +124,19 @@ STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
 """A program for each step of ``ModelSpec.front``; ``held``: locals of the model's forward."""
 
 
+def _adapted(p: Pass, spec: ModelSpec, x: Tensor) -> Tensor:
+    """The embedding's output with its adapters, or with the rows that are trained."""
+    adapter, scaled = p.mode.adapter, spec.embedding_multiplier and not spec.scaled_outside
+    assert adapter is not None
+    if EMBEDDING in adapter.targets:
+        return adapted_embedding(p, x, spec.vocab_size, scaled)
+    width = x.dim.elements // p.tokens
+    tied = spec.head_is_tied and adapter.tokens_of(spec.head.name) > 0
+    table = merged_rows(p, EMBEDDING, spec.vocab_size * width, width, again=tied)
+    x = ops.embedding(p.tape, table, x.dim, x.itemsize)
+    return ops.scale(p.tape, x, "embedding output") if scaled else x
+
+
 @lru_cache(maxsize=256)
 def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool, needs_grad: bool) -> FrontTrace:
     """The steps of a model, forward and (with ``grad``) backward.
@@ -134,7 +148,7 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
     p = Pass(tape, mode, rows, length)
     x = tape.new(p.dim("h", spec.embedding_width or spec.hidden_size), mode.weight_itemsize, "embedding output")
     if mode.adapts_embedding:
-        x = adapted_embedding(p, x, spec.vocab_size, spec.embedding_multiplier and not spec.scaled_outside)
+        x = _adapted(p, spec, x)
     elif grad and needs_grad:
         # Beside frozen weights it is a leaf, which autograd holds for its gradient's sake.
         leaf = () if mode.trained else (x.storage,)

@@ -31,7 +31,7 @@ def enter_front_backward(book: Ledger, traced: TracedPass, kept: KeptGradients, 
     whole = plan.gradients == "keep" and (kept.layers or kept.root)
     itemsize = plan.mode.adapter.itemsize if plan.mode.adapter else plan.mode.weight_itemsize
     book.add(
-        "gradients of the embedding's adapters"
+        "gradients of the embedding's adapters or rows"
         if plan.mode.adapts_embedding
         else "gradients of positions and norms after the embedding",
         "gradients",
@@ -85,6 +85,7 @@ def enter_probabilities(book: Ledger, recipe: Recipe, traced: TracedPass, inside
 def enter_buffers(book: Ledger, recipe: Recipe) -> None:
     """Tables and masks that the classes keep beside their parameters, a copy for each model that is there."""
     own = recipe.compute_itemsize
+    _enter_token_rows(book, recipe)
     critic = (("critic", recipe.critic.spec, own),) if recipe.critic else ()
     residents = ((f"{each.role} model", each.spec, each.itemsize) for each in recipe.residents)
     for name, spec, itemsize in (("model", recipe.model, own), *critic, *residents):
@@ -98,3 +99,21 @@ def enter_buffers(book: Ledger, recipe: Recipe) -> None:
                 why="made for all positions when the model is built, whatever the sequence length",
                 source=f"transformers 5.23 modeling_{spec.family}.py",
             )
+
+
+def _enter_token_rows(book: Ledger, recipe: Recipe) -> None:
+    """The original rows of tokens that are trained; a tied head shares the embedding's."""
+    adapter, spec = recipe.adapter, recipe.model
+    if adapter is None or not adapter.tokens:
+        return
+    tables = [name for name, _ in adapter.tokens if name != spec.head.name or not spec.head_is_tied]
+    rows, width = sum(map(adapter.tokens_of, tables)), spec.embedding_width or spec.hidden_size
+    book.add(
+        "original rows of trained tokens",
+        "buffers",
+        rows * width * adapter.itemsize,
+        template="tokens × h × bytes",
+        numbers=(rows, width, adapter.itemsize),
+        why="kept to take the trained ones out again",
+        source="peft 0.21 tuners/trainable_tokens/layer.py: trainable_tokens_original",
+    )

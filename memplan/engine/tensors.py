@@ -60,6 +60,7 @@ class Weight(NamedTuple):
 def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
     """Every parameter of a run of equal layers, in registration order."""
     experts = layer.experts
+    adapter = adapter.nowhere if adapter and layer.unadapted else adapter
     for linear in layer.linears if not layer.repeats else [each for part in layer.extra for each in part.linears]:
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
@@ -92,8 +93,11 @@ def bias_trained(linear: Linear, adapter: Adapter | None, trained: bool) -> bool
 def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = True) -> Iterator[Weight]:
     """lora_A, lora_B, and DoRA's magnitude of one linear; no gradient comes to them where the weight is read itself."""
     trained = not (linear.bypassed or linear.frozen)
-    yield Weight(linear.name + ".lora_A", adapter.rank, linear.inputs, count, trained, "layer", adapter=True)
-    yield Weight(linear.name + ".lora_B", linear.outputs, adapter.rank, count, trained, "layer", adapter=True)
+    rank = adapter.rank_of(linear.name)
+    yield Weight(linear.name + ".lora_A", rank, linear.inputs, count, trained, "layer", adapter=True)
+    yield Weight(linear.name + ".lora_B", linear.outputs, rank, count, trained, "layer", adapter=True)
+    if adapter.lora_bias:
+        yield Weight(linear.name + ".lora_B.bias", linear.outputs, 1, count, trained, "layer", adapter=True)
     if adapter.dora and dora:
         name, size = linear.name + ".magnitude", adapter.magnitude_itemsize
         yield Weight(name, linear.outputs, 1, count, trained, "layer", adapter=True, itemsize=size)
@@ -167,6 +171,10 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
     if adapter and EMBEDDING in adapter.targets:
         table = Linear(name=EMBEDDING, inputs=spec.vocab_size, outputs=width)
         weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, table, 1)]
+    for name, count in adapter.tokens if adapter else ():
+        if name == EMBEDDING or not spec.head_is_tied:
+            unit = "embedding" if name == EMBEDDING else "head"
+            weights.append(Weight(name + ".tokens", count, width, 1, True, unit, adapter=True))
     for linear in spec.outer_linears if adapter else ():
         if adapter and linear.name in adapter.targets:
             weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, linear, 1)]

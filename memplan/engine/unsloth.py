@@ -27,7 +27,7 @@ def fuses(p: Pass, linears: Sequence[Linear]) -> bool:
     adapter = p.mode.adapter
     if p.mode.kernels.adapters == "foak":
         return foak.fuses(p, linears)
-    if not p.mode.kernels.adapters or adapter is None or adapter.dropout or adapter.dora or adapter.bias != "none":
+    if not p.mode.kernels.adapters or adapter is None or adapter.dropout or adapter.dora or adapter.biased:
         return False
     return all(linear.name in adapter.targets and not linear.bias for linear in linears)
 

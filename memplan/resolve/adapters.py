@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.adapted_parts import check_ranks, chosen, partly_adapted, trained_rows
 from memplan.resolve.fsdp import check_flat, upcast
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
@@ -42,6 +43,8 @@ class Targets(NamedTuple):
     names: frozenset[str]
     experts: frozenset[str]
     router: bool
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Rows that are trained, of the embedding and of the head: tied, both share them."""
 
     def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
         """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
@@ -70,6 +73,9 @@ class Targets(NamedTuple):
             frozenset(lora.modules_to_save),
             self.experts,
             self.router,
+            ranks=lora.rank_pattern,
+            lora_bias=lora.lora_bias,
+            tokens=self.tokens,
         )
 
 
@@ -89,6 +95,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
     everything = job.lora.targets == ALL_LINEAR
     given = known | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set(job.lora.targets)
+    given = chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
     if not given:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
     if stacked and everything:
@@ -106,13 +113,21 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
             "trained alone is not modelled",
             f"use all-linear, or name targets: {', '.join(sorted(text))}",
         )
-    if experts and (job.lora.dora or job.lora.dropout):
-        key = "dora" if job.lora.dora else "dropout"
+    unknown = [key for key in ("dora", "dropout", "lora_bias") if getattr(job.lora, key)] if experts else []
+    for key in unknown:
         raise InvalidJob(
             f"lora.{key}: PEFT's ParamWrapper, which adapts stacked experts, works without it",
             f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
         )
-    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given)
+    check_ranks(job.lora, names)
+    tokens = trained_rows(job.lora, spec, names)
+    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens)
+
+
+def adapted_model(job: Job, spec: ModelSpec, notes: Notes) -> tuple[Targets | None, ModelSpec]:
+    """What LoRA adapts, and the model with the layers marked in which it adapts nothing."""
+    targets = adapter(job, spec, notes)
+    return targets, partly_adapted(spec, frozenset(job.lora.layers_to_transform)) if job.lora else spec
 
 
 def _stacks(given: set[str], rewrites: Mapping[str, str]) -> frozenset[str]:
@@ -178,11 +193,12 @@ def check_ends(
     adapted: Adapter | None, spec: ModelSpec, program: str, job: Job, split: Split, in_megatron: bool
 ) -> None:
     """Raise InvalidJob for adapters of embedding or head where the framework breaks, or trains nothing."""
-    named = sorted(adapted.targets & {EMBEDDING, spec.head.name}) if adapted else []
-    if not named:
+    ends = {EMBEDDING, spec.head.name}
+    named = sorted(adapted.targets & ends | {name for name, _ in adapted.tokens}) if adapted else []
+    if not (named and adapted):
         return
     said = " and ".join(named)
-    if spec.head.name in named and program in READS_HEAD:
+    if spec.head.name in adapted.targets and program in READS_HEAD:
         refused = f"TRL refuses to adapt {spec.head.name}: " if job.trainer == "trl" else ""
         raise InvalidJob(
             f"lora.targets: {refused}{READS_HEAD[program]} reads {spec.head.name}.weight, so that its adapter would "

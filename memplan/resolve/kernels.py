@@ -83,7 +83,7 @@ def _check_foak_adapters(job: Job, spec: ModelSpec, stored: Stored, base: Base, 
             "use kbit_upcast: false, as its own preparation does",
         ),
         (
-            lora.dora or lora.bias != "none",
+            lora.dora or lora.bias != "none" or lora.lora_bias,
             "with DoRA or trained biases, which its functions do not know",
             "leave it out",
         ),

@@ -77,6 +77,8 @@ class Layer(Frozen):
     """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
     frozen: frozenset[str] = frozenset()
     """Names of its weights that are not trained (``freeze``)."""
+    unadapted: bool = False
+    """No adapter stands in it (``lora.layers_to_transform``)."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

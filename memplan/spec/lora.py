@@ -1,9 +1,12 @@
 """Low-rank adapters: as a job asks for them, and as the engine knows them."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
+from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
 
 
@@ -25,6 +28,53 @@ EMBEDDING = "embed_tokens"
 """The embedding's name, whatever the class calls it."""
 
 
+_LAYERS = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
+
+
+def layer_numbers(value: object) -> object:
+    """One number, a list, or ``0-3,7``."""
+    if isinstance(value, str):
+        found = [_LAYERS.fullmatch(part) for part in value.strip("[] ").split(",")]
+        ends = [(int(part[1]), int(part[2] or part[1])) for part in found if part]
+        if None in found:
+            raise InvalidJob(f"lora.layers_to_transform: {value[:40]!r} are no layers", "write such as 0-3,7")
+        return tuple(number for first, last in ends for number in range(first, last + 1))
+    return () if value is None else (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _pairs(value: object, info: ValidationInfo) -> object:
+    """``{q_proj: 32}``, or ``q_proj=32,v_proj=8``, as pairs in the order of their names."""
+    if isinstance(value, str):
+        parts = [part.replace(":", "=").split("=") for part in value.strip("{} ").split(",") if part.strip()]
+        if any(len(part) != 2 for part in parts):
+            raise InvalidJob(
+                f"lora.{info.field_name}: {value[:40]!r} names no module with its number", "write such as q_proj=32"
+            )
+        return _pairs(dict(parts), info)
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(key).strip(), each) for key, each in value.items()))
+    return value or ()
+
+
+def token_counts(value: object, info: ValidationInfo) -> object:
+    """How many tokens of each module: of a list how many it has; a list alone, or a number, is of the embedding."""
+    if isinstance(value, (list, tuple)) and all(isinstance(each, int) for each in value):
+        value = len(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ((EMBEDDING, value),) if value else ()
+    if isinstance(value, str) and value.strip().isdecimal():
+        return token_counts(int(value), info)
+    pairs = _pairs(value, info)
+    if not isinstance(pairs, tuple):
+        return pairs
+    return tuple((name, len(each) if isinstance(each, (list, tuple)) else each) for name, each in pairs)
+
+
+Count = Annotated[int, Field(ge=1, le=65536)]
+Rows = Annotated[int, Field(ge=1, le=10**7)]
+_MAPPING = WithJsonSchema({"type": "object", "additionalProperties": {"type": "integer"}})
+
+
 class Lora(Frozen):
     """Low-rank adapters, in PEFT's words."""
 
@@ -33,7 +83,15 @@ class Lora(Frozen):
     alpha: float | None = None
     """Scaling; no effect on memory."""
     targets: Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(target_names)] = "all-linear"
-    """Names of the linear modules that are adapted, or all-linear: every one but the head."""
+    """Names of the modules that are adapted (lm_head and embed_tokens too), or all-linear: all linears but the head."""
+    exclude_modules: Annotated[tuple[str, ...], BeforeValidator(module_names)] = ()
+    """Names that are left out of the targets."""
+    layers_to_transform: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(layer_numbers)] = ()
+    """Numbers of the layers that are adapted, from 0; all where none is named."""
+    rank_pattern: Annotated[
+        tuple[tuple[str, Count], ...], BeforeValidator(_pairs), PlainSerializer(dict), _MAPPING
+    ] = ()
+    """Ranks of modules that have one of their own, by name."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapters' inputs: above 0 it keeps a mask and a copy for each module."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -46,6 +104,13 @@ class Lora(Frozen):
     """Biases that are trained: none, all, or those of adapted modules."""
     modules_to_save: Annotated[tuple[str, ...], BeforeValidator(module_names)] = ()
     """Modules with a trained copy beside the frozen original: embed_tokens, lm_head."""
+    lora_bias: bool = False
+    """A bias in each lora_B."""
+    trainable_token_indices: Annotated[
+        tuple[tuple[str, Rows], ...], BeforeValidator(token_counts), PlainSerializer(dict), _MAPPING
+    ] = ()
+    """Rows of the embedding (and of a head of its own) that are trained: indices, or how many; of embed_tokens where no
+    module is named."""
 
 
 class Adapter(NamedTuple):
@@ -69,6 +134,30 @@ class Adapter(NamedTuple):
     read_itemsize: int = 0
     """Element size that PEFT reads of lora_A, and casts inputs to, where the product has it in another; 0: its own."""
 
+    ranks: tuple[tuple[str, int], ...] = ()
+    """Of modules that have a rank of their own."""
+    lora_bias: bool = False
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Rows that are trained, by the name of their table."""
+
+    def rank_of(self, name: str) -> int:
+        """The rank of a module's adapters."""
+        return next((rank for module, rank in self.ranks if module == name), self.rank)
+
+    def tokens_of(self, name: str) -> int:
+        """How many rows of a table are trained."""
+        return next((count for module, count in self.tokens if module == name), 0)
+
+    @property
+    def biased(self) -> bool:
+        """Whether biases are trained, the base's or its own."""
+        return self.bias != "none" or self.lora_bias
+
     def trains(self, name: str) -> bool:
-        """Whether a module outside the layers is trained: adapted, or a copy of it."""
-        return name in self.targets or name in self.saved
+        """Whether a module outside the layers is trained: adapted, a copy of it, or some of its rows."""
+        return name in self.targets or name in self.saved or self.tokens_of(name) > 0
+
+    @property
+    def nowhere(self) -> "Adapter":
+        """As a layer sees it that no adapter stands in."""
+        return self._replace(targets=frozenset(), experts=frozenset(), router=False)

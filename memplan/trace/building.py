@@ -116,8 +116,7 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     assert job.lora is not None
     targets: Any = job.lora.targets
     if not isinstance(targets, str):
-        ends = ("embed_tokens", "lm_head", "score")
-        targets = [_own_name(model, name) if name in ends else name for name in targets]
+        targets = [_own_name(model, name) for name in targets]
     config = LoraConfig(
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),
@@ -127,6 +126,14 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
         use_dora=job.lora.dora,
         bias=job.lora.bias,
         modules_to_save=[_own_name(model, module) for module in job.lora.modules_to_save] or None,
+        exclude_modules=[_own_name(model, name) for name in job.lora.exclude_modules] or None,
+        layers_to_transform=list(job.lora.layers_to_transform) or None,
+        rank_pattern={_own_name(model, name): rank for name, rank in job.lora.rank_pattern},
+        lora_bias=job.lora.lora_bias,
+        trainable_token_indices={
+            _own_name(model, name): list(range(count)) for name, count in job.lora.trainable_token_indices
+        }
+        or None,
     )
     # Adapters are made where they belong: moving a fake parameter would swap tensors, which fake ones forbid.
     stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
@@ -134,9 +141,9 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     _check_routers(adapted)
     dtype = NAMED[job.lora.dtype]
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(dtype)
+    for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
+        if "lora_" in name or "trainable_tokens" in name:
+            tensor.data = tensor.data.to(dtype)
     _make_copies_anew(adapted)
     return adapted
 
@@ -149,7 +156,9 @@ def _check_attention(recipe: Recipe, found: Any) -> None:
 
 
 def _own_name(model: Any, module: str) -> str:
-    """The class's own name of the embedding or the head."""
+    """The class's own name of the embedding or the head; of others, their name."""
+    if module not in ("embed_tokens", "lm_head", "score"):
+        return module
     table = model.get_input_embeddings() if module == "embed_tokens" else model.get_output_embeddings()
     return next((path.split(".")[-1] for path, each in model.named_modules() if each is table), module)
 

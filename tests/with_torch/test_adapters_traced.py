@@ -14,6 +14,8 @@ COMMON = {"batch_size": 2, "sequence_length": 512}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 DORA = {"r": 16, "dora": True}
 ENDS = {"r": 16, "targets": ["q_proj", "v_proj", "embed_tokens", "lm_head"]}
+SOME = {"r": 16, "targets": ["q_proj", "v_proj", "down_proj"]}
+TIED: dict[str, Any] = {"tie_word_embeddings": True}
 MIXTRAL: dict[str, Any] = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 MIXTRAL |= {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
 QWEN3: dict[str, Any] = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 512}
@@ -29,14 +31,19 @@ ALL = [
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens", "lm_head"]}),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}, **FULL),
         job(SMALL, lora=ENDS),
-        job(SMALL, {"tie_word_embeddings": True}, lora=ENDS, **FULL),
+        job(SMALL, TIED, lora=ENDS, **FULL),
         job(SMALL, lora=ENDS | {"dropout": 0.1}, method="dpo", reference="adapter", autocast=True),
         job(SMALL, lora=ENDS, method="kto", reference="adapter", precision="bf16-amp", **FULL),
         job(SMALL, lora=ENDS, method="simpo"),
         job(SMALL, lora=ENDS, method="orpo", trainer="trl", **FULL),
         job(SMALL, lora={"r": 16, "targets": ["q_proj", "score", "embed_tokens"]}, method="reward"),
         job(SMALL, lora={"r": 16, "dora": True, "targets": ["q_proj", "lm_head"]}),
-        job(SMALL, {"model_type": "gemma", "tie_word_embeddings": True}, lora=ENDS),
+        job(SMALL, {"model_type": "gemma"} | TIED, lora=ENDS),
+        job(SMALL, lora=SOME | {"rank_pattern": {"q_proj": 64}, "layers_to_transform": [1, 3], "lora_bias": True}),
+        job(SMALL, lora=SOME | {"layers_to_transform": [2], "exclude_modules": ["v_proj"]}, **FULL),
+        job(SMALL, lora=SOME | {"trainable_token_indices": {"embed_tokens": 100, "lm_head": 2000}}, autocast=True),
+        job(SMALL, TIED, lora=SOME | {"trainable_token_indices": 1000}, precision="bf16-amp", **FULL),
+        job(SMALL, TIED, lora=SOME | {"trainable_token_indices": 1000}, trainer="trl", method="dpo"),
         job(SMALL, MIXTRAL, lora={"r": 16}),
         job(SMALL, MIXTRAL, lora={"r": 16}, **FULL),
         job(SMALL, MIXTRAL, lora={"r": 16, "dtype": "bf16"}),

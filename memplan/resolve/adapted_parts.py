@@ -1,0 +1,99 @@
+"""Which part of the targets LoRA adapts: layers, what is left out, ranks of their own; and rows that are trained."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import groupby
+
+from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.notes import Notes
+from memplan.spec.layer import Run
+from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Lora
+from memplan.spec.model import ModelSpec
+
+
+@lru_cache(maxsize=64)
+def partly_adapted(spec: ModelSpec, layers: frozenset[int]) -> ModelSpec:
+    """The model with adapters in these layers alone; in all where none is named."""
+    if not layers:
+        return spec
+    runs, start = [], 0
+    for run in spec.runs:
+        for inside, group in groupby(range(start, start + run.count), key=layers.__contains__):
+            layer = run.layer if inside else run.layer.model_copy(update={"unadapted": True})
+            runs.append(Run(count=len(list(group)), layer=layer))
+        start += run.count
+    return spec.model_copy(update={"runs": tuple(runs)})
+
+
+def chosen(lora: Lora, given: set[str], known: set[str], stacks: bool, spec: ModelSpec, notes: Notes) -> set[str]:
+    """Targets without those that are excluded or trained whole, or that stand in no layer where layers are named."""
+    for name in lora.exclude_modules:
+        if name not in known | {spec.head.name, EMBEDDING}:
+            hint = did_you_mean(name, sorted(known))
+            raise InvalidJob(f"lora.exclude_modules: {spec.family} has no linear module {name!r}", hint)
+    if stacks and (lora.exclude_modules or lora.layers_to_transform or lora.rank_pattern):
+        key = next(key for key in ("exclude_modules", "layers_to_transform", "rank_pattern") if getattr(lora, key))
+        raise InvalidJob(
+            f"lora.{key}: not modelled beside the stacked experts of {spec.family}, of whose parameters PEFT asks",
+            f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
+        )
+    given = given - {*lora.exclude_modules, *lora.modules_to_save}
+    if not lora.layers_to_transform:
+        return given
+    if lora.targets == ALL_LINEAR:
+        raise InvalidJob(
+            "lora.layers_to_transform: PEFT wants names of modules with it, not all-linear",
+            "name targets: " + ",".join(sorted(known - {spec.head.name, EMBEDDING})),
+        )
+    beyond = [number for number in lora.layers_to_transform if number >= spec.num_layers]
+    if beyond:
+        raise InvalidJob(
+            f"lora.layers_to_transform: {beyond[0]}, where {spec.family} has layers 0 to {spec.num_layers - 1}",
+            f"name layers up to {spec.num_layers - 1}",
+        )
+    if spec.tower is not None or spec.encoder is not None:
+        raise InvalidJob(
+            f"lora.layers_to_transform: {spec.family} has two stacks of layers, whose numbers PEFT does not tell apart",
+            "leave it out",
+        )
+    outside = given & {spec.head.name, EMBEDDING, *(linear.name for linear in spec.outer_linears)}
+    if outside:
+        notes.remark(f"lora.targets: {', '.join(sorted(outside))} in no layer: not adapted beside layers_to_transform")
+    return given - outside
+
+
+def check_ranks(lora: Lora, names: set[str]) -> None:
+    """Ranks are of modules that are adapted. Raises InvalidJob for another name."""
+    for name, _ in lora.rank_pattern:
+        if name not in names:
+            raise InvalidJob(f"lora.rank_pattern: {name!r} names no adapted module", did_you_mean(name, sorted(names)))
+
+
+def trained_rows(lora: Lora, spec: ModelSpec, names: set[str]) -> tuple[tuple[str, int], ...]:
+    """Rows that are trained; where embedding and head are tied, both have the embedding's. Raises InvalidJob."""
+    counts = dict(lora.trainable_token_indices)
+    for name, count in counts.items():
+        if name not in (EMBEDDING, spec.head.name):
+            raise InvalidJob(f"lora.trainable_token_indices: {name!r} is not modelled", f"name {EMBEDDING}")
+        if name in names or name in lora.modules_to_save:
+            raise InvalidJob(
+                f"lora.trainable_token_indices: {name} is adapted or trained whole as well", "choose one of them"
+            )
+        if count > spec.vocab_size:
+            raise InvalidJob(
+                f"lora.trainable_token_indices: {count} of {spec.vocab_size} tokens", "name fewer, or modules_to_save"
+            )
+    if spec.head_is_tied and counts:
+        if counts.get(spec.head.name, counts.get(EMBEDDING)) != counts.get(EMBEDDING):
+            raise InvalidJob(
+                f"lora.trainable_token_indices: rows of {spec.head.name} alone, whose weight is the embedding's",
+                f"name {EMBEDDING}",
+            )
+        if spec.head.name in {*names, *lora.modules_to_save}:
+            raise InvalidJob(
+                f"lora.trainable_token_indices: {spec.head.name} follows the embedding's rows and is adapted too",
+                f"take {spec.head.name} out of targets and modules_to_save",
+            )
+        counts[spec.head.name] = counts[EMBEDDING]
+    return tuple(sorted(counts.items()))
