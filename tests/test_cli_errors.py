@@ -160,3 +160,18 @@ def test_options_of_other_tools_are_told(option: str, meant: str, capsys: pytest
     assert main(["estimate", "--help"]) == 0
     listed = capsys.readouterr().out
     assert all(word.rstrip(",") in listed for word in meant.split() if word.startswith("--"))
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--group-size", "use --set rollout.group_size=VALUE"),
+        ("--overlap-comm", "use --set deepspeed.overlap_comm=VALUE"),
+        ("--rollout", "use --set rollout.KEY=VALUE, with KEY one of group_size, prompt_length, completion_length"),
+    ],
+)
+def test_options_that_are_keys_of_a_mapping_are_told(
+    option: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", SMALL, option, "8"]) == 2
+    assert hint in capsys.readouterr().err

@@ -103,6 +103,7 @@ ELSEWHERE = {
     "zero": "--zero-stage",
     "fsdp": "--sharding fsdp2",
     "grad-accum": "--gradient-accumulation-steps",
+    "num-generations": "--set rollout.group_size=N",
 }
 """What other tools' options are called here; those of one meaning and another spelling are options themselves."""
 
@@ -114,7 +115,19 @@ def _near_options(option: str, context: Any) -> str:
     command = getattr(context, "command", None)
     names = [name for param in getattr(command, "params", ()) for name in (*param.opts, *param.secondary_opts)]
     meant = ELSEWHERE.get(option.lstrip("-").replace("_", "-"), "")
+    meant = meant or _of_inner_key(option.lstrip("-").replace("-", "_"))
     if meant.split()[:1] and meant.split()[0].rstrip(",") in names:
         return f"use {meant}"
     close = nearest(option.lstrip("-"), [name.lstrip("-") for name in names if name.startswith("--")])
     return "did you mean " + " or ".join(f"--{name}" for name in close) + "?" if close else ""
+
+
+def _of_inner_key(key: str) -> str:
+    """How a key is set that holds others, or that another key holds."""
+    from memplan.spec.job import Job
+    from memplan.spec.reading import inner_fields
+
+    held = {outer: inner_fields(field.annotation) for outer, field in Job.model_fields.items()}
+    if held.get(key):
+        return f"--set {key}.KEY=VALUE, with KEY one of " + ", ".join(held[key])
+    return next((f"--set {outer}.{key}=VALUE" for outer, inner in held.items() if key in inner), "")

@@ -128,7 +128,7 @@ def _as_invalid_job(error: Any, where: str) -> InvalidJob:
     value = "null" if first.get("input") is None else str(first["input"])[:80]
     if first["type"] == "extra_forbidden":
         outer = Job.model_fields.get(str(first["loc"][0]))
-        inner = _inner_fields(outer.annotation if outer else None)
+        inner = inner_fields(outer.annotation if outer else None)
         return InvalidJob(f"{where}unknown key {key!r}", did_you_mean(str(first["loc"][-1]), inner))
     if first["type"] == "missing":
         return InvalidJob(f"{where}{key} is missing", f"give {key} a value")
@@ -157,7 +157,8 @@ _WANTED = {
 """What Pydantic complains of, in our words: what a value is not, and what to write."""
 
 
-def _inner_fields(annotation: Any) -> list[str]:
+def inner_fields(annotation: Any) -> list[str]:
+    """The keys that a key of a job holds; none for a plain value."""
     from typing import get_args
 
     for candidate in (annotation, *get_args(annotation)):
