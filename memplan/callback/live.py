@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.callback.adapters import DTYPES, read_lora
 from memplan.errors import InvalidJob
 
 METHODS_BY_CONFIG = {
@@ -39,7 +40,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch_8bit": {"optimizer": "adamw-8bit", "optimizer_args": {"library": "torchao"}},
 }
 """TrainingArguments.optim -> job keys; any other goes to the job under its own name, which refuses what it lacks."""
-DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash"}
 
 
@@ -60,7 +60,7 @@ def job_of(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         **_optimizer(args),
         **split,
         **_precision(model, args, split),
-        **_lora(model),
+        **read_lora(model),
         **_extras(model, args),
         **given,
     }
@@ -203,33 +203,6 @@ def _precision(model: Any, args: Any, split: Mapping[str, Any]) -> dict[str, Any
 def _attention(model: Any) -> str:
     name = str(getattr(model.config, "_attn_implementation", None) or "eager")
     return ATTENTION.get(name, name)
-
-
-def _lora(model: Any) -> dict[str, Any]:
-    """The adapter that PEFT put in: its settings, and its targets by the modules that really have one."""
-    configs = getattr(model, "peft_config", None)
-    if not configs:
-        return {}
-    names = list(getattr(model, "active_adapters", None) or configs)
-    config = configs[names[0]]
-    if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA":
-        raise InvalidJob(f"lora: {config.peft_type} adapters are not modelled", "leave the callback out for this run")
-    adapters = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A") and len(part.lora_A)}
-    weights = [weight for name, weight in model.named_parameters() if ".lora_A." in name]
-    lora: dict[str, Any] = {
-        "r": config.r,
-        "alpha": config.lora_alpha,
-        "targets": sorted({name.rsplit(".", 1)[-1] for name in adapters}),
-        "dropout": config.lora_dropout,
-        "dtype": DTYPES.get(str(weights[0].dtype), "fp32") if weights else "fp32",
-        "rslora": bool(config.use_rslora),
-        "bias": config.bias,
-    }
-    if getattr(config, "use_dora", False):
-        lora["dora"] = True
-    if config.modules_to_save:
-        lora["modules_to_save"] = list(config.modules_to_save)
-    return {"lora": lora}
 
 
 def _extras(model: Any, args: Any) -> dict[str, Any]:

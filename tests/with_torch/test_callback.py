@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 import memplan
 from memplan.callback import MemoryCallback, WillNotFit
 from memplan.callback.live import job_of
-from memplan.errors import UsageError
+from memplan.errors import InvalidJob, UsageError
 from memplan.truth import read_sets
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the libraries that train here, not of memplan
@@ -140,6 +140,48 @@ def test_lora_is_read_from_the_live_model(tmp_path: Path) -> None:
     assert (read["precision"], read["autocast"]) == ("bf16", True)
     trainable = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert memplan.estimate(read).model.params.trainable == trainable
+
+
+QV = ["q_proj", "v_proj"]
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"target_modules": ["q_proj", "lm_head", "embed_tokens"]}, {"targets": ["embed_tokens", "lm_head", "q_proj"]}),
+    ({"target_modules": QV, "layers_to_transform": [1]}, {"layers_to_transform": [1]}),
+    ({"target_modules": r".*\.0\..*(q|v)_proj"}, {"layers_to_transform": [0], "targets": QV}),
+    ({"target_modules": QV, "rank_pattern": {"self_attn.q_proj": 8}}, {"rank_pattern": {"q_proj": 8}}),
+    ({"target_modules": QV, "trainable_token_indices": [3, 7]}, {"trainable_token_indices": {"embed_tokens": 2}}),
+    ({"target_modules": QV, "lora_bias": True, "modules_to_save": ["lm_head"]}, {"modules_to_save": ["lm_head"]}),
+    ({"target_modules": "all-linear", "exclude_modules": ["q_proj"], "init_lora_weights": "pissa"}, {"r": 4}),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SETTINGS, ids=[str(row[1]) for row in SETTINGS])
+def test_every_setting_of_peft_that_trains_is_read(
+    settings: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    model = get_peft_model(tiny_llama(torch.float32), LoraConfig(r=4, **settings))
+    read = job(tmp_path, model)
+    assert read["lora"] | expected == read["lora"]
+    trainable = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert memplan.estimate(read).model.params.trainable == trainable
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_modules": r".*(0.self_attn.q_proj|1.mlp.down_proj)"}, "adapted in different layers"),
+        ({"target_modules": QV, "rank_pattern": {r".*\.0\..*q_proj": 2}}, "q_proj with ranks 2, 4"),
+        ({"target_modules": QV, "layer_replication": [(0, 2), (0, 2)]}, "layer_replication of PEFT"),
+        ({"target_modules": QV, "alora_invocation_tokens": [1]}, "alora_invocation_tokens of PEFT"),
+        ({"target_modules": ["lm_head"], "ensure_weight_tying": True}, "ensure_weight_tying of PEFT"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_settings_of_peft_that_are_not_modelled_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = get_peft_model(tiny_llama(torch.float32), LoraConfig(r=4, **settings))
+    with pytest.raises(InvalidJob, match=message):
+        job(tmp_path, model)
 
 
 @pytest.mark.parametrize(
