@@ -24,10 +24,16 @@ LABEL = "router logits of all layers"
 PROBABILITIES = "probabilities of the load-balancing loss"
 
 
+def handing(layer: Layer) -> Experts | None:
+    """The experts of a layer whose router hands out its logits: one that looks experts up by the token's id does not."""
+    experts: Experts | None = getattr(layer, "experts", None)  # a tower's blocks have none
+    return None if experts is None or experts.routing.hashed else experts
+
+
 def recorded(layer: Layer, mode: Mode, tokens: int) -> list[SharedInput]:
     """The logits that this layer hands out: the loss reads them, and leaves their gradient above this layer's own."""
-    experts = getattr(layer, "experts", None)  # a tower's blocks have none
-    if not mode.router_loss or experts is None:
+    experts = handing(layer) if mode.router_loss else None
+    if experts is None:
         return []
     size = Dim("T·E", tokens * experts.count)
     read = mode.router_loss == "read"
@@ -50,7 +56,7 @@ def all_logits(p: Pass, spec: ModelSpec) -> list[Tensor]:
     """
     mode, found = p.mode, []
     for run in spec.runs if mode.router_loss else ():
-        experts = run.layer.experts
+        experts = handing(run.layer)
         if experts is None:
             continue
         dim, itemsize = p.dim("E", experts.count), logits_itemsize(experts, mode)
@@ -64,7 +70,7 @@ def all_logits(p: Pass, spec: ModelSpec) -> list[Tensor]:
 def load_balancing_loss(p: Pass, spec: ModelSpec) -> Tensor:
     """``load_balancing_loss_func``: what of the last layer its locals name lives until it returns."""
     tape, mode = p.tape, p.mode
-    experts = next(run.layer.experts for run in spec.runs if run.layer.experts)
+    experts = next(filter(None, (handing(run.layer) for run in spec.runs)))
     every, chosen = Dim("E", experts.count), p.dim("k", experts.active)
     mask = tape.new(p.dim("1", 1), ops.FP32, "mask of the load-balancing loss") if mode.padded else None
     total: Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
-from memplan.engine.router_loss import logits_itemsize
+from memplan.engine.router_loss import handing, logits_itemsize
 from memplan.engine.routing import ROUTER_LOGITS
 
 SOURCE = "transformers 5.23 models/mixtral/modeling_mixtral.py: load_balancing_loss_func; utils/output_capturing.py"
@@ -66,7 +66,7 @@ def logits_of(traced: TracedPass) -> list[int]:
     """Bytes of the recorded logits of each layer; 0 without experts."""
     plan, sizes = traced.plan, []
     for run in plan.spec.runs:
-        experts = run.layer.experts
+        experts = handing(run.layer)
         size = plan.rows * plan.length * experts.count * logits_itemsize(experts, plan.mode) if experts else 0
         sizes += [-(-size // 512) * 512] * run.count
     return sizes

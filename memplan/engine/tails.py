@@ -72,9 +72,11 @@ def tail_forward(
     del logits, states
     with tape.at("loss"):
         if not within and head.fp32_outputs:
+            inputs[:0] = whole.routers  # all outputs are there until all are cast
             whole.routers = [ops.cast(tape, each, ops.FP32, "outputs in fp32") for each in whole.routers]
         loss, outputs, kept = _loss(p, spec, head, rows, inputs, model_locals)
         outputs += whole.routers if outputs else []
+        kept += whole.routers if head.holds_logits else []
         whole.routers = []
         return loss if balance is None else _with(whole, loss, balance), outputs, kept
 
@@ -147,6 +149,7 @@ def _loss(
         leave_autocast(tape)
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
+    inputs.clear()
     logits = scores if head.frees_logits else logits
     whole = [scores] if head.holds_logits else []
     if head.sliced:

@@ -27,7 +27,8 @@ def router_loss(
     notes: Notes,
 ) -> RouterLoss:
     """Where it is made. Raises InvalidJob where it is asked for and cannot be."""
-    way = "none" if in_megatron or method.score_head else by_method(trainer.router_loss, method.name, "model")
+    apart = in_megatron or trainer.megatron or method.score_head
+    way = "none" if apart else by_method(trainer.router_loss, method.name, "model")
     has, asked, told = spec.router_loss != "none" and not spec.tower, job.router_aux_loss, spec.router_loss == "on"
     if asked:
         _refuse(trainer, method, spec, way, has)

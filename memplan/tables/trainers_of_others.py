@@ -11,6 +11,7 @@ from memplan.tables.trainer_switches import (
     HUGGING_FACE,
     LITGPT,
     LITGPT_OVER_SEVERAL,
+    LLAMAFACTORY_V1,
     MEGATRON,
     OLD_REPOSITORY,
     OPENRLHF,
@@ -41,6 +42,7 @@ ROWS = (
     Trainer(
         "llamafactory",
         "LLaMA-Factory",
+        router_loss=MappingProxyType({"sft": "model", "*": "unread"}),
         switches=HUGGING_FACE,
         accelerate=True,
         syncs_each_batch=False,
@@ -64,8 +66,24 @@ ROWS = (
         source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
     ),
     Trainer(
+        "llamafactory-v1",
+        "LLaMA-Factory v1",
+        switches=LLAMAFACTORY_V1,
+        methods=("sft",),
+        later_methods=("reward", "dpo", "simpo", "orpo"),
+        upcasts_trained=True,
+        gradient_checkpointing=True,
+        reduce_dtype="fp32",
+        reshards_root=True,
+        heads={"sft": "repeated-cross-entropy"},
+        liger_heads={"sft": "repeated-cross-entropy"},
+        source="LLaMA-Factory, August 2026 src/llamafactory/v1/core/base_trainer.py: compute_log_probs; "
+        "core/model_engine.py: model.to(torch.float32); plugins/trainer_plugins/distributed/fsdp2.py",
+    ),
+    Trainer(
         "simpo-repo",
         "princeton-nlp/SimPO",
+        router_loss=MappingProxyType({"*": "unread"}),
         switches=OLD_REPOSITORY,
         accelerate=True,
         syncs_each_batch=False,
@@ -84,6 +102,7 @@ ROWS = (
     Trainer(
         "openrlhf",
         "OpenRLHF",
+        router_loss=MappingProxyType({"*": "recorded"}),
         switches=OPENRLHF,
         methods=("sft", "reward", "dpo", "ipo", "ppo", "grpo", "rloo"),
         scores_rollouts=True,
@@ -107,6 +126,7 @@ ROWS = (
     Trainer(
         "verl",
         "verl",
+        router_loss=MappingProxyType({"*": "unread"}),
         switches=VERL,
         methods=("sft", "ppo", "grpo", "rloo"),
         later_methods=("distill",),
@@ -116,6 +136,7 @@ ROWS = (
         critic_apart=True,
         sharding="fsdp2",
         reduce_dtype="fp32",
+        reshards_root=True,
         gradient_checkpointing=True,
         syncs_each_batch=False,
         heads={"*": "flash-cross-entropy-in-place"},
@@ -128,6 +149,7 @@ ROWS = (
     Trainer(
         "litgpt",
         "LitGPT",
+        router_loss=MappingProxyType({"*": "none"}),
         switches=LITGPT,
         switches_over_several=LITGPT_OVER_SEVERAL,
         methods=("sft",),

@@ -19,7 +19,7 @@ from memplan.tables.trainer import version_key
 from memplan.trace import fused as fused_kernels
 from memplan.trace import kernels, losses
 from memplan.trace.loops_trl import trl_cpo, trl_dpo, trl_dpo_before_029, trl_kto, trl_kto_before_029, trl_sft
-from memplan.trace.runs import Run, to_fp32
+from memplan.trace.runs import Run, is_read, router_keys, to_fp32
 
 ROWS_AT_ONCE = 128
 
@@ -42,6 +42,21 @@ def llamafactory_pairs(run: Run) -> Tensor:
     loss = run.loss(model_output["logps"], reference)
     model_output["chosen"].mean()
     return loss
+
+
+def llamafactory_v1(run: Run) -> Tensor:
+    """LLaMA-Factory, August 2026 v1/core/base_trainer.py: compute_log_probs, v1/trainers/sft_trainer.py."""
+
+    def compute_log_probs() -> Tensor:
+        labels = run.ids
+        outputs = run.call(run.policy, labels=labels)
+        logits = outputs["logits"].float()
+        shift_labels = labels[..., 1:].contiguous().view(-1)
+        shift_logits = logits[..., :-1, :].contiguous().view(shift_labels.size(0), -1)
+        scores = functional.cross_entropy(shift_logits, shift_labels, reduction="none")
+        return -scores.view(labels.shape[0], -1)
+
+    return (-compute_log_probs()).sum() / run.ids.numel()
 
 
 def llamafactory_kto(run: Run) -> Tensor:
@@ -84,7 +99,7 @@ def openrlhf(run: Run) -> Tensor:
     log_probs, output = actor(run.policy)
     del output
     if run.recipe.method.name == "sft":
-        return -log_probs.mean()
+        return run.balanced(-log_probs.mean())
     reference = run.score_reference(lambda model: actor(model)[0].sum(-1)) if run.recipe.method.reference else None
     return run.loss(log_probs.sum(-1), reference)
 
@@ -159,10 +174,16 @@ def within_forward(run: Run, model: Any, found: Callable[[Tensor, Tensor], Tenso
     inner, (backbone, lm_head) = _language_model(model), _backbone(model)
 
     def fused_forward(**inputs: Any) -> Tensor:
+        told = router_keys(run.recipe, model is run.reference)
         with run.autocast():
-            outputs = backbone(**inputs)
+            outputs = backbone(**inputs, **told)
             weight = lm_head.weight  # sharded still, where the head alone is a unit that is never called
-            return found(outputs.last_hidden_state, weight.full_tensor() if isinstance(weight, DTensor) else weight)
+            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            scores = found(outputs.last_hidden_state, whole)
+            if told.get("output_router_logits"):
+                balance = run.load_balancing_loss(inner, outputs.router_logits)
+                run.balance += [balance] if is_read(run.recipe) else []
+            return scores
 
     inner.forward = fused_forward
     try:
@@ -195,7 +216,7 @@ def fused(run: Run) -> Tensor:
     reference = run.score_reference(score) if first else None
     scores = score(run.policy)
     if method.name == "sft":
-        return -scores.mean()
+        return run.balanced(-scores.mean())
     if method.reference and not first:
         reference = run.score_reference(score)
     return run.loss(scores, reference)
@@ -228,6 +249,8 @@ def find_loop(recipe: Recipe) -> Callable[[Run], Any] | None:
         return _trl(method, trainer.since)
     if trainer.name == "llamafactory":
         return trl_sft if method == "sft" else llamafactory_kto if method == "kto" else llamafactory_pairs
+    if trainer.name == "llamafactory-v1":
+        return llamafactory_v1
     if recipe.loss_head == "megatron-cross-entropy":
         return vocabulary_parallel_sft
     if recipe.loss_code.stacked:

@@ -55,7 +55,8 @@ def trl_cpo(run: Run) -> Tensor:
     """trl 0.9 to 1.16, experimental/cpo/cpo_trainer.py and orpo_trainer.py: concatenated_forward."""
 
     def concatenated_forward() -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        all_logits = run.logits(run.policy)
+        outputs = run.call(run.policy)
+        all_logits = outputs["logits"]
         term = None
         if run.recipe.sft_term:
             term = losses.chosen_cross_entropy(all_logits[:, :-1], run.ids[:, 1:], run.pairs)
@@ -78,7 +79,8 @@ def trl_kto_before_029(run: Run) -> Tensor:
             kl_logits = run.logits(model)
             losses.label_log_probs(kl_logits[:, :-1], run.ids[:, 1:], run.recipe)
             del kl_logits
-        logits = run.logits(model)
+        outputs = run.call(model)
+        logits = outputs["logits"]
         logps = losses.label_log_probs(logits[:, :-1], run.ids[:, 1:], run.recipe).sum(-1)
         return logps, logits[chosen], logits[rejected]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -51,8 +52,6 @@ class Run:
         self.pairs = ids.shape[0] // 2
         self.balance: list[Tensor] = []
         """Load-balancing losses that wait for the loss."""
-        self.routers: list[Any] = []
-        """Router logits of outputs that are held until then."""
         count = recipe.rows * min(recipe.completion_length, recipe.sequence_length - 1)
         self.scored = torch.arange(count, device=ids.device)
 
@@ -73,7 +72,6 @@ class Run:
             outputs = {key: to_fp32(value) for key, value in outputs.items()}
         if is_read(self.recipe) and "labels" not in keys:
             self.balance.append(outputs["aux_loss"])
-            self.routers.append(outputs["router_logits"])
         return outputs
 
     def logits(self, model: Any, **keys: Any) -> Tensor:
@@ -94,12 +92,21 @@ class Run:
 
     def loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
         """The method's formula over scores of chosen and rejected rows."""
-        loss = self._loss(scores, reference)
+        return self.balanced(self._loss(scores, reference))
+
+    def balanced(self, loss: Tensor) -> Tensor:
+        """The loss with the routers' beside it, where it reads theirs."""
         for balance in self.balance:
             loss = loss + balance
         self.balance.clear()
-        self.routers.clear()
         return loss
+
+    def load_balancing_loss(self, model: Any, router_logits: Any) -> Tensor:
+        """The routers' loss as TRL's own forward makes it (trl 1.16, trainer/utils.py: _fused_forward)."""
+        config, module = model.config.get_text_config(), import_module(type(model).__module__)
+        experts = getattr(model, "num_experts", None) or config.num_experts
+        found: Tensor = module.load_balancing_loss_func(router_logits, experts, config.num_experts_per_tok, self.mask)
+        return found
 
     def _loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
         method = self.recipe.method.name

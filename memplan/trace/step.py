@@ -192,9 +192,9 @@ class MicroStep:
             out = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **given)
         loss = out.loss
         if self.recipe.autocast and self.recipe.trainer.fp32_outputs:
-            out.logits = out.logits.float()
-            if "router_logits" in out:
-                out.router_logits = to_fp32(out.router_logits)
+            for name, wide in {name: to_fp32(out[name]) for name in ("logits", "router_logits") if name in out}.items():
+                out[name] = wide
+                del wide
         if not self.recipe.keeps_outputs:
             del out
         self._backward(loss)
