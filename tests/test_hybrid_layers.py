@@ -8,7 +8,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.arch import parse_config
-from memplan.engine import delta_loop, lightning, selective_scan, time_mix
+from memplan.engine import delta_loop, gated_recurrence, lightning, selective_scan, time_mix
 from memplan.engine.modules import Mode
 from memplan.engine.tensors import layer_weights
 from memplan.engine.traces import LayerTrace, trace_layer
@@ -37,7 +37,8 @@ LIGHTNING = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128,
     "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 64, "layer_types": ["linear_attention"],
 }  # fmt: skip
-ALL = {**MODELS, "minimax": LIGHTNING}
+RECURRENT = {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 1024, "lru_width": 384}
+ALL = {**MODELS, "minimax": LIGHTNING, "recurrent_gemma": RECURRENT}
 LONG = {"qwen3_5_text": 640, "minimax": 640}
 ROWS, LENGTH = 2, 512
 TOKENS = ROWS * LENGTH
@@ -74,7 +75,27 @@ def test_lightning_attention_saves_its_formula() -> None:
     assert found == pytest.approx(TOKENS * (of_mixer + of_experts + 8) + state, abs=4096)
 
 
-@pytest.mark.parametrize("family", [*(family for family in MODELS if family != "mamba2"), "minimax"])
+def test_a_gated_recurrence_saves_its_formula() -> None:
+    """Per token 38 W in bf16, of which 8 W are gates and states of every position in fp32: two branches, convolution
+    and its input, a copy for heads, gates, decays, their squares, a bounded root; both norms, and the feed-forward.
+    """
+    h, w, f = 256, 384, 512
+    ends = 2 * ROWS * 3 * w - 4 * ROWS * w  # the convolution's, and no gate of the first state, which is zero
+    found = saved(layer_of("recurrent_gemma"))
+    assert found == pytest.approx(TOKENS * (38 * w + 20 * h + 8 * f + 8) + ends, abs=4096)
+
+
+def test_a_checkpoints_second_graph_of_a_recurrence_stays() -> None:
+    """All that is saved before the outputs of positions, for the module names the last state."""
+    layer, h, w = layer_of("recurrent_gemma"), 256, 384
+    left = trace_layer(layer, BF16, ROWS, LENGTH, "checkpoint").remains
+    assert left == pytest.approx(TOKENS * (30 * w + 10 * h + 4) + ROWS * w * (4 + 6 - 4), abs=4096)
+
+
+LOOPS = [*(family for family in MODELS if family != "mamba2"), "minimax", "recurrent_gemma"]
+
+
+@pytest.mark.parametrize("family", LOOPS)
 @pytest.mark.parametrize("mode", [BF16, FP32, AMP], ids=["bf16", "fp32", "amp"])
 @pytest.mark.parametrize("style", ["plain", "checkpoint", "reentrant"])
 def test_a_long_loop_in_one_step_keeps_what_its_turns_keep(
@@ -89,7 +110,7 @@ def test_a_long_loop_in_one_step_keeps_what_its_turns_keep(
         return found.saved.size, found.forward.size, backward, found.gradients
 
     in_one = figures()
-    for module in (delta_loop, selective_scan, lightning, time_mix):
+    for module in (delta_loop, selective_scan, lightning, time_mix, gated_recurrence):
         monkeypatch.setattr(module, "FIRST", 10**6)
     assert figures() == in_one
     trace_layer.cache_clear()

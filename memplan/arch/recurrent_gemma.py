@@ -1,14 +1,15 @@
 """RecurrentGemma (Griffin) as transformers 5.23 builds it (``configuration_recurrent_gemma.py``,
 ``modeling_recurrent_gemma.py``): gated linear recurrences and local attention in turn.
-Its parameters; its activations are refused in words.
 """
 
 from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import DROPOUT, Family, activation, build
+from memplan.arch.decoder import Family, activation, build
+from memplan.arch.plain import with_layers
 from memplan.arch.state_space import convolution
+from memplan.arch.turning import rotary_factor
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear
@@ -24,6 +25,7 @@ RECURRENT_GEMMA: dict[str, Scalar] = {
     "lru_width": None,
     "sliding_window": 2048,
     "conv1d_width": 4,
+    "partial_rotary_factor": 0.5,
     "logits_soft_cap": 30.0,
     "hidden_activation": "gelu_pytorch_tanh",
     "block_types": None,
@@ -39,13 +41,13 @@ def mixers(family: Family, config: Config) -> list[AnyMixer]:
     given = config.keys.get("block_types", BLOCKS)
     if not isinstance(given, (list, tuple)) or not given or any(not isinstance(kind, str) for kind in given):
         raise config.wrong("block_types", "a list of recurrent and attention", given)
-    made: dict[str, AnyMixer] = {"recurrent": recurrence(config)}
+    made: dict[str, AnyMixer] = {"recurrent": recurrence(family, config)}
     layers = config.integer("num_hidden_layers")
     other = local_attention(config)
     return [made.get(str(given[i % len(given)]), other) for i in range(layers)]
 
 
-def recurrence(config: Config) -> GatedRecurrence:
+def recurrence(family: Family, config: Config) -> GatedRecurrence:
     """Two branches, a convolution and gates in blocks, as many as attention has heads."""
     h, heads, kernel = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "conv1d_width"))
     width = config.optional_integer("lru_width") or h
@@ -60,6 +62,7 @@ def recurrence(config: Config) -> GatedRecurrence:
     return GatedRecurrence(
         width=width,
         kernel=kernel,
+        activation=activation(family, config),
         linears=(
             Linear(name="linear_y", inputs=h, outputs=width, bias=True),
             Linear(name="linear_x", inputs=h, outputs=width, bias=True),
@@ -75,6 +78,7 @@ def local_attention(config: Config) -> Attention:
     kv_heads, width = attention.num_kv_heads(config, nullable=True), h // heads
     if h % heads:
         raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", h)
+    turns = int(width * rotary_factor(config))
     return Attention(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -82,6 +86,8 @@ def local_attention(config: Config) -> Attention:
         linears=attention.projections(h, heads * width, kv_heads * width, False, (bias, True)),
         window=config.integer("sliding_window"),
         rotary="concatenated",
+        rotary_dim=turns,
+        rotary_tables="made",
     )
 
 
@@ -96,8 +102,11 @@ def feed_forward(family: Family, config: Config) -> list[FeedForward]:
 
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The cap of the logits has a name of its own."""
-    return spec.model_copy(update={"logits_softcap": config.optional_positive("logits_soft_cap")})
+    """The cap of the logits has a name of its own; the layer names its first norm's output until its end."""
+    spec = with_layers(spec, locals_held=("norm",))
+    return spec.model_copy(
+        update={"logits_softcap": config.optional_positive("logits_soft_cap"), "front": ("scale",)}
+    )
 
 
 FAMILY = Family(
@@ -109,10 +118,8 @@ FAMILY = Family(
     norms=("temporal_pre_norm", "channel_pre_norm"),
     norm_kind="rms-plus-one",
     activation_key="hidden_activation",
-    scaled_embedding=True,
     classifies=False,
     names={"sliding_window": "attention_window_size"},
-    not_counted=(("attention_dropout", DROPOUT),),
     finish=finish,
 )
 

@@ -77,6 +77,11 @@ def mapped(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
     return project(p, x, spec.outer_linears[0], "h", "projected embeddings", quantised=False)
 
 
+def scaled(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
+    """A product with a number, while the model's forward holds what went in (RecurrentGemma)."""
+    return ops.scale(p.tape, x, "residual stream")
+
+
 def normalised(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
     """A norm of the embeddings (Bloom)."""
     found = next(norm for part in spec.extra for norm in part.norms)
@@ -112,6 +117,7 @@ def returned(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
 STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
     "project": projected,
     "map": mapped,
+    "scale": scaled,
     "positions": positions,
     "row-positions": row_positions,
     "token-types": token_types,

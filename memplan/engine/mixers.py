@@ -16,6 +16,7 @@ from memplan.engine.dual import both_mixers, state_space_dual
 from memplan.engine.falcon import falcon
 from memplan.engine.gated_attention import gated_attention
 from memplan.engine.gated_delta import gated_delta
+from memplan.engine.gated_recurrence import gated_recurrence
 from memplan.engine.graph import Tensor
 from memplan.engine.image_cross import image_cross
 from memplan.engine.latent import latent_attention
@@ -63,6 +64,7 @@ MIXERS: dict[str, Program] = {
     "state-space-dual": state_space_dual,
     "both": both_mixers,
     "gated-delta": gated_delta,
+    "gated-recurrence": gated_recurrence,
     "lightning": lightning,
     "time-mix": time_mix,
     "image-cross": image_cross,

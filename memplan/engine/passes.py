@@ -16,6 +16,7 @@ from memplan.engine.front import NO_FRONT, trace_front
 from memplan.engine.heads import Head
 from memplan.engine.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
 from memplan.engine.modules import Mode
+from memplan.engine.recurrent_rows import left_above
 from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
 from memplan.engine.shared_weights import uses
 from memplan.engine.stacks import Local, locals_of, trace_stacks
@@ -129,8 +130,7 @@ class TracedPass:
         for trace in self.layers:
             saved.append(saved[-1] + trace.saved.size + (trace.casts if plan.casts_apart(len(saved) - 1) else 0))
         self.saved_before = saved
-        beside = self._beside_layers()
-        sizes = [saved[i] + layer.forward.size + beside[i] for i, layer in enumerate(self.layers)]
+        sizes = [saved[i] + self.layers[i].forward.size + more for i, more in enumerate(self._beside_layers())]
         if plan.gathered:
             sizes = [size + self.gathered_in(i) for i, size in enumerate(sizes)]
         self.forward_layer = sizes.index(max(sizes))
@@ -158,7 +158,7 @@ class TracedPass:
         """What the forward of its stack holds beside each layer, where that is not the same for all."""
         encoder = self.plan.spec.encoder
         if encoder is None:
-            return [0] * len(self.layers)
+            return left_above(self.plan, self.layers)
         first, second = (sum(local.size for local in stack) for stack in self.stack_locals)
         second += sum(local.size for local in self.stack_locals[0] if local.kept)
         output = self.plan.rows * self.plan.memory * self.plan.spec.hidden_size * self.plan.mode.residual_itemsize
@@ -183,7 +183,7 @@ class TracedPass:
                 size = self.saved_before[i] + gradients + max(alive.size for alive in trace.backward.values())
                 if id(trace) not in worst or size > worst[id(trace)][0]:
                     worst[id(trace)] = (size, i)
-            gradients += trace.gradients + trace.waits
+            gradients += trace.gradients + trace.waits + trace.remains
         chosen |= {i for pair in uses(self.plan.spec) for i in pair}
         chosen |= {i for _, i in worst.values()}
         return sorted(chosen, reverse=True)

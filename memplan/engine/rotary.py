@@ -29,7 +29,8 @@ def rotary(
     first = mixer.rotary_wide and mixer.rotary_tables == "shared"
     if first:
         q, k = (ops.cast(tape, x, ops.FP32, "queries and keys in fp32") for x in (q, k))
-    tables = repeated_tables(p, mixer) if "repeated" in mixer.rotary_tables else SHARED
+    of_layer = "repeated" in mixer.rotary_tables or mixer.rotary_tables == "made"
+    tables = repeated_tables(p, mixer) if of_layer else SHARED
     if mixer.rotary_inline and held is not None:
         q_parts, k_parts = parts(p, mixer, q, tables), parts(p, mixer, k, tables)
         held += [*q_parts, *k_parts]
@@ -50,15 +51,18 @@ def rotary(
 
 
 def repeated_tables(p: Pass, mixer: Attention) -> Tables:
-    """``cos[..., :half].repeat_interleave(2)`` and so for sin: made in each layer, the same for all rows."""
-    size = Dim("s·rotary", p.length * mixer.rotary_width)
+    """``cos[..., :half].repeat_interleave(2)`` and so for sin, or ``rotary_emb``: made in each layer, the same for all
+    rows."""
+    size = Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
     itemsize = table_itemsize(p, mixer)
     cos, sin = (p.tape.new(size, itemsize, "rotary tables of the layer") for _ in range(2))
     return cos, sin
 
 
 def table_itemsize(p: Pass, mixer: Attention) -> int:
-    """Element size of cos and sin: the residual stream's, or fp32."""
+    """Element size of cos and sin: the residual stream's, fp32, or that of products."""
+    if mixer.rotary_tables == "made" and p.tape.autocast:
+        return p.tape.autocast
     return ops.FP32 if "fp32" in mixer.rotary_tables else p.mode.weight_itemsize
 
 

@@ -27,7 +27,7 @@ def mixer_kernels(job: Job, spec: ModelSpec, notes: Notes) -> str:
     given = job.mixer_kernels
     if not kinds:
         if given == "cuda":
-            notes.remark(f"mixer_kernels has no effect: {spec.family} has attention alone")
+            notes.remark(f"mixer_kernels has no effect: {spec.family} has no mixer with kernels of its own")
         return notes.plain("mixer_kernels", "torch")
     packages = PACKAGES[kinds[0]]
     longest = spec.max_positions if "time-mix" in kinds else None

@@ -7,8 +7,15 @@ from memplan.spec.model import ModelSpec
 from memplan.tables.optimizer_columns import Optimizer
 
 
-def check_checkpoints(spec: ModelSpec, how: str) -> None:
-    """Raise InvalidJob where the class refuses gradient checkpointing."""
+def check_checkpoints(job: Job, spec: ModelSpec, how: str) -> None:
+    """Raise InvalidJob where the class refuses gradient checkpointing, or keeps what halves of pairs would share."""
+    remembers = any(mixer.kind == "gated-recurrence" for mixer in spec.mixers)
+    if how != "none" and job.pair_pass != "concatenated" and remembers:
+        raise InvalidJob(
+            f"pair_pass: {job.pair_pass} is not modelled with gradient checkpointing for {spec.family}, whose layers "
+            "keep the graph of their last states",
+            "use pair_pass: concatenated",
+        )
     if how != "none" and not spec.checkpoints:
         raise InvalidJob(
             f"gradient_checkpointing: {how} is refused by transformers' {spec.family}, whose layers are no checkpoints",

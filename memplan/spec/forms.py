@@ -40,12 +40,23 @@ Dropped = Literal["mixer", "feed-forward", "branches"]
 """A branch whose output passes through dropout before it joins the residual; 'branches': the sum of both."""
 
 Front = Literal[
-    "project", "map", "positions", "row-positions", "token-types", "norm", "mask", "dropout", "return", "streams"
+    "project",
+    "map",
+    "scale",
+    "positions",
+    "row-positions",
+    "token-types",
+    "norm",
+    "mask",
+    "dropout",
+    "return",
+    "streams",
 ]
 """A step between the embedding and the first layer, a key of ``engine.front.STEPS``.
 
-project: a linear to hidden_size (opt-350m); map: the same, beside what went in (ALBERT); positions: learned ones, one
-set for all rows; row-positions: one for each row (OPT); norm: a norm of the embeddings (Bloom); token-types: one of two
-vectors (BERT); mask: a product with the padding mask (DeBERTa); return: all but the result was local to the
-embeddings' own forward; streams: once for each residual stream (DeepSeek-V4).
+project: a linear to hidden_size (opt-350m); map: the same, beside what went in (ALBERT); scale: times a number, beside
+what went in (RecurrentGemma); positions: learned ones, one set for all rows; row-positions: one for each row (OPT);
+norm: a norm of the embeddings (Bloom); token-types: one of two vectors (BERT); mask: a product with the padding mask
+(DeBERTa); return: all but the result was local to the embeddings' own forward; streams: once for each residual stream
+(DeepSeek-V4).
 """

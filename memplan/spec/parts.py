@@ -176,9 +176,10 @@ class Attention(Mixer):
     neighbours makes no difference in size."""
     rotary_dim: int | None = None
     """Elements of each head that turn, where that is a part of it; None: the whole head."""
-    rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated", "own"] = "shared"
+    rotary_tables: Literal["shared", "fp32", "repeated", "fp32-repeated", "own", "made"] = "shared"
     """cos and sin: shared by all layers in the residual's dtype, or in fp32 (OLMo); repeated: each layer interleaves
-    them anew and keeps its own (GLM); own: each layer makes them of its positions, for keys and for queries (GPT-J)."""
+    them anew and keeps its own (GLM); own: each layer makes them of its positions, for keys and for queries (GPT-J);
+    made: each layer makes them, in the values' dtype (RecurrentGemma)."""
     rotary_inline: bool = False
     """Its own forward cuts q and k in what turns and what passes: these locals live on (Phi, StableLM, Persimmon)."""
     rotary_wide: bool = False
@@ -204,7 +205,7 @@ class Attention(Mixer):
     @property
     def rotary_width(self) -> int:
         """Elements of cos and of sin; 0 without positions."""
-        return 0 if self.rotary == "none" or self.rotary_tables == "own" else self.rotary_dim or self.head_dim
+        return 0 if self.rotary == "none" or self.rotary_tables in ("own", "made") else self.rotary_dim or self.head_dim
 
     @property
     def fused_qkv(self) -> bool:

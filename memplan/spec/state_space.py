@@ -104,6 +104,8 @@ class GatedRecurrence(Recurrent):
     kind: Literal["gated-recurrence"] = "gated-recurrence"
     width: int
     kernel: int
+    activation: str = "gelu_pytorch_tanh"
+    """Of the branch beside the recurrence."""
 
 
 class ShortConvolution(Recurrent):
