@@ -42,6 +42,8 @@ def cut(preset: str, width: int, height: int) -> tuple[int, int, int, int]:
         ("qwen3-vl-8b", 1024, 768, (1, 48, 64, 768)),
         ("llava-1.5-7b", 1024, 768, (1, 24, 24, 576)),
         ("gemma-3-4b", 1024, 768, (1, 64, 64, 256)),
+        ("gemma-4-e2b", 1024, 768, (1, 2520, 1, 266)),
+        ("gemma-4-e2b", 40, 3000, (1, 2520, 1, 144)),
         ("paligemma-3b-224", 1024, 768, (1, 16, 16, 256)),
         ("internvl3-8b", 1024, 768, (13, 32, 32, 3328)),
         ("internvl3-8b", 448, 448, (1, 32, 32, 256)),
@@ -118,6 +120,7 @@ def job(**keys: Any) -> dict[str, Any]:
             {"model": {"model_type": "mllama", "vision_config": {"vision_output_dim": 8960}}, "images": {"tokens": 1}},
             "vision_output_dim is 8960, where its tower gives 7680",
         ),
+        ({"model": "gemma-4-e2b", "images": {"tokens": 281}}, "at most 280 tokens, not 281"),
         ({"method": "reward"}, "sequence-classification"),
         (
             {"method": "dpo", "trainer": "trl", "reference": "precomputed", "images": {"tokens": 4}},

@@ -31,6 +31,8 @@ def enter_layer_inputs(book: Ledger, traced: TracedPass) -> None:
         why="a local of the model's forward; each layer keeps its part, and so the whole",
         source=SOURCE,
     )
+    if plan.spec.tower is not None:
+        _enter_before_images(book, traced)
     if plan.style == "no-grad":
         return
     apart = plan.spec.streams > 1
@@ -45,6 +47,47 @@ def enter_layer_inputs(book: Ledger, traced: TracedPass) -> None:
         numbers=(own.saved + extra,),
         why="kept until every layer has run back",
         source="torch 2.13 autograd",
+    )
+
+
+def _enter_before_images(book: Ledger, traced: TracedPass) -> None:
+    """What the class that embeds images makes before it does so: the embedding without images, and the table's rows."""
+    name, plan = traced.plan.name, traced.plan
+    embedded = plan.rows * plan.length * plan.spec.hidden_size * plan.mode.weight_itemsize
+    book.add(
+        "embedding without images and rows of the table, held by the model's forward",
+        "activations",
+        embedded + traced.inputs.table,
+        f"{name}.vision-forward" if traced.vision.forward else f"{name}.layer-forward",
+        f"{name}.layer-forward",
+        template="T × h × bytes + layers × T × width × bytes",
+        numbers=(embedded, traced.inputs.table),
+        why="llm_inputs_embeds and per_layer_inputs, locals of the model's forward until it returns",
+        source=SOURCE,
+    )
+
+
+def table_of(traced: TracedPass) -> int:
+    """Bytes of the gradient of the table that rows of each layer are looked up in, which is dense; 0 without one."""
+    plan = traced.plan
+    bare = next(bare for part in plan.spec.extra for bare in part.tensors)
+    trained = plan.mode.trained and bare.name not in plan.spec.frozen and traced.inputs.gradients > 0
+    return bare.parameters * plan.mode.weight_itemsize if trained else 0
+
+
+def _enter_beside_tower(book: Ledger, traced: TracedPass, table: int) -> None:
+    """The gradient of the table's rows waits until the tower has run back."""
+    instant = f"{traced.plan.name}.vision-backward"
+    book.add(
+        "gradient of the rows of the table",
+        "temporaries",
+        traced.inputs.table * (table > 0),
+        instant,
+        instant,
+        template="layers × T × width × bytes",
+        numbers=(traced.inputs.table,),
+        why="looked up before the tower ran",
+        source="torch.autograd: nodes run back by their order in forward",
     )
 
 
@@ -65,14 +108,29 @@ def enter_inputs_backward(book: Ledger, traced: TracedPass, kept: KeptGradients)
         source="torch 2.13 autograd",
     )
     whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    later = table_of(traced) if traced.vision.backward else 0
+    if later:
+        _enter_beside_tower(book, traced, later)
+        last = f"{plan.name}.embedding-backward"
+        book.add(
+            "gradient of the table of all layers' inputs",
+            "gradients",
+            later,
+            last,
+            kept.last(book, plan.name) if whole else last,
+            template="elements × gradient bytes",
+            numbers=(later // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
+            why="the gradient of a table of embeddings is dense",
+            source="torch 2.13 autograd",
+        )
     book.add(
         "gradients of what makes the inputs of all layers",
         "gradients",
-        own.gradients,
+        own.gradients - later,
         instant,
         kept.last(book, plan.name) if whole else instant,
         template="elements × gradient bytes",
-        numbers=(own.gradients // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
+        numbers=((own.gradients - later) // plan.mode.weight_itemsize, plan.mode.weight_itemsize),
         why="the gradient of a table of embeddings is dense",
         source="torch 2.13 autograd",
     )

@@ -216,7 +216,7 @@ class TracedPass:
         layers = [instant for i in self.backward_layers for instant in self._all_instants(i)]
         vision = [f"{name}.vision-backward"] if self.vision.forward else []
         inputs = [f"{name}.inputs-backward"] if self.plan.spec.has_layer_inputs else []
-        return [*tail, *layers, *vision, *inputs, f"{name}.embedding-backward"]
+        return [*tail, *layers, *inputs, *vision, f"{name}.embedding-backward"]
 
     def _all_instants(self, i: int) -> list[str]:
         """Instants of one layer's backward, the reduction of its gradients included."""

@@ -118,6 +118,7 @@ def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tens
 
 
 def turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``, with tables that all blocks share."""
     tape, half = p.tape, Dim(x.dim.symbol, x.dim.elements // 2)
     straight = ops.with_constant(tape, x, itemsize, "rotary")
     first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)

@@ -271,4 +271,4 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     idle = sum(layer.casts for layer in layers[plan.tower.used_blocks :]) if plain else 0
     leaf = embedded if plan.embedding_trained and not plan.mode.trained and plan.style != "no-grad" else 0
     everything = saved - copies + last.saved + leaf
-    return TowerTrace(most, everything, held, last.outputs + idle, worst if trains else 0, gradients, trains)
+    return TowerTrace(most, everything, held, last.outputs + idle, (worst + leaf) if trains else 0, gradients, trains)

@@ -79,7 +79,9 @@ def budget(rule: ImageRule, width: int, height: int) -> ImageBatch:
 def slots(rule: ImageRule, tokens: int) -> ImageBatch:
     """So many tokens of an image, in a row of as many patches as there may be, where the others are masked."""
     if tokens > rule.max_tiles:
-        raise InvalidJob(f"images: an image of this model has at most {rule.max_tiles} tokens, not {tokens}", "give fewer")
+        raise InvalidJob(
+            f"images: an image of this model has at most {rule.max_tiles} tokens, not {tokens}", "give fewer"
+        )
     most = rule.max_tiles * rule.merge**2
     made = batch(1, most, 1, tokens, most * rule.patch**2 * rule.channels)
     return made._replace(breaks=2, masked=tokens < rule.max_tiles)

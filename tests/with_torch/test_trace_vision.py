@@ -25,6 +25,15 @@ TOWER: Job = {
     "image_size": 224,
     "patch_size": 14,
 }
+PLACED: Job = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "position_embedding_size": 1024,
+}
 SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
 PATCHES: Job = {"depth": 4, "hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "out_hidden_size": 512}
 ROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
@@ -91,6 +100,26 @@ MODELS: dict[str, Job] = {
         "text_config": TEXT | {"head_dim": 64, "sliding_window": 1024},
         "vision_config": SIGLIP,
         "mm_tokens_per_image": 64,
+    },
+    "gemma4": {
+        "text_config": TEXT
+        | {
+            "head_dim": 64,
+            "global_head_dim": 128,
+            "sliding_window": 1024,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 8000,
+            "pad_token_id": 0,
+        },
+        "vision_config": PLACED | {"use_clipped_linears": True},
+        "image_token_id": 7,
+        "audio_config": {
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "output_proj_dims": 64,
+            "subsampling_conv_channels": [16, 8],
+        },
     },
     "paligemma": {
         "text_config": {"model_type": "gemma", "head_dim": 64, **TEXT},
@@ -169,6 +198,26 @@ JOBS = [
     job("mllama", **IMAGE, precision="bf16-amp"),
     job("mllama", **IMAGE, method="dpo", lora={"r": 8, "target_modules": ["q_proj", "v_proj"]}),
     job("mllama", images={"per_example": 2, "width": 200, "height": 130}, attention="eager"),
+]
+
+
+IN_BLOCKS: Job = MODELS["gemma4"] | {
+    "text_config": MODELS["gemma4"]["text_config"]
+    | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
+    "vision_config": PLACED | {"standardize": True},
+    "audio_config": None,
+}
+JOBS += [
+    job("gemma4", images={"tokens": 280}, **LORA, **FULL),
+    job("gemma4", **IMAGE, **FULL),
+    job("gemma4", **IMAGE, precision="bf16-amp"),
+    job("gemma4", images={"tokens": 100}, freeze=["vision_tower", "embed_vision"]),
+    job("gemma4", **FULL),
+    *(
+        job("gemma4", images={"per_example": 2, "tokens": 100}, **keys)
+        | {"model": {"model_type": "gemma4", **IN_BLOCKS}}
+        for keys in ({"method": "dpo"}, {"attention": "eager"}, FULL)
+    ),
 ]
 
 
