@@ -116,7 +116,16 @@ class ImageRule(Frozen):
     """
 
     kind: Literal[
-        "smart-resize", "fixed", "anyres", "tiles", "split", "quarters", "longest-edge", "native", "budget", "best-fit",
+        "smart-resize",
+        "fixed",
+        "anyres",
+        "tiles",
+        "split",
+        "quarters",
+        "longest-edge",
+        "native",
+        "budget",
+        "best-fit",
         "canvas",
     ]
     """A key of ``resolve.image_cuts.CUTS``."""
