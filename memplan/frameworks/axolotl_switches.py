@@ -6,6 +6,8 @@ Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memplan.frameworks.base import Draft, Keys
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -29,6 +31,7 @@ def read_switches(keys: Keys, method: str) -> None:
     if evaluates and length > int(keys.draft.values.get("sequence_length") or length):
         keys.warn("eval_sequence_len", "evaluation is counted with sequences of sequence_len")
     keys.skip(*GENERATING, "eval_sequence_len")
+    _config_changes(keys)
     if keys.has("base_model_config") and keys.text("base_model_config") != keys.text("base_model"):
         keys.warn("base_model_config", "the model is counted by the config of base_model")
     keys.skip("base_model_config")
@@ -44,6 +47,19 @@ def read_switches(keys: Keys, method: str) -> None:
             keys.warn(key, "keys and values are counted as they pass around torch's ring")
         keys.skip(key)
     keys.draft.finishers["embeddings"] = _wide_ends
+
+
+def _config_changes(keys: Keys) -> None:
+    """Settings of the model's config: the routers' load-balancing loss."""
+    for key in ("overrides_of_model_config", "model_config"):
+        changes = keys.get(key)
+        others = dict(changes) if isinstance(changes, Mapping) else {"": changes} if changes else {}
+        balance = others.pop("output_router_logits", None)
+        if isinstance(balance, bool):
+            keys.put("router_aux_loss", balance, key)
+        others.pop("router_aux_loss_coef", None)
+        if others:
+            keys.warn(key, "settings that change the model's config are not read")
 
 
 def _fused_adapters(keys: Keys, method: str) -> None:

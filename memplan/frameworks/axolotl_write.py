@@ -11,6 +11,7 @@ from memplan.frameworks.axolotl_keys import METHODS, TRANSFORMERS_VERSION, TRL_V
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, optim
 from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR
 
 CONFIG = "axolotl.yaml"
 WORDS = {method: word for word, method in reversed(METHODS.items())}
@@ -104,6 +105,8 @@ def _training(job: Job) -> dict[str, Any]:
         values["precompute_ref_log_probs"] = True
     if job.compile:
         values["torch_compile"] = True
+    if job.router_aux_loss:
+        values["overrides_of_model_config"] = {"output_router_logits": True}
     return values | _kernels(job)
 
 
@@ -143,10 +146,15 @@ def _adapter(job: Job) -> dict[str, Any]:
         "lora_alpha": lora.alpha if lora.alpha is not None else 2 * lora.r,
         "lora_dropout": lora.dropout,
     }
-    if isinstance(lora.targets, str):
+    names = [lora.targets] if isinstance(lora.targets, str) else list(lora.targets)
+    if ALL_LINEAR in names:
         values["lora_target_linear"] = True
-    else:
-        values["lora_target_modules"] = list(lora.targets)
+    if names != [ALL_LINEAR]:
+        values["lora_target_modules"] = [name for name in names if name != ALL_LINEAR]
+    if lora.rank_pattern:
+        values["lora_rank_pattern"] = dict(lora.rank_pattern)
+    if lora.layers_to_transform:
+        values["peft_layers_to_transform"] = list(lora.layers_to_transform)
     if lora.modules_to_save:
         values["lora_modules_to_save"] = list(lora.modules_to_save)
     values |= {key: True for key, on in (("peft_use_dora", lora.dora), ("peft_use_rslora", lora.rslora)) if on}

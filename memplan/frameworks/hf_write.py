@@ -10,6 +10,8 @@ from memplan.frameworks.hf_precision import LOADS
 from memplan.spec.job import Job
 
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+ROUTER_COEFFICIENT = 0.001
+"""Of the routers' load-balancing loss where a switch turns it on by its coefficient: TRL's default, and Qwen3's."""
 
 
 def arguments(job: Job) -> dict[str, Any]:

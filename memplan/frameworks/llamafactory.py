@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memplan.frameworks import hf_precision
+from memplan.frameworks import hf_precision, llamafactory_v1
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
@@ -28,19 +28,18 @@ from memplan.frameworks.llamafactory_write import write
 from memplan.frameworks.own_names import config_of, is_command_of, lora_targets
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
 
-NEW_FORMAT = ("train_dataset", "model")
-"""Of the files that its rewritten trainer (v1) reads; memplan does not."""
+VERBS = ("train", *llamafactory_v1.COMMANDS)
 PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "src/train.py", "src/train_bash.py")
 
 
 def recognise(document: Document) -> tuple[str, ...]:
     """Its arguments beside a stage or a template; ``llamafactory-cli train`` in a script."""
     if document.form == "shell":
-        return tuple(launch.program for launch in launches(document) if is_command_of(launch, PROGRAMS))[:1]
+        return tuple(launch.program for launch in launches(document) if is_command_of(launch, PROGRAMS, VERBS))[:1]
     if document.form not in ("yaml", "json"):
         return ()
-    if set(NEW_FORMAT) <= document.keys:
-        return NEW_FORMAT[:1]
+    if llamafactory_v1.is_v1(document.settings):
+        return llamafactory_v1.MARKS[:1]
     marks = tuple(key for key in document.settings.values if key in MARKS)
     return marks if document.keys & {"stage", "template", "finetuning_type"} else ()
 
@@ -50,8 +49,9 @@ def read(document: Document, draft: Draft) -> None:
     if document.form != "shell":
         read_settings(document.settings, draft)
         return
-    launch = only_launch([found for found in launches(document) if is_command_of(found, PROGRAMS)])
-    read_settings(config_of(launch, draft), draft)
+    launch = only_launch([found for found in launches(document) if is_command_of(found, PROGRAMS, VERBS)])
+    verb = launch.words[0].text if launch.words else ""
+    read_settings(config_of(launch, draft), draft, verb if verb in VERBS else "")
     put_gpus(launch, draft)
     _put_workers(launch, draft)
 
@@ -66,10 +66,11 @@ def _put_workers(launch: Launch, draft: Draft) -> None:
             draft.put("gpus_per_node", int(gpus), Origin(FILE, f"{launch.where}: NPROC_PER_NODE"))
 
 
-def read_settings(settings: Settings, draft: Draft) -> None:
-    """All arguments of one training. Raises InvalidJob for the files of v1."""
-    if set(NEW_FORMAT) <= set(settings.values):
-        raise settings.error("train_dataset", "the files of LLaMA-Factory's v1 are not read", "say it by options")
+def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
+    """All arguments of one training; files of the rewritten trainer (v1) have another format."""
+    if llamafactory_v1.is_v1(settings):
+        llamafactory_v1.read_settings(settings, draft, FRAMEWORK, verb)
+        return
     keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
@@ -92,6 +93,8 @@ def read_settings(settings: Settings, draft: Draft) -> None:
         keys.put("kernels", "liger", "enable_liger_kernel")
     if keys.number("pref_ftx") and method in ("dpo", "ipo"):
         keys.put("sft_term", True, "pref_ftx")
+    if keys.number("moe_aux_loss_coef"):
+        keys.put("router_aux_loss", True, "moe_aux_loss_coef")
     if keys.flag("pure_bf16"):
         keys.put("precision", "bf16", "pure_bf16")
         keys.put("autocast", False, "pure_bf16")

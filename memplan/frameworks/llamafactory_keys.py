@@ -86,7 +86,7 @@ HARMLESS = words(
     swanlab_lark_secret use_dft_loss asft_alpha eaft_alpha disable_shuffling
     early_stopping_steps plot_loss include_effective_tokens_per_second do_sample temperature top_p top_k num_beams
     max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens adapter_folder cache_dir
-    use_fast_tokenizer split_special_tokens init_special_tokens low_cpu_mem_usage moe_aux_loss_coef
+    use_fast_tokenizer split_special_tokens init_special_tokens low_cpu_mem_usage
     infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token
     print_param_status trust_remote_code quantization_device_map image_max_pixels image_min_pixels
     image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen

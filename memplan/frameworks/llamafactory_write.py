@@ -7,7 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate_write import ZERO_FILE, half_of, machines_of, run_script, stage_of, zero_config
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hf_write import arguments
+from memplan.frameworks.hf_write import ROUTER_COEFFICIENT, arguments
 from memplan.spec.job import Job
 
 CONFIG = "llamafactory.yaml"
@@ -70,6 +70,8 @@ def _settings(job: Job) -> dict[str, Any]:
         values["deepspeed"] = ZERO_FILE
     elif job.sharding in ("fsdp", "fsdp2"):
         values |= _fsdp(job)
+    if job.router_aux_loss:
+        values["moe_aux_loss_coef"] = ROUTER_COEFFICIENT
     return values | _lora(job)
 
 

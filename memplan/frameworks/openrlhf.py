@@ -104,6 +104,8 @@ def read_arguments(keys: Keys, program: str, launched: int) -> None:
     keys.put("attention", attention, "ds.attn_implementation")
     if keys.flag("ds.use_liger_kernel"):
         keys.put("kernels", "liger", "ds.use_liger_kernel")
+    if (keys.number(f"{of}aux_loss_coef") or 0) > 1e-8:
+        keys.put("router_aux_loss", True, f"{of}aux_loss_coef")
     optim = "actor.optim" if program == "ppo_ray" else "optim"
     name = (keys.text(optim) or "adam").lower()
     keys.put("optimizer", "muon" if name == "muon" else "adamw", optim)

@@ -136,10 +136,10 @@ FAMILIES = (
 )
 """Groups of which only what is read above bears on the update's memory."""
 OF_THE_MODEL = words(
-    "model.beta model.label_smoothing model.aux_loss_coef model.pretrain_mode_enable model.loss_type "
+    "model.beta model.label_smoothing model.pretrain_mode_enable model.loss_type "
     "model.margin_loss_enable ds.packing_samples ds.use_universal_ckpt "
     "ds.value_head_prefix ds.ring_attn_head_stride ds.enable_sleep actor.num_nodes actor.eps_clip "
-    "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.aux_loss_coef actor.lr_scheduler "
+    "actor.eps_clip_low_high actor.dual_clip actor.policy_loss_type actor.lr_scheduler "
     "actor.lr_warmup_ratio actor.min_lr_ratio actor.max_norm actor.freezing_steps actor.loss_agg_mode "
     "train.colocate_actor_ref train.colocate_critic_reward train.colocate_all train.async_enable "
     "train.async_queue_size train.partial_rollout_enable train.enable_ema train.ema_beta train.num_episodes "

@@ -8,7 +8,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate_write import machines_of, run_script, stage_of, torchrun
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hf_write import ATTENTION
+from memplan.frameworks.hf_write import ATTENTION, ROUTER_COEFFICIENT
 from memplan.spec.job import Job
 
 PROGRAMS = {
@@ -79,6 +79,8 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
         }
     if job.quantization == "nf4-double":
         values["ds.load_in_4bit"] = True
+    if job.router_aux_loss:
+        values[f"{of}aux_loss_coef"] = ROUTER_COEFFICIENT
     if job.method in ("dpo", "ipo"):
         values |= {"model.ipo_enable": job.method == "ipo", "ref.offload": job.reference == "offloaded"}
         if job.sft_term:

@@ -111,6 +111,7 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin]) 
     _quantisation(keys)
     _lengths(keys, name)
     _losses_of(keys, name)
+    _router_loss(keys)
     if keys.flag("use_liger_loss"):
         keys.put("kernels", "liger", "use_liger_loss")
     if keys.flag("activation_offloading"):
@@ -143,6 +144,8 @@ def _model_arguments(keys: Keys) -> None:
     if keys.flag("use_flash_attention_2"):
         keys.put("attention", "flash", "use_flash_attention_2")
     if inner is not None:
+        if inner.flag("output_router_logits"):
+            inner.put("router_aux_loss", True, "output_router_logits")
         inner.close(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
 
 
@@ -170,6 +173,13 @@ def _lora(keys: Keys) -> None:
             f"{keys.settings.path}: lora_target_modules is not set: q_proj and v_proj are counted, as PEFT takes for "
             "Llama, Mistral, Qwen and Gemma"
         )
+
+
+def _router_loss(keys: Keys) -> None:
+    """``router_aux_loss_coef`` of each trainer's config; null is the model's own coefficient."""
+    coefficient = keys.number("router_aux_loss_coef")
+    if coefficient is not None:
+        keys.put("router_aux_loss", coefficient != 0, "router_aux_loss_coef")
 
 
 def _quantisation(keys: Keys) -> None:

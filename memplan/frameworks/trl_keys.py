@@ -103,7 +103,7 @@ HARMLESS = words(
     """preprocessing_num_workers gamma_beta_ratio dataset_name dataset_config dataset_train_split
     dataset_test_split dataset_streaming ignore_bias_buffers datasets streaming test_split_size
     dataset_mixer dataset_splits dataset_configs dataset_mixture auto_insert_empty_system_msg chat_template
-    trust_remote_code model_revision lora_task_type router_aux_loss_coef dataset_num_proc
+    trust_remote_code model_revision lora_task_type dataset_num_proc
     truncation_mode pad_to_multiple_of loss_weights f_divergence_type
     f_alpha_divergence_coef label_smoothing discopop_tau ref_model_mixup_alpha
     ref_model_sync_steps pad_token chat_template_path dataset_text_field dataset_kwargs eos_token

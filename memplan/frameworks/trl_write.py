@@ -11,6 +11,8 @@ from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, arguments, load_dtype
 from memplan.frameworks.trl_keys import METHODS
 from memplan.spec.job import Job
+from memplan.tables.trainer import by_method
+from memplan.tables.trainers import find_trainer
 
 ARGUMENTS = "train.yaml"
 COMMANDS = ("sft", "dpo", "kto", "grpo", "rloo", "reward")
@@ -63,6 +65,7 @@ def settings(job: Job) -> dict[str, Any]:
     elif job.sft_term and job.method == "dpo":
         values |= {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 1.0]}
     values |= _lengths(job) | _lora(job) | _quantisation(job)
+    values |= _router_loss(job)
     if job.reference == "precomputed":
         values["precompute_ref_log_probs"] = True
     if "activations" in job.offload:
@@ -70,6 +73,16 @@ def settings(job: Job) -> dict[str, Any]:
     if job.allocator.expandable_segments:
         values = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, **values}
     return values
+
+
+def _router_loss(job: Job) -> dict[str, Any]:
+    """``router_aux_loss_coef``, where the trainer has it; else what its model is loaded with."""
+    if job.router_aux_loss is None:
+        return {}
+    trainer = find_trainer("trl", job.trainer_version or "")
+    if by_method(trainer.router_loss, job.method) == "always":
+        return {} if job.router_aux_loss else {"router_aux_loss_coef": 0.0}
+    return {"model_init_kwargs": {"output_router_logits": True}} if job.router_aux_loss else {}
 
 
 def _lengths(job: Job) -> dict[str, Any]:

@@ -29,9 +29,13 @@ def router_loss(
     """Where it is made. Raises InvalidJob where it is asked for and cannot be."""
     apart = in_megatron or trainer.megatron or method.score_head
     way = "none" if apart else by_method(trainer.router_loss, method.name, "model")
-    has, asked, told = spec.router_loss != "none" and not spec.tower, job.router_aux_loss, spec.router_loss == "on"
-    if asked:
-        _refuse(trainer, method, spec, way, has)
+    has, told = spec.router_loss != "none" and not spec.tower, spec.router_loss == "on"
+    asked = job.router_aux_loss
+    if asked and (why := _why_not(trainer, method, spec, way, has)):
+        if KEY not in notes.origins:  # of a framework's file, which may say it of any model
+            raise InvalidJob(f"{KEY}: {why}", f"leave {KEY} out")
+        notes.remark(f"{KEY}: asked for and not counted: {why}")
+        asked = None
     if not has or way == "none":
         return RouterLoss()
     read = asked if asked is not None else told if way == "model" else way == "always" and spec.router_loss != "zero"
@@ -40,8 +44,8 @@ def router_loss(
     if read or made:
         _check_degrees(degrees)
     if asked is None and read:
-        why = "output_router_logits of its config" if told else f"{trainer.title} asks for it wherever a class has one"
-        notes.fill(KEY, True, "model" if told else "trainer", f"{why}: true")
+        why = "the model's output_router_logits" if told else f"{trainer.title} asks for it wherever a class has one"
+        notes.fill(KEY, True, "default" if told else "trainer", why)
     if read:
         notes.assume(
             f"{KEY}: as transformers 5.23 makes it, layer by layer; releases that stack all layers hold a one-hot mask "
@@ -57,14 +61,17 @@ def balance_shown(spec: ModelSpec, made: RouterLoss) -> dict[str, bool]:
     return {} if spec.router_loss == "none" else {KEY: made.policy == "read"}
 
 
-def _refuse(trainer: Trainer, method: Method, spec: ModelSpec, way: str, has: bool) -> None:
-    """Raise InvalidJob where nothing makes the loss, or nothing reads it."""
+def _why_not(trainer: Trainer, method: Method, spec: ModelSpec, way: str, has: bool) -> str:
+    """Why nothing makes the loss, or nothing reads it; empty where it can be."""
     if spec.tower and spec.router_loss != "none":
-        raise InvalidJob(f"{KEY}: not modelled beside a vision tower", "leave it out, or name the language model alone")
+        return "not modelled beside a vision tower"
     if not has:
-        raise InvalidJob(f"{KEY}: the class of {spec.family} has no load-balancing loss", "leave it out")
+        return f"the class of {spec.family} has no load-balancing loss"
     if way not in READING:
-        raise InvalidJob(f"{KEY}: {trainer.title} never adds it to the loss of {method.name}", "leave it out")
+        return f"{trainer.title} never adds it to the loss of {method.name}"
+    if trainer.balanced and spec.family not in trainer.balanced and spec.router_loss != "on":
+        return f"{trainer.title}'s switch does not reach {spec.family}"
+    return ""
 
 
 def _check_degrees(degrees: Parallel) -> None:

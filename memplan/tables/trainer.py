@@ -74,6 +74,8 @@ class Trainer(NamedTuple):
     """The load-balancing loss of routers, by method: 'model' (also where nothing is said), part of the loss where the
     model's config or the job asks for it; 'always', wherever the class has one with a coefficient; 'recorded', made in
     any case and part of the loss where the job asks; 'unread', made where the config asks, not part of it; 'none'."""
+    balanced: tuple[str, ...] = ()
+    """Model types whose load-balancing loss its switch turns on; empty for all."""
     sft_term: tuple[str, ...] = ()
     """Methods whose default loss adds a cross-entropy over the chosen half in a pass of its own over the logits."""
     free_sft_term: bool = False
@@ -141,6 +143,8 @@ class Trainer(NamedTuple):
     """Methods that need a reward model on the card: one of the policy's shape, where the job names none."""
     disables_dropout: tuple[str, ...] = ()
     """Methods whose trainer sets every dropout of the policy to 0, once the adapters are there."""
+    reshards_root: bool = False
+    """Under FSDP2 the root is told to reshard after forward too, and an untied input embedding is a unit of its own."""
     freezes_tower: bool = False
     """Vision tower and projector are not trained where nobody says otherwise."""
     switches: Mapping[str, tuple[Any, ...]] = MappingProxyType({})

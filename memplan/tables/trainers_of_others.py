@@ -43,6 +43,7 @@ ROWS = (
         "llamafactory",
         "LLaMA-Factory",
         router_loss=MappingProxyType({"sft": "model", "*": "unread"}),
+        balanced=("ernie4_5_moe", "granitemoe", "jamba", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
         switches=HUGGING_FACE,
         accelerate=True,
         syncs_each_batch=False,
