@@ -57,6 +57,47 @@ def test_a_published_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "key", "value"),
+    [
+        ("lora_rank_pattern: {down_proj: 8}", "rank_pattern", (("down_proj", 8),)),
+        ("peft_layers_to_transform: [0, 2]", "layers_to_transform", (0, 2)),
+        ("peft_trainable_token_indices: [5, 6, 7]", "trainable_token_indices", (("embed_tokens", 3),)),
+        ("lora_target_linear: true", "targets", ("all-linear", "gate_proj", "down_proj")),
+        ("lora_target_linear: true\nlora_target_modules: [lm_head]", "targets", ("all-linear", "lm_head")),
+        ("lora_target_modules: [q_proj, lm_head, embed_tokens]", "targets", ("q_proj", "lm_head", "embed_tokens")),
+        ("peft_init_lora_weights: pissa\npeft_ensure_weight_tying: false", "dora", False),
+    ],
+)
+def test_what_adapters_stand_on_is_read(lines: str, key: str, value: object, tmp_path: Path) -> None:
+    kept = [line for line in QLORA.splitlines() if line.split(":")[0] not in lines]
+    text = "\n".join([*kept, lines, ""]).replace("NousResearch/Llama-3.2-1B", "meta-llama/Llama-3.1-8B")
+    found = read(tmp_path, text)
+    assert found.job.lora is not None
+    assert getattr(found.job.lora, key) == value
+    assert resolve(found).adapter is not None
+
+
+@pytest.mark.parametrize(
+    ("lora", "back"),
+    [
+        ({"targets": ["all-linear", "lm_head"], "rank_pattern": {"lm_head": 4}}, True),
+        ({"targets": ["q_proj"], "layers_to_transform": [1, 2]}, True),
+        ({"targets": ["q_proj"], "trainable_token_indices": 5}, False),
+        ({"targets": ["q_proj"], "lora_bias": True}, False),
+    ],
+    ids=str,
+)
+def test_adapters_are_written_or_refused(lora: dict[str, Any], back: bool) -> None:
+    job = {"model": "llama-3.2-1b", "method": "sft", "trainer": "transformers", "lora": lora}
+    row = find_framework("axolotl")
+    if back:
+        assert emit(read_job(job), row).texts
+        return
+    with pytest.raises(InvalidJob, match="cannot be said to Axolotl"):
+        emit(read_job(job), row)
+
+
+@pytest.mark.parametrize(
     ("line", "key", "value"),
     [
         ("rl: dpo", "trainer", "trl"),

@@ -76,7 +76,7 @@ def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) ->
         (AXOLOTL, "fsdp_version: 2\nfsdp_config: {mixed_precision_policy: fp32}", "fsdp_config"),
         (AXOLOTL, "context_parallel_size: 2\nring_attn_func: varlen_llama3", "ring_attn_func"),
         (QLORA, "lora_mlp_kernel: true", "lora_mlp_kernel"),
-        (QLORA, "peft_trainable_token_indices: [1, 2]", "peft_trainable_token_indices"),
+        (QLORA, "lora_rank_pattern: {'layers.0.self_attn.q_proj': 4}", "lora_rank_pattern"),
         (CONFIG, "dynamo_backend: INDUCTOR\ndynamo_mode: reduce-overhead", "dynamo_mode"),
         (CONFIG, "dynamo_backend: AOT_EAGER", "dynamo_backend"),
         (FSDP, "fsdp_ignored_modules: head", "fsdp_config.fsdp_ignored_modules"),

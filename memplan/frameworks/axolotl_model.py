@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.axolotl_keys import ATTENTION_FLAGS, LIGER
@@ -25,6 +26,9 @@ def read_adapter(keys: Keys) -> None:
         "peft",
         "bnb_config_kwargs",
         "peft_autocast_adapter_dtype",
+        "peft_layers_to_transform",
+        "lora_rank_pattern",
+        "peft_trainable_token_indices",
     )
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if not kind:
@@ -32,7 +36,7 @@ def read_adapter(keys: Keys) -> None:
         return
     if kind not in ("lora", "qlora"):
         keys.warn("adapter", f"{kind[:20]} is not modelled: it is counted as LoRA")
-    lora: dict[str, Any] = {"dropout": keys.number("lora_dropout"), "targets": _targets(keys)}
+    lora: dict[str, Any] = {"dropout": keys.number("lora_dropout"), "targets": _targets(keys), **_parts(keys)}
     if keys.has("lora_r"):
         lora["r"] = keys.whole("lora_r")
     if keys.has("lora_alpha"):
@@ -59,10 +63,33 @@ def read_adapter(keys: Keys) -> None:
         )
 
 
+def _parts(keys: Keys) -> dict[str, Any]:
+    """Layers, ranks of their own, rows of the embedding that are trained. A rank by an expression is not followed."""
+    parts: dict[str, Any] = {}
+    layers = keys.get("peft_layers_to_transform")
+    if layers:
+        parts["layers_to_transform"] = layers
+    ranks = keys.get("lora_rank_pattern")
+    ranks = dict(ranks) if isinstance(ranks, Mapping) else {}
+    if all(_is_name(str(name)) for name in ranks):
+        parts |= {"rank_pattern": ranks} if ranks else {}
+    else:
+        keys.warn("lora_rank_pattern", "ranks by path or expression are not read: every adapter has lora_r")
+    rows = keys.get("peft_trainable_token_indices")
+    if rows:
+        parts["trainable_token_indices"] = rows
+    return parts
+
+
+def _is_name(text: str) -> bool:
+    return text.replace("_", "").isalnum()
+
+
 def _targets(keys: Keys) -> str | list[str]:
     """Names, a regular expression whose last part is names, or every linear."""
     if keys.flag("lora_target_linear"):
-        return "all-linear"
+        more = [name for name in keys.names("lora_target_modules") or () if _is_name(name)]
+        return ["all-linear", *more] if more or keys.get("peft_layers_to_transform") else "all-linear"
     value = keys.get("lora_target_modules")
     if isinstance(value, str) and not value.replace("_", "").replace("-", "").isalnum():
         found = module_names(value)

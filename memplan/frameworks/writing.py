@@ -23,6 +23,7 @@ from memplan.report import Report
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
 from memplan.units import format_bytes
@@ -152,6 +153,10 @@ def flow(value: Any) -> str:
 
 def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) -> None:
     """Read the files again. Raises InvalidJob where they make another job, naming the keys that differ."""
+    if job.lora and isinstance(job.lora.targets, tuple) and ALL_LINEAR in job.lora.targets and row.name != "axolotl":
+        raise InvalidJob(
+            f"lora.targets: all-linear beside names cannot be said to {row.title}", "name every module in lora.targets"
+        )
     again = read_back(job, texts, row)
     try:
         other = resolve(again)

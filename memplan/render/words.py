@@ -73,7 +73,12 @@ def lora_words(job: Mapping[str, Any]) -> str:
         return ""
     targets = lora.get("targets", "all-linear")
     names = targets if isinstance(targets, str) else ", ".join(targets)
-    return f" by LoRA r {lora.get('r')} on {names}"
+    ranks = "".join(f", {rank} on {name}" for name, rank in dict(lora.get("rank_pattern") or ()).items())
+    layers = len(lora.get("layers_to_transform") or ())
+    within = f" in {layers} layer{'s' if layers > 1 else ''}" if layers else ""
+    rows = sum(dict(lora.get("trainable_token_indices") or ()).values())
+    tokens = f", and {format_count(rows)} tokens" if rows else ""
+    return f" by LoRA r {lora.get('r')} on {names}{ranks}{within}{tokens}"
 
 
 def is_pairwise(job: Mapping[str, Any]) -> bool:

@@ -93,8 +93,11 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
     notes.sources["lora"] = notes.sources.get("lora", "default")
     _check_saved(job.lora, spec, notes)
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
-    everything = job.lora.targets == ALL_LINEAR
-    given = known | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set(job.lora.targets)
+    everything = ALL_LINEAR in (job.lora.targets, *job.lora.targets)
+    given = set() if job.lora.targets == ALL_LINEAR else set(job.lora.targets) - {ALL_LINEAR}
+    given |= (
+        (known - {spec.head.name, EMBEDDING}) | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set()
+    )
     given = chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
     if not given:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")

@@ -116,7 +116,8 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     assert job.lora is not None
     targets: Any = job.lora.targets
     if not isinstance(targets, str):
-        targets = [_own_name(model, name) for name in targets]
+        every = _linears(model) if "all-linear" in targets else set()
+        targets = sorted(every | {_own_name(model, name) for name in targets if name != "all-linear"})
     config = LoraConfig(
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),
@@ -161,6 +162,15 @@ def _own_name(model: Any, module: str) -> str:
         return module
     table = model.get_input_embeddings() if module == "embed_tokens" else model.get_output_embeddings()
     return next((path.split(".")[-1] for path, each in model.named_modules() if each is table), module)
+
+
+def _linears(model: Any) -> set[str]:
+    """Names of all linears but the head."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    modules = ((path, each) for path, each in model.named_modules() if isinstance(each, (torch.nn.Linear, Conv1D)))
+    return {path.rsplit(".", 1)[-1] for path, each in modules if each is not head}
 
 
 def _check_routers(adapted: Any) -> None:
