@@ -144,6 +144,7 @@ LOGITS_PROGRAMS: dict[str, Program] = {
     "held-logits": held_logits,
     "cross-entropy": cross_entropy,
     "shifted-cross-entropy": loss_ops.shifted_cross_entropy,
+    "repeated-cross-entropy": loss_ops.repeated_cross_entropy,
     "foak-cross-entropy": head_kernels.foak_cross_entropy,
     "plain-cross-entropy": loss_ops.plain_cross_entropy,
     "parallel-cross-entropy": parallel_cross_entropy,

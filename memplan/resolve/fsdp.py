@@ -103,7 +103,7 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         wraps_layers=wraps,
         own_ends=by_accelerate and split.name == "fsdp2",
         wraps_adapters=by_accelerate or by_verl,
-        root_reshards=by_verl and split.name == "fsdp2" and job.reshard_after_forward in (None, True),
+        root_reshards=trainer.reshards_root and split.name == "fsdp2" and job.reshard_after_forward in (None, True),
         reference_whole=trainer.name == "trl" and split.name == "fsdp2",
         casts=by_accelerate and autocast,
     )

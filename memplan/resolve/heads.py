@@ -179,7 +179,7 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
         return notes.fill("loss_head", own, "trainer" if trainer.name != "pytorch" else "default")
     if job.loss_head == SHOWN_HEADS.get(own, own):
         return own
-    if trainer.name == "llamafactory" and method.name == "sft":
+    if trainer.name in ("llamafactory", "llamafactory-v1") and method.name == "sft":
         raise InvalidJob(
             f"loss_head: {trainer.title}'s SFT takes the model's own loss, not {job.loss_head}",
             "leave loss_head out, or set kernels liger",

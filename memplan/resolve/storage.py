@@ -120,10 +120,12 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
             "trainer",
             f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)",
         )
-    if split.is_fsdp and lora and trainer.accelerate and not trainer.loads_fp32:
+    if split.is_fsdp and lora and (trainer.accelerate or trainer.upcasts_trained) and not trainer.loads_fp32:
         return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights; only trained ones are upcast"
     if split.is_fsdp:
         return f"{dtype}-amp", "default", "FSDP mixed precision over fp32 shards"
+    if trainer.upcasts_trained and not trainer.autocast and not lora:
+        return "fp32", "trainer", f"{trainer.title} trains fp32 weights, without autocast"
     if trainer.loads_fp32 or (trainer.upcasts_trained and not lora):
         return f"{dtype}-amp", "trainer", f"{trainer.title} trains fp32 weights under autocast"
     if trainer.name == "pytorch":

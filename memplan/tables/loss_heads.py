@@ -9,6 +9,10 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "the model makes an fp32 copy, and a second one without each row's last position, then keeps the log-softmax",
         "transformers 4.48 loss/loss_utils.py: ForCausalLMLoss",
     ),
+    "repeated-cross-entropy": (
+        "the model's own log-softmax waits with its outputs while a second one is made of the shifted logits in fp32",
+        "LLaMA-Factory, August 2026 v1/core/base_trainer.py: compute_log_probs, whose batch holds labels",
+    ),
     "foak-cross-entropy": (
         "an fp32 copy, and a second one without each row's last position, which becomes its own gradient",
         "fms-acceleration-foak 0.7 kernels/unsloth/cross_entropy_loss.py: FastForCausalLMLoss",

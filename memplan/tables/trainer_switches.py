@@ -42,6 +42,24 @@ TRL: Switches = MappingProxyType(
 activation_offloading."""
 OLD_REPOSITORY: Switches = MappingProxyType({**HUGGING_FACE, "kernels": ("none",)})
 """princeton-nlp/SimPO training_configs/, accelerate_configs/, with transformers 4.44."""
+LLAMAFACTORY_V1: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "ddp", *_ZERO, "fsdp2"),
+        "reshard_after_forward": (None, True, False),
+        "fsdp": ("cpu_offload",),
+        "offload": ("optimizer", "parameters"),
+        "gradient_checkpointing": ("none", "full"),
+        "gradient_checkpointing_reentrant": (False,),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("auto", "foreach"),
+        "optimizer": ("adamw", "muon"),
+        "attention": ("sdpa", "flash", "eager"),
+        "kernels": ("none", "liger"),
+        "quantization": ("none", "nf4", "nf4-double", "fp4", "int8"),
+    }
+)
+"""LLaMA-Factory, August 2026 src/llamafactory/v1/config/*.py, plugins/."""
 OPENRLHF: Switches = MappingProxyType(
     {
         **OWN_HEAD,

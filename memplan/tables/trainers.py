@@ -23,6 +23,7 @@ SHOWN_HEADS = {
     "jensen-shannon": "log-softmax",
     "kl-divergence": "log-softmax",
     "shifted-cross-entropy": "cross-entropy",
+    "repeated-cross-entropy": "cross-entropy",
     "foak-cross-entropy": "cross-entropy",
     "compiled-cross-entropy": "cross-entropy",
     "megatron-cross-entropy": "cross-entropy",

@@ -10,6 +10,7 @@ TRAINERS = (
     "transformers",
     "trl",
     "llamafactory",
+    "llamafactory-v1",
     "simpo-repo",
     "openrlhf",
     "verl",
@@ -23,6 +24,7 @@ SHARDINGS = ("none", "ddp", "fsdp2", "fsdp")
 HEADS = (
     "cross-entropy",
     "shifted-cross-entropy",
+    "repeated-cross-entropy",
     "foak-cross-entropy",
     "chunked-cross-entropy",
     "log-softmax",
