@@ -85,9 +85,10 @@ def shifted_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
 def repeated_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """The model is given the labels, and its own loss waits with the outputs until the trainer's is there
     (LLaMA-Factory v1/core/base_trainer.py: compute_log_probs)."""
-    wide = cast(p.tape, logits, FP32, "logits in fp32")
-    own = nll(p.tape, log_softmax(p.tape, wide, "log-softmax of the model's own loss"), Dim("1", 1))
-    del wide
+    with p.tape.at("head"):  # within the model's forward
+        wide = cast(p.tape, logits, FP32, "logits in fp32")
+        own = nll(p.tape, log_softmax(p.tape, wide, "log-softmax of the model's own loss"), Dim("1", 1))
+        del wide
     loss = shifted_cross_entropy(p, logits, rows)
     del own
     return loss
