@@ -37,6 +37,8 @@ JOBS = [
     ranks("trl", "grpo", "ddp", **LORA),
     ranks("trl", "sft", "fsdp", **LORA),
     ranks("llamafactory", "dpo", "fsdp2", **LORA, eval_batch_size=16),
+    ranks("llamafactory-v1", "sft", "fsdp2"),
+    ranks("llamafactory-v1", "sft", "fsdp2", **LORA, autocast=True, sequence_length=2048),
     ranks("openrlhf", "sft", "fsdp2"),
     ranks("verl", "sft", "fsdp2"),
     ranks("simpo-repo", "simpo", "ddp"),
