@@ -77,8 +77,7 @@ def resolve(given: JobInput) -> Recipe:
     check_task(job, method, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     _check(job, method.pairs, method.name)
-    images = image_batch(job, spec, notes)
-    job = with_dropout_off(job, trainer, notes)
+    job, images = with_dropout_off(job, trainer, notes), image_batch(job, spec, notes)
     lora, spec = adapted_model(job, spec, notes)
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:
@@ -117,7 +116,7 @@ def resolve(given: JobInput) -> Recipe:
     value_model = critic(job, trainer, whole, base, split, adapted, notes)
     group = completions_per_example(job, method, trainer, accumulation, notes)
     remark_ignored(given.ignored, method, notes)
-    balance = router_loss(job, trainer, method, spec, degrees, in_megatron, resident.kind, notes)
+    balance = router_loss(job, trainer, method, spec, in_megatron, resident.kind, notes)
     resolved = _resolved(job, stored, program) | balance_shown(spec, balance) | {
         "sharding": split.name,
         "attention": attention,

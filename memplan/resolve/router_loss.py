@@ -6,7 +6,6 @@ from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.spec.parallel import Parallel
 from memplan.spec.routing import RouterLoss
 from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer, by_method
@@ -21,7 +20,6 @@ def router_loss(
     trainer: Trainer,
     method: Method,
     spec: ModelSpec,
-    degrees: Parallel,
     in_megatron: bool,
     reference: str,
     notes: Notes,
@@ -41,8 +39,6 @@ def router_loss(
     read = asked if asked is not None else told if way == "model" else way == "always" and spec.router_loss != "zero"
     told = told and asked is not False
     made = "unread" if way == "recorded" or (told and way == "unread") else ""
-    if read or made:
-        _check_degrees(degrees)
     if asked is None and read:
         why = "the model's output_router_logits" if told else f"{trainer.title} asks for it wherever a class has one"
         notes.fill(KEY, True, "default" if told else "trainer", why)
@@ -72,16 +68,6 @@ def _why_not(trainer: Trainer, method: Method, spec: ModelSpec, way: str, has: b
     if trainer.balanced and spec.family not in trainer.balanced and spec.router_loss != "on":
         return f"{trainer.title}'s switch does not reach {spec.family}"
     return ""
-
-
-def _check_degrees(degrees: Parallel) -> None:
-    """Raise InvalidJob for parallelism in which transformers' loss does not see all of a router's logits."""
-    for key in ("tensor", "context", "pipeline"):
-        if getattr(degrees, key) > 1:
-            raise InvalidJob(
-                f"{KEY}: not modelled with {key}_parallel {getattr(degrees, key)}",
-                f"{KEY}: false, or {key}_parallel: 1",
-            )
 
 
 def _one_hot(job: Job, spec: ModelSpec) -> int:

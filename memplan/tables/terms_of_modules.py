@@ -211,4 +211,19 @@ ROWS = (
             "损失头", formula="每个 logit 的字节数，前向 / 反向 / 保留：交叉熵 10/12/4；log-softmax bf16 4/6/2；fused 0"
         ),
     ),
+    Term(
+        key="router-loss",
+        title="load-balancing loss",
+        what=(
+            "A mixture of experts may add a loss that evens out what its routers choose. The model's outputs hold the "
+            "logits of every router until it is made, it keeps their probabilities, and their gradients wait for the "
+            "layers to run back."
+        ),
+        formula="Lm·T·E·e of logits, as much of probabilities, then of gradients; Lm layers of E experts",
+        source="transformers 5.23 models/mixtral/modeling_mixtral.py: load_balancing_loss_func; arXiv:2101.03961",
+        section="router-loss",
+        see=("loss-head", "activations"),
+        aliases=("router aux loss", "router_aux_loss", "output_router_logits", "aux loss", "load balancing loss"),
+        zh=Chinese("负载均衡损失", formula="logits Lm·T·E·e，概率同样多，随后是梯度；Lm 层、每层 E 个专家"),
+    ),
 )

@@ -69,6 +69,7 @@ ROWS = (
     Trainer(
         "llamafactory-v1",
         "LLaMA-Factory v1",
+        router_loss=MappingProxyType({"*": "unread"}),
         switches=LLAMAFACTORY_V1,
         methods=("sft",),
         later_methods=("reward", "dpo", "simpo", "orpo"),
