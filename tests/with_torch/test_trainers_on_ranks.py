@@ -38,7 +38,7 @@ JOBS = [
     ranks("trl", "sft", "fsdp", **LORA),
     ranks("llamafactory", "dpo", "fsdp2", **LORA, eval_batch_size=16),
     ranks("llamafactory-v1", "sft", "fsdp2"),
-    ranks("llamafactory-v1", "sft", "fsdp2", **LORA, autocast=True, sequence_length=1024),
+    ranks("llamafactory-v1", "sft", "fsdp2", **LORA, autocast=True, sequence_length=1536),
     ranks("openrlhf", "sft", "fsdp2"),
     ranks("verl", "sft", "fsdp2"),
     ranks("simpo-repo", "simpo", "ddp"),
