@@ -127,8 +127,8 @@ ENDS = {"r": 8, "targets": ["q_proj", "lm_head", "embed_tokens"]}
         ({"loss_head": "cut-cross-entropy"}, "lora.targets: cut cross-entropy reads lm_head.weight"),
         ({"loss_head": "fused", "method": "dpo"}, "lora.targets: TRL's fused head reads lm_head.weight"),
         (
-            {"num_gpus": 2, "sharding": "fsdp2"},
-            "lora.targets: adapters of embed_tokens and lm_head are not modelled un",
+            {"num_gpus": 2, "sharding": "fsdp", "trainer": "transformers"},
+            "lora.targets: adapters of embed_tokens in accelerate's FSDP1",
         ),
     ],
     ids=lambda value: str(value)[:40],

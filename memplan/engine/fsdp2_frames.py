@@ -8,6 +8,9 @@ from memplan.engine.tensors import Weight, layer_weights, model_weights
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
+ADAPTERS = (".lora_A", ".lora_B", ".lora_B.bias", ".magnitude", ".tokens")
+"""What adapters add to a module's name."""
+
 
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units; of a tower that sees images, its blocks together."""
@@ -26,10 +29,10 @@ def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
         return Frame(layers, unit_of(root, recipe), resharding, unit_of(first, recipe), place=place)
     ends = _tail_names(recipe)
     if spec.head_is_tied:
-        tail = [weight for weight in outside if weight.name in ends or weight.name == "embed_tokens"]
+        tail = [weight for weight in outside if weight.name in ends or _of_embedding(weight)]
         root = [weight for weight in outside if weight not in tail]
         return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True, place)
-    first = [weight for weight in outside if weight.name == "embed_tokens"]
+    first = [weight for weight in outside if _of_embedding(weight)]
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]
     own = (unit_of(each, recipe) for each in (root, first, tail))
@@ -42,14 +45,19 @@ def _tail_names(recipe: Recipe) -> set[str]:
     if spec.final_norm and recipe.adapter is None:
         names |= {spec.final_norm.name, spec.final_norm.name + ".bias"}
     if not recipe.method.score_head:
-        names |= {spec.head.name, spec.head.name + ".bias"}
+        names |= {spec.head.name + part for part in ("", ".bias", *ADAPTERS)}
     return names
+
+
+def _of_embedding(weight: Weight) -> bool:
+    """Whether the embedding's module holds it, its adapters too."""
+    return weight.name == "embed_tokens" or (weight.adapter and weight.name.startswith("embed_tokens."))
 
 
 def _root_and_first(recipe: Recipe, spec: ModelSpec, outside: list[Weight]) -> tuple[list[Weight], list[Weight]]:
     """The root's weights, and the input embedding's where verl makes it a unit."""
     alone = recipe.fsdp.root_reshards and not spec.head_is_tied
-    first = [weight for weight in outside if alone and weight.name == "embed_tokens"]
+    first = [weight for weight in outside if alone and _of_embedding(weight)]
     return [weight for weight in outside if weight not in first], first
 
 

@@ -189,6 +189,12 @@ def settled(
     if adapted is None:
         return None
     check_flat(adapted, split, settings, weights)
+    if EMBEDDING in adapted.targets and split.name == "fsdp" and settings.wraps_adapters:
+        raise InvalidJob(
+            f"lora.targets: adapters of {EMBEDDING} in accelerate's FSDP1, which leaves them in the root's flat "
+            "parameter, are not modelled",
+            "use sharding fsdp2",
+        )
     return upcast(adapted, settings, notes)
 
 
@@ -219,8 +225,12 @@ def check_ends(
             "modelled",
             f"take {EMBEDDING} out of lora.targets",
         )
-    if split.is_fsdp or in_megatron:
+    if in_megatron:
         raise InvalidJob(
-            f"lora.targets: adapters of {said} are not modelled {'in Megatron' if in_megatron else 'under FSDP'} yet",
-            f"take {said} out, or use sharding ddp or a ZeRO stage",
+            f"lora.targets: adapters of {said} are not modelled in Megatron yet", f"take {said} out of lora.targets"
+        )
+    if adapted.tokens and split.is_fsdp and (spec.head_is_tied or split.name == "fsdp"):
+        raise InvalidJob(
+            "lora.trainable_token_indices: rows of tied embeddings, or in flat parameters, are not modelled under FSDP",
+            "use sharding ddp or a ZeRO stage",
         )

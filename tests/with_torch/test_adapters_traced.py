@@ -39,6 +39,8 @@ ALL = [
         job(SMALL, lora={"r": 16, "targets": ["q_proj", "score", "embed_tokens"]}, method="reward"),
         job(SMALL, lora={"r": 16, "dora": True, "targets": ["q_proj", "lm_head"]}),
         job(SMALL, {"model_type": "gemma"} | TIED, lora=ENDS),
+        job(SMALL, lora=ENDS | {"dtype": "bf16"}, num_gpus=4, sharding="fsdp2", trainer="transformers"),
+        job(SMALL, TIED, lora=ENDS | {"dtype": "bf16"}, num_gpus=4, sharding="fsdp2", method="simpo", **FULL),
         job(SMALL, lora=SOME | {"rank_pattern": {"q_proj": 64}, "layers_to_transform": [1, 3], "lora_bias": True}),
         job(SMALL, lora=SOME | {"layers_to_transform": [2], "exclude_modules": ["v_proj"]}, **FULL),
         job(SMALL, lora=SOME | {"trainable_token_indices": {"embed_tokens": 100, "lm_head": 2000}}, autocast=True),
