@@ -236,3 +236,26 @@ def test_rows_here_can_be_estimated(tmp_path: Path) -> None:
     assert (recipe.padded, recipe.precision.name, recipe.autocast) == (True, "fp32", False), (
         "neither bf16 nor fp16 is on"
     )
+
+
+def test_megatrons_options_that_nothing_sets_are_said(tmp_path: Path) -> None:
+    file, text = FILES["megatron"]
+    found = read(tmp_path, f"{text} $TUNE_ARGS --tokenizer-type ${{KIND}}\n".replace("--vocab-size 32000", ""), file)
+    assert found.job.sequence_parallel
+    assert any("never set, and taken as empty: $TUNE_ARGS" in line for line in found.warnings)
+    assert any("nothing says how large the vocabulary is" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("classes", "named"),
+    [
+        ("LlamaDecoderLayer", False),
+        ("Qwen3_5MoeDecoderLayer,Qwen3_5MoeVisionBlock", False),
+        ("DbrxBlock", False),
+        ("MixtralSparseMoeBlock", True),
+        ("LlamaDecoderLayer,Embedding", True),
+    ],
+)
+def test_classes_to_wrap_that_are_no_layers_are_named(tmp_path: Path, classes: str, named: bool) -> None:
+    found = read(tmp_path, f"{FSDP}fsdp_transformer_layer_cls_to_wrap: {classes}\n", model="smollm2-135m")
+    assert any("cls_to_wrap" in line for line in found.warnings) == named

@@ -130,6 +130,7 @@ def test_arguments_of_megatron_in_yaml(tmp_path: Path) -> None:
         ("A=1\nif [ -n x ]; then\n  A=2\nfi\nrun $A", ["run", "1"]),
         ("A=()\nA+=(1)\nA+=(\n  2 # two\n)\nrun ${A[@]}", ["run", "1", "2"]),
         ('ARGS="\n  --a 1 \\\n  --b 2\n"\nrun $ARGS', ["run", "--a", "1", "--b", "2"]),
+        ("srun bash -c '\n  run --n \\\n    4\n'", ["run", "--n", "4"]),
         ("run $NOBODY '$1'", ["run", "$NOBODY", "$1"]),
         ("run $(rm -rf x)", ["run", "$(rm", "-rf", "x)"]),
     ],

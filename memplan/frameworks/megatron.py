@@ -39,6 +39,8 @@ _PROGRAM = re.compile(
 )
 MASK = 2**26
 """Bytes of a mask from which on it is told: 64 MiB."""
+_UNSET = re.compile(r"\$\{?\w*(ARGS|OPTS|OPTIONS)\w*(\[[@*]\])?\}?")
+"""A variable of options that nothing in the script sets."""
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
 
 
@@ -89,7 +91,10 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
                 f"{document.path}: set under a condition, of which the value before it or the first is "
                 f"taken: {', '.join(list(script.conditional)[:6])}"
             )
-        values, lines, _ = options_of(_options(command[place + 1 :]))
+        unset = [word.text for word in command[place + 1 :] if _UNSET.fullmatch(word.text)]
+        if unset:
+            draft.remarks.append(f"{document.path}: never set, and taken as empty: {', '.join(unset[:6])}")
+        values, lines, _ = options_of(_options([word for word in command[place + 1 :] if word.text not in unset]))
         launcher, _, _ = options_of(command[:place])
         read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), launcher)
         return

@@ -112,7 +112,7 @@ def _vocabulary(keys: Keys) -> int:
     found = keys.whole("padded_vocab_size") or keys.whole("vocab_size")
     if found:
         return found
-    kind = (keys.text("tokenizer_type") or "").lower()
+    kind = str(keys.get("tokenizer_type") or "").lower()
     if kind in VOCABULARIES:
         return VOCABULARIES[kind]
     keys.draft.remarks.append(

@@ -147,9 +147,19 @@ def read_script(text: str) -> Script:
             words = [word for word in script.words(joined, line) if word.text not in ("then", "do")]
             if words:
                 script.commands.append(words)
+                script.commands += _within(words)
         closed = len(re.findall(rf"(?:^|[\s;])(?:{'|'.join(_CLOSES)})(?=$|[\s;)])", bare))
         depth = max(0, depth - closed)
     return script
+
+
+def _within(words: list[Word]) -> Iterator[list[Word]]:
+    """Commands of a script in quotes, which another shell is started with: ``bash -c '…'``."""
+    for shell, option, text in zip(words, words[1:], words[2:], strict=False):
+        if option.text == "-c" and shell.text.rsplit("/", 1)[-1] in ("bash", "sh"):
+            first = text.line - text.text.count("\n")
+            for command in read_script(text.text).commands:
+                yield [Word(word.text, first + word.line - 1) for word in command]
 
 
 def _alone(value: str, script: Script) -> bool:
@@ -170,8 +180,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         if not held:
             start = number
         continued = line.rstrip().endswith("\\")
-        held += (line.rstrip()[:-1] if continued else line) + "\n"
-        if continued or _is_open(held):
+        kept = continued and _opened(held) == "'"  # of a script in quotes, whose own it is
+        held += (line.rstrip()[:-1] if continued and not kept else line) + "\n"
+        if continued or _opened(held):
             continue
         yield start, held.rstrip("\n")
         held = ""
@@ -179,8 +190,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, held
 
 
-def _is_open(text: str) -> bool:
-    """Whether a quote is open, or the bracket of an array."""
+def _opened(text: str) -> str:
+    """The quote that is open, or the bracket of an array; empty where nothing is."""
     quote, before = "", "\n"
     brackets = 0
     array = re.match(r"\s*(?:\w+\s+)*\w+\+?=\(", text) is not None
@@ -197,4 +208,4 @@ def _is_open(text: str) -> bool:
         elif array and char in "()":
             brackets += 1 if char == "(" else -1
         before = char
-    return bool(quote) or brackets > 0
+    return quote or ("(" if brackets > 0 else "")
