@@ -116,6 +116,20 @@ def test_targets_that_cannot_be_are_refused(model: Any, lora: dict[str, Any], me
     assert refused.value.message.startswith(message)
 
 
+def test_a_configuration_of_peft_is_read_as_it_is_saved() -> None:
+    saved = {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "use_dora": False, "bias": "none"}
+    saved |= {"rank_pattern": {"v_proj": 8}, "layers_to_transform": None, "exclude_modules": None, "lora_bias": False}
+    saved |= {"trainable_token_indices": None, "peft_type": "LORA", "init_lora_weights": "pissa", "alpha_pattern": {}}
+    saved |= {"layer_replication": None, "use_qalora": False, "target_parameters": None, "modules_to_save": None}
+    assert trained(TINY, saved) == 3 * (16 * 128 + 8 * 96)
+
+
+@pytest.mark.parametrize("field", ["layer_replication", "target_parameters", "ensure_weight_tying", "use_qalora"])
+def test_fields_of_peft_that_are_not_modelled_are_refused(field: str) -> None:
+    with pytest.raises(InvalidJob, match=f"lora.{field}: PEFT's {field} is not modelled"):
+        recipe(TINY, {field: True})
+
+
 ENDS = {"r": 8, "targets": ["q_proj", "lm_head", "embed_tokens"]}
 
 

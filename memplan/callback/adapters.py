@@ -7,26 +7,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.tables.peft_fields import FIELDS, NO_EFFECT
 
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 EMBEDDING = "embed_tokens"
-SEEN = frozenset(
-    [
-        "r", "rank_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-        "modules_to_save", "bias", "lora_bias", "use_dora", "lora_dropout", "lora_alpha", "use_rslora",
-        "trainable_token_indices",
-    ]
-)  # fmt: skip
-"""Fields of LoraConfig that the live modules show, or that are read by name."""
-NO_EFFECT = frozenset(
-    [
-        "task_type", "peft_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping",
-        "peft_version", "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "loftq_config", "eva_config",
-        "corda_config", "lora_ga_config", "qalora_group_size", "megatron_core", "runtime_config", "modules_to_tie",
-        "target_modules_to_tie",
-    ]
-)  # fmt: skip
-"""Fields that change names, starting values or scales: no byte of a step."""
 
 
 class _Adapted(NamedTuple):
@@ -72,7 +56,7 @@ def read_lora(model: Any) -> dict[str, Any]:
 def _check_fields(config: Any) -> None:
     """Raise InvalidJob for a field of LoraConfig that is set, bears on memory and is not modelled, or is not known."""
     for field in fields(config) if is_dataclass(config) else ():
-        if field.name in SEEN | NO_EFFECT:
+        if field.name in FIELDS or field.name in NO_EFFECT:
             continue
         usual = field.default_factory() if field.default_factory is not MISSING else field.default
         value = getattr(config, field.name, usual)

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, Wi
 
 from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
+from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED
 
 
 def target_names(value: object) -> object:
@@ -111,6 +112,21 @@ class Lora(Frozen):
     ] = ()
     """Rows of the embedding (and of a head of its own) that are trained: indices, or how many; of embed_tokens where no
     module is named."""
+
+
+OTHER_NAMES = FIELDS | {"rank": "r", "lora_r": "r", "lora_rank": "r"}
+
+
+def in_own_words(given: Mapping[str, object]) -> dict[str, object]:
+    """``lora`` with PEFT's names, or other tools', as a job has them. Raises InvalidJob for what is not modelled."""
+    found: dict[str, object] = {}
+    for key, value in given.items():
+        name = OTHER_NAMES.get(str(key), str(key))
+        if name in NOT_MODELLED and value:
+            raise InvalidJob(f"lora.{name}: PEFT's {name} is not modelled", "leave it out")
+        if name not in NO_EFFECT | NOT_MODELLED:
+            found[name] = value
+    return found
 
 
 class Adapter(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.deepspeed import lift_shared
 from memplan.spec.job import Job
+from memplan.spec.lora import in_own_words
 from memplan.spec.model import ModelSpec
 from memplan.tables.choices import ALIASES, TRAINING_ONLY
 
@@ -64,21 +65,11 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
         else:
             raise InvalidJob(f"{where}unknown key {key[:80]!r}", did_you_mean(name, [*Job.model_fields, *ALIASES]))
     if isinstance(job.get("lora"), dict):
-        job["lora"] = {LORA_ALIASES.get(str(key), key): value for key, value in job["lora"].items()}
+        job["lora"] = in_own_words(job["lora"])
     lift_shared(job, where)
     for name, value in shorthands.items():
         _SHORTHANDS[name](job, value)
     return job, tuple(ignored)
-
-
-LORA_ALIASES = {
-    "rank": "r",
-    "lora_r": "r",
-    "lora_rank": "r",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "target_modules": "targets",
-}
 
 
 def _is_off(key: str, value: Any) -> bool:
