@@ -36,7 +36,7 @@ def enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Cal
     They are never freed: ``zero_grad`` drops the views alone. Weights without a gradient have their place too.
     """
     views = recipe.gradient_as_bucket_view
-    asked = [weight for weight in weights if weight.trained or rests(recipe, weight)]
+    asked = [weight for weight in weights if weight.trained or weight.rests]
     size = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked)
     unseen = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked if not weight.trained)
     book.add(
@@ -60,15 +60,6 @@ def enter_ddp(book: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Cal
             source=DDP,
         )
     _enter_hook(book, recipe, asked, itemsize)
-
-
-def rests(recipe: Recipe, weight: Weight) -> bool:
-    """Of a vision tower that sees no image: it needs gradients and gets none, but its bucket is there."""
-    if weight.trained or weight.unit != "vision":
-        return False
-    if recipe.adapter is not None:
-        return weight.adapter
-    return not recipe.model.frozen & {"vision", "projector", weight.name}
 
 
 def buckets(tensors: Iterable[Tensor], cap: int, first: int) -> list[list[Tensor]]:

@@ -22,6 +22,7 @@ from memplan.units import ceil_div
 
 Unit = tuple[list[Weight], int]
 """The weights of one flat parameter, one of each, and how many such units there are."""
+TOWER = frozenset({"vision", "projector"})
 
 
 def mode_of_layer(mode: Mode, layer: Layer) -> Mode:
@@ -41,10 +42,15 @@ def flat_mode(recipe: Recipe) -> str:
     return "apart" if recipe.fsdp.wraps_adapters else "together"
 
 
+def flattens(recipe: Recipe) -> bool:
+    """Whether flat parameters are stepped on. Critics are seen without."""
+    return recipe.sharding == "fsdp" and gathers(recipe) and recipe.critic is None
+
+
 def mixes(recipe: Recipe) -> bool:
-    """Whether some flat parameter may hold trained and frozen weights. Critics are seen without."""
-    some = recipe.adapter is not None or recipe.model.is_frozen
-    return recipe.sharding == "fsdp" and gathers(recipe) and some and recipe.critic is None
+    """Whether some flat parameter may hold trained weights and others."""
+    some = recipe.adapter is not None or recipe.model.is_frozen or recipe.model.tower is not None
+    return flattens(recipe) and some
 
 
 def root_trains(recipe: Recipe) -> bool:
@@ -58,7 +64,7 @@ def root_trains(recipe: Recipe) -> bool:
 def reached_spec(recipe: Recipe) -> ModelSpec:
     """The model with nothing frozen where autograd makes gradients all the same."""
     spec = recipe.model
-    if not (mixes(recipe) and recipe.adapter is None):
+    if not (mixes(recipe) and recipe.adapter is None and spec.is_frozen):
         return spec
     *layers, (root, _) = _units(spec, None)
     nothing: frozenset[str] = frozenset()
@@ -66,9 +72,10 @@ def reached_spec(recipe: Recipe) -> ModelSpec:
         run.model_copy(update={"layer": run.layer.model_copy(update={"frozen": nothing})})
         if run.layer.frozen and _is_trained(recipe, weights)
         else run
-        for run, (weights, _) in zip(spec.runs, layers, strict=True)
+        for run, (weights, _) in zip(spec.runs, layers, strict=False)
     )
-    return spec.model_copy(update={"runs": runs, "frozen": nothing if _is_trained(recipe, root) else spec.frozen})
+    outside = spec.frozen & TOWER if _is_trained(recipe, root) else spec.frozen
+    return spec.model_copy(update={"runs": runs, "frozen": outside})
 
 
 def reached(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
@@ -84,58 +91,75 @@ def reached(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
 
 
 def fullest(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
-    """The trained weights; where ranks hold unequal parts, so large as if all of them held what the fullest does."""
+    """The trained weights as the optimizer sees them: under FSDP1 vectors, of which the fullest rank holds so much that
+    all would hold it; whole flat parameters without ``use_orig_params``.
+    """
     trained = [weight for weight in weights if weight.trained]
-    if not mixes(recipe):
+    if not flattens(recipe):
         return trained
-    parts, rank = _all_parts(recipe), fullest_rank(recipe)
-    return [
-        weight._replace(rows=size[rank] * recipe.ranks, columns=1, stacked=1)
-        for unit in parts
-        for weight, size in unit
-        if size[rank]
-    ]
+    rank, ranks, found = fullest_rank(recipe), recipe.ranks, list[Weight]()
+    *units, root = _units(recipe.model, recipe.adapter)
+    for unit, count in (root, *units):
+        pieces = [weight._replace(rows=size * ranks, columns=1) for weight, size in _held(recipe, unit, rank) if size]
+        if pieces and not recipe.fsdp.use_orig_params and _is_trained(recipe, unit):
+            pieces = [pieces[0]._replace(rows=sum(piece.rows for piece in pieces))]
+        found += [piece._replace(copies=count, stacked=1) for piece in pieces]
+    # Original parameters are stepped in the model's order: what stands behind the layers comes after them.
+    return sorted(found, key=lambda piece: recipe.fsdp.use_orig_params and piece.unit in ("norm", "head"))
 
 
 def fullest_rank(recipe: Recipe) -> int:
     """The rank that holds most of what is trained: the first, where all hold as much."""
     if not mixes(recipe):
         return 0
-    units = _all_parts(recipe)
-    held = [sum(size[rank] * weight.copies for unit in units for weight, size in unit) for rank in range(recipe.ranks)]
+    held = [0] * recipe.ranks
+    for unit, count in _units(recipe.model, recipe.adapter):
+        for _, start, end, part in _places(recipe, unit):
+            for rank in range(start // part, ceil_div(end, part)):
+                held[rank] += _overlap(start, end, part, rank) * count
     return held.index(max(held))
 
 
-def _all_parts(recipe: Recipe) -> list[list[tuple[Weight, list[int]]]]:
-    return [_parts(recipe, unit, count) for unit, count in _units(recipe.model, recipe.adapter)]
+def _held(recipe: Recipe, unit: list[Weight], rank: int) -> list[tuple[Weight, int]]:
+    """What is stepped of a unit, with the elements that a rank holds; adapters apart are split evenly."""
+    together = [(weight, _overlap(start, end, part, rank)) for weight, start, end, part in _places(recipe, unit)]
+    alone = [weight for weight in unit if weight.trained and not _is_flat(recipe, weight)]
+    even = [(weight, ceil_div(weight.elements, recipe.ranks)) for weight in alone for _ in range(weight.copies)]
+    return together + even
 
 
-def _parts(recipe: Recipe, unit: list[Weight], count: int) -> list[tuple[Weight, list[int]]]:
-    """Each trained weight of a unit with the elements that every rank holds of it; adapters apart are split evenly."""
-    ranks, apart = recipe.ranks, recipe.fsdp.wraps_adapters
-    together = [weight for weight in unit if not (weight.trained and not in_flat(weight, apart, recipe.adapter))]
+def _overlap(start: int, end: int, part: int, rank: int) -> int:
+    return max(0, min(end, (rank + 1) * part) - max(start, rank * part))
+
+
+def _places(recipe: Recipe, unit: list[Weight]) -> list[tuple[Weight, int, int, int]]:
+    """What is stepped of a flat parameter: where it begins and ends, and how long a rank's part is."""
+    together = [weight for weight in unit if not weight.trained or _is_flat(recipe, weight)]
     ends = list(accumulate(weight.elements * weight.copies for weight in together))
-    part = ceil_div(ends[-1], ranks) if ends else 0
-    found = []
-    for weight, end in zip(together, ends, strict=True):
-        start = end - weight.elements * weight.copies
-        sizes = [max(0, min(end, (r + 1) * part) - max(start, r * part)) for r in range(ranks)]
-        found.append((weight._replace(copies=count), sizes))
-    alone = [(weight, [ceil_div(weight.elements, ranks)] * ranks) for weight in unit if weight not in together]
-    found += [(weight._replace(copies=weight.copies * count), sizes) for weight, sizes in alone]
-    return [(weight, sizes) for weight, sizes in found if weight.trained]
+    part = ceil_div(ends[-1], recipe.ranks) if ends else 1
+    zeros = _is_trained(recipe, unit)  # are the gradients of what no image reaches
+    return [
+        (weight, end - weight.elements * weight.copies, end, part)
+        for weight, end in zip(together, ends, strict=True)
+        if weight.trained or (weight.rests and zeros)
+    ]
+
+
+def _is_flat(recipe: Recipe, weight: Weight) -> bool:
+    return in_flat(weight, recipe.fsdp.wraps_adapters, recipe.adapter)
 
 
 def _is_trained(recipe: Recipe, unit: list[Weight]) -> bool:
-    return any(in_flat(weight, recipe.fsdp.wraps_adapters, recipe.adapter) for weight in unit)
+    return any(_is_flat(recipe, weight) for weight in unit)
 
 
 @lru_cache(maxsize=64)
 def _units(spec: ModelSpec, adapter: Adapter | None) -> list[Unit]:
-    """The flat parameter of each run's layers; the root's last."""
+    """The flat parameter of each run's layers and of what a tower has apart; the root's last."""
     found: list[Unit] = [
         (list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen)), run.count)
         for run in spec.runs
     ]
-    root = [weight for weight in model_weights(spec, adapter is None, adapter) if weight.unit != "layer"]
-    return [*found, (root, 1)]
+    outside = [weight for weight in model_weights(spec, adapter is None, adapter) if weight.unit != "layer"]
+    found += [([weight], 1) for weight in outside if weight.apart]
+    return [*found, ([weight for weight in outside if not weight.apart], 1)]

@@ -206,7 +206,7 @@ def _enter_flat(
         _gathered(book, f"after {label}", below.gathered, instant, instant, "gathered ahead")
         return
     root = label == "the root"  # whose gradients are rows until then
-    made = used + (1 if root else 2) * unit.gradients
+    made = used + (1 if root else 2) * unit.gradients + unit.zeros
     reduction = below.gathered + (0 if root else unit.gradients) + _flat_reduction(unit, recipe)
     if not reduces or made >= reduction:
         _gathered(book, f"{label}, at its flat gradient", used, instant, instant, "freed when its gradient is whole")

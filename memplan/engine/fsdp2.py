@@ -104,15 +104,22 @@ def _with_left(book: Ledger, recipe: Recipe, policy: Frame, passes: list[Stage])
 
 
 def _enter_forwards(book: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
-    """An evaluation's first batch, which gathers all: no backward reshards what a forward leaves."""
+    """An evaluation's first batch, which gathers all, and the next: no backward reshards what a forward leaves."""
     policy, leaves = frame(recipe, weights), recipe.fsdp.root_reshards
+    opens = next(f"{traced.plan.name}.gather" for traced, _ in passes if traced.plan.name != "reference")
     if not leaves:
-        enter_root(book, policy._replace(root=policy.always), "policy's root", "", "")
+        enter_root(book, policy, "policy's root", "", "")
+    if not (leaves or policy.opens):
+        why = "no backward reshards it: the batch before has left it"
+        for born, dies in (("", book.before(opens)), (book.after(opens), book.schedule[-1])):
+            if dies != opens:
+                gathered(book, "gathered tail (norm, head)", policy.tail.gathered, born, why, dies)
     for traced, _ in passes:
         if traced.plan.name != "reference" or recipe.reference != "resident":
             if leaves:
                 _enter_root_of_pass(book, policy, traced, f"{traced.plan.name}.gather")
-            _enter_gather(book, policy, traced)
+            root = policy.root if leaves or f"{traced.plan.name}.gather" == opens else NOTHING
+            enter_first_gather(book, policy._replace(root=root), traced, f"{traced.plan.name}.gather")
             enter_forward(book, recipe, policy, traced, there=False)
         else:
             _enter_reference(book, recipe, traced, None)

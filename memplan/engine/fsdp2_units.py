@@ -42,6 +42,8 @@ class Unit(NamedTuple):
     parting: int = 0
     """The most that resharding to a number adds: a tensor's part is cloned before the whole is freed, one after another
     (``to_sharded_post_forward``)."""
+    zeros: int = 0
+    """FSDP1: gradients of views that nothing used, which autograd makes when it puts the flat gradient together."""
 
 
 NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
@@ -147,6 +149,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
     apart = recipe.fsdp.wraps_adapters
     flat = recipe.sharding == "fsdp" and any(in_flat(weight, apart, recipe.adapter) for weight in weights)
+    zeros = 0
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
@@ -165,6 +168,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         else:
             cast += elements // recipe.ranks * used if used != stored else 0
             cast += elements // recipe.ranks * stored if recipe.fsdp.cpu_offload else 0
+        if flat and (weight.rests or _is_replaced(weight, recipe.adapter)):
+            zeros += exact * used
         if weight.trained or flat:
             summed = recipe.reduce_itemsize if recipe.reduce_itemsize != recipe.compute_itemsize else used
             last = exact * used
@@ -175,7 +180,12 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             waiting += exact * summed
             replicated += elements // recipe.ranks * summed if recipe.fsdp.replicas > 1 else 0
             shard += elements // recipe.ranks * stored
-    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, waiting, parting)
+    return Unit(gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, waiting, parting, zeros)
+
+
+def _is_replaced(weight: Weight, adapter: Adapter | None) -> bool:
+    """The frozen original beside a copy that is trained and used (``modules_to_save``)."""
+    return adapter is not None and not weight.trained and weight.name in adapter.saved
 
 
 def in_flat(weight: Weight, apart: bool, adapter: Adapter | None) -> bool:

@@ -38,7 +38,9 @@ class Weight(NamedTuple):
     first: int = 0
     """Its first extent, where that is neither of rows and stacked: of a parameter such as 1 × positions × width."""
     apart: bool = False
-    """In a unit of the vision tower, which FSDP2 never gathers where no image is seen."""
+    """In a unit of the vision tower, which FSDP never gathers where no image is seen."""
+    rests: bool = False
+    """It asks for a gradient and gets none: of what no image reaches."""
 
     @property
     def elements(self) -> int:
@@ -208,16 +210,18 @@ def tower_weights(spec: ModelSpec, tower: Tower, trained: bool, adapter: Adapter
     """
     rests = spec.tower_rests
     for run in spec.resting:
-        for weight in layer_weights(run.layer, run.count, trained, adapter):
-            yield weight._replace(trained=False)
+        for weight in marked(layer_weights(run.layer, run.count, trained, adapter), run.layer.frozen):
+            yield weight._replace(trained=False, rests=weight.trained)
     for part, copies, category, is_read, apart in tower.parts:
-        read = not rests and is_read and category not in spec.frozen
+        asked = category not in spec.frozen
+        read = not rests and is_read and asked
         for weight in part_weights(part, trained, "vision"):
-            yield weight._replace(copies=copies, trained=trained and read, apart=apart)
+            idle = trained and asked and not read and weight.name not in spec.frozen
+            yield weight._replace(copies=copies, trained=trained and read, apart=apart, rests=idle)
         for linear in part.linears if adapter else ():
             if adapter and linear.name in adapter.targets:
                 for weight in adapter_weights(adapter, linear, copies):
-                    yield weight._replace(unit="vision", trained=read, apart=apart)
+                    yield weight._replace(unit="vision", trained=read, apart=apart, rests=asked and not read)
 
 
 def saved_weights(spec: ModelSpec, adapter: Adapter) -> list[Weight]:

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import device_mesh
+from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
@@ -112,6 +112,11 @@ def _reshard_what_is_left(state: Any) -> None:
         _runtime_utils._reshard(state, handle, _runtime_utils._should_free_in_backward(state, handle))
 
 
+def _waited(tensor: torch.Tensor) -> torch.Tensor:
+    """What is waited for is the tensor itself; the operation's fake result would be another one."""
+    return tensor
+
+
 def _is_allocated(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a storage, which a fake one's address does not say."""
     return tensor.untyped_storage().size() > 0
@@ -141,6 +146,7 @@ def fake_world(ranks: int, device: str, rank: int = 0) -> Iterator[None]:
                     stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
             stack.enter_context(mock.patch.object(_runtime_utils, "_catch_all_reshard", _reshard_what_is_left))
             stack.enter_context(mock.patch.object(_flat_param, "_data_ptr_allocated", _is_allocated))
+            stack.enter_context(mock.patch.object(_functional_collectives, "wait_tensor", _waited))
             if device == "cuda":
                 for module in (_flat_param, _runtime_utils):  # which stream a block was used on is no size
                     stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", _nothing))

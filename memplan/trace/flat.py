@@ -32,7 +32,10 @@ def flat_sharded(model: Any, recipe: Recipe, device: str) -> Any:
     if recipe.precision.mixed or settings.casts or recipe.reduce_itemsize != recipe.compute_itemsize:
         cast = half if recipe.precision.mixed or settings.casts else None
         mixed = MixedPrecision(
-            param_dtype=cast, reduce_dtype=reduced, keep_low_precision_grads=settings.keep_low_precision_grads
+            param_dtype=cast,
+            reduce_dtype=reduced,
+            buffer_dtype=half if settings.casts else None,  # accelerate 1.15 utils/dataclasses.py: set_mixed_precision
+            keep_low_precision_grads=settings.keep_low_precision_grads,
         )
     strategy = STRATEGIES[settings.keeps_gathered]
     mesh = None

@@ -25,7 +25,9 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     cast = half if recipe.precision.mixed or recipe.fsdp.casts else None
     reduced = {2: torch.bfloat16 if half == torch.float32 else half, 4: torch.float32}[recipe.reduce_itemsize]
     same = recipe.reduce_itemsize == recipe.compute_itemsize
-    policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=None if same else reduced)
+    # accelerate 1.15 utils/dataclasses.py: set_mixed_precision
+    given = half if recipe.fsdp.casts else None
+    policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=None if same else reduced, output_dtype=given)
     hybrid = recipe.fsdp.replicas > 1
     shape = (recipe.fsdp.replicas, ranks // recipe.fsdp.replicas) if hybrid else (ranks,)
     names = ("replicate", "shard") if hybrid else ("shard",)

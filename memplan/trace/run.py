@@ -210,7 +210,8 @@ class _State:
             self.tracker.mark((value for value in states if isinstance(value, torch.Tensor)), "optimizer_states")
 
     def evaluation(self) -> None:
-        """One batch of the evaluation, where the job evaluates; the batch of training is gone."""
+        """A batch of the evaluation, where the job evaluates, over several ranks two, since the second finds what the
+        first has left gathered; the batch of training is gone."""
         after = evaluation_of(self.recipe)
         if after is None:
             return
@@ -222,7 +223,8 @@ class _State:
         self.tracker.modules.new_pass()
         self.tracker.book.begin(EVALUATION)
         with torch.no_grad():
-            micro.run(batch)
+            for _ in range(1 if self.recipe.ranks == 1 else 2):
+                micro.run(batch)
         self.tracker.book.begin("end")
 
     def _sync(self, reduces: bool) -> None:
