@@ -99,7 +99,7 @@ def openrlhf(run: Run) -> Tensor:
     log_probs, output = actor(run.policy)
     del output
     if run.recipe.method.name == "sft":
-        return run.balanced(-log_probs.mean())
+        return -log_probs.mean()
     reference = run.score_reference(lambda model: actor(model)[0].sum(-1)) if run.recipe.method.reference else None
     return run.loss(log_probs.sum(-1), reference)
 
@@ -216,7 +216,7 @@ def fused(run: Run) -> Tensor:
     reference = run.score_reference(score) if first else None
     scores = score(run.policy)
     if method.name == "sft":
-        return run.balanced(-scores.mean())
+        return -scores.mean()
     if method.reference and not first:
         reference = run.score_reference(score)
     return run.loss(scores, reference)

@@ -61,8 +61,8 @@ def plain_policy_gradient(run: Run) -> Tensor:
 
     def log_probs(model: Any) -> Tensor:
         with run.autocast():
-            logits = model(input_ids=run.ids, attention_mask=run.mask, **run.images, logits_to_keep=length + 1).logits
-            logits = logits.float() if recipe.logits_to_fp32 else logits
+            outputs = run.forward(model, logits_to_keep=length + 1)
+            logits = outputs.logits.float() if recipe.logits_to_fp32 else outputs.logits
             return losses.label_log_probs(logits[:, :-1], run.ids[:, -length:], recipe)
 
     reference = run.score_reference(log_probs) if recipe.reference in ("resident", "adapter") else None
@@ -88,7 +88,8 @@ def plain_distillation(run: Run) -> Tensor:
         teacher_logits = run.beside["teacher"](input_ids=run.ids, attention_mask=run.mask, **run.images).logits
         teacher_logits = teacher_logits.float() if wide else teacher_logits
     with run.autocast():
-        logits = run.policy(input_ids=run.ids, attention_mask=run.mask, **run.images).logits
+        outputs = run.forward(run.policy)
+        logits = outputs.logits
         scores = logits.float() if wide else logits
         student, teacher = functional.log_softmax(scores, dim=-1), functional.log_softmax(teacher_logits, dim=-1)
         return functional.kl_div(student, teacher, reduction="batchmean", log_target=True)

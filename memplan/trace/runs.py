@@ -65,11 +65,16 @@ class Run:
 
     def call(self, model: Any, **keys: Any) -> Any:
         """The model's outputs; accelerate and Fabric make fp32 copies of all of them when autocast is left."""
-        keys |= router_keys(self.recipe, model is self.reference)
         with self.autocast():
-            outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
-        if self.recipe.fp32_outputs:
-            outputs = {key: to_fp32(value) for key, value in outputs.items()}
+            outputs = self.forward(model, **keys)
+        if not self.recipe.fp32_outputs:
+            return outputs
+        return {key: to_fp32(value) for key, value in outputs.items()}
+
+    def forward(self, model: Any, **keys: Any) -> Any:
+        """The model's outputs as they are; what its class makes of the routers waits for the loss."""
+        keys |= router_keys(self.recipe, model is self.reference)
+        outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
         if is_read(self.recipe) and "labels" not in keys:
             self.balance.append(outputs["aux_loss"])
         return outputs
@@ -92,7 +97,15 @@ class Run:
 
     def loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
         """The method's formula over scores of chosen and rejected rows."""
-        return self.balanced(self._loss(scores, reference))
+        method = self.recipe.method.name
+        if method == "kto":
+            assert reference is not None
+            return losses.kto_loss(scores, reference, torch.zeros((), device=scores.device))
+        chosen, rejected = scores.chunk(2)
+        if reference is None:
+            return losses.pair_loss(method, chosen, rejected, None)
+        before, after = reference.chunk(2)
+        return losses.pair_loss(method, chosen, rejected, (before, after))
 
     def balanced(self, loss: Tensor) -> Tensor:
         """The loss with the routers' beside it, where it reads theirs."""
@@ -107,17 +120,6 @@ class Run:
         experts = getattr(model, "num_experts", None) or config.num_experts
         found: Tensor = module.load_balancing_loss_func(router_logits, experts, config.num_experts_per_tok, self.mask)
         return found
-
-    def _loss(self, scores: Tensor, reference: Tensor | None) -> Tensor:
-        method = self.recipe.method.name
-        if method == "kto":
-            assert reference is not None
-            return losses.kto_loss(scores, reference, torch.zeros((), device=scores.device))
-        chosen, rejected = scores.chunk(2)
-        if reference is None:
-            return losses.pair_loss(method, chosen, rejected, None)
-        before, after = reference.chunk(2)
-        return losses.pair_loss(method, chosen, rejected, (before, after))
 
 
 def to_fp32(value: Any) -> Any:

@@ -173,19 +173,21 @@ class MicroStep:
     def _loop(self, loop: Callable[[Run], Any], batch: Batch) -> None:
         """A trainer's own loss code; what it returns beside the loss is held through backward."""
         models, beside = (self.policy, self.reference), (self.beside, batch.rollout, batch.images)
-        found = loop(Run(self.recipe, *models, batch.ids, batch.mask, *beside))
+        run = Run(self.recipe, *models, batch.ids, batch.mask, *beside)
+        found = loop(run)
         loss, held = found if isinstance(found, tuple) else (found, None)
         del found
-        self._backward(loss)
+        self._backward(run.balanced(loss))
         del held
 
     def _supervised(self, batch: Batch) -> None:
         if self.recipe.loss_head not in ("cross-entropy", *losses.MODEL_LOSSES):
             with self._autocast():
-                logits = self.policy(input_ids=batch.ids, attention_mask=batch.mask, **batch.images).logits[:, :-1]
-                loss = -losses.label_log_probs(logits, batch.ids[:, 1:], self.recipe).mean()
-                del logits
-            self._backward(loss)
+                run = Run(self.recipe, self.policy, None, batch.ids, batch.mask, images=batch.images)
+                outputs = run.forward(self.policy)
+                loss = -losses.label_log_probs(outputs.logits[:, :-1], batch.ids[:, 1:], self.recipe).mean()
+                del outputs
+            self._backward(run.balanced(loss))
             return
         with self._autocast():
             given = {"labels": batch.ids, **batch.images, **router_keys(self.recipe)}

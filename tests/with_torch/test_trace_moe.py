@@ -79,7 +79,7 @@ MODES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "adapters, checkpointed": (LORA | FULL, ("qwen3_moe", "deepseek_v3", "glm_moe_dsa")),
     "pairs": ({"method": "dpo"}, ("qwen3_moe", "deepseek_v3")),
     "scores": ({"method": "reward"}, ("deepseek_v3", "gpt_oss")),
-    "dropout": ({"attention": "eager"}, ("mixtral", "gpt_oss", "deepseek_v3", "llama4_text")),
+    "dropout": ({"attention": "eager"}, ("mixtral", "gpt_oss", "deepseek_v3", "phimoe")),
     "dropout, autocast, checkpointed": ({"attention": "eager"} | AMP | FULL, ("gpt_oss", "deepseek_v3")),
 }
 

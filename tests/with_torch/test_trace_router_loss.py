@@ -40,6 +40,7 @@ MODELS: dict[str, Job] = {
 AMP: dict[str, Any] = {"precision": "bf16-amp", "autocast": True}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 LORA: dict[str, Any] = {"lora": {"r": 16, "targets": ["o_proj"]}}
+GROUPS: Job = {"method": "grpo", "batch_size": 4, "completion_length": 256, "rollout": {"group_size": 2}}
 MODES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "bf16": ({}, tuple(MODELS)),
     "without": ({"router_aux_loss": False}, ("qwen3_moe",)),
@@ -55,12 +56,17 @@ MODES: dict[str, tuple[Job, tuple[str, ...]]] = {
     "pairs": ({"method": "dpo"}, ("mixtral",)),
     "pairs by halves": ({"method": "dpo", "pair_pass": "split"}, ("mixtral",)),
     "pairs in two forwards": ({"method": "simpo", "pair_pass": "two-forward"}, ("mixtral",)),
+    "scored by log-probabilities": ({"loss_head": "selective"}, ("qwen3_moe",)),
+    "two ranks": ({"num_gpus": 2, "sharding": "fsdp2"}, ("qwen3_moe",)),
+    "two ranks, replicated": ({"num_gpus": 2, "sharding": "ddp"}, ("qwen3_moe",)),
     "Hugging Face Trainer": ({"trainer": "transformers"}, ("qwen3_moe",)),
     "TRL's SFT": ({"trainer": "trl"}, ("qwen3_moe",)),
     "TRL's DPO": ({"trainer": "trl", "method": "dpo"}, ("qwen3_moe",)),
     "TRL 1.10's DPO": ({"trainer": "trl", "trainer_version": "1.10", "method": "dpo"}, ("qwen3_moe",)),
     "TRL 1.10's KTO": ({"trainer": "trl", "trainer_version": "1.10", "method": "kto"}, ("qwen3_moe",)),
     "TRL's SimPO": ({"trainer": "trl", "method": "simpo"}, ("qwen3_moe",)),
+    "TRL's GRPO": (GROUPS | {"trainer": "trl"}, ("qwen3_moe",)),
+    "a bare loop's GRPO": (GROUPS, ("qwen3_moe",)),
     "LLaMA-Factory's SFT": ({"trainer": "llamafactory"}, ("qwen3_moe",)),
     "OpenRLHF's DPO": ({"trainer": "openrlhf", "method": "dpo", "sharding": "none"}, ("qwen3_moe",)),
     "OpenRLHF's SFT": ({"trainer": "openrlhf", "sharding": "none"}, ("qwen3_moe",)),
