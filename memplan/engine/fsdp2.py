@@ -27,6 +27,7 @@ from memplan.engine.fsdp2_rows import (
     enter_root,
     enter_root_again,
 )
+from memplan.engine.fsdp2_towers import enter_tower_gathers
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, waits_for_reduction
 from memplan.engine.fused_heads import PROGRAMS as FUSED_PROGRAMS
 from memplan.engine.heads import INSIDE
@@ -61,7 +62,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                 kept = own.kept_until(len(own.layers)) if there else 0
                 gathered(book, "layers gathered before", kept, f"{name}.gather", "kept from a forward before")
             enter_forward(book, recipe, own, traced, there, bool(tail_from))
-            _enter_tower(book, own, traced)
+            enter_tower_gathers(book, recipe, own, traced)
             there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
             opened = _enter_root_of_pass(book, own, traced, opened) if recipe.fsdp.root_reshards else opened
             continue
@@ -136,20 +137,6 @@ def _enter_root_of_pass(book: Ledger, own: Frame, traced: TracedPass, opened: st
 def _adds(recipe: Recipe, later: bool) -> bool:
     """Whether a reduction's result is added to gradients that are there: of micro-steps or halves before."""
     return recipe.accumulates or (recipe.pair_pass != "two-forward" and later)
-
-
-def _enter_tower(book: Ledger, own: Frame, traced: TracedPass) -> None:
-    """A block of the tower at its copy-out: its whole weights, the all-gather's output, the one before's; in backward
-    the one in use and the one gathered ahead (its gradients are counted whole, not block by block)."""
-    tower, name = traced.plan.spec.tower, traced.plan.name
-    if tower is None or not own.blocks.gathered or f"{name}.vision-forward" not in book.index:
-        return
-    block = own.blocks.gathered // sum(run.count for run in tower.runs)
-    why = "two all-gathers' outputs, and what one is copied into"
-    gathered(book, "blocks of the tower", 3 * block, f"{name}.vision-forward", why)
-    if f"{name}.vision-backward" in book.index:
-        why = "the next is gathered ahead"
-        gathered(book, "blocks of the tower, backward", 2 * block, f"{name}.vision-backward", why)
 
 
 def _enter_reference(book: Ledger, recipe: Recipe, traced: TracedPass, policy: Frame | None) -> None:

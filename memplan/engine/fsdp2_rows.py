@@ -11,6 +11,7 @@ from memplan.engine.fsdp2_reductions import (
     gone,
     reduction,
 )
+from memplan.engine.fsdp2_towers import enter_tower_reductions
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, reads_head, waits_for_reduction
 from memplan.engine.heads import INSIDE
 from memplan.engine.ledger import Ledger
@@ -199,6 +200,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     )
     if reduces:
         reduction(book, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
+    enter_tower_reductions(book, recipe, own, traced, reduces)
 
 
 def _beyond_logits(traced: TracedPass) -> int:

@@ -22,7 +22,8 @@ from memplan.engine.shared_weights import uses
 from memplan.engine.stacks import Local, locals_of, trace_stacks
 from memplan.engine.tapped_tower import trace_tapped
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
-from memplan.engine.vision_traces import NO_TOWER, TowerPlan, trace_tower
+from memplan.engine.vision_pieces import TowerPlan
+from memplan.engine.vision_traces import NO_TOWER, trace_tower
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import ImageBatch
@@ -78,9 +79,7 @@ class PassPlan(NamedTuple):
         tower = self.spec.tower
         if self.images is None or tower is None:
             return None
-        checkpointed = self.style in ("checkpoint", "reentrant") and (
-            self.mode.adapter is not None or bool(self.spec.frozen)
-        )
+        partly = self.mode.adapter is not None or bool(self.spec.frozen)
         return TowerPlan(
             tower,
             self.spec.hidden_size,
@@ -91,7 +90,7 @@ class PassPlan(NamedTuple):
             self.style,
             self.gradients,
             self.embedding_trained,
-            checkpointed,
+            partly and self.style in ("checkpoint", "reentrant"),
             self.spec.frozen & {"vision", "projector"},
         )
 

@@ -20,7 +20,8 @@ from memplan.engine.tails import leave_autocast
 from memplan.engine.tape import Tape
 from memplan.engine.tile_positions import gated_positions, tile_positions
 from memplan.engine.traces import LayerTrace, trace_layer
-from memplan.engine.vision_traces import Piece, TowerPlan, TowerTrace, Waiting, casts, peak, run_back, start
+from memplan.engine.vision_pieces import Piece, TowerPlan, Waiting, casts, peak, run_back, start
+from memplan.engine.vision_traces import TowerTrace
 from memplan.spec.vision import Block
 
 INT64 = 8

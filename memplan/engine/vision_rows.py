@@ -89,10 +89,10 @@ def enter_tower_backward(book: Ledger, traced: TracedPass, kept: KeptGradients) 
     if not trace.backward:
         return
     enter_waiting(book, traced)
-    inside = f"{name}.vision-backward"
-    book.add(
-        "vision tower, backward", "activations", trace.backward, inside, inside, why="the most within it", source=SOURCE
-    )
+    inside, size = f"{name}.vision-backward", trace.backward
+    if traced.plan.copies_out:  # FSDP2 reduces its gradients block by block
+        size = trace.alone or size
+    book.add("vision tower, backward", "activations", size, inside, inside, why="the most within it", source=SOURCE)
     if traced.plan.gradients != "keep":
         return
     size = trace.gradients if kept.layers else kept.shard(trace.gradients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memplan.engine.vision_traces import TowerPlan
+    from memplan.engine.vision_pieces import TowerPlan
 
 FP32 = 4
 

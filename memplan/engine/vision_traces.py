@@ -9,58 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine import ops
-from memplan.engine.graph import Node, Tensor
-from memplan.engine.modules import Mode, Pass
-from memplan.engine.patches import embed_patches
-from memplan.engine.projection import Joint, scatter
-from memplan.engine.projections import PROJECTIONS
-from memplan.engine.tags import Dim
-from memplan.engine.tails import leave_autocast
-from memplan.engine.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
+from memplan.engine.vision_pieces import Piece, TowerPlan, front, passes, start, tail
 from memplan.engine.vision_shared import block_mask, keeps_mask, rotary_tables
-from memplan.spec.recipe import ImageBatch
-from memplan.spec.vision import Tower
 
-FP32 = 4
-Waiting = dict[Node, list[Tensor | None]]
 CAPTURED = ("llava", "anyres")
 """Projections whose model asks the tower for hidden states of its blocks."""
-
-
-class TowerPlan(NamedTuple):
-    """What decides the bytes of a tower's pass."""
-
-    tower: Tower
-    hidden_size: int
-    mode: Mode
-    rows: int
-    """Sequences of the language model."""
-    length: int
-    images: ImageBatch
-    style: str
-    gradients: str
-    embedding_trained: bool
-    """The embedded sequence needs a gradient."""
-    input_needs_grad: bool
-    """So do the patches, whether or not the patch embedding is trained: checkpointing under LoRA."""
-    frozen: frozenset[str] = frozenset()
-    """Parts that are not trained: vision, projector."""
-
-    @property
-    def vision_mode(self) -> Mode:
-        """How the tower runs."""
-        mode = self.mode._replace(padded=self.images.masked)
-        mode = mode._replace(trained=False) if "vision" in self.frozen else mode
-        bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-        return mode._replace(narrow_stream=mode.autocast) if bare and mode.autocast else mode
-
-    @property
-    def projector_mode(self) -> Mode:
-        """How the projector runs."""
-        mode = self.mode._replace(padded=self.images.masked)
-        return mode._replace(trained=False) if "projector" in self.frozen else mode
 
 
 class TowerTrace(NamedTuple):
@@ -79,136 +33,11 @@ class TowerTrace(NamedTuple):
     gradients: int
     reached: bool = False
     """A gradient enters the tower, or the projector."""
+    alone: int = 0
+    """The most within its backward without the gradients of pieces that have run back; 0 where it is not known."""
 
 
 NO_TOWER = TowerTrace(0, 0, 0, 0, 0, 0)
-
-
-class Piece(NamedTuple):
-    """One end of the tower."""
-
-    forward: int
-    saved: int
-    backward: int
-    gradients: int
-    casts: int
-    reached: bool
-    """Its output needs a gradient."""
-    locals: int = 0
-    """At the front: held until the tower's forward returns. At the end: until the model's does."""
-    outputs: int = 0
-
-
-def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
-    """The passes over patches and over tokens, and how many images there are."""
-    tower, images = plan.tower, plan.images
-    count = plan.rows * images.per_example
-    patches = images.rows * images.columns
-    projected = images.squares * tower.rule.tokens if tower.rule.kind == "anyres" else images.tokens
-    tokens = Pass(tape, plan.projector_mode, 1, count * projected)
-    if tower.runs[0].block.attention.packed:
-        return Pass(tape, plan.vision_mode, count, patches), tokens, count
-    squares = count * images.squares
-    return Pass(tape, plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares
-
-
-def start(plan: TowerPlan) -> Tape:
-    """A tape in the mode of the pass."""
-    tape = Tape(plan.mode.autocast, in_place=plan.mode.in_place)
-    tape.grad_enabled, tape.shared_casts = plan.style != "no-grad", plan.mode.shared_casts
-    return tape
-
-
-def casts(tape: Tape) -> int:
-    """Bytes of autocast's copies of weights."""
-    return sum(delta for delta, tag in tape.log if tag.category == "autocast_weights")
-
-
-def peak(tape: Tape) -> int:
-    """The most that was alive."""
-    return max((size for size, _ in tape.peaks.values()), default=0)
-
-
-def run_back(
-    plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int], before: Waiting | None = None
-) -> tuple[int, int]:
-    """(the most within the backward, gradients of weights it leaves). ``before``: as ``Tape.backward``."""
-    if node is None:
-        return 0, 0
-    tape.gradient_mode = "sum" if plan.gradients in ("meet", "join") else plan.gradients
-    tape.peaks.clear()
-    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1), before)
-    return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
-
-
-def front(plan: TowerPlan) -> Piece:
-    """From pixels to the first block's input, which is not counted here: the first block keeps it."""
-    tape = start(plan)
-    p, _, images = passes(plan, tape)
-    p.held = []
-    with tape.at("embedding"):
-        patches = p.tokens // p.rows - plan.tower.rule.extra_patches
-        x = embed_patches(p, plan.tower, read_pixels(plan, p), patches, images, plan.input_needs_grad)
-    most, cast = peak(tape), casts(tape)
-    node, like = x.node, (x.dim, x.itemsize)
-    del x
-    leave_autocast(tape)
-    everything = tape.live
-    p.held.clear()
-    saved = tape.live
-    back, gradients = run_back(plan, tape, node, like)
-    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
-
-
-def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
-    """The batch's pixels, or those of the tiles that are there, gathered by the model's forward."""
-    dim = Dim("pixels", plan.rows * plan.images.per_example * plan.images.pixels)
-    pixels = Tensor(dim, plan.mode.weight_itemsize if plan.tower.cast_pixels else FP32, None)
-    assert p.held is not None
-    if plan.tower.pixel_masks:
-        pixels = ops.cast(p.tape, pixels, plan.mode.weight_itemsize, "pixels")
-        zeros = p.tape.new(pixels.dim, 1, "empty pixels")
-        del zeros
-    if plan.tower.pixel_masks or plan.tower.projection == "anyres":
-        pixels = p.tape.new(pixels.dim, pixels.itemsize, "pixels")
-        p.held.append(pixels)
-    if plan.tower.pixel_masks:
-        p.held.append(p.tape.new(Dim("pixels", dim.elements // plan.tower.rule.channels), 8, "masks of pixels"))
-    return pixels
-
-
-def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
-    """From the last block's output to the language model's input, which is not counted either."""
-    tape = start(plan)
-    states, tokens, images = passes(plan, tape)
-    joint = Joint(states, tokens, plan.tower, images, plan.images)
-    itemsize = plan.mode.residual_itemsize
-
-    def given(dim: Dim, needs: bool, label: str, itemsize: int = itemsize) -> Tensor:
-        made = tape.new(dim, itemsize, label)
-        node = Node(tape, [], (), lambda t, grads: ()) if needs and tape.grad_enabled else None
-        return Tensor(dim, itemsize, made.storage, node)
-
-    with tape.at("projector"):
-        x = given(states.dim("h", plan.tower.width), needs_grad, "image states", plan.vision_mode.residual_itemsize)
-        features = PROJECTIONS[plan.tower.projection](joint, x)
-        del x
-        embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
-        features = ops.cast(tape, features, itemsize, "image tokens")
-        out = scatter(tape, embedded, (features, *joint.deep))
-    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local else [])]
-    outer = [features] if joint.in_outputs else joint.outputs
-    joint.deep.clear()
-    most, cast, node, like = peak(tape), casts(tape), out.node, (out.dim, out.itemsize)
-    del out, embedded, features
-    leave_autocast(tape)
-    everything = tape.live
-    joint.model_locals.clear()
-    outputs = tape.live
-    outer.clear()
-    saved = tape.live
-    back, gradients = run_back(plan, tape, node, like)
-    return Piece(most, saved, back, gradients, cast, node is not None, everything - outputs, outputs - saved)
 
 
 def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
@@ -226,49 +55,88 @@ def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
     return traces, needs
 
 
+class Stretch(NamedTuple):
+    """A tower's pass piece by piece, in bytes."""
+
+    plan: TowerPlan
+    first: Piece
+    layers: list[LayerTrace]
+    last: Piece
+    reached: bool
+    before: list[int]
+    """Saved below each block."""
+    saved: int
+    """Saved by the front and by the blocks that are read."""
+    beyond: int
+    """Held of those behind."""
+    end: int
+    """The most in the projector, with what is held beside it."""
+    embedded: int
+    """The embedded sequence, or its gradient."""
+    leaf: int
+    """The embedding's output, where adapters make it need a gradient."""
+    shared: int
+    """Tables and masks, in forward."""
+    kept: int
+    """What of them stays until the tower has run back."""
+
+    @property
+    def beside(self) -> int:
+        """Held beside every block in forward."""
+        return self.first.locals + self.embedded
+
+
 @lru_cache(maxsize=256)
-def trace_tower(plan: TowerPlan) -> TowerTrace:
-    """The tower of a pass."""
+def stretch_of(plan: TowerPlan) -> Stretch:
+    """Front, blocks and projector of a pass."""
     first = front(plan)
     layers, reached = blocks(plan, first.reached)
     last = tail(plan, reached and plan.style != "no-grad")
-    keep = plan.gradients == "keep"
-    plain = plan.style == "plain"
+    plain, used = plan.style == "plain", plan.tower.used_blocks
     embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
-    saved, most = first.saved + first.casts * (not plain), first.forward - first.locals
-    beyond = 0
-    before: list[int] = []
+    saved, beyond, before = first.saved + first.casts * (not plain), 0, []
     for i, layer in enumerate(layers):
-        most = max(most, saved + layer.forward.size)
         before.append(saved)
-        if i < plan.tower.used_blocks:
+        if i < used:
             saved += layer.saved.size + layer.casts * (not plain)
         else:
             beyond += layer.saved.size + layer.boundary
-    if beyond and layers[plan.tower.used_blocks].keeps_input:
-        beyond -= layers[plan.tower.used_blocks].boundary  # the states that are read
-    captured = sum(layer.boundary for layer in layers) if plan.tower.projection in CAPTURED and not plain else 0
-    if plan.style != "no-grad":
-        captured = 0
-    most = max(most + embedded, saved + beyond + captured + last.forward) + first.locals
-    worst, gradients = saved + last.backward, last.gradients
-    for i in reversed(range(plan.tower.used_blocks)):
+    if beyond and layers[used].keeps_input:
+        beyond -= layers[used].boundary  # the states that are read
+    if plan.style == "no-grad" and plan.tower.projection in CAPTURED:
+        beyond += sum(layer.boundary for layer in layers)
+    shared, mask = rotary_tables(plan), block_mask(plan)
+    kept = (shared + mask * keeps_mask(plan)) * any(layer.backward for layer in layers[:used])
+    leaf = embedded if plan.embedding_trained and plan.mode.embedding_rests and plan.style != "no-grad" else 0
+    end = saved + beyond + last.forward + first.locals
+    return Stretch(plan, first, layers, last, reached, before, saved, beyond, end, embedded, leaf, shared + mask, kept)
+
+
+@lru_cache(maxsize=256)
+def trace_tower(plan: TowerPlan) -> TowerTrace:
+    """The tower of a pass."""
+    got = stretch_of(plan)
+    first, layers, last, used = got.first, got.layers, got.last, plan.tower.used_blocks
+    plain, grad = plan.style == "plain", plan.style != "no-grad"
+    most = max(first.forward + got.embedded, got.end)
+    for before, layer in zip(got.before, layers, strict=True):
+        most = max(most, before + layer.forward.size + got.beside)
+    alone, gradients = got.saved + last.backward, last.gradients
+    worst, keep = alone, plan.gradients == "keep"
+    for i in reversed(range(used)):
         if layers[i].backward:
-            inside = max(alive.size for alive in layers[i].backward.values())
-            worst = max(worst, before[i] + embedded + gradients * keep + inside)
+            inside = got.before[i] + got.embedded + max(alive.size for alive in layers[i].backward.values())
+            alone, worst = max(alone, inside), max(worst, inside + gradients * keep)
         gradients += layers[i].gradients
-    worst = max(worst, first.backward + embedded + gradients * keep)
+    ends = first.backward + got.embedded
+    alone, worst = max(alone, ends), max(worst, ends + gradients * keep)
     gradients += first.gradients
-    trains = gradients > 0 or first.reached or reached
-    held = last.locals + beyond + captured
-    tables = rotary_tables(plan)
-    mask = block_mask(plan)
-    kept = (tables + mask * keeps_mask(plan)) * any(layer.backward for layer in layers[: plan.tower.used_blocks])
-    most, worst = most + tables + mask, worst + kept
-    saved += kept if trains and plan.style != "no-grad" else 0
-    copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[: plan.tower.used_blocks])
-    held += copies
-    idle = sum(layer.casts for layer in layers[plan.tower.used_blocks :]) if plain else 0
-    leaf = embedded if plan.embedding_trained and not plan.mode.trained and plan.style != "no-grad" else 0
-    everything = saved - copies + last.saved + leaf
-    return TowerTrace(most, everything, held, last.outputs + idle, (worst + leaf) if trains else 0, gradients, trains)
+    trains = gradients > 0 or first.reached or got.reached
+    copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[:used])
+    held, more = last.locals + got.beyond + copies, got.kept + got.leaf
+    idle = sum(layer.casts for layer in layers[used:]) if plain else 0
+    everything = got.saved + got.kept * (trains and grad) - copies + last.saved + got.leaf
+    outer = last.outputs + idle
+    if not trains:
+        return TowerTrace(most + got.shared, everything, held, outer, 0, gradients, trains)
+    return TowerTrace(most + got.shared, everything, held, outer, worst + more, gradients, trains, alone + more)

@@ -56,7 +56,9 @@ def build_model(
         if getattr(parsed.get_text_config(), "pad_token_id", None) is None:
             parsed.get_text_config().pad_token_id = parsed.pad_token_id = 0
     _check_attention(recipe, maker._model_mapping.get(type(parsed), None))
-    attention = "eager" if recipe.attention == "eager" or not recipe.model.windows else "sdpa"
+    attention: Any = "eager" if recipe.attention == "eager" or not recipe.model.windows else "sdpa"
+    if getattr(parsed, "audio_config", None) is not None:
+        attention = {"": attention, "audio_config": "eager"}  # Gemma 4's class has no other
     with torch.device(device), no_init_weights():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()

@@ -49,7 +49,7 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     if not found:  # nothing that accelerate would wrap: a plain loop wraps its longest list of layers
         lists: list[Any] = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
         found = list(max(lists, key=lambda each: sum(1 for _ in each)))
-    for module in found:
+    for module in reversed(found):  # what stands within another comes first
         fully_shard(module, reshard_after_forward=resharding, **settings)
     if recipe.fsdp.own_ends:
         _wrap_ends(model, settings, resharding)
