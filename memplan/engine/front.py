@@ -157,7 +157,7 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
         x = _adapted(p, spec, x)
     elif grad and needs_grad:
         # Beside frozen weights it is a leaf, which autograd holds for its gradient's sake.
-        leaf = () if mode.trained else (x.storage,)
+        leaf = (x.storage,) if mode.embedding_rests else ()
         x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], leaf, lambda t, grads: ()))
     held = [x]
     for step in spec.front:

@@ -167,7 +167,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     windows, size = made_masks(recipe, traced)
     masks, first = len(windows) * size, traced.layers[0]
     enter_probabilities(book, recipe, traced, inside)
-    leaves = plan.style in ("checkpoint", "reentrant") and not plan.mode.trained and not plan.mode.adapts_embedding
+    leaves = plan.style in ("checkpoint", "reentrant") and plan.mode.embedding_rests
     leaf = leaves and plan.every > 1 and not first.keeps_input
     embedded = 0 if first.keeps_input or leaf or traced.inputs.keeps_embedding else first.boundary
     projects = plan.spec.streams > 1 and not plan.spec.front

@@ -104,6 +104,11 @@ class Mode(NamedTuple):
         adapter = self.adapter
         return adapter is not None and (EMBEDDING in adapter.targets or adapter.tokens_of(EMBEDDING) > 0)
 
+    @property
+    def embedding_rests(self) -> bool:
+        """Nothing of the embedding is trained: where its output needs a gradient, it is a leaf, which autograd holds."""
+        return not self.trained and (self.adapter is None or not self.adapter.trains(EMBEDDING))
+
 
 class Pass:
     """A pass of ``rows`` sequences of ``length`` tokens through modules, on one tape."""

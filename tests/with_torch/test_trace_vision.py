@@ -193,6 +193,8 @@ JOBS = [
     job("llama4", **IMAGE, **FULL),
     job("llama4", **IMAGE, precision="bf16-amp"),
     job("qwen2_vl", **IMAGE, precision="fp32"),
+    job("qwen2_vl", **IMAGE, **FULL, lora={"r": 8, "targets": ["q_proj", "lm_head", "embed_tokens"]}),
+    job("qwen2_vl", **IMAGE, **FULL, lora={"r": 8, "targets": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
     job("mllama", **IMAGE, **FULL),
     job("mllama", **IMAGE, **LORA, **FULL),
     job("mllama", **IMAGE, precision="bf16-amp"),
