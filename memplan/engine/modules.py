@@ -106,7 +106,7 @@ class Mode(NamedTuple):
 
     @property
     def embedding_rests(self) -> bool:
-        """Nothing of the embedding is trained: where its output needs a gradient, it is a leaf, which autograd holds."""
+        """Nothing of the embedding is trained: where its output needs a gradient it is a leaf, which autograd holds."""
         return not self.trained and (self.adapter is None or not self.adapter.trains(EMBEDDING))
 
 
