@@ -10,7 +10,7 @@ from memplan.errors import InvalidJob
 from memplan.tables.peft_fields import FIELDS, NO_EFFECT
 
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
-EMBEDDING = "embed_tokens"
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
 
 
 class _Adapted(NamedTuple):
@@ -72,7 +72,7 @@ def _names_ends(config: Any) -> bool:
 
 
 def _adapted(model: Any, adapter: str) -> Iterator[_Adapted]:
-    ends = {id(_end(model, "input")): EMBEDDING}
+    ends = {id(end): own for side, own in (("input", EMBEDDING), ("output", HEAD)) if (end := _end(model, side))}
     for path, part in model.named_modules():
         ranks: Mapping[str, int] = getattr(part, "r", None) or {}
         if not isinstance(ranks, Mapping) or adapter not in ranks or not hasattr(part, "lora_A"):
@@ -86,10 +86,13 @@ def _end(model: Any, side: str) -> Any:
 
 
 def _end_name(model: Any, name: str) -> str:
-    """``modules_to_save`` in the job's words: the embedding's own name is embed_tokens."""
-    table = _end(model, "input")
-    paths = [path for path, module in model.named_modules() if module is table and path]
-    return EMBEDDING if any(path.rsplit(".", 1)[-1] == name for path in paths) else name
+    """A module's name in the job's words: embed_tokens and lm_head, whatever the class calls them."""
+    for side, own in (("input", EMBEDDING), ("output", HEAD)):
+        table = _end(model, side)
+        paths = [path for path, module in model.named_modules() if module is table and path]
+        if any(path.rsplit(".", 1)[-1] == name for path in paths):
+            return own
+    return name
 
 
 def _place(path: str) -> tuple[str, int | None, str]:
