@@ -81,6 +81,11 @@ def test_classes_whose_kernels_do_not_read_the_key_drop_nothing(family: str) -> 
     assert not any(mixer.dropout for mixer in model(family, attention_dropout=0.1).mixers)
 
 
+def test_llama_vision_drops_the_probabilities_of_both_kinds_of_attention() -> None:
+    found = model("mllama_text_model", dropout=0.1, cross_attention_layers=[1])
+    assert {mixer.kind: mixer.dropout for mixer in found.mixers} == {"attention": True, "image-cross": True}
+
+
 @pytest.mark.parametrize("value", [1.0, -0.1, "0.1", True])
 def test_dropout_is_a_probability(value: object) -> None:
     with pytest.raises(ModelError, match="attention_dropout"):

@@ -32,9 +32,6 @@ SIZES = (
 )
 """Keys whose absence is worth a remark: a config without them is more often cut short than meant so."""
 
-DROPOUT = "the masks that dropout keeps are not counted"
-
-
 NO_NAMES: Mapping[str, str] = {}
 
 
@@ -75,8 +72,9 @@ class Family(NamedTuple):
     """The config class refuses a hidden_size that is no multiple of num_attention_heads, whatever head_dim says."""
     not_counted: tuple[tuple[str, str], ...] = ()
     """Keys that must be off, and why."""
-    drops_probabilities: bool = True
-    """attention_dropout, where the class has it, drops out the probabilities of every softmax attention."""
+    probabilities_key: str = "attention_dropout"
+    """The key of the dropout of every softmax attention's probabilities, where the class has it; empty where the parts
+    of the row say what is dropped out."""
     balances: bool = False
     """Its language-modelling class has a load-balancing loss of the routers (``load_balancing_loss_func``)."""
     dropout_key: str = ""
@@ -145,8 +143,8 @@ def router_loss(config: Config) -> str:
 
 def with_dropout(family: Family, spec: ModelSpec, config: Config) -> ModelSpec:
     """Where probabilities and the outputs of branches are dropped out; the same spec where nothing is."""
-    read = family.drops_probabilities and "attention_dropout" in family.defaults
-    probabilities = read and config.drops("attention_dropout", nullable=True)
+    key = family.probabilities_key
+    probabilities = key in family.defaults and config.drops(key, nullable=True)
     branches = bool(family.dropout_key) and config.drops(family.dropout_key, nullable=True)
     if not probabilities and not branches:
         return spec

@@ -35,7 +35,7 @@ row = partial(
     windows=attention.no_windows,
     norm_kind="layer",
     norm_bias=True,
-    drops_probabilities=False,
+    probabilities_key="",
     activations=ACTIVATIONS,
 )
 """A row of a family with LayerNorm, whose parts say which dropouts they have."""

@@ -66,6 +66,8 @@ def _eager(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: D
         weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
     weights = ops.softmax(tape, weights, PROBABILITIES, half_to_float=p.mode.half_to_float)
     weights = ops.cast(tape, weights, q.itemsize, PROBABILITIES)
+    if mixer.dropout:
+        weights = ops.dropout(tape, weights, PROBABILITIES)
     values = v if grouped or p.rows == 1 else ops.copy(tape, v, "values")
     out = ops.matmul(tape, weights, values, q.dim, OUTPUT)
     del values
