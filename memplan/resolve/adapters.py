@@ -19,6 +19,8 @@ from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAM
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
+ENDS_ELSEWHERE = ("wte", "embed_in", "embed_out", "word_embeddings", "tok_embeddings", "embeddings", "output_layer")
+"""What classes call their embeddings and heads."""
 READS_HEAD = {
     "fused": "TRL's fused head",
     "liger": "Liger's loss",
@@ -166,8 +168,9 @@ def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, ot
     if foreign:
         notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")
     for name in sorted(names - known - foreign):
+        hint = "the embedding is embed_tokens here, and the head lm_head" if name in ENDS_ELSEWHERE else ""
         raise InvalidJob(
-            f"lora.targets: {spec.family} has no linear module {name!r}", did_you_mean(name, sorted(known))
+            f"lora.targets: {spec.family} has no linear module {name!r}", hint or did_you_mean(name, sorted(known))
         )
     return names & known
 
