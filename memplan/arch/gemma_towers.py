@@ -87,6 +87,7 @@ def encoder(config: Config) -> Encoder:
         ),
         runs=(BlockRun(count=config.integer("num_hidden_layers"), block=block),),
         after=Part(),
+        units=frozenset({"blocks", "embedding"}),
         patch=patch,
         rows=48,
         columns=48,

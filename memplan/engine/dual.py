@@ -30,7 +30,8 @@ def state_space_dual(p: Pass, mixer: StateSpaceDual, x: Tensor) -> tuple[Tensor,
         x = ops.scale(tape, x, "scaled inputs")
     projected = project(p, x, mixer.linears[0], "(2D+2GN+H)", "gate, channels and steps")
     if mixer.scaled:
-        projected = ops.with_constant(tape, projected, p.mode.weight_itemsize, "scaled projections")
+        constant = p.mode.buffer_itemsize or p.mode.weight_itemsize
+        projected = ops.with_constant(tape, projected, constant, "scaled projections")
     decay = negative_exponential(p, mixer)
     if p.mode.mixer_kernels:
         names = ("conv1d", "conv1d.bias", "dt_bias", "D")

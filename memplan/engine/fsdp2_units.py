@@ -201,6 +201,11 @@ def casts(recipe: Recipe) -> bool:
     return recipe.precision.mixed or recipe.fsdp.casts
 
 
+def keeps_buffers(recipe: Recipe) -> bool:
+    """Whether weights are cast for use and buffers are not: accelerate's FSDP1 casts them too (``buffer_dtype``)."""
+    return gathers(recipe) and casts(recipe) and not (recipe.sharding == "fsdp" and recipe.fsdp.casts)
+
+
 def used_adapter(recipe: Recipe) -> Adapter | None:
     """Adapters as modules see them: gathered in the compute dtype."""
     adapter = recipe.adapter

@@ -92,6 +92,8 @@ def _embedding_gradients(
     if shared == "first":
         there = instant.replace("embedding", "final-norm")
         rows.append(("sum of head's and the other graph's embedding gradients", there, there))
+        if not keeps and mode != "sum":
+            rows.append(("gradient of the tied head, before it is added", there, there))
     return rows
 
 

@@ -52,6 +52,8 @@ class Mode(NamedTuple):
     """The format of the linears in the layers."""
     norm_itemsize: int = 0
     """Element size of norms where it differs from the other weights'."""
+    buffer_itemsize: int = 0
+    """Element size of buffers where it differs from the weights': FSDP casts these for use, and buffers seldom."""
     casts_all: bool = False
     """DeepSpeed: no weight keeps a dtype of its own."""
     stream_itemsize: int = 0

@@ -7,7 +7,7 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.expert_loop import FAMILIES as LOOPING
 from memplan.engine.flat_units import flat_mode, reached_spec, root_trains
-from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, kept_part, used_adapter
+from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, keeps_buffers, kept_part, used_adapter
 from memplan.engine.losses import policy_head, rollout_head
 from memplan.engine.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
@@ -29,8 +29,9 @@ def policy_mode(recipe: Recipe) -> Mode:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised,
         norm_itemsize=recipe.norm_itemsize,
+        buffer_itemsize=recipe.precision.weights if keeps_buffers(recipe) else 0,
         casts_all=bool(recipe.precision.master),
-        stream_itemsize=4 if recipe.model.residual_fp32 or (recipe.autocast and recipe.model.widens_stream) else 0,
+        stream_itemsize=4 if recipe.model.residual_fp32 or _is_widened(recipe) else 0,
         policy=recipe.recompute.policy,
         recomputed=recipe.recompute.modules,
         offload=recipe.offload,
@@ -50,6 +51,13 @@ def with_router_loss(recipe: Recipe, mode: Mode, style: str) -> Mode:
     how = recipe.router_loss.policy if graph else recipe.router_loss.scoring
     detached = style == "reentrant" and recipe.recompute.every == 1
     return mode._replace(router_loss=how, detached=detached) if how else mode
+
+
+def _is_widened(recipe: Recipe) -> bool:
+    """Whether autocast widens the residual stream to fp32: norms do that stand in it, and the magnitudes by which AltUp
+    scales its streams (modeling_gemma3n.py: ``hidden_states_0**2``), unless FSDP2 casts what each layer is given."""
+    scaled = recipe.sharding != "fsdp2" and any(run.layer.form == "streams" for run in recipe.model.runs)
+    return recipe.autocast > 0 and (recipe.model.widens_stream or scaled)
 
 
 def _loops_experts(recipe: Recipe) -> bool:
