@@ -140,6 +140,7 @@ def test_bytes_per_logit_of_a_trainer(case: str) -> None:
         ({"trainer": "trl", "method": "online-dpo", "entropy": "loss"}, "entropy: TRL's online-dpo has no such option"),
         ({"method": "online-dpo", "sft_term": True}, "sft_term: online-dpo generates both completions"),
         ({"trainer": "llamafactory", "method": "sft", "loss_head": "selective"}, "takes the model's own loss"),
+        ({"trainer": "trl", "method": "sft", "loss_head": "selective"}, "takes the model's own loss"),
         ({"trainer": "slime", "method": "sft", "precision": "bf16-amp"}, "precision: slime runs no autocast"),
     ],
 )

@@ -133,8 +133,9 @@ def _dora(
     matrix = Dim("in·out", linear.inputs * linear.outputs)
     eye = tape.gradient((Dim("in·in", linear.inputs**2), adapter.itemsize), "identity of DoRA")
     eye_low = ops.linear(tape, eye, lora_a, Dim("in·r", linear.inputs * rank), "adapters of an identity")
-    delta = ops.cast(tape, ops.linear(tape, eye_low, lora_b, matrix, "weight of the adapters"), itemsize, "its copy")
+    delta = ops.linear(tape, eye_low, lora_b, matrix, "weight of the adapters")
     del eye, eye_low
+    delta = ops.cast(tape, delta, itemsize, "its copy")
     base = _base_weight(p, linear, itemsize, scheme)
     scaled = tape.gradient((matrix, itemsize), "scaled weight of the adapters")
     merged = tape.gradient((matrix, itemsize), "merged weight, for its norm")
@@ -173,12 +174,22 @@ def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, b
     """The result without its bias; after dropout, a product of its own that saves the base weight's copy."""
     tape, adapter = p.tape, p.mode.adapter
     if adapter is None or not adapter.dropout:
-        return ops.scale(tape, result, "base result without bias", shares_gradient=True) if linear.bias else result
+        return _without_bias(tape, result, p.mode.weight_itemsize) if linear.bias else result
     source = ops.autocast_input(tape, x)
     dim, itemsize = source.dim, source.itemsize
     matrix = base if base.itemsize == itemsize else tape.gradient((base.dim, itemsize), "base weight in x's dtype")
     node = tape.node((source,), (matrix,), lambda t, g: (t.gradient((dim, itemsize)),))
     return tape.new(out, itemsize, "base result of the dropped input", node)
+
+
+def _without_bias(tape: Tape, result: Tensor, itemsize: int) -> Tensor:
+    """``base_result - bias``, in the wider dtype of both: under autocast an fp32 bias widens a half result."""
+    dim, before, wide = result.dim, result.itemsize, max(result.itemsize, itemsize)
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        return (grads[0] if wide == before else t.gradient((dim, before)),)
+
+    return tape.new(dim, wide, "base result without bias", tape.node((result,), (), backward))
 
 
 def stack_sides(p: Pass, name: str, shape: tuple[int, ...], rank: int) -> list[Tensor]:

@@ -31,6 +31,8 @@ class Head(NamedTuple):
     fp32_outputs: bool = False
     """The outputs that the caller keeps are a copy in fp32 (accelerate, under native AMP)."""
     sft_term: bool = False
+    late_sft_term: str = ""
+    """It comes behind the log-probabilities: 'copied' or 'viewed'."""
     scored_tokens: int = 0
     frees_logits: bool = False
     """Nobody holds the logits of the model once they are cast to fp32."""
@@ -186,13 +188,13 @@ def mean_loss(p: Pass, log_probabilities: Tensor) -> Tensor:
     return routing_ops.reduce(p.tape, log_probabilities, Dim("1", 1), "loss")
 
 
-def sft_term(p: Pass, logits: Tensor) -> Tensor:
-    """A cross-entropy over the chosen half, before the log-probabilities: a contiguous copy of half the logits, and its
-    log-softmax (trl cpo_trainer.py, orpo_trainer.py). One chosen row is contiguous as it is."""
+def sft_term(p: Pass, logits: Tensor, copied: bool = True) -> Tensor:
+    """A cross-entropy over the chosen half: a contiguous copy of half the logits, and its log-softmax (trl
+    cpo_trainer.py, orpo_trainer.py). One chosen row is contiguous as it is."""
     tape = p.tape
     half = Dim("T·V/2", logits.dim.elements // 2)
     chosen = ops.view(tape, logits, half, whole=False)
-    if p.rows > 2:
+    if p.rows > 2 and copied:
         chosen = ops.copy(tape, chosen, "chosen half of the logits")
     return loss_ops.nll(tape, loss_ops.log_softmax(tape, chosen, "log-softmax of the chosen half"), Dim("1", 1))
 
@@ -286,8 +288,10 @@ def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:
 
     if head.tempered:
         logits = ops.scale(tape, logits, "logits over the temperature")
-    term = sft_term(p, logits) if head.sft_term else None
+    late = head.late_sft_term
+    term = sft_term(p, logits) if head.sft_term and not late else None
     loss = checkpointed(tape, log_probabilities, (logits,)) if head.recomputed else log_probabilities((logits,))
+    term = sft_term(p, logits, late == "copied") if late else term
     if term is not None:
         loss = ops.add(tape, mean_loss(p, loss), term, "loss")
     return loss

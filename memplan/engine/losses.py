@@ -30,6 +30,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
         (recipe.keeps_outputs or code.step_outputs) and graph,
         recipe.fp32_outputs,
         recipe.sft_term and rows > recipe.batch_size,
+        code.late_sft_term if rows > recipe.batch_size else "",
         rows * min(recipe.completion_length, recipe.sequence_length - 1),
         frees_logits=code.frees_logits,
         holds_logits=code.holds_logits and whole,
@@ -96,6 +97,7 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
     return Head(
         program,
         recipe.logits_to_fp32,
+        late_sft_term=code.late_sft_term if rows > recipe.batch_size else "",
         scored_tokens=rows * min(recipe.completion_length, recipe.sequence_length - 1),
         frees_logits=code.frees_logits,
         metrics=code.metrics if last and rows == recipe.rows and program not in SCORES.values() else "",
@@ -115,10 +117,11 @@ def has_reference_pass(recipe: Recipe) -> bool:
 
 
 def _hidden_states(recipe: Recipe, itemsize: int, kept: bool) -> int:
-    """Bytes per token of all hidden states that the outputs hold beside what is kept anyway: copies in fp32 where
-    accelerate converts outputs, the residual stream itself where no checkpoint keeps it."""
+    """Bytes per token of all hidden states that the outputs hold beside what is kept anyway: the residual stream itself
+    where no checkpoint keeps it, or copies in fp32 in its place where accelerate converts outputs."""
     if not recipe.loss_code.hidden_states:
         return 0
     layers, width = recipe.model.num_layers, recipe.model.hidden_size
-    copies = (layers + 1) * width * FP32 if recipe.fp32_outputs and itemsize < FP32 else 0
-    return copies + (0 if kept else (layers + 1) * width * itemsize)
+    if recipe.fp32_outputs and itemsize < FP32:
+        return (layers + 1) * width * FP32
+    return 0 if kept else (layers + 1) * width * itemsize

@@ -107,6 +107,10 @@ def head(
     term = term and method.pairs and not without_logits
     if term and trainer.free_sft_term:
         notes.assume(f"sft_term: {trainer.title} makes it of the log-probabilities that are there: no memory")
+    around_forward = trainer.megatron or trainer.leaves_autocast
+    late = trainer.late_sft_term.get(method.name, "") if term else ""
+    if late == "scored":
+        notes.assume("sft_term: counted before the log-probabilities; TRL makes it of scored tokens, later")
     _assume(job, trainer, name, notes)
     keeps = trainer.keeps_outputs and name in ("cross-entropy", "chunked-cross-entropy")
     return HeadChoice(
@@ -115,7 +119,9 @@ def head(
         keeps,
         term and not trainer.free_sft_term,
         wraps,
-        _code(job, method, trainer, name, wraps or (trainer.megatron and stored.autocast > 0), without_logits, entropy),
+        _code(
+            job, method, trainer, name, wraps or (around_forward and stored.autocast > 0), without_logits, entropy
+        )._replace(late_sft_term=late if late != "scored" else ""),
         entropy,
     )
 
@@ -183,6 +189,12 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
         raise InvalidJob(
             f"loss_head: {trainer.title}'s SFT takes the model's own loss, not {job.loss_head}",
             "leave loss_head out, or set kernels liger",
+        )
+    if trainer.name == "trl" and method.name == "sft" and job.loss_head in ("selective", "log-softmax"):
+        raise InvalidJob(
+            f"loss_head: {trainer.title}'s SFT takes the model's own loss (loss_type nll), in chunks (chunked_nll) "
+            f"or Liger's, not {job.loss_head}",
+            "leave loss_head out, or use cross-entropy, chunked or fused",
         )
     if method.teacher:
         raise InvalidJob(

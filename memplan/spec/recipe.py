@@ -53,6 +53,8 @@ class LossCode(NamedTuple):
     entropy_gradient: bool = False
     tempered: bool = False
     recomputed: bool = False
+    late_sft_term: str = ""
+    """The SFT term is made behind the log-probabilities, of the chosen half as it is ('viewed') or 'copied'."""
     leaves_autocast: bool = False
     """Autocast ends with the model's forward, and its outputs become fp32."""
     hidden_states: bool = False

@@ -80,6 +80,9 @@ class Trainer(NamedTuple):
     """Methods whose default loss adds a cross-entropy over the chosen half in a pass of its own over the logits."""
     free_sft_term: bool = False
     """The SFT term is made of the log-probabilities that are there already."""
+    late_sft_term: Mapping[str, str] = MappingProxyType({})
+    """Methods that make it behind the log-probabilities: in every forward, of the chosen half as it is viewed or
+    copied; or of scored tokens, once the reference has spoken (scored)."""
     kl_after_policy: bool = False
     """KTO's mismatched completions are scored after the policy's forward, not before it."""
     reference: str = "resident"
@@ -96,6 +99,8 @@ class Trainer(NamedTuple):
     """False where the reference's weights keep requires_grad, so that autocast caches casts of them."""
     syncs_each_batch: bool = True
     """Gradients are reduced at every micro-step; False where all but the last run under ``no_sync``."""
+    leaves_autocast: bool = False
+    """Autocast, where it runs, is around the model's forward alone."""
     autocasts_megatron: bool = False
     """Its Megatron models can run under autocast, which megatron-core leaves with the forward."""
     reference_first: bool = False

@@ -51,6 +51,7 @@ _ONLINE_HEADS = {"online-dpo": "log-softmax", "distill": "jensen-shannon"}
 """Whatever the other losses do (trl 0.17 to 1.16, online_dpo_trainer.py, gkd_trainer.py)."""
 _TRL_NEW = _TRL | {
     "router_loss": MappingProxyType(_BALANCE | {"dpo": "unread", "ipo": "unread"}),
+    "late_sft_term": dict.fromkeys(("dpo", "ipo"), "scored"),
     "gradient_checkpointing": True,
     "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
     "quantised_adapters": "bf16",
@@ -79,6 +80,7 @@ _TRL_0_16 = Trainer(
     "trl",
     "TRL",
     since="0.16",
+    late_sft_term=dict.fromkeys(("dpo", "ipo"), "copied"),
     reentrant=True,
     transformers_4=True,
     heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
@@ -170,6 +172,7 @@ ROWS = (
         "trl",
         "TRL",
         since="0.7",
+        late_sft_term=dict.fromkeys(("dpo", "ipo"), "viewed"),
         reentrant=True,
         transformers_4=True,
         heads={"sft": "shifted-cross-entropy", "*": "log-softmax"},

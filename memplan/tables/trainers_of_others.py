@@ -111,6 +111,7 @@ ROWS = (
         critic_apart=True,
         critic_adapters=True,
         sharding="zero2",
+        leaves_autocast=True,
         gradient_checkpointing=False,
         fp32_logits=("*",),
         frees_logits=True,

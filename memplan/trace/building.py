@@ -204,7 +204,7 @@ def enable_checkpointing(model: Any, recipe: Recipe) -> None:
         layers = [
             each
             for path, each in model.named_modules()
-            if isinstance(each, GradientCheckpointingLayer) and "visi" not in path
+            if isinstance(each, GradientCheckpointingLayer) and not re.search("visi|visual", path)
         ]  # towers are checkpointed whole
         for number, layer in enumerate(layers, start=1):
             layer.gradient_checkpointing = number % recipe.recompute.every == 0

@@ -14,6 +14,7 @@ from memplan.trace.runs import Run, picked
 def trl_dpo_before_029(run: Run) -> Tensor:
     """trl 0.14 and 0.24, trainer/dpo_trainer.py: concatenated_forward, get_batch_loss_metrics."""
     hidden = {"output_hidden_states": True} if run.recipe.loss_code.hidden_states else {}
+    late = run.recipe.loss_code.late_sft_term
 
     def concatenated_forward(model: Any) -> dict[str, Tensor]:
         outputs = run.call(model, **hidden)
@@ -21,6 +22,11 @@ def trl_dpo_before_029(run: Run) -> Tensor:
         labels = torch.roll(run.ids, shifts=-1, dims=1)
         per_token = losses.label_log_probs(logits, labels, run.recipe)
         output = {"logps": per_token[:, 1:].sum(-1)}
+        if run.recipe.sft_term:
+            half = logits[: run.pairs] if late == "viewed" else logits[: run.pairs, :-1]
+            output["nll_loss"] = torch.nn.functional.cross_entropy(
+                torch.flatten(half, end_dim=1), labels[: run.pairs, : half.shape[1]].flatten(), ignore_index=0
+            )
         with torch.set_grad_enabled(torch.is_grad_enabled()):
             output["chosen"] = picked(run, logits[: run.pairs]).mean()
             output["rejected"] = picked(run, logits[run.pairs :]).mean()
@@ -28,7 +34,8 @@ def trl_dpo_before_029(run: Run) -> Tensor:
 
     policy = concatenated_forward(run.policy)
     reference = run.score_reference(lambda model: concatenated_forward(model)["logps"])
-    return run.loss(policy["logps"], reference)
+    loss = run.loss(policy["logps"], reference)
+    return loss + policy["nll_loss"] if run.recipe.sft_term else loss
 
 
 def trl_dpo(run: Run) -> Tensor:

@@ -62,6 +62,7 @@ def check(recipe: Recipe) -> None:
     if recipe.optimizer.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
     _check_quantised(recipe)
+    _check_sft_term(recipe)
     if name != "pytorch" and recipe.sources.get("logits_dtype"):
         raise InvalidJob(f"logits_dtype: {name} decides it itself", "leave logits_dtype out")
     if recipe.kernels.compiled:
@@ -117,6 +118,12 @@ def _check_quantised(recipe: Recipe) -> None:
         )
     if recipe.ranks > 1:
         raise InvalidJob("num_gpus: a quantised base is traced on one GPU", "num_gpus 1")
+
+
+def _check_sft_term(recipe: Recipe) -> None:
+    late = recipe.trainer.late_sft_term.get(recipe.method.name) == "scored"
+    if recipe.sft_term and late:
+        raise InvalidJob("sft_term: TRL's from 0.29 on is not traced in dpo", "use trainer_version 0.24")
 
 
 def _check_online(recipe: Recipe) -> None:

@@ -28,6 +28,8 @@ ALL = [
         job(SMALL, lora=DORA | {"dtype": "bf16", "targets": ["q_proj", "v_proj"]}),
         job(SMALL, {"model_type": "qwen2"}, lora=DORA),
         job(SMALL, lora=DORA, autocast=True),
+        job(SMALL, {"model_type": "qwen2"}, lora=DORA, precision="bf16-amp", autocast=True),
+        job(SMALL, lora=DORA | {"dropout": 0.1}, precision="bf16-amp", autocast=True, **FULL),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens", "lm_head"]}),
         job(SMALL, lora={"r": 16, "modules_to_save": ["embed_tokens"]}, **FULL),
         job(SMALL, lora=ENDS),
