@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.fsdp2_towers import units_of
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, head_gathered_whole, layer_units, padded, unit_of
 from memplan.engine.passes import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights
@@ -15,7 +16,11 @@ ADAPTERS = (".lora_A", ".lora_B", ".lora_B.bias", ".magnitude", ".tokens")
 def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     """The policy's units; of a tower that sees images, its blocks together."""
     blocks = [weight for weight in weights if weight.apart] if recipe.images else []
-    return _text_frame(recipe, weights)._replace(blocks=unit_of(blocks, recipe))
+    found, tower = _text_frame(recipe, weights)._replace(blocks=unit_of(blocks, recipe)), recipe.model.tower
+    if not blocks or tower is None or tower.crossed:
+        return found
+    units = units_of(recipe, tower)
+    return found._replace(of_tower=units.projector if units.projector.gathered else units.block)
 
 
 def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:

@@ -11,7 +11,7 @@ from memplan.engine.fsdp2_reductions import (
     gone,
     reduction,
 )
-from memplan.engine.fsdp2_towers import enter_tower_reductions
+from memplan.engine.fsdp2_towers import enter_tower_reductions, last_runs_back
 from memplan.engine.fsdp2_units import NOTHING, Frame, Unit, reads_head, waits_for_reduction
 from memplan.engine.heads import INSIDE
 from memplan.engine.ledger import Ledger
@@ -176,7 +176,7 @@ def enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass,
     )
     above = [*own.layers[1:], tail or NOTHING]
     for i in traced.backward_layers:
-        below = own.layers[i - 1] if i else own.first
+        below = own.layers[i - 1] if i else own.before_layers
         first = True
         for instant, alive in traced.layer_instants(i):
             _enter_whole(book, own, i, below, instant)
@@ -233,13 +233,14 @@ def _enter_layer_end(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
         template="T × h × bytes",
         source="torch.autograd",
     )
-    below = own.layers[i - 1] if i else own.first
+    below = own.layers[i - 1] if i else own.before_layers
     kept = own.first_kept + own.kept_until(i)
     gathered(book, "layers below", kept, instant, "reshard_after_forward")
     if own.reshards:
         gathered(
             book, f"gathered ahead of layer {i}'s reduction", below.gathered, instant, "the next is gathered ahead"
         )
-    enter_reduction(book, recipe, own, own.layers[i], below, instant, f"layer {i}", reduces)
+    copied = below if i or last_runs_back(traced) else NOTHING
+    enter_reduction(book, recipe, own, own.layers[i], copied, instant, f"layer {i}", reduces)
     if waits_for_reduction(recipe) and recipe.accumulation > 1:
         enter_last_step(book, own, i, traced)

@@ -57,20 +57,23 @@ def forward_peak(own: Frame, units: TowerUnits, stretch: Stretch) -> int:
         size = stretch.before[i] + layer.forward.size + 2 * block + max(0, before - inside)
         most, before = max(most, size + i * kept + stretch.beside), block
     after = max(block, 2 * units.projector.gathered)
-    return max(most, stretch.end + after + len(stretch.layers) * kept) + stretch.shared
+    most = max(most, stretch.end + after + len(stretch.layers) * kept)
+    return most + own.kept(units.front) + stretch.shared
 
 
-def backward_peak(own: Frame, units: TowerUnits, stretch: Stretch, reduces: bool) -> int:
+def backward_peak(own: Frame, units: TowerUnits, stretch: Stretch, reduces: bool, adds: bool) -> int:
     """The most within its backward, with the shards of the gradients that it has reduced.
 
     The input of the reduction above is there in a block; at its end its own beside its gradients, or the output, or the
     copy-out below. Gradients of what is no unit wait whole for the root's reduction.
+
+    ``adds``: shards are added to those of micro-steps before.
     """
     plan, block, kept = stretch.plan, units.block, own.kept(units.block)
     used, above = plan.tower.used_blocks, units.projector.reduced or own.layers[0].reduced
     idle = block.gathered * own.reshards * (used < len(stretch.layers))  # gathered ahead, and never run back
     waits = stretch.embedded + stretch.leaf + idle
-    ahead = block.gathered if own.reshards else 0
+    ahead = block.gathered if own.reshards and not idle else 0
     most = stretch.saved + stretch.last.backward + units.projector.gathered + ahead + own.layers[0].reduced * reduces
     most += used * kept + stretch.leaf + idle
     shards, keep = 0, plan.gradients == "keep"
@@ -85,16 +88,27 @@ def backward_peak(own: Frame, units: TowerUnits, stretch: Stretch, reduces: bool
         end = layer.boundary + below + block.reduced * reduces
         end += max(block.gradients, block.scattered + block.last, below + block.shard) if reduces else block.gradients
         most = max(most, base + inside, base + begins, base + end)
-        above, shards = block.reduced, shards + block.shard * reduces
+        above, shards = block.reduced, shards + block.shard * (reduces and not adds)
         whole += max(0, layer.gradients - block.gradients) * keep
     ends = stretch.first.backward + waits + units.front.gathered + (above + units.front.gradients) * reduces
-    return max(most, ends + shards + whole) + stretch.kept
+    return max(most, ends + shards + whole) + own.kept(units.front) + stretch.kept
 
 
 def plan_of(traced: TracedPass) -> TowerPlan | None:
     """The pass of a tower whose blocks are traced one by one; None without images."""
     plan = traced.plan.tower
     return None if plan is None or plan.tower.crossed else plan
+
+
+def last_runs_back(traced: TracedPass) -> bool:
+    """Whether the unit before the language model's layers has a backward, for which it is copied out: a tower's last
+    block has none where the one before it is read (LLaVA), or where the tower is frozen.
+    """
+    plan = plan_of(traced)
+    if plan is None or "projector" in plan.tower.units:
+        return True
+    layers = stretch_of(plan).layers
+    return plan.tower.used_blocks == len(layers) and bool(layers[-1].backward)
 
 
 def enter_tower_gathers(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) -> None:
@@ -107,7 +121,7 @@ def enter_tower_gathers(book: Ledger, recipe: Recipe, own: Frame, traced: Traced
     more = max(0, forward_peak(own, units, stretch) - traced.vision.forward)
     why = "two all-gathers' outputs, and what one is copied into"
     gathered(book, "blocks of the tower", more, f"{name}.vision-forward", why)
-    stays = own.kept(units.block) * plan.tower.num_layers
+    stays = own.kept(units.block) * plan.tower.num_layers + own.kept(units.front) + own.kept(units.projector)
     last = book.before(f"{name}.vision-backward") if f"{name}.vision-backward" in book.index else f"{name}.forward"
     why = f"reshard_after_forward={own.resharding}"
     gathered(book, "blocks of the tower, kept from their forward", stays, f"{name}.layer-forward", why, last)
@@ -118,7 +132,7 @@ def enter_tower_reductions(book: Ledger, recipe: Recipe, own: Frame, traced: Tra
     plan, instant = plan_of(traced), f"{traced.plan.name}.vision-backward"
     if plan is None or not own.blocks.gathered or instant not in book.index or not traced.vision.backward:
         return
-    peak = backward_peak(own, units_of(recipe, plan.tower), stretch_of(plan), reduces)
+    peak = backward_peak(own, units_of(recipe, plan.tower), stretch_of(plan), reduces, recipe.accumulates)
     why = "the block in use, the next one's all-gather, the input of the reduction before, whole gradients, shards"
     gathered(book, "blocks of the tower, backward", max(0, peak - traced.vision.alone), instant, why)
 

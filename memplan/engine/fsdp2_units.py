@@ -68,8 +68,15 @@ class Frame(NamedTuple):
     """The embedding, a unit of its own, has no backward: its part is always there under resharding to a number."""
     blocks: Unit = NOTHING
     """The blocks of a vision tower together: units of their own, reduced as the tower runs back."""
+    of_tower: Unit = NOTHING
+    """The last unit of a vision tower that sees images: gathered ahead of the first layer's backward."""
     left: int = 0
     """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
+
+    @property
+    def before_layers(self) -> Unit:
+        """The unit that runs before the first layer."""
+        return self.of_tower if self.of_tower.gathered else self.first
 
     @property
     def reshards(self) -> bool:

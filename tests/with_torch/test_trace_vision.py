@@ -222,6 +222,29 @@ JOBS += [
     ),
 ]
 
+SMALL_TEXT = TEXT | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1000}
+LARGE = TOWER | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 16}
+LARGE_TOWERS: dict[str, Job] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **SMALL_TEXT},
+        "vision_config": LARGE | {"model_type": "clip_vision_model"},
+    },
+    "qwen2_5_vl": SMALL_TEXT
+    | {"rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
+    | {"vision_config": PATCHES | {"hidden_size": 1024, "intermediate_size": 2816, "num_heads": 16, "depth": 6}},
+}
+LARGE_TOWERS["qwen2_5_vl"]["vision_config"]["out_hidden_size"] = 256
+JOBS += [
+    job(model, **IMAGE, **keys, sharding="fsdp2", num_gpus=4) | {"model": {"model_type": model, **LARGE_TOWERS[model]}}
+    for model, keys in (
+        ("llava", {}),
+        ("llava", LORA | FULL),
+        ("llava", {"reshard_after_forward": False}),
+        ("llava", {"gradient_accumulation_steps": 2, "precision": "bf16-amp"}),
+        ("qwen2_5_vl", FULL),
+    )
+]
+
 
 @pytest.fixture(scope="module")
 def traced() -> dict[int, Trace]:
