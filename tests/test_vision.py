@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 import memplan
+from memplan.api import as_input
 from memplan.arch import parse_config
+from memplan.engine.build import ledger
 from memplan.engine.tensors import count, model_weights
 from memplan.errors import InvalidJob, ModelError, UnknownArchitecture
+from memplan.resolve import resolve
 from memplan.resolve.image_cuts import CUTS, by_patches, by_tokens
 from memplan.resolve.images import without_images
 
@@ -208,3 +211,23 @@ def test_fsdp2_gathers_with_the_root_what_of_a_tower_is_no_unit(model_type: str,
     vision_weights = [weight for weight in model_weights(spec) if weight.unit == "vision"]
     assert {weight.name for weight in vision_weights if weight.apart and weight.name in named} == apart
     assert all(weight.apart for weight in vision_weights if weight.name == "q_proj")
+
+
+def test_fsdp2_reduces_a_tower_block_by_block() -> None:
+        book = ledger(resolve(as_input(job(**keys, num_gpus=4, precision="bf16", gradient_checkpointing=True))))
+    are gone by then.
+    """
+
+    def tower_backward(blocks: int) -> int:
+        tower = {
+            "model_type": "clip_vision_model", "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+            "num_hidden_layers": blocks + 1, "image_size": 224, "patch_size": 14,
+        }  # fmt: skip
+        config = {"model_type": "llava", "text_config": {"model_type": "llama", **TEXT}, "vision_config": tower}
+        keys = {"model": config, "images": {"width": 224, "height": 224}, "sequence_length": 512, "sharding": "fsdp2"}
+        book = ledger(resolve(as_input(job(**keys, num_gpus=4, precision="bf16", gradient_checkpointing="full"))))
+        rows = ("vision tower, backward", "blocks of the tower, backward")
+        return sum(row.bytes for row in book.rows if row.name in rows and row.bytes)
+
+    block = 12 * 512**2 + 13 * 512
+    assert tower_backward(12) - tower_backward(6) == pytest.approx(6 * block // 4 * 2, rel=0.001)
