@@ -149,6 +149,9 @@ def _loss(
         leave_autocast(tape)
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.to_fp32 else logits
+    hidden_states = []
+    if head.hidden_states:
+        hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
     inputs.clear()
     logits = scores if head.frees_logits else logits
     whole = [scores] if head.holds_logits else []
@@ -156,9 +159,6 @@ def _loss(
         p, scores = completions_of(p, scores, head.sliced, head.divided)
     if head.rescaled:
         logits = scores = ops.scale(tape, scores, "logits over the temperature")
-    hidden_states = []
-    if head.hidden_states:
-        hidden_states.append(tape.new(p.dim("h·L", head.hidden_states), 1, "hidden states of the outputs"))
     if head.beside_logits:
         logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
     if head.teacher_itemsize:
