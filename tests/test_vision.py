@@ -214,8 +214,8 @@ def test_fsdp2_gathers_with_the_root_what_of_a_tower_is_no_unit(model_type: str,
 
 
 def test_fsdp2_reduces_a_tower_block_by_block() -> None:
-        book = ledger(resolve(as_input(job(**keys, num_gpus=4, precision="bf16", gradient_checkpointing=True))))
-    are gone by then.
+    """Twice as many checkpointed blocks leave as many more shards of gradients, and no whole gradients: their
+    inputs are gone by then.
     """
 
     def tower_backward(blocks: int) -> int:
