@@ -83,6 +83,8 @@ class Mode(NamedTuple):
     """Ranks that share each sequence."""
     router_loss: str = ""
     """Routers hand their logits to a load-balancing loss: 'read' as part of the loss, or 'unread'."""
+    stacked: bool = False
+    """That loss is made over all layers at once."""
     detached: bool = False
     """They have no graph: layers are checkpointed by reentrant autograd."""
     offload: str = ""

@@ -43,6 +43,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         norm_itemsize=recipe.norm_itemsize if resident is None else 0,
         stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
         router_loss=recipe.router_loss.reference,
+        stacked=recipe.router_loss.stacked,
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.sequence_length, "no-grad", head)

@@ -25,7 +25,7 @@ PROBABILITIES = "probabilities of the load-balancing loss"
 
 
 def handing(layer: Layer) -> Experts | None:
-    """The experts of a layer whose router hands out its logits: one that looks experts up by the token's id does not."""
+    """The experts of a layer whose router hands out its logits: one that looks them up by the token's id does not."""
     experts: Experts | None = getattr(layer, "experts", None)  # a tower's blocks have none
     return None if experts is None or experts.routing.hashed else experts
 
@@ -36,8 +36,8 @@ def recorded(layer: Layer, mode: Mode, tokens: int) -> list[SharedInput]:
     if experts is None:
         return []
     size = Dim("T·E", tokens * experts.count)
-    read = mode.router_loss == "read"
-    return [SharedInput(ROUTER_LOGITS, size, logits_itemsize(experts, mode), read, made_here=True, first=not read)]
+    read, itemsize = mode.router_loss == "read", logits_itemsize(experts, mode)
+    return [SharedInput(ROUTER_LOGITS, size, itemsize, read, made_here=True, first=not read, viewed=mode.stacked)]
 
 
 @lru_cache(maxsize=64)
@@ -69,6 +69,8 @@ def all_logits(p: Pass, spec: ModelSpec) -> list[Tensor]:
 
 def load_balancing_loss(p: Pass, spec: ModelSpec) -> Tensor:
     """``load_balancing_loss_func``: what of the last layer its locals name lives until it returns."""
+    if p.mode.stacked:
+        return _stacked(p, spec)
     tape, mode = p.tape, p.mode
     experts = next(filter(None, (handing(run.layer) for run in spec.runs)))
     every, chosen = Dim("E", experts.count), p.dim("k", experts.active)
@@ -89,3 +91,29 @@ def load_balancing_loss(p: Pass, spec: ModelSpec) -> Tensor:
     assert total is not None
     del weights, best, index, logits
     return routing_ops.reduce(tape, total, Dim("1", 1), "loss")
+
+
+def _stacked(p: Pass, spec: ModelSpec) -> Tensor:
+    """The same over all layers at once, as transformers makes it up to 5.12: their logits are joined, so that their
+    gradients are views of one; the chosen experts are a one-hot mask of int64, which is averaged in fp32. With padding,
+    masks of the tokens have the sizes of both.
+    """
+    tape, mode, layers = p.tape, p.mode, len(p.routers)
+    experts = next(filter(None, (handing(run.layer) for run in spec.runs)))
+    every = Dim("Lm·T·E", layers * p.tokens * experts.count)
+    hot = Dim("Lm·T·k·E", every.elements * experts.active)
+    joined = ops.concatenate(tape, p.routers, every, LABEL)
+    weights = ops.softmax(tape, joined, PROBABILITIES, to_fp32=tape.autocast > 0, half_to_float=mode.half_to_float)
+    best, index = routing_ops.top_k(tape, weights, Dim("Lm·T·k", layers * p.tokens * experts.active))
+    masks = [tape.new(hot, routing_ops.INDEX, "one-hot mask of chosen experts")]
+    if mode.padded:
+        masks.append(tape.new(hot, routing_ops.INDEX, "mask of tokens and experts"))
+    averaged = [tape.new(hot, ops.FP32, "one-hot mask in fp32") for _ in masks]
+    del averaged
+    if mode.padded:
+        masks.append(tape.new(every, routing_ops.INDEX, "mask of tokens and experts"))
+        weights = ops.with_constant(tape, weights, weights.itemsize, PROBABILITIES, masks[-1])
+    summed = routing_ops.reduce if mode.padded else routing_ops.sum_groups  # a mean divides its gradient
+    sums = summed(tape, weights, Dim("E", experts.count), "sums of probabilities")
+    del masks, best, index, joined, weights
+    return routing_ops.reduce(tape, sums, Dim("1", 1), "loss")

@@ -38,6 +38,11 @@ def enter_router_backward(book: Ledger, traced: TracedPass) -> None:
     sizes = [0 if plan.style_of(i) == "reentrant" else size for i, size in enumerate(logits_of(traced))]
     born = book.after(f"{plan.name}.final-norm-backward")
     chosen = traced.backward_layers
+    if plan.mode.stacked:
+        _enter(
+            book, range(len(sizes)), sum(sizes), born, traced.end_of(0), "views of one, which waits for the first layer"
+        )
+        return
     for position, i in enumerate(chosen):
         first = next(traced.layer_instants(i))[0]
         below = chosen[position + 1] if position + 1 < len(chosen) else -1
@@ -45,17 +50,22 @@ def enter_router_backward(book: Ledger, traced: TracedPass) -> None:
             size = sum(sizes[j] for j in layers)
             if not size or (position == 0 and len(layers) == 1 and book.index[born] > book.index[dies]):
                 continue
-            book.add(
-                f"gradients of router logits, {_named(layers)}",
-                "temporaries",
-                size,
-                born,
-                dies,
-                template="layers × T × E × bytes",
-                numbers=(len(layers), size // len(layers)),
-                why="the load-balancing loss runs back before the layers do",
-                source=SOURCE,
-            )
+            _enter(book, layers, size, born, dies, "the load-balancing loss runs back before the layers do")
+
+
+def _enter(book: Ledger, layers: range, size: int, born: str, dies: str, why: str) -> None:
+    """A row of gradients that wait for these layers."""
+    book.add(
+        f"gradients of router logits, {_named(layers)}",
+        "temporaries",
+        size,
+        born,
+        dies,
+        template="layers × T × E × bytes",
+        numbers=(len(layers), size // len(layers)),
+        why=why,
+        source=SOURCE,
+    )
 
 
 def _named(layers: range) -> str:

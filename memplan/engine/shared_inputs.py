@@ -25,6 +25,7 @@ from memplan.spec.vision import ImageCross
 RELATIVE, BIAS = "relative positions", "bias of relative positions"
 LAYER_INPUTS = "inputs of all layers"
 CROSS_MASK = "mask of texts against images"
+EMBEDDED = "embedding output that shared blocks read"
 LAST_STATE = "last state of a recurrence"
 WAITING = "gradient of a state that is read elsewhere too"
 CROSS_BIAS, MEMORY = "bias of the attention to the encoder", "encoder's output"
@@ -41,13 +42,27 @@ class SharedInput(NamedTuple):
     """This layer is the first, which makes it."""
     first: bool = False
     """No layer above reads it, so that no gradient of it waits."""
+    viewed: bool = False
+    """The gradient that waits is a view of one that is counted elsewhere."""
+    wide: int = 1
+    """The gradient that waits is a view of one so many times its size."""
 
 
 def shared_inputs(
-    layer: Layer, mode: Mode, rows: int = 1, length: int = 0, memory: int = 0, checkpointed: bool = False
+    layer: Layer,
+    mode: Mode,
+    rows: int = 1,
+    length: int = 0,
+    memory: int = 0,
+    checkpointed: bool = False,
+    nested: bool = False,
 ) -> list[SharedInput]:
     """What this layer reads of others, or makes for them. ``memory``: tokens of each row that the encoder read."""
     mixer = getattr(layer, "mixer", None)  # a tower's blocks have none
+    if getattr(layer, "form", "") == "shared-block":
+        size, needs = Dim("T·h", rows * length * layer.width), mode.trained or checkpointed or nested
+        wide = 2 if layer.reader == "second" and not nested else 1
+        return [SharedInput(EMBEDDED, size, mode.weight_itemsize, needs, first=layer.reader == "last", wide=wide)]
     if isinstance(mixer, DisentangledAttention) and mixer.rows:
         itemsize = ops.FP32 if mode.autocast and mixer.normed else mode.weight_itemsize
         trained = mode.trained and not {"rel_embeddings", "encoder.LayerNorm"} <= mode.frozen
@@ -148,8 +163,10 @@ def gradients_above(tape: Tape, places: dict[Node, SharedInput]) -> dict[Node, l
     """The gradients that the layers above have left for them."""
     return {
         node: [
-            tape.gradient((each.dim, each.itemsize), f"gradient of {each.name}")
-            if each.name != WAITING
+            tape.gradient(
+                (Dim(each.dim.symbol, each.dim.elements * each.wide), each.itemsize), f"gradient of {each.name}"
+            )
+            if each.name != WAITING and not each.viewed
             else Tensor(each.dim, each.itemsize, None)
         ]
         for node, each in places.items()

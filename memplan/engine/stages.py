@@ -50,7 +50,7 @@ def with_router_loss(recipe: Recipe, mode: Mode, style: str) -> Mode:
     graph = style != "no-grad" or recipe.evaluating
     how = recipe.router_loss.policy if graph else recipe.router_loss.scoring
     detached = style == "reentrant" and recipe.recompute.every == 1
-    return mode._replace(router_loss=how, detached=detached) if how else mode
+    return mode._replace(router_loss=how, stacked=recipe.router_loss.stacked, detached=detached) if how else mode
 
 
 def _is_widened(recipe: Recipe) -> bool:

@@ -42,14 +42,16 @@ def router_loss(
     if asked is None and read:
         why = "the model's output_router_logits" if told else f"{trainer.title} asks for it wherever a class has one"
         notes.fill(KEY, True, "default" if told else "trainer", why)
-    if read:
+    stacked = trainer.transformers_4
+    if read or made:
+        hot = f"a one-hot mask of {_one_hot(job, spec):,} bytes for each sequence"
+        own = f"transformers 4 makes it, over all layers at once, with {hot}"
         notes.assume(
-            f"{KEY}: as transformers 5.23 makes it, layer by layer; releases that stack all layers hold a one-hot mask "
-            f"of {_one_hot(job, spec):,} bytes for each sequence besides"
+            f"{KEY}: as {own if stacked else f'transformers 5.23 makes it, layer by layer; up to 5.12 it has {hot}'}"
         )
     everywhere = "unread" if told or way == "recorded" else ""
-    own = "unread" if read and trainer.name != "trl" else everywhere  # TRL asks by an argument of the one forward
-    return RouterLoss("read" if read else made, own, own if reference == "adapter" else everywhere)
+    scores = "unread" if read and trainer.name != "trl" else everywhere  # TRL asks by an argument of the one forward
+    return RouterLoss("read" if read else made, scores, scores if reference == "adapter" else everywhere, stacked)
 
 
 def balance_shown(spec: ModelSpec, made: RouterLoss) -> dict[str, bool]:

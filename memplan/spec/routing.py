@@ -52,3 +52,5 @@ class RouterLoss(NamedTuple):
     scoring: str = ""
     """The policy's own passes without a graph."""
     reference: str = ""
+    stacked: bool = False
+    """Over all layers at once, through a one-hot mask of the chosen experts (transformers 4 to 5.12)."""

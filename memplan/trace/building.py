@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 from unittest import mock
@@ -25,7 +26,7 @@ from memplan.spec.freezing import matches, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.trace.images import fill_tiles
-from memplan.trace.losses import MODEL_LOSSES
+from memplan.trace.losses import MODEL_LOSSES, stacked_balance
 from memplan.trace.selective import selective_contexts
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -64,10 +65,23 @@ def build_model(
         model.tie_weights()
     if recipe.loss_head in MODEL_LOSSES:
         model.loss_function = MODEL_LOSSES[recipe.loss_head]
+    _balance(model, recipe.router_loss.stacked)
     _gather_strays(model, device)
     _keep_in_fp32(model, dtype)
     fill_tiles(model, recipe)
     return model.train()
+
+
+BALANCING: dict[str, Any] = {}
+"""The classes' own load-balancing losses, by module."""
+
+
+def _balance(model: torch.nn.Module, stacked: bool) -> None:
+    """Routers are balanced by the class's own function, or by that of transformers 4."""
+    module = import_module(type(model).__module__)
+    if hasattr(module, "load_balancing_loss_func"):
+        own = BALANCING.setdefault(module.__name__, module.load_balancing_loss_func)
+        module.load_balancing_loss_func = stacked_balance if stacked else own
 
 
 def _gather_strays(model: torch.nn.Module, device: str) -> None:

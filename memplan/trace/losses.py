@@ -122,3 +122,27 @@ def foak_loss(logits: Tensor, labels: Tensor, vocab_size: int, **settings: objec
 
 MODEL_LOSSES = {"shifted-cross-entropy": shifted_loss, "foak-cross-entropy": foak_loss}
 """In place of the loss that the installed transformers gives a model."""
+
+
+def stacked_balance(
+    gate_logits: tuple[Tensor, ...], num_experts: int, top_k: int, attention_mask: Tensor | None = None
+) -> Tensor:
+    """The load-balancing loss over all layers at once, as far as memory feels it (transformers 4.45 to 5.12,
+    models/mixtral/modeling_mixtral.py: load_balancing_loss_func).
+    """
+    joined = torch.cat(list(gate_logits), dim=0)
+    weights = functional.softmax(joined, dim=-1)
+    _, chosen = torch.topk(weights, top_k, dim=-1)
+    hot = torch.zeros(*chosen.shape, num_experts, dtype=torch.long, device=chosen.device)
+    hot.scatter_(-1, chosen.unsqueeze(-1), 1)  # one_hot, which asks for the largest index
+    if attention_mask is None:
+        share, probability = hot.float().mean(dim=0), weights.mean(dim=0)
+        return (share * probability.unsqueeze(0)).sum() * num_experts
+    rows, length = attention_mask.shape
+    layers = joined.shape[0] // (rows * length)
+    of_all = attention_mask[None, :, :, None, None].expand(layers, rows, length, top_k, num_experts)
+    of_all = of_all.reshape(-1, top_k, num_experts)
+    share = (hot.float() * of_all).sum(dim=0) / of_all.sum(dim=0)
+    of_each = attention_mask[None, :, :, None].expand(layers, rows, length, num_experts).reshape(-1, num_experts)
+    probability = (weights * of_each).sum(dim=0) / of_each.sum(dim=0)
+    return (share * probability.unsqueeze(0)).sum() * num_experts
