@@ -1,14 +1,13 @@
 """Zamba 2 as transformers 5.23 builds it (``models/zamba2/configuration_zamba2.py``, ``modeling_zamba2.py``): layers of
 Mamba 2, some of which a transformer block precedes whose weights are one of a few that all of them share.
-
-Its parameters; its activations are refused in words.
 """
 
 from functools import partial
+from itertools import groupby
 
 from memplan.arch import attention
 from memplan.arch.config import Config, Scalar
-from memplan.arch.decoder import DROPOUT, Family, activation, build
+from memplan.arch.decoder import Family, activation, build
 from memplan.arch.state_space import convolution
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
@@ -80,17 +79,22 @@ def state_space(config: Config) -> StateSpaceDual:
             Linear(name="out_proj", inputs=inner, outputs=h, bias=bias),
         ),
         tensors=(*convolution(convolved, config.integer("mamba_d_conv"), True), *numbers),
-        norms=(Norm(name="norm", width=inner),),
+        norms=(Norm(name="norm", width=inner, groups=groups),),
     )
 
 
-def adapters(sizes: list[tuple[int, int]], category: str) -> Part:
-    """Low-rank products beside the shared block's linears, each layer's own."""
-    return Part(linears=tuple(Linear(name="adapter", inputs=i, outputs=o) for i, o in sizes), category=category)
+def adapters(sizes: list[tuple[int, int]], category: str, idle: int) -> Part:
+    """Low-rank products beside the shared block's linears, each layer's own; a block has those of all its layers."""
+    numbered = ((str(place % 2), size) for place, size in enumerate(sizes))
+    linears = (Linear(name=name, inputs=i, outputs=o, idle=idle) for name, (i, o) in numbered)
+    return Part(linears=tuple(linears), category=category)
 
 
-def hybrid(family: Family, config: Config, mamba: StateSpaceDual, norm: Norm, repeats: bool) -> Layer:
-    """A layer with the shared block before it: its own are adapters, a linear, the state space and its norm."""
+def hybrid(family: Family, config: Config, mamba: StateSpaceDual, uses: int) -> Layer:
+    """A layer with the shared block before it: its own are adapters, a linear, the state space and its norm.
+
+    ``uses``: how many layers have the weights of this one's block.
+    """
     h, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     f, rank, bias = (
         config.optional_integer("intermediate_size") or 4 * h,
@@ -106,9 +110,12 @@ def hybrid(family: Family, config: Config, mamba: StateSpaceDual, norm: Norm, re
     )
     of_attention = [(2 * h, rank), (rank, 2 * h)] * 3 if config.flag("use_shared_attention_adapter") else []
     extra = (
-        Part(linears=(Linear(name="linear", inputs=h, outputs=h),), norms=(norm,)),
-        adapters(of_attention, "attn"),
-        adapters([(h, rank), (rank, 2 * f)], "mlp"),
+        Part(
+            linears=(Linear(name="linear", inputs=h, outputs=h),),
+            norms=(Norm(name="mamba_decoder.input_layernorm", width=h),),
+        ),
+        adapters(of_attention, "attn", uses - 1),
+        adapters([(h, rank), (rank, 2 * f)], "mlp", uses - 1),
         mamba,
     )
     return Layer(
@@ -130,27 +137,36 @@ def hybrid(family: Family, config: Config, mamba: StateSpaceDual, norm: Norm, re
         norms=(Norm(name="pre_ff_layernorm", width=h), Norm(name="input_layernorm", width=2 * h)),
         extra=extra,
         form="shared-block",
-        repeats=repeats,
+        own_modules=True,
     )
+
+
+def hybrids(config: Config, mamba: StateSpaceDual, count: int) -> list[tuple[Layer, int]]:
+    """The layers with shared blocks, in order, and the number of each one's block: blocks take turns."""
+    blocks = config.integer("num_mem_blocks")
+    order = [i % blocks for i in range(count)]
+    readers = ["", "second", "last"]
+    kinds = [
+        (order.count(order[i]), i >= blocks, i + blocks < count, readers[max(i + 3 - count, 0)]) for i in range(count)
+    ]
+    made = {uses: hybrid(FAMILY, config, mamba, uses) for uses in {kind[0] for kind in kinds}}
+    names = ("repeats", "recurs", "reader")
+    layers = {kind: made[kind[0]].model_copy(update=dict(zip(names, kind[1:], strict=True))) for kind in set(kinds)}
+    return [(layers[kind], block) for kind, block in zip(kinds, order, strict=True)]
 
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The layers in order: of the blocks before them, the first ``num_mem_blocks`` have weights of their own."""
-    mamba, blocks = state_space(config), config.integer("num_mem_blocks")
+    mamba, kinds = state_space(config), kinds_of(config)
     norm = Norm(name="input_layernorm", width=spec.hidden_size)
     plain = Layer(mixer=mamba, feed_forward=None, norms=(norm,), form="single")
-    made = [hybrid(FAMILY, config, mamba, norm, repeats) for repeats in (False, True)]
-    layers: list[Layer] = []
-    found = 0
-    for kind in kinds_of(config):
-        layers.append(made[found >= blocks] if kind == HYBRID else plain)
-        found += kind == HYBRID
-    runs: list[Run] = []
-    for layer in layers:
-        if runs and runs[-1].layer is layer:
-            runs[-1] = Run(count=runs[-1].count + 1, layer=layer)
-        else:
-            runs.append(Run(count=1, layer=layer))
+    blocks = iter(hybrids(config, mamba, kinds.count(HYBRID)))
+    places = [next(blocks) if kind == HYBRID else (plain, None) for kind in kinds]
+    runs = []
+    for _, group in groupby(places, key=lambda place: id(place[0])):
+        found = list(group)
+        numbers = tuple(block for _, block in found if block is not None)
+        runs.append(Run(count=len(found), layer=found[0][0], blocks=numbers))
     return spec.model_copy(update={"runs": tuple(runs)})
 
 
@@ -173,7 +189,6 @@ FAMILY = Family(
     norms=("input_layernorm",),
     form="single",
     names={"layers_block_type": "layer_types"},
-    not_counted=(("attention_dropout", DROPOUT),),
     finish=finish,
 )
 

@@ -16,8 +16,9 @@ from memplan.engine.hyper import layer_of_connections
 from memplan.engine.layer_inputs import layer_with_input
 from memplan.engine.mixers import mix
 from memplan.engine.modules import Pass, norm
-from memplan.engine.streams import layer_of_streams
 from memplan.engine.position_tower import position_block
+from memplan.engine.shared_block import shared_block_layer
+from memplan.engine.streams import layer_of_streams
 from memplan.engine.t5 import t5_layer
 from memplan.engine.tape import Tape
 from memplan.engine.time_mix import rwkv_block
@@ -94,5 +95,6 @@ FORMS: dict[str, Callable[[Pass, Any, Tensor], Tensor]] = {
     "layer-inputs": layer_with_input,
     "streams": layer_of_streams,
     "hyper": layer_of_connections,
+    "shared-block": shared_block_layer,
 }
 """A program for each value of ``Layer.form``."""

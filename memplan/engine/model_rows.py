@@ -10,6 +10,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.output_rows import scored
 from memplan.engine.passes import TracedPass
 from memplan.engine.recurrent_rows import enter_left
+from memplan.engine.shared_block_rows import enter_copy, enter_copys_gradient
 from memplan.engine.stack_rows import enter_stacks
 from memplan.spec.recipe import Recipe
 
@@ -34,6 +35,7 @@ def enter_embedding(book: Ledger, traced: TracedPass, kept: KeptGradients, consu
     enter_front_backward(book, traced, kept, instant)
     enter_inputs_backward(book, traced, kept)
     enter_relative_gradient(book, traced, kept)
+    enter_copys_gradient(book, traced)
     saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
     if (not plan.mode.trained or "embed_tokens" in spec.frozen) and not saved:
         return
@@ -177,6 +179,7 @@ def enter_shared(book: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         embedded = traced.inputs.apart
     if plan.spec.front:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
+    embedded += enter_copy(book, traced)
     enter_front(book, traced)
     enter_relative(book, recipe, traced)
     enter_layer_inputs(book, traced)

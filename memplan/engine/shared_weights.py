@@ -72,7 +72,8 @@ def applied(layer: Layer, nested: bool) -> Applied | None:
     names = getattr(layer, "shared_names", frozenset())
     if not names:
         return None
-    every = names | {name + suffix for name in names for suffix in SUFFIXES}
+    suffixes = SUFFIXES[:1] if layer.own_modules else SUFFIXES
+    every = names | {name + suffix for name in names for suffix in suffixes}
     return Applied(every, layer.repeats, layer.recurs, nested)
 
 

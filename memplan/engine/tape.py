@@ -69,6 +69,7 @@ class Tape:
         self.running: Node | None = None
         self.cached: list[Param] = []
         self.context: list[Storage] = []
+        self.closures: list[Storage] = []
         self.leaves: list[Param] = []
         self.applied: Applied | None = None
         self.awaited: dict[Param, int] = {}

@@ -63,16 +63,19 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     """Every parameter of a run of equal layers, in registration order."""
     experts = layer.experts
     adapter = adapter.nowhere if adapter and layer.unadapted else adapter
-    for linear in layer.linears if not layer.repeats else [each for part in layer.extra for each in part.linears]:
+    for linear, owned in adaptable(layer):
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
-        yield Weight(linear.name, rows, columns, count, trained and not linear.frozen, "layer", linear=matrix)
-        if linear.bias:
+        if owned:
+            yield Weight(linear.name, rows, columns, count, trained and not linear.frozen, "layer", linear=matrix)
+        if linear.bias and owned:
             yield Weight(
                 linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"
             )
         if adapter and (linear.name in adapter.targets if matrix else adapter.router):
             yield from adapter_weights(adapter, linear, count, dora=matrix)
+            for weight in adapter_weights(adapter, linear, count * linear.idle) if linear.idle else ():
+                yield weight._replace(trained=False)
     for bare in experts.stacked if experts else ():
         yield bare_weight(bare, count, trained, "layer")
     if adapter and adapter.experts and experts:
@@ -83,6 +86,15 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     norms = () if layer.repeats else layer.norms
     for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
         yield from norm_weights(norm, count, trained, "layer")
+
+
+def adaptable(layer: Layer) -> list[tuple[Linear, bool]]:
+    """The linears of a layer that adapters come to, and whether their weights are its own."""
+    if not layer.repeats:
+        return [(linear, True) for linear in layer.linears]
+    others = [part for part in (layer.mixer, layer.feed_forward) if part is not None and layer.own_modules]
+    found = [(linear, False) for part in others for linear in part.linears]
+    return found + [(linear, True) for part in layer.extra for linear in part.linears]
 
 
 def bias_trained(linear: Linear, adapter: Adapter | None, trained: bool) -> bool:

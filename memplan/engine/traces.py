@@ -112,12 +112,12 @@ def _checkpoint(tape: Tape, dim: Dim, itemsize: int, size: int) -> Alive:
     """What a checkpoint keeps: the layer's input, and what its functions keep where checkpointing does not reach."""
     tags = {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
     tags = tags if size else {}
-    for storage in tape.context:
-        tag = storage.tag._replace(label=f"{storage.tag.label}, kept by int8 linears")
-        tags[tag] = tags.get(tag, 0) + storage.size
-    for storage in tape.policy.kept if tape.policy is not None else ():
-        tag = storage.tag._replace(label=f"{storage.tag.label}, kept by selective checkpointing")
-        tags[tag] = tags.get(tag, 0) + storage.size
+    kept = {"int8 linears": tape.context, "selective checkpointing": tape.policy.kept if tape.policy else ()}
+    for keeper, storages in (kept | {"a checkpoint within": tape.closures}).items():
+        for storage in storages:
+            tag = storage.tag._replace(label=f"{storage.tag.label}, kept by {keeper}")
+            tags[tag] = tags.get(tag, 0) + storage.size
+    tape.closures = []
     return Alive(sum(tags.values()), tags=tags)
 
 
@@ -163,7 +163,8 @@ def trace_layer(
     p.memory, p.checkpointed = memory, style == "checkpoint"
     x = _input(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
-    reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed) + recorded(layer, mode, rows * length)
+    reads = shared_inputs(layer, mode, rows, length, memory, p.checkpointed, style == "reentrant")
+    reads += recorded(layer, mode, rows * length)
     places = lend(tape, p, reads) | waiting(layer, x)
     lent = dict(p.shared)
     p.returned = [] if style == "reentrant" else None
@@ -273,8 +274,7 @@ def trace_tail(
     width = spec.hidden_size * spec.streams
     inputs = [_input(tape, p, width, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
-    casts, forward = _casts(tape), _peaks(tape, "forward")
-    node = loss.node
+    casts, forward, node = _casts(tape), _peaks(tape, "forward"), loss.node
     del loss
     leave_autocast(tape)
     if tape.offload is not None:

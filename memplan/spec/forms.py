@@ -33,7 +33,8 @@ both summands multiplied by a number (MiniMax); rwkv: as pre, one more norm befo
 after-sum, what is added held while the sum is normalised (BERT); t5: as pre, with attention to the encoder in between;
 layer-inputs: as sandwich, with experts beside the feed-forward and an input of the layer's own after it (Gemma 4);
 streams: as sandwich, in one of several stacked streams (Gemma 3n); hyper: streams collapsed before each block and mixed
-after it (DeepSeek-V4); shared-block: parameters alone (Zamba 2, ALBERT).
+after it (DeepSeek-V4); shared-block: a state space, before it a transformer block whose weights other layers have too
+(Zamba 2).
 """
 
 Dropped = Literal["mixer", "feed-forward", "branches"]

@@ -47,6 +47,8 @@ class Linear(Frozen):
     """Stored as [inputs, outputs] (``Conv1D`` of GPT-2)."""
     frozen: bool = False
     """Never trained by the loss: what it makes decides which tokens are attended to."""
+    idle: int = 0
+    """Modules like it that stand beside it and never run here; adapters come to them too (Zamba 2)."""
 
     @property
     def parameters(self) -> int:
