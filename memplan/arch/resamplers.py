@@ -33,7 +33,7 @@ def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
     keys = Config(given if isinstance(given, dict) else {}, config.name, config.source)
     keys = keys.with_defaults("idefics2_perceiver", PERCEIVER)
     keys.require_off("attention_dropout", "the masks that dropout keeps are not counted")
-    head, h = keys.integer("resampler_head_dim"), text.hidden_size
+    head, h, before = keys.integer("resampler_head_dim"), text.hidden_size, text.runs[0].layer.feed_forward
     resampler = Resampler(
         latents=keys.integer("resampler_n_latents"),
         depth=keys.integer("resampler_depth"),
@@ -41,7 +41,7 @@ def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
         num_kv_heads=keys.integer("num_key_value_heads"),
         head_dim=head,
         activation=keys.choice("hidden_act", ACTIVATIONS),
-        activation_before=text.runs[0].layer.feed_forward.activation,
+        activation_before=before.activation if before else "silu",
     )
     query, key_value = resampler.num_heads * head, resampler.num_kv_heads * head
     layer = (

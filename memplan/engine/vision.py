@@ -77,9 +77,9 @@ def attend(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     """Attention as one kernel or as eager operations, and eager's probabilities."""
     if p.mode.attention == "eager":
         return _eager(p, mixer, q, k, v)
-    low = [ops.autocast_input(p.tape, each) for each in (q, k, v)]
-    bias = _bias(p, mixer, low[0].itemsize) if p.mode.attention == "sdpa" else None
-    return fused_attention(p.tape, *low, p.dim("H", mixer.num_heads), q.dim, bias), None
+    q, k, v = (ops.autocast_input(p.tape, each) for each in (q, k, v))
+    bias = _bias(p, mixer, q.itemsize) if p.mode.attention == "sdpa" else None
+    return fused_attention(p.tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias), None
 
 
 def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
