@@ -32,9 +32,10 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q, k, v = unfused(p, mixer, fused, q_dim, kv_dim)
     else:
         fused = None
-        q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
-        k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
-        v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
+        with tape.at(_place(p, mixer)):
+            q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
+            k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
+            v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
     if mixer.scaled_keys:
         k = ops.scale(tape, k, "scaled keys")
     if mixer.clipped:
@@ -58,6 +59,14 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         (projected,) = adapted_products(p, out, mixer.linears[-1:], (x.dim,), "attention projection", over=False)
         return projected, weights
     return scattered(p, project(p, out, mixer.linears[-1], "h", "attention projection")), weights
+
+
+def _place(p: Pass, mixer: Attention) -> str:
+    """A place of their own for projections with adapters that FSDP1 wraps by themselves: they gather ahead."""
+    mode = p.mode
+    apart = mode.flat == "apart" and mode.adapter is not None
+    named = apart and any(linear.name in mode.adapter.targets for linear in mixer.linears[:-1])  # type: ignore[union-attr]
+    return "projections" if named and p.tape.point == "attention" else p.tape.point
 
 
 def core(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor | None]:

@@ -181,15 +181,15 @@ def _enter_held_inputs(
 
 
 def _not_ahead(traced: TracedPass, i: int, instant: str, below: int) -> int:
-    """What is not gathered yet at the layer's worst point: at the feed-forward, nothing of the layer below."""
-    backward = traced.layers[i].backward
-    if instant.endswith("attention-backward"):
-        return 0
-    points = {point: alive.size for point, alive in backward.items()}
+    """What is not gathered yet at the layer's worst point: the layer below is when its first adapter runs back."""
+    sizes = {point: alive.size for point, alive in traced.layers[i].backward.items()}
+    attention, other = sizes.get("attention", 0), sizes.get("feed-forward", 0)
+    late, before = sizes.get("projections", attention), attention if "projections" in sizes else 0
     if instant.endswith("last-layer-backward"):
         return below
-    attention, other = points.get("attention", 0), points.get("feed-forward", 0)
-    return max(0, below - max(0, attention + below - other)) if other >= attention else 0
+    other = 0 if instant.endswith("attention-backward") else other
+    more = max(before, other, late + below) - max(attention, other)
+    return max(0, below - max(0, more))
 
 
 def _flat_reduction(unit: Unit, recipe: Recipe) -> int:

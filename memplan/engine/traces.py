@@ -50,9 +50,7 @@ NOTHING = Alive(0)
 
 
 class LayerTrace(NamedTuple):
-    """One layer's tape. Every figure is of this layer alone; ``backward`` counts from its own gradients and saved
-    bytes.
-    """
+    """One layer's tape, and figures of it alone; ``backward`` counts from its own gradients and saved bytes."""
 
     boundary: int
     """Its input: what a checkpoint keeps."""
@@ -224,10 +222,11 @@ def trace_layer(
     tape.await_others()
     tape.backward(node, start, {} if last else gradients_above(tape, places))
     backward = _peaks(tape, "backward")
-    recomputed = recomputed or _peaks(tape, "recompute")
-    for worst in recomputed.values():
+    for worst in (recomputed or _peaks(tape, "recompute")).values():
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst
+    if "projections" in backward:  # the last part of the attention's
+        backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()
     tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
