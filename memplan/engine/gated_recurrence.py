@@ -45,8 +45,8 @@ def recurrence(p: Pass, mixer: GatedRecurrence, x: Tensor) -> Tensor:
     gate_in = gate(p, mixer, heads, "input", [])
     held: list[Tensor] = []
     decay = gate(p, mixer, heads, "recurrent", held)
-    rate = parameter(p, mixer, "recurrent_param")
-    rate = ops.unary(tape, ops.cast(tape, rate, ops.FP32, GATES) if tape.autocast else rate, GATES)
+    weight = parameter(p, mixer, "recurrent_param")
+    rate = ops.unary(tape, ops.cast(tape, weight, ops.FP32, GATES) if tape.autocast else weight, GATES)
     log = ops.mul(tape, ops.scale(tape, decay, GATES), rate, GATES)
     decay = exponential(tape, log, GATES)
     square = exponential(tape, ops.scale(tape, log, GATES), GATES)

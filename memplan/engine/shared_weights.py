@@ -69,7 +69,7 @@ def order_of(tape: Tape, weight: Param) -> str:
 @lru_cache(maxsize=256)
 def applied(layer: Layer, nested: bool) -> Applied | None:
     """Where a layer stands among those that apply the same weights; None where no other does."""
-    names = getattr(layer, "shared_names", frozenset())
+    names: frozenset[str] = getattr(layer, "shared_names", frozenset())
     if not names:
         return None
     suffixes = SUFFIXES[:1] if layer.own_modules else SUFFIXES

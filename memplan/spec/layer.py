@@ -103,9 +103,8 @@ class Layer(Frozen):
         """Its modules whose weights other layers apply too."""
         if not (self.repeats or self.recurs):
             return frozenset()
-        own = {each.name for part in self.extra for each in (*part.linears, *part.tensors, *part.norms)}
-        parts = [part for part in self.parts if part not in self.extra]
-        found = {each.name for part in parts for each in (*part.linears, *part.tensors, *part.norms)}
+        own = {name for part in self.extra for name in part.names}
+        found = {name for part in self.parts if part not in self.extra for name in part.names}
         return frozenset(found | {norm.name for norm in self.norms}) - own
 
     @property

@@ -110,6 +110,12 @@ class Part(Frozen):
     """Where its linears and bare parameters are counted; norms are always norms."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of all that it is made of."""
+        linears, tensors, norms = ((each.name for each in kind) for kind in (self.linears, self.tensors, self.norms))
+        return (*linears, *tensors, *norms)
+
+    @property
     def by_category(self) -> dict[str, int]:
         """Parameter elements by category."""
         counts: dict[str, int] = {}
