@@ -173,7 +173,7 @@ def _base_weight(p: Pass, linear: Linear, itemsize: int, scheme: Quantised | Non
 def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, base: Tensor) -> Tensor:
     """The result without its bias; after dropout, a product of its own that saves the base weight's copy."""
     tape, adapter = p.tape, p.mode.adapter
-    if adapter is None or not adapter.dropout:
+    if adapter is None or not (adapter.dropout or adapter.idle_dropout):
         return _without_bias(tape, result, p.mode.weight_itemsize) if linear.bias else result
     source = ops.autocast_input(tape, x)
     dim, itemsize = source.dim, source.itemsize

@@ -9,7 +9,7 @@ from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
-from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_dropout_off, with_method_head
+from memplan.resolve.choices import card, checkpointing_form, remark_ignored, syncs, with_method_head
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.encoders import check_task
@@ -77,7 +77,7 @@ def resolve(given: JobInput) -> Recipe:
     check_task(job, method, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     _check(job, method.pairs, method.name)
-    job, images = with_dropout_off(job, trainer, notes), image_batch(job, spec, notes)
+    images = image_batch(job, spec, notes)
     lora, spec = adapted_model(job, spec, notes)
     split = sharding(job, trainer, notes)
     if spec.tower and images is None:

@@ -47,6 +47,7 @@ class Targets(NamedTuple):
     router: bool
     tokens: tuple[tuple[str, int], ...] = ()
     """Rows that are trained, of the embedding and of the head: tied, both share them."""
+    method: str = ""
 
     def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
         """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
@@ -64,11 +65,15 @@ class Targets(NamedTuple):
             notes.assume(
                 f"lora.dtype: {trainer.quantised_adapters} ({trainer.title} casts adapters over a quantised base)"
             )
+        off = lora.dropout > 0 and self.method in trainer.disables_dropout
+        if off:
+            how = f"{trainer.title} turns dropout off in the policy that it trains by {self.method}"
+            notes.assume(f"lora.dropout: off ({how})")
         return Adapter(
             lora.r,
             self.names,
             itemsize,
-            lora.dropout > 0,
+            lora.dropout > 0 and not off,
             lora.dora,
             magnitude,
             lora.bias,
@@ -78,6 +83,7 @@ class Targets(NamedTuple):
             ranks=lora.rank_pattern,
             lora_bias=lora.lora_bias,
             tokens=self.tokens,
+            idle_dropout=off,
         )
 
 
@@ -126,7 +132,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes) -> Targets | None:
         )
     check_ranks(job.lora, names)
     tokens = trained_rows(job.lora, spec, names)
-    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens)
+    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens, job.method)
 
 
 def adapted_model(job: Job, spec: ModelSpec, notes: Notes) -> tuple[Targets | None, ModelSpec]:

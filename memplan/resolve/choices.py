@@ -26,14 +26,6 @@ def with_method_head(method: Method, spec: ModelSpec) -> ModelSpec:
     return spec.as_reward_model()
 
 
-def with_dropout_off(job: Job, trainer: Trainer, notes: Notes) -> Job:
-    """The job as the trainer runs it: some turn dropout off in the whole policy, adapters included."""
-    if job.lora is None or not job.lora.dropout or job.method not in trainer.disables_dropout:
-        return job
-    notes.assume(f"lora.dropout: off ({trainer.title} turns dropout off in the policy that it trains by {job.method})")
-    return job.model_copy(update={"lora": job.lora.model_copy(update={"dropout": 0.0})})
-
-
 def checkpointing_form(job: Job, trainer: Trainer, upcast: str, notes: Notes) -> str:
     """What is checkpointed: none, full, selective or every:N; ``upcast`` is what is cast beside a quantised base."""
     checkpoints = trainer.gradient_checkpointing or (trainer.prepares_checkpointing and upcast == "all")

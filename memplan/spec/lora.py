@@ -155,6 +155,8 @@ class Adapter(NamedTuple):
     lora_bias: bool = False
     tokens: tuple[tuple[str, int], ...] = ()
     """Rows that are trained, by the name of their table."""
+    idle_dropout: bool = False
+    """A dropout that the trainer has set to 0 stands before the adapters: DoRA makes the base's result again."""
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapters."""
