@@ -62,7 +62,7 @@ def enter_fsdp2(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
                 kept = own.kept_until(len(own.layers)) if there else 0
                 gathered(book, "layers gathered before", kept, f"{name}.gather", "kept from a forward before")
             enter_forward(book, recipe, own, traced, there, bool(tail_from))
-            enter_tower_gathers(book, recipe, own, traced)
+            enter_tower_gathers(book, own, traced)
             there, tail_from = own.resharding is not True, tail_from or f"{name}.forward"
             opened = _enter_root_of_pass(book, own, traced, opened) if recipe.fsdp.root_reshards else opened
             continue

@@ -19,8 +19,7 @@ def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     found, tower = _text_frame(recipe, weights)._replace(blocks=unit_of(blocks, recipe)), recipe.model.tower
     if not blocks or tower is None or tower.crossed:
         return found
-    units = units_of(recipe, tower)
-    return found._replace(of_tower=units.projector if units.projector.gathered else units.block)
+    return found._replace(tower=units_of(recipe, tower))
 
 
 def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:

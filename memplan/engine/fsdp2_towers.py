@@ -7,10 +7,8 @@ forward, whether or not that has a backward.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memplan.engine.fsdp2_reductions import gathered
-from memplan.engine.fsdp2_units import Frame, Unit, unit_of
+from memplan.engine.fsdp2_units import Frame, TowerUnits, Unit, unit_of
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import tower_weights
@@ -19,14 +17,6 @@ from memplan.engine.vision_traces import Stretch, stretch_of
 from memplan.spec.parts import Part
 from memplan.spec.recipe import Recipe
 from memplan.spec.vision import Tower
-
-
-class TowerUnits(NamedTuple):
-    """The units of a tower: its patch embedding, one block, and the projector, where they are any."""
-
-    front: Unit
-    block: Unit
-    projector: Unit
 
 
 def units_of(recipe: Recipe, tower: Tower) -> TowerUnits:
@@ -111,13 +101,14 @@ def last_runs_back(traced: TracedPass) -> bool:
     return plan.tower.used_blocks == len(layers) and bool(layers[-1].backward)
 
 
-def enter_tower_gathers(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass) -> None:
+def enter_tower_gathers(book: Ledger, own: Frame, traced: TracedPass) -> None:
     """Its units in forward, and what stays of them until its backward."""
     plan, name = plan_of(traced), traced.plan.name
     enter_crossed_tower(book, own, traced)
-    if plan is None or not own.blocks.gathered or f"{name}.vision-forward" not in book.index:
+    units = own.tower
+    if plan is None or units is None or f"{name}.vision-forward" not in book.index:
         return
-    units, stretch = units_of(recipe, plan.tower), stretch_of(plan)
+    stretch = stretch_of(plan)
     more = max(0, forward_peak(own, units, stretch) - traced.vision.forward)
     why = "two all-gathers' outputs, and what one is copied into"
     gathered(book, "blocks of the tower", more, f"{name}.vision-forward", why)
@@ -130,9 +121,9 @@ def enter_tower_gathers(book: Ledger, recipe: Recipe, own: Frame, traced: Traced
 def enter_tower_reductions(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool) -> None:
     """Its units in backward: gathered, and reduced."""
     plan, instant = plan_of(traced), f"{traced.plan.name}.vision-backward"
-    if plan is None or not own.blocks.gathered or instant not in book.index or not traced.vision.backward:
+    if plan is None or own.tower is None or instant not in book.index or not traced.vision.backward:
         return
-    peak = backward_peak(own, units_of(recipe, plan.tower), stretch_of(plan), reduces, recipe.accumulates)
+    peak = backward_peak(own, own.tower, stretch_of(plan), reduces, recipe.accumulates)
     why = "the block in use, the next one's all-gather, the input of the reduction before, whole gradients, shards"
     gathered(book, "blocks of the tower, backward", max(0, peak - traced.vision.alone), instant, why)
 

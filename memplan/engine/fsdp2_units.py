@@ -49,6 +49,14 @@ class Unit(NamedTuple):
 NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
 
 
+class TowerUnits(NamedTuple):
+    """The units of a vision tower: its patch embedding, one block, and the projector, where they are any."""
+
+    front: Unit
+    block: Unit
+    projector: Unit
+
+
 class Frame(NamedTuple):
     """The units of a model, and how they are gathered."""
 
@@ -68,15 +76,16 @@ class Frame(NamedTuple):
     """The embedding, a unit of its own, has no backward: its part is always there under resharding to a number."""
     blocks: Unit = NOTHING
     """The blocks of a vision tower together: units of their own, reduced as the tower runs back."""
-    of_tower: Unit = NOTHING
-    """The last unit of a vision tower that sees images: gathered ahead of the first layer's backward."""
+    tower: TowerUnits | None = None
+    """The units of a tower that sees images, and whose blocks are traced one by one."""
     left: int = 0
     """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
 
     @property
     def before_layers(self) -> Unit:
-        """The unit that runs before the first layer."""
-        return self.of_tower if self.of_tower.gathered else self.first
+        """The unit that runs before the first layer: its backward gathers that ahead."""
+        ends = (self.tower.projector, self.tower.block) if self.tower else ()
+        return next((unit for unit in ends if unit.gathered), self.first)
 
     @property
     def reshards(self) -> bool:
