@@ -138,7 +138,7 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),
         target_modules=targets,
-        lora_dropout=job.lora.dropout if drops else 0.0,
+        lora_dropout=job.lora.dropout,
         use_rslora=job.lora.rslora,
         use_dora=job.lora.dora,
         bias=job.lora.bias,
@@ -157,6 +157,9 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     with torch.device(device), stay:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     _check_routers(adapted)
+    for module in adapted.modules():
+        if isinstance(module, torch.nn.Dropout) and not drops:
+            module.p = 0.0  # TRL's disable_dropout_in_model
     dtype = NAMED[job.lora.dtype]
     for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
         if "lora_" in name or "trainable_tokens" in name:
