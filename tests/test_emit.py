@@ -227,7 +227,7 @@ def test_onto_a_file_only_what_differs_changes(run: Run, tmp_path: Path) -> None
         "gradient_accumulation_steps: 8",
         "gradient_checkpointing: true",
     ]
-    assert {line.partition(":")[0] for line in new[3:]} == {"use_peft", "lora_target_modules"}
+    assert {line.partition(":")[0] for line in new[3:]} == {"use_peft", "lora_dropout", "lora_target_modules"}
     assert all(f"-{line}" in out for line in gone)
     assert "says this job already" in run(*asked)[1]
 
