@@ -53,7 +53,8 @@ def test_dropped_branches_keep_a_byte_for_each_element(family: str) -> None:
 
 
 READ = """llama mistral ministral3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text granite smollm3 glm glm4 olmo olmo2 olmo3
-          exaone4 cohere cohere2 helium hunyuan_v1_dense hunyuan_v1_moe cwm arcee apertus internlm3 mixtral qwen3_moe qwen2_moe olmoe
+          exaone4 cohere cohere2 helium hunyuan_v1_dense
+          cwm hunyuan_v1_moe arcee apertus internlm3 mixtral qwen3_moe qwen2_moe olmoe
           flex_olmo granitemoe phimoe minimax_m2 gpt_oss dots1 exaone_moe glm4_moe deepseek_v2 deepseek_v3 deepseek_v32
           glm4_moe_lite minicpm3 jamba bamba granitemoehybrid nemotron_h qwen3_next minimax falcon_h1 llama4_text"""
 
