@@ -14,6 +14,7 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 
 from __future__ import annotations
 
+from memplan.engine.fsdp1_held import enter_held_inputs, never_freed
 from memplan.engine.fsdp2_frames import frame, frozen_frame
 from memplan.engine.fsdp2_rows import Stage, loss_is_inside
 from memplan.engine.fsdp2_units import NOTHING as NO_UNIT
@@ -58,6 +59,9 @@ def enter_fsdp1(book: Ledger, recipe: Recipe, weights: list[Weight], passes: lis
             )
             opened = ""
         _enter_flat(book, recipe, policy.root, NO_UNIT, f"{name}.reduce", "the root", reduces, policy.root.gathered)
+        if never_freed(recipe, 3):
+            why = "SHARD_GRAD_OP frees nothing in a backward that reduces nothing"
+            _gathered(book, "all layers", policy.all_layers, f"{name}.embedding-backward", f"{name}.reduce", why)
     backwards = [traced for traced, point in passes if point == "backward"]
     if recipe.evaluating:
         return
@@ -99,7 +103,8 @@ def _enter_forward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass)
     if recipe.fsdp.forward_prefetch and at + 1 < len(own.layers):
         _gathered(book, "next layer", own.layers[at + 1].gathered, within, within, "forward_prefetch")
     if stays:
-        before = sum(unit.gathered for unit in own.layers[:at])
+        whole = never_freed(recipe)
+        before = own.all_layers - own.layers[at].gathered if whole else sum(unit.gathered for unit in own.layers[:at])
         _gathered(book, "layers before", before, within, within, "SHARD_GRAD_OP keeps them to their backward")
         _gathered(book, "all layers", own.all_layers, end, loss or end, "SHARD_GRAD_OP keeps them to their backward")
 
@@ -118,6 +123,7 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
     for i in traced.backward_layers:
         below = own.layers[i - 1].gathered if i and ahead else 0
         earlier = sum(unit.gathered for unit in own.layers[:i])
+        earlier = own.all_layers - own.layers[i].gathered if never_freed(recipe, 3) else earlier
         for instant, alive in traced.layer_instants(i):
             size = own.layers[i].gathered + (0 if stays else below)
             if between and below and not stays:
@@ -130,10 +136,10 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
             _gathered(book, "layers below", earlier if stays else 0, instant, instant, "SHARD_GRAD_OP")
         end = traced.end_of(i)
         if i == 0:
-            _enter_held_inputs(book, recipe, traced, i, f"{name}.embedding-backward")
+            enter_held_inputs(book, recipe, traced, i, f"{name}.embedding-backward")
         for instant, _ in traced.layer_instants(i):
-            _enter_held_inputs(book, recipe, traced, i, instant, inside=True)
-        _enter_held_inputs(book, recipe, traced, i, end)
+            enter_held_inputs(book, recipe, traced, i, instant, inside=True)
+        enter_held_inputs(book, recipe, traced, i, end)
         _gathered(book, "layers below", earlier if stays else 0, end, end, "SHARD_GRAD_OP")
         book.add(
             f"gradient of the residual stream, below layer {i}",
@@ -150,34 +156,6 @@ def _enter_backward(book: Ledger, recipe: Recipe, own: Frame, traced: TracedPass
         _enter_flat(book, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
         if waits_for_reduction(recipe) and recipe.accumulation > 1:
             _enter_last_step(book, recipe, own, i, end)
-
-
-def _enter_held_inputs(
-    book: Ledger, recipe: Recipe, traced: TracedPass, i: int, instant: str, inside: bool = False
-) -> None:
-    """Inputs of the checkpoints of frozen units above, and their gradients.
-
-    The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
-    AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
-    of backward. ``inside`` the layer's backward: what comes in is such a ``.grad``.
-    """
-    if recipe.adapter is None or not recipe.checkpointing or not (recipe.trainer.transformers_4 and recipe.reentrant):
-        return
-    above = traced.layers[i + 1 :]
-    size = 2 * sum(trace.boundary for trace in above)
-    if inside and above:  # the gradient that the layer above has left is counted as this layer's own
-        size -= above[0].boundary
-    book.add(
-        f"inputs of checkpoints above layer {i}, and their gradients",
-        "activations",
-        size,
-        instant,
-        instant,
-        template="layers × 2 × T × h × bytes",
-        numbers=(len(above), 2, traced.layers[i].boundary),
-        why="held by the hooks that reshard frozen units",
-        source=f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
-    )
 
 
 def _not_ahead(traced: TracedPass, i: int, instant: str, below: int) -> int:
@@ -230,6 +208,7 @@ def _enter_last_step(book: Ledger, recipe: Recipe, own: Frame, i: int, instant: 
     """The last micro-step reduces what has waited: a cast comes, and what is reduced is gone."""
     unit = own.layers[i]
     gone = sum(above.gradients - above.shard for above in own.layers[i + 1 :])
+    gone += sum(above.gathered for above in own.layers[i + 1 :]) if never_freed(recipe, 3) else 0
     more = _flat_reduction(unit, recipe) - gone - 2 * unit.gradients - unit.gathered
     book.add(
         f"reduction of layer {i}, last micro-step",
