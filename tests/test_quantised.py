@@ -234,3 +234,16 @@ def test_a_forward_holds_matrix_and_scales_then_three_results(name: str, scales:
     most = max(matrix + scales * 640 * 256 // 64 * 4 + result, 3 * result)
     assert max(size for size, _ in tape.peaks.values()) == tokens * 640 * 2 + most
     assert tape.live == tokens * 640 * 2 + out.dim.elements * 2
+
+
+def test_linears_of_a_tower_and_its_projector_are_packed_too() -> None:
+    vision = {"model_type": "clip_vision_model", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    seeing = {"model_type": "llava", "text_config": MEASURED, "vision_config": vision, "image_token_index": 7}
+    packed = [
+        bytes_of(recipe(model, quantization="nf4", kbit_upcast=False), "parameters") for model in (seeing, MEASURED)
+    ]
+    whole = [bytes_of(recipe(model), "parameters") for model in (seeing, MEASURED)]
+    linears = 2 * (4 * 128 * 128 + 2 * 128 * 256) + 128 * 256 + 256 * 256
+    saved = whole[0] - packed[0] - (whole[1] - packed[1])
+    assert saved == pytest.approx(linears * (2 - 0.5625), rel=0.05)

@@ -155,7 +155,7 @@ def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
 def part_weights(part: Part, trained: bool, unit: str) -> Iterator[Weight]:
     """Every parameter of what stands outside the layers."""
     for linear in part.linears:
-        yield Weight(linear.name, linear.outputs, linear.inputs, 1, trained, unit)
+        yield Weight(linear.name, linear.outputs, linear.inputs, 1, trained, unit, linear=unit == "vision")
         if linear.bias:
             yield Weight(linear.name + ".bias", linear.outputs, 1, 1, trained, unit)
     for bare in part.tensors:

@@ -53,7 +53,8 @@ def quantise(model: Any, base: Quantised, device: str) -> None:
 def _packed(data: Tensor, options: dict[str, Any]) -> Any:
     """The packed weight, under the name that PEFT knows it by: bitsandbytes' own class cannot hold a fake tensor."""
     weight = torch.nn.Parameter(data, requires_grad=False)
-    weight.__class__ = type("Params4bit", (type(weight),), {})
+    # PEFT's DoRA copies the linear deeply for the first norm (tuners/lora/dora.py: update_layer).
+    weight.__class__ = type("Params4bit", (type(weight),), {"__deepcopy__": lambda self, memo: self})
     for key, value in options.items():
         setattr(weight, key, value)
     return weight
