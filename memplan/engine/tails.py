@@ -105,9 +105,11 @@ def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple
     if spec.logits_scaled:
         logits = ops.scale(tape, logits, "scaled logits")
     if spec.logits_softcap is not None:
+        uncapped = logits if spec.softcap_at_once else None
         logits = ops.scale(tape, logits, "logits")
         logits = ops.unary(tape, logits, "soft-capped logits", saves="result")
         logits = ops.scale(tape, logits, "logits")
+        del uncapped
     return p, states, logits
 
 

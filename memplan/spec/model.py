@@ -65,6 +65,8 @@ class ModelSpec(Frozen):
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
+    softcap_at_once: bool = False
+    """The logits before the cap stay until it is made (RecurrentGemma)."""
     scaled_outside: bool = False
     """The model's forward scales the embedding's output, not the embedding (Granite): where adapters make that output
     need a gradient, it stays beside the scaled one."""
