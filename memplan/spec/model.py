@@ -65,11 +65,9 @@ class ModelSpec(Frozen):
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
-    softcap_at_once: bool = False
-    """The logits before the cap stay until it is made (RecurrentGemma)."""
+    softcap_at_once: bool = False  # the logits before the cap stay until it is made (RecurrentGemma)
     scaled_outside: bool = False
-    """The model's forward scales the embedding's output, not the embedding (Granite): where adapters make that output
-    need a gradient, it stays beside the scaled one."""
+    """The model's forward scales the embedding's output (Granite), which stays beside it if adapters need its gradient."""
     more_masks: frozenset[int | None] = frozenset()
     """Windows of masks that its class makes whether or not a layer takes them."""
     row_masks: bool = False
