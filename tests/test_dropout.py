@@ -83,7 +83,12 @@ def test_classes_whose_kernels_do_not_read_the_key_drop_nothing(family: str) -> 
 
 
 def test_llama_vision_drops_the_probabilities_of_both_kinds_of_attention() -> None:
-    text = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    text: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+    }
     text |= {"intermediate_size": 1024, "vocab_size": 512, "dropout": 0.1, "cross_attention_layers": [1]}
     found = parse_config({"model_type": "mllama", "text_config": text, "vision_config": {}}, "cut")
     assert {mixer.kind: mixer.dropout for mixer in found.mixers} == {"attention": True, "image-cross": True}

@@ -54,7 +54,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "extra_models": {"extra_models": [{"role": "teacher", "model": MODEL}]},
     "attention": {"attention": "flash", "padded": True},
     "sft_term": {"sft_term": True, "pair_pass": "gradcache"},
-    "quantization": {"quantization": "nf4", "lora": {"r": 8}},
+    "quantization": {"quantization": "int8", "lora": {"r": 8}},
     "logits_dtype": {"method": "dpo", "trainer": "llamafactory", "logits_dtype": "bf16"},
     "recompute_loss": {"method": "online-dpo", "trainer": "trl", "recompute_loss": True},
 }

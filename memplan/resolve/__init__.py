@@ -17,7 +17,7 @@ from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import fsdp_settings, resharding
 from memplan.resolve.heads import HeadChoice, check_method, head
-from memplan.resolve.images import image_batch, with_masked_windows, without_images
+from memplan.resolve.images import as_seen, image_batch
 from memplan.resolve.kernels import kernels, sends_checkpoints
 from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.mixers import mixer_kernels
@@ -80,10 +80,7 @@ def resolve(given: JobInput) -> Recipe:
     images = image_batch(job, spec, notes)
     lora, spec = adapted_model(job, spec, notes)
     split = sharding(job, trainer, notes)
-    if spec.tower and images is None:
-        spec = without_images(spec, split.is_deepspeed)
-    elif spec.tower and spec.tower.masks_windows:
-        spec = with_masked_windows(spec, job.sequence_length)
+    spec = as_seen(spec, images is not None, split.is_deepspeed, job.sequence_length)
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
     base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
@@ -117,17 +114,21 @@ def resolve(given: JobInput) -> Recipe:
     group = completions_per_example(job, method, trainer, accumulation, notes)
     remark_ignored(given.ignored, method, notes)
     balance = router_loss(job, trainer, method, spec, in_megatron, resident.kind, notes)
-    resolved = _resolved(job, stored, program) | balance_shown(spec, balance) | {
-        "sharding": split.name,
-        "attention": attention,
-        "mixer_kernels": of_mixers,
-        "optimizer_impl": chosen.implementation,
-        "reference": resident.kind,
-        "expert_tensor_parallel": degrees.expert_tensor,
-        "gradient_checkpointing": how,
-        "gradient_checkpointing_reentrant": nested,
-        "gradient_accumulation_steps": accumulation,
-    }
+    resolved = (
+        _resolved(job, stored, program)
+        | balance_shown(spec, balance)
+        | {
+            "sharding": split.name,
+            "attention": attention,
+            "mixer_kernels": of_mixers,
+            "optimizer_impl": chosen.implementation,
+            "reference": resident.kind,
+            "expert_tensor_parallel": degrees.expert_tensor,
+            "gradient_checkpointing": how,
+            "gradient_checkpointing_reentrant": nested,
+            "gradient_accumulation_steps": accumulation,
+        }
+    )
     return Recipe(
         model=spec,
         method=method,

@@ -27,6 +27,15 @@ def without_images(spec: ModelSpec, flat: bool) -> ModelSpec:
     return spec.model_copy(update={"runs": runs, "resting": resting, "tower_rests": not flat})
 
 
+def as_seen(spec: ModelSpec, sees: bool, flat: bool, length: int) -> ModelSpec:
+    """The model as a batch with or without images runs it: its tower rests, or its windows may have own masks."""
+    if spec.tower is None:
+        return spec
+    if not sees:
+        return without_images(spec, flat)
+    return with_masked_windows(spec, length) if spec.tower.masks_windows else spec
+
+
 @lru_cache(maxsize=64)
 def with_masked_windows(spec: ModelSpec, length: int) -> ModelSpec:
     """The model whose layers with a window take a mask of their own for each row, however short the sequence: tokens of

@@ -3,23 +3,20 @@
 Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23.
 """
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from memplan.tables.trainer import NO_KL, Trainer
 from memplan.tables.trainer_switches import HUGGING_FACE, TRL
 
-_BALANCE: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("grpo", "rloo", "ppo", "online-dpo", "distill"), "unread")
-)
+_BALANCE = dict.fromkeys(("grpo", "rloo", "ppo", "online-dpo", "distill"), "unread")
 """trl 0.9 to 1.6, trainer/*.py: aux_loss_enabled is the model's config's output_router_logits; what is not named reads
 outputs.aux_loss, or lets the class add it to its own loss."""
-_BALANCED = MappingProxyType(_BALANCE | dict.fromkeys(("sft", "dpo", "ipo", "kto", "grpo", "rloo"), "always"))
+_BALANCED = _BALANCE | dict.fromkeys(("sft", "dpo", "ipo", "kto", "grpo", "rloo"), "always")
 """trl 1.7 (DPO and KTO: 1.8), trainer/*_config.py: router_aux_loss_coef is 0.001, from 1.14 on the config's."""
 
 _TRL: dict[str, Any] = {
-    "router_loss": _BALANCE,
+    "router_loss": MappingProxyType(_BALANCE),
     "accelerate": True,
     "switches": TRL,
     "first_versions": MappingProxyType({"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}),
@@ -49,14 +46,14 @@ _GROUP_ENTROPY = MappingProxyType({"grpo": "metric", "rloo": "metric"})
 _FUSED = dict.fromkeys(("sft", "dpo", "ipo", "kto", *_GROUPED), "fused")
 _ONLINE_HEADS = {"online-dpo": "log-softmax", "distill": "jensen-shannon"}
 """Whatever the other losses do (trl 0.17 to 1.16, online_dpo_trainer.py, gkd_trainer.py)."""
-_TRL_NEW = _TRL | {
+_TRL_NEW: dict[str, Any] = _TRL | {
     "router_loss": MappingProxyType(_BALANCE | {"dpo": "unread", "ipo": "unread"}),
     "late_sft_term": dict.fromkeys(("dpo", "ipo"), "scored"),
     "gradient_checkpointing": True,
     "kbit_upcast": MappingProxyType({"cpo": "norms", "orpo": "norms", "simpo": "norms"}),
     "quantised_adapters": "bf16",
 }
-_TRL_BALANCED = _TRL_NEW | {"router_loss": _BALANCED}
+_TRL_BALANCED: dict[str, Any] = _TRL_NEW | {"router_loss": MappingProxyType(_BALANCED)}
 _TRL["kbit_upcast"] = MappingProxyType({"*": "norms"})
 """Before 0.29 (models/utils.py: prepare_peft_model, peft_module_casting_to_bf16); since then CPO alone (TRL 1.16)."""
 _TRANSFORMERS_4: dict[str, Any] = {

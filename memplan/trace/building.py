@@ -78,7 +78,7 @@ BALANCING: dict[str, Any] = {}
 
 def _balance(model: torch.nn.Module, stacked: bool) -> None:
     """Routers are balanced by the class's own function, or by that of transformers 4."""
-    module = import_module(type(model).__module__)
+    module: Any = import_module(type(model).__module__)
     if hasattr(module, "load_balancing_loss_func"):
         own = BALANCING.setdefault(module.__name__, module.load_balancing_loss_func)
         module.load_balancing_loss_func = stacked_balance if stacked else own

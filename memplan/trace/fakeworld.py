@@ -119,7 +119,7 @@ def _waited(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_allocated(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a storage, which a fake one's address does not say."""
-    return tensor.untyped_storage().size() > 0
+    return bool(tensor.untyped_storage().size() > 0)
 
 
 def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
