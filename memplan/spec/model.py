@@ -67,7 +67,7 @@ class ModelSpec(Frozen):
     logits_softcap: float | None = None
     softcap_at_once: bool = False  # the logits before the cap stay until it is made (RecurrentGemma)
     scaled_outside: bool = False
-    """The model's forward scales the embedding's output (Granite), which stays beside it if adapters need its gradient."""
+    """The model's forward scales the embedding's output (Granite), which stays where adapters need its gradient."""
     more_masks: frozenset[int | None] = frozenset()
     """Windows of masks that its class makes whether or not a layer takes them."""
     row_masks: bool = False
