@@ -39,15 +39,13 @@ class ModelSpec(Frozen):
     head: Linear
     """lm_head, or the score head of a reward model."""
     extra: tuple[Part, ...] = ()
-    """What stands outside the layers beside embedding, final norm and head: positions, projections, a norm of the
-    embeddings."""
+    """What else stands outside the layers: positions, projections, a norm of the embeddings."""
     embedding_width: int | None = None
     """Width of the embedding where it is not hidden_size (opt-350m)."""
     front: tuple[Front, ...] = ()
     """What happens to the embedding's output before the first layer, in order; its parameters are in ``extra``."""
     task: Literal["causal", "masked", "seq2seq"] = "causal"
-    """What its language-modelling class learns: the next token, tokens that are masked (an encoder alone), or an
-    answer to what an encoder has read."""
+    """What its class learns: the next token, masked tokens (an encoder alone), or an answer to what an encoder read."""
     bidirectional: bool = False
     """Every position attends to every other: without padding, there is no mask of all positions."""
     encoder: Encoder | None = None
@@ -65,7 +63,8 @@ class ModelSpec(Frozen):
     embedding_multiplier: bool = False
     """The embedding's output is scaled (Gemma), which keeps one more tensor for a moment."""
     logits_softcap: float | None = None
-    softcap_at_once: bool = False  # the logits before the cap stay until it is made (RecurrentGemma)
+    softcap_at_once: bool = False
+    """One expression caps the logits: those before the cap stay until it is made (RecurrentGemma)."""
     scaled_outside: bool = False
     """The model's forward scales the embedding's output (Granite), which stays where adapters need its gradient."""
     more_masks: frozenset[int | None] = frozenset()
