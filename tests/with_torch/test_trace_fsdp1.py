@@ -33,6 +33,15 @@ JOBS = [
     fsdp1(precision="bf16", **FULL),
     fsdp1({"tie_word_embeddings": True}),
     fsdp1(trainer="transformers", lora={"r": 8}, **FULL),
+    fsdp1(lora={"r": 8}, precision="bf16-amp"),
+    fsdp1(
+        lora={"r": 8, "modules_to_save": ["lm_head"]},
+        precision="bf16-amp",
+        gradient_accumulation_steps=3,
+        sync_each_batch=False,
+    ),
+    fsdp1(freeze=["embed_tokens", "layers.0"], fsdp={"use_orig_params": True}),
+    fsdp1(fsdp={"sharding_strategy": "SHARD_GRAD_OP"}, gradient_accumulation_steps=3, sync_each_batch=False, **FULL),
 ]
 
 

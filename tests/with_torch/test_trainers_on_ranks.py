@@ -33,6 +33,8 @@ JOBS = [
     ranks("trl", "dpo", "fsdp2", {"tie_word_embeddings": True}, **LORA),
     ranks("trl", "sft", "fsdp2", **LORA, eval_batch_size=16),
     ranks("trl", "kto", "fsdp2", **LORA, eval_batch_size=32),
+    ranks("trl", "sft", "fsdp2", {"tie_word_embeddings": True}, eval_batch_size=1),
+    ranks("pytorch", "sft", "fsdp2", eval_batch_size=1, precision="bf16"),
     ranks("trl", "grpo", "fsdp2", **LORA),
     ranks("trl", "grpo", "ddp", **LORA),
     ranks("trl", "sft", "fsdp", **LORA),
