@@ -15,7 +15,6 @@ from memplan.engine.graph import Tensor
 from memplan.engine.modules import Pass, norm, project
 from memplan.spec.parts import Experts, Norm
 
-
 ROUTER_LOGITS = "router logits"
 """Where they stand in ``Pass.shared`` when the model's forward hands them out."""
 
