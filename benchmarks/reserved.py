@@ -4,15 +4,15 @@ For one-GPU jobs that differ in model, method, length, batch, LoRA, checkpointin
 played allocation by allocation. ``holds``: reserved at the second step's peak on a card without end, beyond the bytes
 that the ledger calls allocated. ``needs``: the least capacity (to 0.1 % of the allocated bytes) in which both steps
 run, beyond the same. Both as a share of the bytes that come and go: the allocated peak less what is there between two
-steps, which never leaves its blocks. ``memplan/engine/allocator.py`` takes its bands from the last lines.
+steps, which never leaves its blocks. ``memplan/engine/device/allocator.py`` takes its bands from the last lines.
 """
 
 import argparse
 import random
 from typing import Any, NamedTuple
 
-from memplan.engine.caching import CachingAllocator, OutOfMemory
-from memplan.engine.events import StepEvents, play, step_events
+from memplan.engine.device.caching import CachingAllocator, OutOfMemory
+from memplan.engine.device.events import StepEvents, play, step_events
 from memplan.engine.quick import totalled
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, overload
 
-from memplan.engine.allocator import Band, reserved_band
 from memplan.engine.build import ledger
+from memplan.engine.device.allocator import Band, reserved_band
 from memplan.engine.joined import EVALUATION, Joined, JoinedTotals, evaluation_of
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.quick import Totalled, totalled

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.engine.allocator import SEGMENT_BYTES, Band, reserved_band
-from memplan.engine.blocks import Block, Pool, round_size, segment_size
 from memplan.engine.build import ledger
-from memplan.engine.caching import CachingAllocator, OutOfMemory
-from memplan.engine.events import StepEvents, play, step_events
+from memplan.engine.device.allocator import SEGMENT_BYTES, Band, reserved_band
+from memplan.engine.device.blocks import Block, Pool, round_size, segment_size
+from memplan.engine.device.caching import CachingAllocator, OutOfMemory
+from memplan.engine.device.events import StepEvents, play, step_events
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.units import GiB, KiB, MiB

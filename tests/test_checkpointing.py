@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memplan.api import estimate
 from memplan.engine.build import ledger
-from memplan.engine.events import step_events
+from memplan.engine.device.events import step_events
 from memplan.engine.passes import TracedPass
 from memplan.engine.stages import stages
 from memplan.errors import InvalidJob

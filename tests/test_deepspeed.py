@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.engine.build import ledger
+from memplan.engine.splitting.zero_buffers import buckets_of
+from memplan.engine.splitting.zero_fetch import Limits, Module, Stretch, gathered
+from memplan.engine.splitting.zero_groups import Group, groups_of, owned, persistent, pinned, sizes_in_order, sub_groups
 from memplan.engine.tensors import Weight
-from memplan.engine.zero_buffers import buckets_of
-from memplan.engine.zero_fetch import Limits, Module, Stretch, gathered
-from memplan.engine.zero_groups import Group, groups_of, owned, persistent, pinned, sizes_in_order, sub_groups
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
 from memplan.resolve import resolve

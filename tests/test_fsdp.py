@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.engine.build import ledger
-from memplan.engine.ddp import Tensor, buckets
-from memplan.engine.fsdp2_frames import frame
 from memplan.engine.ledger import Ledger
+from memplan.engine.splitting.ddp import Tensor, buckets
+from memplan.engine.splitting.fsdp2_frames import frame
 from memplan.engine.tensors import model_weights
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve

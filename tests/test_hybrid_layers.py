@@ -8,8 +8,8 @@ import pytest
 
 from memplan.api import estimate
 from memplan.arch import parse_config
-from memplan.engine import delta_loop, gated_recurrence, lightning, selective_scan, time_mix
-from memplan.engine.modules import Mode
+from memplan.engine.mixing import delta_loop, gated_recurrence, lightning, selective_scan, time_mix
+from memplan.engine.parts.modules import Mode
 from memplan.engine.tensors import layer_weights
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob

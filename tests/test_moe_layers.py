@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.arch import parse_config
-from memplan.engine.modules import Mode
+from memplan.engine.parts.modules import Mode
 from memplan.engine.traces import trace_layer
 from memplan.errors import ModelError
 from memplan.spec.layer import Layer

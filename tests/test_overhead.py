@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from memplan.engine.build import ledger
-from memplan.engine.communicators import collective_bytes, exchange_bytes, neighbour_bytes
+from memplan.engine.device.communicators import collective_bytes, exchange_bytes, neighbour_bytes
+from memplan.engine.device.overhead import context_bytes, workspace_bytes
 from memplan.engine.ledger import Row
-from memplan.engine.overhead import context_bytes, workspace_bytes
 from memplan.gpus import find_gpu, load_gpus
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from memplan.api import estimate
 from memplan.engine.build import ledger
-from memplan.engine.modules import Pass, project
+from memplan.engine.parts.modules import Pass, project
 from memplan.engine.stages import policy_mode
-from memplan.engine.tags import Dim
-from memplan.engine.tape import Tape
+from memplan.engine.tapes.tags import Dim
+from memplan.engine.tapes.tape import Tape
 from memplan.engine.traces import LayerTrace, trace_layer
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve

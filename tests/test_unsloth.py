@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from memplan.engine.build import ledger
+from memplan.engine.scoring.unsloth_heads import chunk_count
 from memplan.engine.stages import policy_plan
 from memplan.engine.traces import trace_layer
-from memplan.engine.unsloth_heads import chunk_count
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
 from memplan.resolve import resolve

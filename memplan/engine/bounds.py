@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.allocator import Band, reserved_band
+from memplan.engine.device.allocator import Band, reserved_band
 from memplan.engine.joined import evaluation_of
 from memplan.engine.quick import states_alone, without_sharding
 from memplan.engine.ranks import rank_classes

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-from memplan.engine.choices import enter_choices
-from memplan.engine.compiled_rows import enter_compiled
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_weights
-from memplan.engine.deepspeed import enter_whole_weights, enter_zero
-from memplan.engine.front_rows import enter_buffers
-from memplan.engine.fsdp2_units import gathers
+from memplan.engine.device.overhead import enter_overhead
 from memplan.engine.ledger import Ledger
-from memplan.engine.mixer_rows import enter_mixer_kernels
-from memplan.engine.model_rows import enter_batch, enter_embedding, enter_shared
-from memplan.engine.output_rows import enter_outputs
-from memplan.engine.overhead import enter_overhead
-from memplan.engine.pass_rows import PassRows
+from memplan.engine.parts.choices import enter_choices
 from memplan.engine.passes import TracedPass
-from memplan.engine.pipeline_rows import enter_pipeline
 from memplan.engine.resident import enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
-from memplan.engine.router_rows import enter_router_backward, enter_router_forward
-from memplan.engine.sharding import enter_sharding, held, kept_gradients
+from memplan.engine.rows.compiled_rows import enter_compiled
+from memplan.engine.rows.front_rows import enter_buffers
+from memplan.engine.rows.mixer_rows import enter_mixer_kernels
+from memplan.engine.rows.model_rows import enter_batch, enter_embedding, enter_shared
+from memplan.engine.rows.output_rows import enter_outputs
+from memplan.engine.rows.pass_rows import PassRows
+from memplan.engine.rows.router_rows import enter_router_backward, enter_router_forward
+from memplan.engine.rows.step_rows import enter_gradients, enter_step
+from memplan.engine.rows.unsloth_rows import enter_checkpoint_buffers, enter_unpacking
+from memplan.engine.splitting.deepspeed import enter_whole_weights, enter_zero
+from memplan.engine.splitting.fsdp2_units import gathers
+from memplan.engine.splitting.pipeline_rows import enter_pipeline
+from memplan.engine.splitting.sharding import enter_sharding, held, kept_gradients
+from memplan.engine.splitting.zero3 import enter_lasting
+from memplan.engine.splitting.zero_states import enter_zero_states
+from memplan.engine.splitting.zero_step import enter_zero_step
 from memplan.engine.stages import instants_of, shares_casts, stages
 from memplan.engine.states import enter_states
-from memplan.engine.step_rows import enter_gradients, enter_step
 from memplan.engine.tensors import Weight, model_weights
-from memplan.engine.unsloth_rows import enter_checkpoint_buffers, enter_unpacking
-from memplan.engine.vision_rows import enter_tower_backward, enter_tower_forward
-from memplan.engine.zero3 import enter_lasting
-from memplan.engine.zero_states import enter_zero_states
-from memplan.engine.zero_step import enter_zero_step
+from memplan.engine.towers.vision_rows import enter_tower_backward, enter_tower_forward
 from memplan.spec.recipe import Recipe
 
 STEP = "step.optimizer"

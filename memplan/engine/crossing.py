@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from memplan.engine.shared_inputs import CROSS_MASK, MEMORY
+from memplan.engine.forms.shared_inputs import CROSS_MASK, MEMORY
 from memplan.engine.traces import LayerTrace
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec

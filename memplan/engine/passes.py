@@ -11,19 +11,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.crossing import NO_CROSSING, crosses, crossing_layers, crossing_of, keys_of_images, reading
-from memplan.engine.flat_units import mode_of_layer
-from memplan.engine.front import NO_FRONT, trace_front
-from memplan.engine.heads import Head
-from memplan.engine.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
-from memplan.engine.modules import Mode
-from memplan.engine.recurrent_rows import left_above
-from memplan.engine.shared_inputs import LAYER_INPUTS, shared_inputs
-from memplan.engine.shared_weights import uses
-from memplan.engine.stacks import Local, locals_of, trace_stacks
-from memplan.engine.tapped_tower import trace_tapped
+from memplan.engine.forms.front import NO_FRONT, trace_front
+from memplan.engine.forms.layer_inputs import NO_INPUTS, adapts_streams, trace_inputs
+from memplan.engine.forms.shared_inputs import LAYER_INPUTS, shared_inputs
+from memplan.engine.forms.stacks import Local, locals_of, trace_stacks
+from memplan.engine.parts.modules import Mode
+from memplan.engine.rows.recurrent_rows import left_above
+from memplan.engine.scoring.heads import Head
+from memplan.engine.splitting.flat_units import mode_of_layer
+from memplan.engine.tapes.shared_weights import uses
+from memplan.engine.towers.tapped_tower import trace_tapped
+from memplan.engine.towers.vision_pieces import TowerPlan
+from memplan.engine.towers.vision_traces import NO_TOWER, trace_tower
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, TailTrace, trace_layer, trace_tail
-from memplan.engine.vision_pieces import TowerPlan
-from memplan.engine.vision_traces import NO_TOWER, trace_tower
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import ImageBatch
@@ -143,7 +143,7 @@ class TracedPass:
 
     def gathered_in(self, i: int) -> int:
         """Gathered bytes in a layer's forward: its weights and the output of their all-gather; or, before anything of
-        it runs, the output of the one before too (``engine/fsdp2``).
+        it runs, the output of the one before too (``engine/splitting/fsdp2.py``).
         """
         sizes = self.plan.gathered
         before = sizes[i - 1] if i else 0

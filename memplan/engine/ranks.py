@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.tensor_parallel import part_of
+from memplan.engine.splitting.tensor_parallel import part_of
 from memplan.spec.recipe import Recipe
 
 

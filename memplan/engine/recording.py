@@ -6,15 +6,15 @@ the order of every allocation and free, so here all layers are played, each afte
 
 from __future__ import annotations
 
-from memplan.engine import ops
-from memplan.engine.graph import Node, Storage, Tensor
-from memplan.engine.layers import decoder_layer
-from memplan.engine.modules import Pass
+from memplan.engine.forms.layers import decoder_layer
+from memplan.engine.parts.modules import Pass
 from memplan.engine.passes import PassPlan
-from memplan.engine.selective import Policy
-from memplan.engine.tags import Dim, Tag
-from memplan.engine.tails import leave_autocast, tail_forward
-from memplan.engine.tape import Tape
+from memplan.engine.scoring.tails import leave_autocast, tail_forward
+from memplan.engine.tapes import ops
+from memplan.engine.tapes.graph import Node, Storage, Tensor
+from memplan.engine.tapes.selective import Policy
+from memplan.engine.tapes.tags import Dim, Tag
+from memplan.engine.tapes.tape import Tape
 from memplan.engine.traces import recompute
 from memplan.spec.layer import Layer
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from memplan.engine.fsdp2_frames import frozen_frame
-from memplan.engine.fsdp2_units import gathered_layers, gathers, kept_part
 from memplan.engine.ledger import Ledger
-from memplan.engine.losses import has_reference_pass, reference_head, teacher_head
-from memplan.engine.modules import Mode
+from memplan.engine.parts.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
+from memplan.engine.scoring.losses import has_reference_pass, reference_head, teacher_head
+from memplan.engine.splitting.fsdp2_frames import frozen_frame
+from memplan.engine.splitting.fsdp2_units import gathered_layers, gathers, kept_part
+from memplan.engine.splitting.zero_states import enter_resident_partitions
 from memplan.engine.states import enter_quantised, shard_elements
 from memplan.engine.tensors import Weight, model_weights
-from memplan.engine.zero_states import enter_resident_partitions
 from memplan.spec.recipe import Recipe, Resident
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from memplan.engine.critic import NAME as CRITIC
-from memplan.engine.heads import Head
 from memplan.engine.ledger import Ledger
-from memplan.engine.losses import teacher_logits_itemsize
-from memplan.engine.ops import FP32
 from memplan.engine.passes import TracedPass
+from memplan.engine.scoring.heads import Head
+from memplan.engine.scoring.losses import teacher_logits_itemsize
+from memplan.engine.tapes.ops import FP32
 from memplan.engine.traces import trace_tail
 from memplan.spec.recipe import Recipe
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
-from memplan.engine.expert_loop import FAMILIES as LOOPING
-from memplan.engine.flat_units import flat_mode, reached_spec, root_trains
-from memplan.engine.fsdp2_units import adds_in_place, gathered_layers, gathers, keeps_buffers, kept_part, used_adapter
-from memplan.engine.losses import policy_head, rollout_head
-from memplan.engine.modules import Mode
+from memplan.engine.parts.expert_loop import FAMILIES as LOOPING
+from memplan.engine.parts.modules import Mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.resident import reference_pass, teacher_pass
-from memplan.engine.sharding import gradient_mode, second_mode
+from memplan.engine.scoring.losses import policy_head, rollout_head
+from memplan.engine.splitting.flat_units import flat_mode, reached_spec, root_trains
+from memplan.engine.splitting.fsdp2_units import (
+    adds_in_place,
+    gathered_layers,
+    gathers,
+    keeps_buffers,
+    kept_part,
+    used_adapter,
+)
+from memplan.engine.splitting.sharding import gradient_mode, second_mode
 from memplan.spec.recipe import Recipe
 
 

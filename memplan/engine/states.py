@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from memplan.engine.flat_units import fullest
-from memplan.engine.fsdp2_units import padded
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer_states import (
     Stepped,
@@ -16,9 +14,11 @@ from memplan.engine.optimizer_states import (
     stepped,
 )
 from memplan.engine.optimizer_steps import PROGRAMS, REFRESHES, peak_bytes
-from memplan.engine.sharding import Held
+from memplan.engine.splitting.flat_units import fullest
+from memplan.engine.splitting.fsdp2_units import padded
+from memplan.engine.splitting.sharding import Held
+from memplan.engine.splitting.zero_groups import pinned
 from memplan.engine.tensors import Weight
-from memplan.engine.zero_groups import pinned
 from memplan.spec.recipe import Quantised, Recipe
 from memplan.units import ceil_div
 

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine import ops
-from memplan.engine.graph import Node, Tensor
-from memplan.engine.heads import Head
-from memplan.engine.layers import decoder_layer, start_of
-from memplan.engine.modules import Mode, Pass
-from memplan.engine.offloading import OFFLOADS
-from memplan.engine.router_loss import all_logits, recorded
-from memplan.engine.shared_inputs import gradients_above, lend, lent_by, made, shared_inputs, waiting, watch
-from memplan.engine.shared_weights import applied
-from memplan.engine.tags import Dim, Tag, live_at
-from memplan.engine.tails import leave_autocast, tail_forward
-from memplan.engine.tape import Tape
+from memplan.engine.forms.layers import decoder_layer, start_of
+from memplan.engine.forms.shared_inputs import gradients_above, lend, lent_by, made, shared_inputs, waiting, watch
+from memplan.engine.parts.modules import Mode, Pass
+from memplan.engine.parts.router_loss import all_logits, recorded
+from memplan.engine.scoring.heads import Head
+from memplan.engine.scoring.tails import leave_autocast, tail_forward
+from memplan.engine.tapes import ops
+from memplan.engine.tapes.graph import Node, Tensor
+from memplan.engine.tapes.offloading import OFFLOADS
+from memplan.engine.tapes.shared_weights import applied
+from memplan.engine.tapes.tags import Dim, Tag, live_at
+from memplan.engine.tapes.tape import Tape
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 

@@ -15,8 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from memplan.engine.flat_units import fullest_rank
 from memplan.engine.joined import EVALUATION, evaluation_of
+from memplan.engine.splitting.flat_units import fullest_rank
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memplan.engine.device.overhead import enter_overhead
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, te
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.states import dummy_gradients
 from memplan.engine.megatron.weights import Share
-from memplan.engine.overhead import enter_overhead
 from memplan.spec.latent import LatentAttention
 from memplan.spec.recipe import Recipe
 from memplan.units import KiB, MiB, ceil_div

@@ -1,0 +1,1 @@
+"""From tensors to the card: the caching allocator, libraries' workspaces, communicators."""

@@ -1,0 +1,1 @@
+"""From the last hidden states to a loss: the heads, trainer by trainer."""

@@ -1,0 +1,1 @@
+"""Autograd by size: the tape, its graph, and the operations that models are made of."""

@@ -1,0 +1,1 @@
+"""What sees images: vision towers, their positions, and their projectors."""
