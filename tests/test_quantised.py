@@ -247,3 +247,33 @@ def test_linears_of_a_tower_and_its_projector_are_packed_too() -> None:
     linears = 2 * (4 * 128 * 128 + 2 * 128 * 256) + 128 * 256 + 256 * 256
     saved = whole[0] - packed[0] - (whole[1] - packed[1])
     assert saved == pytest.approx(linears * (2 - 0.5625), rel=0.05)
+
+
+NEOX: dict[str, Any] = {
+    "model_type": "gpt_neox", "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
+    "vocab_size": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "forward", "backward"), [(2, 505_666_560, 555_958_272), (6, 1_256_893_440, 1_307_185_152)]
+)
+def test_autocast_s_layer_norms_widen_what_four_bit_linears_give_back(layers: int, forward: int, backward: int) -> None:
+    """Peaks of ``memplan trace``: the residual stream is fp32 from the first layer's output on."""
+    job = {"model": NEOX | {"num_hidden_layers": layers}, "method": "sft", "precision": "bf16", "autocast": True}
+    found = estimate(job | {"quantization": "nf4", "lora": {"r": 16}, "batch_size": 4, "sequence_length": 1024})
+    assert found.per_gpu.phases["forward"] == pytest.approx(forward, rel=0.001)
+    assert found.per_gpu.phases["backward"] == pytest.approx(backward, rel=0.001)
+
+
+def test_falcon_s_linears_are_no_plain_ones() -> None:
+    model = {
+        "model_type": "falcon",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+    }
+    assert any("type(module) is nn.Linear" in said for said in recipe(model, quantization="nf4").warnings)
+    old = recipe(model, quantization="nf4", trainer="trl", trainer_version="0.19")
+    assert not any("type(module)" in said for said in old.warnings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parts.modules import Mode
+from memplan.engine.parts.quantised import product_itemsize
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.scoring.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.splitting.fsdp2_frames import frozen_frame
@@ -42,6 +43,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         quantised=recipe.quantised if resident is None else resident.quantised,
         norm_itemsize=recipe.norm_itemsize if resident is None else 0,
         stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
+        product_itemsize=product_itemsize(recipe, recipe.quantised if resident is None else resident.quantised),
         router_loss=recipe.router_loss.reference,
         stacked=recipe.router_loss.stacked,
     )

@@ -7,6 +7,7 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.parts.expert_loop import FAMILIES as LOOPING
 from memplan.engine.parts.modules import Mode
+from memplan.engine.parts.quantised import product_itemsize
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.resident import reference_pass, teacher_pass
 from memplan.engine.scoring.losses import policy_head, rollout_head
@@ -39,6 +40,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         buffer_itemsize=recipe.precision.weights if keeps_buffers(recipe) else 0,
         casts_all=bool(recipe.precision.master),
         stream_itemsize=4 if recipe.model.residual_fp32 or _is_widened(recipe) else 0,
+        product_itemsize=product_itemsize(recipe, recipe.quantised),
         policy=recipe.recompute.policy,
         recomputed=recipe.recompute.modules,
         offload=recipe.offload,

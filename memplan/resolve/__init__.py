@@ -82,7 +82,7 @@ def resolve(given: JobInput) -> Recipe:
     split = sharding(job, trainer, notes)
     spec = as_seen(spec, images is not None, split.is_deepspeed, job.sequence_length)
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
-    base = quantised_base(job, trainer, precision(job, trainer, split, lora is not None, notes), split, notes)
+    base = quantised_base(job, trainer, spec, precision(job, trainer, split, lora is not None, notes), split, notes)
     stored = base.stored
     program = head(job, method, trainer, stored, split, lora is not None, notes)
     check_teacher(job, method, spec, split)

@@ -8,6 +8,7 @@ from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Quantised
 from memplan.tables.quantizations import QUANTIZATIONS, Quantization
 from memplan.tables.trainer import Trainer
@@ -31,7 +32,7 @@ class Base(NamedTuple):
         return {"kbit_upcast": self.upcast == "all"} if self.quantised and self.upcast != "norms" else {}
 
 
-def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, notes: Notes) -> Base:
+def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, split: Split, notes: Notes) -> Base:
     """The base of the job. Raises InvalidJob for a combination that the libraries refuse."""
     if job.quantization == "none":
         if job.kbit_upcast:
@@ -44,6 +45,11 @@ def quantised_base(job: Job, trainer: Trainer, stored: Stored, split: Split, not
     compute = DTYPE_BYTES[stored.precision.dtype]
     experts = trainer.transformers_4
     base = Quantised(scheme, compute, stored.precision.weights, stored.precision.dtype == "fp16", experts)
+    if scheme.product.startswith("bnb") and spec.family == "falcon" and not trainer.transformers_4:
+        notes.remark(
+            "quantization: counted as transformers 4 has it; transformers 5 leaves Falcon's linears in "
+            f"{stored.precision.dtype} (integrations/bitsandbytes.py: type(module) is nn.Linear)"
+        )
     if scheme.product == "bnb-4bit":
         notes.assume(f"bnb_4bit_compute_dtype: {stored.precision.dtype}")
     if scheme.assumed:

@@ -59,6 +59,9 @@ class Mode(NamedTuple):
     stream_itemsize: int = 0
     """Element size of the residual stream where norms that autocast widens stand in it (Bloom, opt-350m)."""
 
+    product_itemsize: int = 0
+    """Element size of what quantised linears give back where it is that of autocast's LayerNorms before them."""
+
     narrow_stream: int = 0
     """Element size of the residual stream where it is narrower than the weights: behind a convolution over patches that
     autocast runs, with nothing added to it."""
@@ -92,15 +95,16 @@ class Mode(NamedTuple):
 
     @property
     def residual_itemsize(self) -> int:
-        """Element size of the residual stream: wider norms widen what the feed-forward adds to it, and so do DoRA's
-        fp32 magnitudes where PEFT does not cast its result back (over bitsandbytes' linears, under autocast).
+        """Element size of the residual stream: wider norms widen what the feed-forward adds to it, and so do quantised
+        linears whose input is wider, and DoRA's fp32 magnitudes where PEFT does not cast its result back (over
+        bitsandbytes' linears, under autocast).
         """
         if self.narrow_stream:
             return self.narrow_stream
         adapter, base = self.adapter, self.quantised
         uncast = adapter is not None and adapter.dora and base is not None and base.scheme.product.startswith("bnb")
         magnitude = adapter.magnitude_itemsize if adapter and uncast and self.autocast else 0
-        return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize, magnitude)
+        return max(self.weight_itemsize, self.norm_itemsize, self.stream_itemsize, self.product_itemsize, magnitude)
 
     @property
     def adapts_embedding(self) -> bool:
