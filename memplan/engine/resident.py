@@ -8,7 +8,7 @@ from memplan.engine.parts.quantised import product_itemsize
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.scoring.losses import has_reference_pass, reference_head, teacher_head
 from memplan.engine.splitting.fsdp2_frames import frozen_frame
-from memplan.engine.splitting.fsdp2_units import gathered_layers, gathers, kept_part
+from memplan.engine.splitting.fsdp2_units import casts_inputs, gathered_layers, gathers, kept_part
 from memplan.engine.splitting.zero_states import enter_resident_partitions
 from memplan.engine.states import enter_quantised, shard_elements
 from memplan.engine.tensors import Weight, model_weights
@@ -32,6 +32,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         if recipe.sharding == "fsdp2"
         else resident.itemsize
     )
+    cast = casts_inputs(recipe) and (resident is None or resident.sharded)
     mode = Mode(
         weight_itemsize=itemsize,
         trained=unfrozen,
@@ -42,7 +43,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         half_to_float=recipe.half_to_float,
         quantised=recipe.quantised if resident is None else resident.quantised,
         norm_itemsize=recipe.norm_itemsize if resident is None else 0,
-        stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream else 0,
+        stream_itemsize=4 if recipe.autocast and recipe.model.widens_stream and not cast else 0,
         product_itemsize=product_itemsize(recipe, recipe.quantised if resident is None else resident.quantised),
         router_loss=recipe.router_loss.reference,
         stacked=recipe.router_loss.stacked,

@@ -14,6 +14,7 @@ from memplan.engine.scoring.losses import policy_head, rollout_head
 from memplan.engine.splitting.flat_units import flat_mode, reached_spec, root_trains
 from memplan.engine.splitting.fsdp2_units import (
     adds_in_place,
+    casts_inputs,
     gathered_layers,
     gathers,
     keeps_buffers,
@@ -66,7 +67,7 @@ def _is_widened(recipe: Recipe) -> bool:
     """Whether autocast widens the residual stream to fp32: norms do that stand in it, and the magnitudes by which AltUp
     scales its streams (modeling_gemma3n.py: ``hidden_states_0**2``), unless FSDP2 casts what each layer is given."""
     scaled = recipe.sharding != "fsdp2" and any(run.layer.form == "streams" for run in recipe.model.runs)
-    return recipe.autocast > 0 and (recipe.model.widens_stream or scaled)
+    return recipe.autocast > 0 and ((recipe.model.widens_stream and not casts_inputs(recipe)) or scaled)
 
 
 def _loops_experts(recipe: Recipe) -> bool:

@@ -116,7 +116,8 @@ class Run:
 
     def load_balancing_loss(self, model: Any, router_logits: Any) -> Tensor:
         """The routers' loss as TRL's own forward makes it (trl 1.16, trainer/utils.py: _fused_forward)."""
-        config, module = model.config.get_text_config(), import_module(type(model).__module__)
+        own = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers."))  # not FSDP2's
+        config, module = model.config.get_text_config(), import_module(own.__module__)
         experts = getattr(model, "num_experts", None) or config.num_experts
         found: Tensor = module.load_balancing_loss_func(router_logits, experts, config.num_experts_per_tok, self.mask)
         return found

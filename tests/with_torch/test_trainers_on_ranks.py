@@ -17,6 +17,9 @@ MODEL = TINY | {
     "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
     "intermediate_size": 1408, "vocab_size": 8192, "head_dim": 64,
 }  # fmt: skip
+OPT = {"model_type": "opt", "ffn_dim": 1408, "word_embed_proj_dim": 256, "do_layer_norm_before": False}
+"""Norms stand in its residual stream, which autocast widens, and FSDP2 narrows again where it casts."""
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 LORA: dict[str, Any] = {"lora": {"r": 8}}
 
 
@@ -35,6 +38,9 @@ JOBS = [
     ranks("trl", "kto", "fsdp2", **LORA, eval_batch_size=32),
     ranks("trl", "sft", "fsdp2", {"tie_word_embeddings": True}, eval_batch_size=1),
     ranks("pytorch", "sft", "fsdp2", eval_batch_size=1, precision="bf16"),
+    ranks("trl", "sft", "fsdp2", OPT, **LORA),
+    ranks("transformers", "sft", "fsdp2", OPT, precision="bf16-amp"),
+    ranks("trl", "sft", "fsdp2", MIXTRAL),
     ranks("trl", "grpo", "fsdp2", **LORA),
     ranks("trl", "grpo", "ddp", **LORA),
     ranks("trl", "sft", "fsdp", **LORA),

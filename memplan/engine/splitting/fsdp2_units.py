@@ -254,6 +254,11 @@ def kept_part(recipe: Recipe) -> int:
     return 0 if recipe.reshard_after_forward is True else recipe.reshard_after_forward
 
 
+def casts_inputs(recipe: Recipe) -> bool:
+    """Whether each unit casts what it is given to half precision (``MixedPrecisionPolicy``: cast_forward_inputs)."""
+    return recipe.sharding == "fsdp2" and (recipe.precision.mixed or recipe.fsdp.casts)
+
+
 def gathers(recipe: Recipe) -> bool:
     """Whether FSDP gathers and reduces units of the model."""
     return recipe.sharding in ("fsdp", "fsdp2") and recipe.several
