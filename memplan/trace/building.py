@@ -157,8 +157,8 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     with torch.device(device), stay:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     _check_routers(adapted)
-    for module in adapted.modules():
-        if isinstance(module, torch.nn.Dropout) and not drops:
+    for module in adapted.modules() if job.lora.dropout and not drops else ():
+        if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # TRL's disable_dropout_in_model
     dtype = NAMED[job.lora.dtype]
     for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
