@@ -204,6 +204,11 @@ def settled(
             "parameter, are not modelled",
             "use sharding fsdp2",
         )
+    if adapted.saved and split.name == "fsdp" and settings.wraps_adapters:
+        notes.remark(
+            "lora.modules_to_save: counted in the root's flat parameter, where accelerate's FSDP1 makes a unit of the "
+            "trained copy: forward and backward may be 13 % too high"
+        )
     return upcast(adapted, settings, notes)
 
 
