@@ -7,7 +7,7 @@ Within 0.1 % in every phase, on transformers' own PyTorch code; a small vocabula
 from typing import Any
 
 import pytest
-from traced_jobs import agree_in_every_phase, job, name, phases, traces
+from traced_jobs import agree_in_every_phase, job, name
 
 CLOSE = 0.001
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -94,11 +94,6 @@ JOBS = [
     of("qwen3_5_text", **AMP),
     of("qwen3_5_text", lora={"r": 16}),
 ]
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
-    return {name(each): phases(trace) for each, trace in zip(JOBS, traces(JOBS), strict=True)}
 
 
 @pytest.mark.parametrize("described", JOBS, ids=name)

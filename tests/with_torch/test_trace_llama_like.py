@@ -7,7 +7,7 @@ Within 0.1 % in every phase; a small vocabulary, so that layers make the peaks.
 from typing import Any
 
 import pytest
-from traced_jobs import SMALL, agree_in_every_phase, job, name, phases, traces
+from traced_jobs import SMALL, agree_in_every_phase, job, name
 
 CLOSE = 0.001
 SHAPE = SMALL | {
@@ -82,11 +82,6 @@ JOBS = [
     of("cohere", DROPS, attention="eager"),
     of("glm", DROPS, attention="eager", padded=True, **AMP),
 ]
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
-    return {name(each): phases(trace) for each, trace in zip(JOBS, traces(JOBS), strict=True)}
 
 
 @pytest.mark.parametrize("described", JOBS, ids=name)

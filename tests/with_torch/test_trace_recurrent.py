@@ -5,7 +5,7 @@ after the other: within 0.2 % in every phase, what its checkpoints leave behind 
 from typing import Any
 
 import pytest
-from traced_jobs import agree_in_every_phase, job, name, phases, traces
+from traced_jobs import agree_in_every_phase, job, name
 
 CLOSE = 0.002
 MODEL: dict[str, Any] = {
@@ -36,11 +36,6 @@ JOBS = [
     of(ATTENTION, sequence_length=256, attention="eager", **AMP),
     of(ATTENTION | {"num_key_value_heads": 8}, sequence_length=256, **FULL),
 ]
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
-    return {name(each): phases(trace) for each, trace in zip(JOBS, traces(JOBS), strict=True)}
 
 
 @pytest.mark.parametrize("described", JOBS, ids=name)

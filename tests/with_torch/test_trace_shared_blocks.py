@@ -5,7 +5,7 @@ block: within 0.1 % in every phase.
 from typing import Any
 
 import pytest
-from traced_jobs import agree_in_every_phase, job, name, phases, traces
+from traced_jobs import agree_in_every_phase, job, name
 
 CLOSE = 0.001
 MODEL: dict[str, Any] = {
@@ -37,11 +37,6 @@ JOBS = [
     of({"mamba_ngroups": 2, "num_key_value_heads": 2, "add_bias_linear": True}, method="reward"),
     of(method="dpo", sequence_length=100, **FULL),
 ]
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
-    return {name(each): phases(trace) for each, trace in zip(JOBS, traces(JOBS), strict=True)}
 
 
 @pytest.mark.parametrize("described", JOBS, ids=name)
