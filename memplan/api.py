@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
+from memplan.lengths.runs import drawn_lengths, longest_assumed
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -46,9 +47,12 @@ def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = N
     known.
     """
     given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
-    report = build_report(resolve(given))
+    recipe = resolve(given)
+    report = build_report(recipe)
     return replace(
         report,
+        lengths=drawn_lengths(given, recipe),
+        assumptions=(*report.assumptions, *longest_assumed(given, recipe)),
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
         from_sft=Found(lambda: from_sft(given, report)),
