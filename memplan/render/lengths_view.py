@@ -110,13 +110,15 @@ def percentiles(lengths: Sequence[int]) -> dict[str, int]:
 
 
 def _bars(lengths: Sequence[int], room: int) -> Iterator[tuple[str, ...]]:
-    """A line for each of so many equal stretches, up to the 99th percentile, and one for all above."""
-    top = max(lengths[min(int(0.99 * len(lengths)), len(lengths) - 1)], 1)
-    step = -(-top // (BARS - 1))
+    """A line for each of so many equal stretches up to the 99th percentile, and one for what is above."""
+    low, top = lengths[0], lengths[min(int(0.99 * len(lengths)), len(lengths) - 1)]
+    step = -(-(top - low + 1) // (BARS - 1))
     counts = [0] * BARS
     for length in lengths:
-        counts[min(length // step, BARS - 1)] += 1
+        counts[min((length - low) // step, BARS - 1)] += 1
+    while not counts[-1]:
+        counts.pop()
     for i, count in enumerate(counts):
-        last = i == BARS - 1
-        name = f"≥ {i * step:,}" if last else f"{i * step:,} – {(i + 1) * step - 1:,}"
+        first, last = low + i * step, low + (i + 1) * step - 1
+        name = f"≥ {first:,}" if i == BARS - 1 else f"{first:,}" if first == last else f"{first:,} – {last:,}"
         yield name, f"{count:,}", share(count / len(lengths)), bar(count / max(counts), room)
