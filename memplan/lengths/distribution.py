@@ -9,7 +9,6 @@ from random import Random
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
-from memplan.errors import InvalidJob
 from memplan.spec.lengths import Lengths
 
 NORMAL = NormalDist()
@@ -103,7 +102,7 @@ class LogNormal(NamedTuple):
 
 
 def distribution(given: Lengths) -> Distribution:
-    """What was given by numbers. Raises InvalidJob for moments that no length between min and max has."""
+    """What was given by numbers."""
     if given.mean is not None and given.sigma is not None and given.max is not None:
         return _log_normal(given.mean, given.sigma, given.min or 1, given.max)
     return _percentiles(given)
@@ -114,14 +113,7 @@ def _log_normal(mean: float, sigma: float, shortest: float, longest: float) -> L
     spread = sqrt(log(1 + (sigma / mean) ** 2))
     mu = log(mean) - spread**2 / 2
     words = f"log-normal, mean {mean:g}, standard deviation {sigma:g} tokens, cut off at {longest:g}"
-    made = LogNormal(mu, spread, shortest, longest, words)
-    if made._below(longest) - made._below(shortest) < 1e-9:
-        raise InvalidJob(
-            f"lengths: no log-normal length of mean {mean:g} and sigma {sigma:g} lies between {shortest:g} and "
-            f"{longest:g}",
-            "give mean and sigma in tokens, sigma as the standard deviation",
-        )
-    return made
+    return LogNormal(mu, spread, shortest, longest, words)
 
 
 NAMED = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

@@ -2,7 +2,7 @@
 
 Every step is played in one allocator, on the weights and states of the first. Steps are recorded at a few lengths; the
 sizes of one between two of them lie on the line between theirs where both make the same tensors, for every size is
-affine in the length then; else the step is played at the longer one.
+affine in the length then, but for the rounding to 512 bytes; else the step is played at the longer one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import step_events
 from memplan.reporting import totals_of
 from memplan.spec.recipe import Recipe
+from memplan.units import GPU_ROUNDING, round_up
 
 MOST_RECORDED, MOST_PLAYED = 120_000, 800_000
 """Events that are recorded, and played, in all: a few seconds."""
@@ -88,7 +89,8 @@ def between(low: Events, high: Events, part: float) -> Iterator[tuple[int, int]]
     if any(a - start != b - other or (x > 0) != (y > 0) for (a, x), (b, y) in zip(low, high, strict=True)):
         return
     for (_, x), (number, y) in zip(low, high, strict=True):
-        yield number, x + round((y - x) * part)
+        size = round_up(abs(x) + round((abs(y) - abs(x)) * part), GPU_ROUNDING)
+        yield number, size if x > 0 else -size
 
 
 def _play(before: Events, steps: Iterable[Events], allocator: CachingAllocator) -> Played:
