@@ -45,8 +45,6 @@ def lengths(values: Mapping[str, Any]) -> int:
         check_place(to, bool(values.get("force")))
     counted = array("l")
     _count(path, values, counted, to)
-    if not counted:
-        raise UsageError(f"{path} has no rows", "name a data set")
     ordered = sorted(counted)
     Output("json" if values.get("json") else "table").write(Result(lambda: _data(path, ordered), _view(path, ordered)))
     if to is not None:
@@ -67,7 +65,7 @@ def _count(path: str, values: Mapping[str, Any], counted: "array[int]", to: str 
     tokens = Tokens(tokenizer, not values.get("no_template")) if tokenizer else None
     with Bar() as bar:
         found = lengths_of(rows(path, lambda done, whole: bar("counting tokens", done, whole)), tokens, columns)
-        lines = _lines(found, counted)
+        lines = _lines(found, counted, path)
         try:
             deque(lines, 0) if to is None else write_whole(to, lines, bool(values.get("force")))
         except OSError as error:
@@ -76,13 +74,15 @@ def _count(path: str, values: Mapping[str, Any], counted: "array[int]", to: str 
         warn(f"conversations: {tokens.chat.words}")
 
 
-def _lines(found: "Iterator[Length]", counted: "array[int]") -> Iterator[str]:
+def _lines(found: "Iterator[Length]", counted: "array[int]", path: str) -> Iterator[str]:
     """Each length as a line of the file; the longer sequence of a pair is what is shown of it."""
     for length in found:
         parts = length if isinstance(length, dict) else {}
         prompt = parts.get("prompt", 0)
         counted.append(prompt + max(parts[name] for name in parts if name != "prompt") if parts else length)
         yield json.dumps(length) + "\n"
+    if not counted:
+        raise UsageError(f"{path} has no rows", "name a data set")
 
 
 def _data(path: str, ordered: list[int]) -> dict[str, Any]:
