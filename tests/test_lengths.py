@@ -356,7 +356,13 @@ def test_preference_pairs_are_not_packed() -> None:
 def test_a_trainer_that_nobody_has_read_is_taken_at_its_longest() -> None:
     found = drawn(trainer="verl", method="sft")
     assert found.p50.length == 256
-    assert "not modelled" in found.notes[0]
+    assert found.notes == ("how verl makes micro-batches is not drawn: every row is 256 tokens long",)
+
+
+def test_prompts_and_completions_that_are_padded_apart_are_said_to_be() -> None:
+    found = drawn(method="grpo", rollout={"prompt_length": 64, "completion_length": 192})
+    assert "each apart" in found.notes[0]
+    assert found.p50.length < found.worst.length == 256
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -476,8 +482,11 @@ def test_a_step_without_room_ends_the_run() -> None:
     assert found.played.steps < 20
 
 
-def test_what_is_not_played_says_so() -> None:
-    found = drawn({**PERCENTILES, "played_steps": 5}, num_gpus=2, sharding="fsdp2")
+@pytest.mark.parametrize(
+    "keys", [{"num_gpus": 2, "sharding": "fsdp2"}, {"quantization": "nf4", "model": "llama-3.2-1b"}]
+)
+def test_what_is_not_played_as_the_ledger_has_it_says_so(keys: dict[str, Any]) -> None:
+    found = drawn({**PERCENTILES, "played_steps": 5}, **{**WIDE, **keys})
     assert found.played is None
     assert "not played" in found.unplayed
 

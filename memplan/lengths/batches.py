@@ -41,6 +41,10 @@ COLLATORS = {
     "torchtune": Collator(source="torchtune 0.6, data/_collate.py: padded_collate_sft"),
 }
 """By trainer; those without a row make rows of one length, or nobody has read how they make them."""
+APART = (
+    "lengths are taken of prompt and completion together; a trainer that pads each apart (TRL's GRPO and RLOO) makes "
+    "rows as long as the longest prompt and the longest completion"
+)
 POOL = 20_000
 """Examples that are packed or grouped to see what comes of it."""
 MEGABATCH = 50
@@ -75,16 +79,20 @@ def batches(recipe: Recipe, lengths: Lengths, can_mask: bool) -> Batches:
         return _of_budget(recipe, sequences, int(budget))
     if lengths.packing != "none":
         return _of_packed(recipe, sequences, lengths)
-    if not pads(recipe):
+    two_stacks = recipe.model.task == "seq2seq"
+    if two_stacks or not pads(recipe):
         longest = recipe.batch.sequence_length
-        note = f"how {recipe.trainer.title} makes micro-batches is not modelled: every row is {longest:,} tokens long"
+        what = "how long the decoder's rows are" if two_stacks else f"how {recipe.trainer.title} makes micro-batches"
+        note = f"{what} is not drawn: every row is {longest:,} tokens long"
         whole = Sample((longest,))
         return Batches(sequences, whole, 1, lambda _: longest, lambda _: {}, "rows of one length", False, note)
     masked = can_mask and collator.masks and recipe.rows > 1
     words = (
         f"{recipe.rows} row{'s' if recipe.rows > 1 else ''} padded to the longest{', with a mask' if masked else ''}"
     )
-    found = Batches(sequences, sequences, rows * _a_step(recipe), fit, _padded_to(recipe, masked), words)
+    note = APART if recipe.method.online else ""
+    change = _padded_to(recipe, masked)
+    found = Batches(sequences, sequences, rows * _a_step(recipe), fit, change, words, note=note)
     return _grouped(found, recipe, rows) if lengths.group_by_length else found
 
 
@@ -133,7 +141,8 @@ def _padded_to(recipe: Recipe, masked: bool) -> Callable[[int], dict[str, Any]]:
         if rollout.get("prompt_length"):
             scored = max(1, min(completion, length - 1))
             parts = {"prompt_length": max(1, length - scored), "completion_length": scored}
-            return {"rollout": rollout | parts, "sequence_length": None, "completion_length": None, **mask}
+            whole = sum(parts.values())
+            return {"rollout": rollout | parts, "sequence_length": whole, "completion_length": scored, **mask}
         return {"sequence_length": length, "completion_length": scored, **mask}
 
     return changes

@@ -22,6 +22,8 @@ MOST_RECORDED, MOST_PLAYED = 120_000, 800_000
 """Events that are recorded, and played, in all: a few seconds."""
 RECORDED = 3, 8
 """The fewest and the most lengths that are recorded."""
+AGREES = 0.02
+"""Of the peak: a play that is further from the ledger is of another step, and is not shown."""
 UNPLAYED = "changing lengths are not played through the allocator for this job: fragmentation is not in the figures"
 
 Events: TypeAlias = Sequence[tuple[int, int]]
@@ -32,7 +34,7 @@ def played(recipe_of: Callable[[int], Recipe], lengths: Sequence[int]) -> tuple[
     """Steps of these lengths, one after the other; or why there are none."""
     recipe = recipe_of(lengths[0])
     first = step_events(recipe)
-    if first is None:
+    if first is None or abs(first.peak - totals_of(recipe).allocated.expected) > AGREES * first.peak:
         return None, UNPLAYED
     steps = _Steps(recipe_of, first.events[first.start :], lengths)
     count = max(1, min(len(lengths), MOST_PLAYED // (len(first.events) - first.start)))
