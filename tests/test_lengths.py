@@ -509,9 +509,8 @@ def test_the_report_shows_what_the_lengths_make_of_it(run: Run) -> None:
 
 def test_without_lengths_the_longest_is_assumed_and_said(run: Run) -> None:
     assumed = [each for each in json.loads(run("--json")[1])["assumptions"] if each.startswith("lengths:")]
-    assert assumed == [
-        "lengths: every sequence is the longest that the job allows, 2,048 tokens; lengths draws those that come"
-    ]
+    said = "every sequence is the longest allowed, 2,048 tokens; --lengths draws those that come"
+    assert assumed == [f"lengths: {said}"]
     report = json.loads(run("--json", "--lengths", "p50=500,max=900", "--set", "lengths.played_steps=0")[1])
     assert not [each for each in report["assumptions"] if each.startswith("lengths:")]
     assert report["lengths"]["runs"] == 100

@@ -60,10 +60,8 @@ def longest_assumed(given: JobInput, recipe: Recipe) -> tuple[str, ...]:
     """What an estimate says that knows nothing of lengths, where the trainer pads no further than it must."""
     if given.job.lengths is not None or not pads(recipe):
         return ()
-    length = recipe.batch.sequence_length
-    return (
-        f"lengths: every sequence is the longest that the job allows, {length:,} tokens; lengths draws those that come",
-    )
+    said = f"every sequence is the longest allowed, {recipe.batch.sequence_length:,} tokens"
+    return (f"lengths: {said}; --lengths draws those that come",)
 
 
 def _run(made: Batches, steps: int, seed: int) -> list[int]:

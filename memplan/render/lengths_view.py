@@ -48,6 +48,9 @@ def _verdict(found: Lengths, report: Report) -> Iterator[Block]:
             f"Every step that was drawn fits {report.verdict.gpu}: it dies in under {high} of such runs.", "good"
         )
         return
+    if found.fatal_share == 1:
+        yield Prose(f"Not even the shortest row fits {report.verdict.gpu}: every run dies.", "bad")
+        return
     rare = "" if found.fatal_share is None else f", which {share(found.fatal_share)} of the sequences have,"
     text = f"A row of {found.fatal_length:,} tokens{rare} does not fit {report.verdict.gpu}"
     yield Prose(f"{text}: {share(found.p_oom)} of such runs die ({low} to {high}).", "bad" if found.p_oom else "warn")
@@ -66,7 +69,7 @@ def _run(run: Played) -> str:
         return "Played through the caching allocator, the first step does not fit."
     first, last = format_bytes(run.reserved_bytes[0]), format_bytes(run.reserved_bytes[-1])
     held = f"{first} reserved after the first step, {last} after {run.steps}"
-    retries = f", the cache given back {run.retries} times" if run.retries else ""
+    retries = f", the cache given back {run.retries} time{'s' if run.retries > 1 else ''}" if run.retries else ""
     end = "; then no room is left" if run.died else ""
     most = f"{format_bytes(run.allocated_bytes)} allocated at most"
     return f"One run played through the caching allocator: {held}, {most}{retries}{end}."
