@@ -11,6 +11,10 @@ PLAYED = ("elementwise", "factored")
 """Rules of optimizers that are one optimizer, and step on tensors in the model's order."""
 
 
+SHARING = ("shared-block", "layer-inputs", "streams", "hyper")
+"""Forms of layers that read more than the residual stream."""
+
+
 class StepEvents(NamedTuple):
     """``events``: (number of a storage, its bytes, negative where it is freed). The last step starts at ``start``."""
 
@@ -46,7 +50,9 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.optimizer.row.rule in PLAYED
         and recipe.optimizer.row.blocks is None
         and not recipe.fused_backward
-        and not recipe.model.is_frozen
+        and recipe.batch.images is None
+        and recipe.model.encoder is None
+        and not any(run.layer.form in SHARING for run in recipe.model.runs)
         and not recipe.checkpointing.offload
         and not recipe.loss.router.policy
         and recipe.others.critic is None

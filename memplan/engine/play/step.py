@@ -29,16 +29,16 @@ class Player:
         self.recipe, self.tape = recipe, PlayTape()
         self.tape.in_place = recipe.hardware.gpu is not None
         self.resident = Resident(recipe, self.tape)
-        spec = recipe.model
-        self.weights = {"": Weights(self.tape, {spec.head.name: "embed_tokens"} if spec.head_is_tied else {})}
+        self.weights: dict[str, Weights] = {}
         self.states: list[Tensor] = []
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
         own = "reference" if plan.name == "reference" and self.recipe.others.reference == "resident" else ""
         if own not in self.weights:
-            tied = {plan.spec.head.name: "embed_tokens"} if plan.spec.head_is_tied else {}
-            self.weights[own] = Weights(self.tape, tied)
+            adapter, head = None if own else self.recipe.adapter, plan.spec.head.name
+            copied = adapter is not None and not adapter.saved.isdisjoint(("embed_tokens", head))
+            self.weights[own] = Weights(self.tape, {head: "embed_tokens"} if plan.spec.head_is_tied and not copied else {})
         return self.weights[own]
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
