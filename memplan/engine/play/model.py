@@ -25,9 +25,10 @@ GRAPH = ("plain", "checkpoint")
 
 
 class PassRun:
-    """One pass over one model's weights; ``masks``: how many its forward makes, and bytes of each."""
+    """One pass over one model's weights; ``masks``: how many its forward makes, bytes of each, and whether layers keep
+    them for backward."""
 
-    def __init__(self, weights: Weights, plan: PassPlan, masks: tuple[int, int]) -> None:
+    def __init__(self, weights: Weights, plan: PassPlan, masks: tuple[int, int, bool]) -> None:
         spec = plan.spec
         self.plan, self.masks, self.tape = plan, masks, weights.tape
         self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
@@ -62,12 +63,12 @@ class PassRun:
         """From the tokens to the last layer's output."""
         plan, p, held = self.plan, self.p, self.forward_locals
         x = self._embedded(held)
-        held += self._masks()
-        tables = self._rotary_tables()
-        held += tables
+        masks, tables = self._masks(), self._rotary_tables()
+        held += [*masks, *tables]
         checkpointed = plan.style in ("checkpoint", "reentrant")
         self.shared = tables if plan.spec.keeps_rotary or checkpointed else []
-        arguments = held[-len(tables) - self.masks[0] :] if checkpointed else []
+        self.shared += masks if self.masks[2] else []
+        arguments = [*masks, *tables] if checkpointed else []
         for i, layer in enumerate(self.layers):
             p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
             x = self._layer(layer, x, plan.style_of(i), arguments)
@@ -97,7 +98,7 @@ class PassRun:
         return x
 
     def _masks(self) -> list[Tensor]:
-        count, size = self.masks
+        count, size, _ = self.masks
         return [self.tape.new(Dim("mask", size), 1, "attention mask", category="batch") for _ in range(count)]
 
     def _rotary_tables(self) -> list[Tensor]:

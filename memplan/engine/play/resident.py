@@ -22,9 +22,8 @@ class Resident:
         self.tape, self.held = tape, list[Tensor]()
         adapter, holds = recipe.adapter, held(recipe)
         weights = in_order(recipe.model, adapter is None, adapter)
-        weights = [weight for own in (False, True) for weight in weights if weight.adapter == own]
         self.trained = [weight for weight in weights if weight.trained]
-        for weight in weights:
+        for weight in sorted(weights, key=lambda weight: weight.adapter):
             if not self._packed(weight, recipe.quantised):
                 self._hold(weight.elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
         self._buffers(recipe.model, recipe.numerics.itemsize)

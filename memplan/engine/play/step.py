@@ -15,7 +15,7 @@ from memplan.engine.play.model import PassRun, play_back
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.weights import Weights
-from memplan.engine.rows.model import mask_bytes
+from memplan.engine.rows.model import keeps_masks, mask_bytes
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
@@ -67,7 +67,8 @@ class Player:
             name = traced.plan.name
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
-                run = PassRun(self.weights_of(traced.plan), traced.plan, mask_bytes(recipe, traced))
+                masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
+                run = PassRun(self.weights_of(traced.plan), traced.plan, masks)
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run
