@@ -6,7 +6,7 @@ and rotary tables until it returns, and as long as nodes or checkpoints hold the
 
 from __future__ import annotations
 
-from memplan.engine.layers.decoder_layer import decoder_layer
+from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.embedding import STEPS, adapted_output
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import leave_autocast, tail_forward
@@ -71,11 +71,14 @@ class PassRun:
         arguments = [*masks, *tables] if checkpointed else []
         for i, layer in enumerate(self.layers):
             p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
+            p.returned = []
             x = self._layer(layer, x, plan.style_of(i), arguments)
+            outputs, p.returned = p.returned, None
             logits = p.shared.pop(ROUTER_LOGITS, None)
             if logits is not None:
                 p.routers.append(logits)
         p.scope, p.mode = OUTSIDE, self.outside
+        del outputs  # ``outputs = block(…)``: the loop names what the layer before gave back (BloomModel.forward)
         return x
 
     def _embedded(self, held: list[Tensor]) -> Tensor:
@@ -121,12 +124,15 @@ class PassRun:
             frame.run = _Again(self, layer)
             return y
         y = decoder_layer(p, layer, x)
+        unread = [(each.dim, each.itemsize) for each in p.returned or ()]
         if style != "reentrant" or not x.needs_grad:
             return y
-        return Tensor(y.dim, y.itemsize, y.storage, self._reentrant(layer, x, arguments))
+        return Tensor(y.dim, y.itemsize, y.storage, self._reentrant(layer, x, arguments, unread))
 
-    def _reentrant(self, layer: Layer, x: Tensor, arguments: list[Tensor]) -> Node:
-        """``CheckpointFunction`` (torch 2.13 utils/checkpoint.py)."""
+    def _reentrant(
+        self, layer: Layer, x: Tensor, arguments: list[Tensor], unread: list[tuple[Dim, int]]
+    ) -> Node:
+        """``CheckpointFunction`` (torch 2.13 utils/checkpoint.py). Gradients of ``unread`` outputs are zeros."""
         p, mode, scope, dim, itemsize = self.p, self.p.mode, self.p.scope, x.dim, x.itemsize
         held = [x.storage, *(each.storage for each in arguments)]
 
@@ -140,16 +146,18 @@ class PassRun:
 
             assert tape.running is not None
             leaf = Tensor(dim, itemsize, tape.running.saved[0], Node(tape, [], (), catch))
+            zeros = [tape.gradient(each, "gradients of unread outputs") for each in unread]
             p.mode, p.scope, tape.autocast = mode, scope, self.plan.mode.numerics.autocast
-            tape.phase, tape.category = "recompute", "recomputation"
-            y = decoder_layer(p, layer, leaf)
+            tape.phase, tape.category, p.returned = "recompute", "recomputation", []
+            outputs = [decoder_layer(p, layer, leaf), *p.returned]
             p.shared.clear()
             leave_autocast(tape)
-            tape.category, tape.phase = outer[3], phase
-            if y.node is not None:
-                arrived = list(grads)
-                tape.backward(y.node, arrived)
-            del y, leaf  # ``outputs`` and ``detached_inputs`` end with the function
+            tape.category, tape.phase, p.returned = outer[3], phase, None
+            start = start_of(tape, outputs)
+            if start is not None:
+                arrived = [*grads, *zeros[: start.outputs - 1]]
+                tape.backward(start, arrived)
+            del outputs, leaf  # ``outputs`` and ``detached_inputs`` end with the function
             p.mode, p.scope, tape.autocast = outer[:3]
             return found
 

@@ -7,7 +7,7 @@ from memplan.engine.parallel.sharding import held
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
-from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
+from memplan.engine.tensors import Weight, layer_weights, marked, model_weights, tower_weights
 from memplan.spec.groups import Quantised
 from memplan.spec.groups import Resident as OtherModel
 from memplan.spec.lora import Adapter
@@ -67,7 +67,8 @@ def in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[We
         for _ in range(run.count)
         for weight in marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen)
     ]
-    kinds = {name: [weight for weight in weights if weight.unit == name] for name in ("embedding", "vision")}
+    tower = tower_weights(spec, spec.tower, trained, adapter) if spec.tower else ()
+    beside = [weight._replace(copies=1) for weight in tower for _ in range(weight.copies)]
+    before = [weight for weight in weights if weight.unit == "embedding"]
     after = [weight for weight in weights if weight.unit in ("norm", "head")]
-    one = [weight._replace(copies=1) for weight in kinds["vision"] for _ in range(weight.copies)]
-    return [*one, *kinds["embedding"], *layers, *after]
+    return [*beside, *before, *layers, *after]

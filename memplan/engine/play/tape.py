@@ -23,11 +23,14 @@ class PlayedStorage(Storage):
         self.number = number = len(tape.tags)
         tape.tags.append(tag)
         if size:
+            tape.live += size
             tape.events.append((number, size))
 
     def __del__(self) -> None:
         if self.size:
-            self.tape.events.append((self.number, -self.size))
+            tape = self.tape
+            tape.live -= self.size
+            tape.events.append((self.number, -self.size))
 
 
 class PlayTape(Tape):
