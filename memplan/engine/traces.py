@@ -109,7 +109,10 @@ def _checkpoint(tape: Tape, frame: Frame | None, dim: Dim, itemsize: int, size: 
     """What a checkpoint keeps: the layer's input, and what its functions keep where checkpointing does not reach."""
     tags = {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
     tags = tags if size else {}
-    kept = {"int8 linears": tape.context, "selective checkpointing": frame.policy.kept if frame and frame.policy else ()}
+    kept = {
+        "int8 linears": tape.context,
+        "selective checkpointing": frame.policy.kept if frame and frame.policy else (),
+    }
     for keeper, storages in (kept | {"a checkpoint within": tape.closures}).items():
         for storage in storages:
             tag = storage.tag._replace(label=f"{storage.tag.label}, kept by {keeper}")
@@ -224,7 +227,6 @@ def trace_layer(
     if "projections" in backward:  # the last part of the attention's
         backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
-    frame = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     waits = sum(grad.storage.size for grad in tape.waiting.values() if grad.storage) if tape.applied else 0
     tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``

@@ -1,7 +1,7 @@
 """One pass of a model, whole: embedding, every layer, norm, head and loss on one graph, forward and backward.
 
-The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transformers 5.23): the embedding's output, masks
-and rotary tables until it returns, and as long as nodes or checkpoints hold them.
+The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transformers 5.23): the embedding's output,
+masks and rotary tables until it returns, and as long as nodes or checkpoints hold them.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ class PassRun:
         width = spec.embedding_width or spec.hidden_size
         table = p.param("embed_tokens", spec.vocab_size * width)
         x = ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize)
+        if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
+            x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:
             x = adapted_output(p, spec, x)
         elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
             x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
         if spec.scaled_outside:
             held.append(x)
-        if spec.embedding_multiplier:
-            x = ops.scale(tape, x, "embedding output")
+            x = ops.scale(tape, x, "residual stream")
         held.append(x)
         for step in spec.front:
             x = STEPS[step](p, spec, x, held)
@@ -129,9 +130,7 @@ class PassRun:
             return y
         return Tensor(y.dim, y.itemsize, y.storage, self._reentrant(layer, x, arguments, unread))
 
-    def _reentrant(
-        self, layer: Layer, x: Tensor, arguments: list[Tensor], unread: list[tuple[Dim, int]]
-    ) -> Node:
+    def _reentrant(self, layer: Layer, x: Tensor, arguments: list[Tensor], unread: list[tuple[Dim, int]]) -> Node:
         """``CheckpointFunction`` (torch 2.13 utils/checkpoint.py). Gradients of ``unread`` outputs are zeros."""
         p, mode, scope, dim, itemsize = self.p, self.p.mode, self.p.scope, x.dim, x.itemsize
         held = [x.storage, *(each.storage for each in arguments)]
@@ -179,15 +178,16 @@ class _Again:
 
     def __call__(self, frame: Frame) -> None:
         p, tape = self.run.p, self.run.tape
-        outer = p.mode, p.scope, tape.category
+        outer = p.mode, p.scope, tape.category, tape.autocast
         p.mode, p.scope, tape.category = self.mode, self.scope, "recomputation"
+        tape.autocast = self.mode.numerics.autocast
         p.checkpointed = True
         x = frame.held[0]
         tape.refill(frame, lambda: decoder_layer(p, self.layer, x))
         p.checkpointed = False
         p.shared.clear()
         leave_autocast(tape)
-        p.mode, p.scope, tape.category = outer
+        p.mode, p.scope, tape.category, tape.autocast = outer
 
 
 def play_back(tape: Tape, runs: list[PassRun]) -> None:

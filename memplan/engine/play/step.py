@@ -1,7 +1,7 @@
 """Whole training steps, played from the start: weights, micro-steps, the optimizer.
 
-The first step decides where things lie: weights are there first, the optimizer's states come in its first step, between
-gradients that are still alive. From the second step on all steps are alike. What is not played yet is refused with None.
+The first step decides where things lie: weights are there first, the optimizer's states come in its first step,
+between gradients that are still alive. From the second step on all steps are alike.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from memplan.engine.micro_step import stages
 from memplan.engine.optimizer.states import Stepped, paged_bytes, state_bytes, stepped
 from memplan.engine.optimizer.temporaries import PROGRAMS
 from memplan.engine.parallel.sharding import held
-from memplan.engine.passes import PassPlan, TracedPass
+from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
-from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.resident import Resident
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import Weights
 from memplan.engine.rows.model import keeps_masks, mask_bytes
 from memplan.engine.tape.graph import Tensor
@@ -38,7 +38,9 @@ class Player:
         if own not in self.weights:
             adapter, head = None if own else self.recipe.adapter, plan.spec.head.name
             copied = adapter is not None and not adapter.saved.isdisjoint(("embed_tokens", head))
-            self.weights[own] = Weights(self.tape, {head: "embed_tokens"} if plan.spec.head_is_tied and not copied else {})
+            self.weights[own] = Weights(
+                self.tape, {head: "embed_tokens"} if plan.spec.head_is_tied and not copied else {}
+            )
         return self.weights[own]
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:

@@ -6,8 +6,9 @@ from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.tape.graph import Accumulate, Param
 from memplan.engine.tape.tape import Tape
 
-Name = tuple[object, str, int]
-"""The layer, or the part outside the layers, the name within it, and its elements."""
+Name = tuple[object, str, str, int]
+"""The layer, or the part outside the layers; the point within it, for a mixer and a feed-forward may have modules of
+one name; the module's name, and its elements."""
 OUTSIDE = "outside the layers"
 
 
@@ -20,7 +21,8 @@ class Weights:
 
     def get(self, scope: object, name: str, elements: int, itemsize: int, trained: bool) -> Param:
         """The parameter of this name; a tied one is that of the module it is tied to."""
-        key = scope, self.tied.get(name, name) if scope == OUTSIDE else name, elements
+        inside = scope != OUTSIDE
+        key = scope, self.tape.point if inside else "", name if inside else self.tied.get(name, name), elements
         found = self.params.get(key)
         if found is None:
             found = self.params[key] = Param(self.tape, name, elements, itemsize, trained)

@@ -46,6 +46,12 @@ class Frame:
         self.held: list[Tensor] = []
         """What the function was called with: alive as long as one of its nodes has not run."""
 
+    def recompute(self) -> None:
+        """Run the function again, once."""
+        run, self.run = self.run, None
+        if run is not None:
+            run(self)
+
 
 class Node:
     """A step of the graph: what it saved, where its input gradients go, and how it makes them."""

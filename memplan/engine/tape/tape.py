@@ -17,18 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from memplan.engine.tape.graph import (
-    Accumulate,
-    Backward,
-    Edge,
-    Frame,
-    Node,
-    Param,
-    Storage,
-    Tensor,
-    dependencies,
-    is_own,
-)
+from memplan.engine.tape import graph
+from memplan.engine.tape.graph import Accumulate, Backward, Edge, Frame, Node, Param, Storage, Tensor, is_own
 from memplan.engine.tape.offloading import Offload
 from memplan.engine.tape.selective_checkpointing import Policy
 from memplan.engine.tape.tags import Dim, Log, Tag
@@ -208,7 +198,7 @@ class Tape:
         Takes the gradients of ``start``'s outputs out of the list, so that nobody else holds them, and those out of
         ``before`` that wait already, from what ran back earlier.
         """
-        waiting = dependencies(start)
+        waiting = graph.dependencies(start)
         buffers = {} if before is None else before
         buffers[start] = list(grads)
         grads.clear()
@@ -224,12 +214,8 @@ class Tape:
                 self._accumulate(node.param, grads)
                 continue
             if node.frame is not None:
-                frame, node.frame = node.frame, None
-                if frame.run is not None:
-                    recompute, frame.run = frame.run, None
-                    recompute(frame)
-                    del recompute
-                del frame  # each node's unpack hook holds it, until ``release_variables``
+                node.frame.recompute()
+                node.frame = None  # each unpack hook holds the frame until its node has run
             if node.places and self.offload is not None:
                 self.offload.unpack(self, node)
             self.running = node
