@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import memplan
 from memplan.api import as_input
 from memplan.drawn import Lengths as Drawn
-from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.events import StepEvents, step_events
 from memplan.errors import InvalidJob
 from memplan.lengths import batches as made
+from memplan.lengths import playing
 from memplan.lengths.distribution import Sample, distribution, longest_of
 from memplan.lengths.files import read_lengths
 from memplan.lengths.packing import (
@@ -34,7 +35,7 @@ from memplan.lengths.packing import (
     token_budget,
     wrapped,
 )
-from memplan.lengths.playing import between, played
+from memplan.lengths.playing import between, last_step, played
 from memplan.lengths.runs import wilson
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -451,9 +452,7 @@ def at(length: int) -> Recipe:
 
 
 def test_events_between_two_recorded_steps_are_those_of_the_step_between() -> None:
-    low, middle, high = (
-        events.events[events.start :] for events in map(step_events, map(at, (64, 112, 256))) if events
-    )
+    low, middle, high = (last_step(found) for found in map(step_events, map(at, (64, 112, 256))) if found)
     made = list(between(low, high, (112 - 64) / (256 - 64)))
     differences = [abs(size) - abs(other) for (_, size), (_, other) in zip(made, middle, strict=True)]
     assert all(-512 <= each <= 512 for each in differences)
@@ -482,13 +481,21 @@ def test_a_step_without_room_ends_the_run() -> None:
     assert found.played.steps < 20
 
 
-@pytest.mark.parametrize(
-    "keys", [{"num_gpus": 2, "sharding": "fsdp2"}, {"quantization": "nf4", "model": "llama-3.2-1b"}]
-)
-def test_what_is_not_played_as_the_ledger_has_it_says_so(keys: dict[str, Any]) -> None:
-    found = drawn({**PERCENTILES, "played_steps": 5}, **{**WIDE, **keys})
+def test_what_is_not_played_says_so() -> None:
+    found = drawn({**PERCENTILES, "played_steps": 5}, num_gpus=2, sharding="fsdp2")
     assert found.played is None
     assert "not played" in found.unplayed
+
+
+def test_a_play_that_is_of_another_step_than_the_ledger_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(recipe: Recipe) -> StepEvents:
+        found = step_events(recipe)
+        assert found is not None
+        return StepEvents(tuple((number, 2 * size) for number, size in found.events), found.start)
+
+    assert played(at, [200, 100])[0] is not None
+    monkeypatch.setattr(playing, "step_events", doubled)
+    assert played(at, [200, 100]) == (None, playing.UNPLAYED)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

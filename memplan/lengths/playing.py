@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from memplan.drawn import Played
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.events import StepEvents, step_events
 from memplan.reporting import totals_of
 from memplan.spec.recipe import Recipe
 from memplan.units import GPU_ROUNDING, round_up
@@ -36,9 +36,16 @@ def played(recipe_of: Callable[[int], Recipe], lengths: Sequence[int]) -> tuple[
     first = step_events(recipe)
     if first is None or abs(first.peak - totals_of(recipe).allocated.expected) > AGREES * first.peak:
         return None, UNPLAYED
-    steps = _Steps(recipe_of, first.events[first.start :], lengths)
+    steps = _Steps(recipe_of, last_step(first), lengths)
     count = max(1, min(len(lengths), MOST_PLAYED // (len(first.events) - first.start)))
     return _play(first.events[: first.start], map(steps.at, lengths[:count]), _allocator(recipe)), ""
+
+
+def last_step(recorded: StepEvents) -> Events:
+    """The last of the steps: what it makes, and the end of that. What was there before outlives it."""
+    events = recorded.events[recorded.start :]
+    made = {number for number, size in events if size > 0}
+    return [event for event in events if event[0] in made]
 
 
 def _allocator(recipe: Recipe) -> CachingAllocator:
@@ -63,7 +70,7 @@ class _Steps:
         if length not in self.recorded:
             found = step_events(self.recipe_of(length))
             assert found is not None, "a job is played at every length, or at none"
-            self.recorded[length] = found.events[found.start :]
+            self.recorded[length] = last_step(found)
         return self.recorded[length]
 
     def at(self, length: int) -> Events:
