@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.lengths.runs import drawn_lengths, longest_assumed
+from memplan.lengths.collators import longest_assumed
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.comparison import Comparison
+    from memplan.drawn import Lengths
     from memplan.planner import Plans
+    from memplan.spec.recipe import Recipe
 
 __all__ = ["compare", "estimate", "load_model", "plan"]
 
@@ -51,12 +53,19 @@ def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = N
     report = build_report(recipe)
     return replace(
         report,
-        lengths=drawn_lengths(given, recipe),
+        lengths=_drawn(given, recipe) if given.job.lengths is not None else None,
         assumptions=(*report.assumptions, *longest_assumed(given, recipe)),
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
         from_sft=Found(lambda: from_sft(given, report)),
     )
+
+
+def _drawn(given: JobInput, recipe: Recipe) -> Lengths | None:
+    """What batches of the job's lengths need."""
+    from memplan.lengths.runs import drawn_lengths
+
+    return drawn_lengths(given, recipe)
 
 
 def compare(

@@ -383,7 +383,7 @@ def test_figures_of_a_drawn_step_are_the_estimate_of_its_shape() -> None:
     assert step.device_bytes == same.per_gpu.device_bytes.expected
 
 
-WIDE = {"model": {**MODELS["untied"], "hidden_size": 1024, "vocab_size": 200_000}}
+WIDE: dict[str, Any] = {"model": {**MODELS["untied"], "hidden_size": 1024, "vocab_size": 200_000}}
 WIDE |= {"trainer": "transformers", "lora": {"r": 8}}
 
 

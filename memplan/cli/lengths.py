@@ -77,12 +77,15 @@ def _count(path: str, values: Mapping[str, Any], counted: "array[int]", to: str 
 def _lines(found: "Iterator[Length]", counted: "array[int]", path: str) -> Iterator[str]:
     """Each length as a line of the file; the longer sequence of a pair is what is shown of it."""
     for length in found:
-        parts = length if isinstance(length, dict) else {}
-        prompt = parts.get("prompt", 0)
-        counted.append(prompt + max(parts[name] for name in parts if name != "prompt") if parts else length)
+        counted.append(length if isinstance(length, int) else _longer(length))
         yield json.dumps(length) + "\n"
     if not counted:
         raise UsageError(f"{path} has no rows", "name a data set")
+
+
+def _longer(parts: dict[str, int]) -> int:
+    """Tokens of an example's longer sequence."""
+    return parts.get("prompt", 0) + max(parts[name] for name in parts if name != "prompt")
 
 
 def _data(path: str, ordered: list[int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.lengths.collators import COLLATORS, Collator, pads
 from memplan.lengths.distribution import Distribution, Sample, distribution
 from memplan.lengths.files import read_lengths
 from memplan.lengths.packing import packed, token_budget
@@ -19,28 +20,6 @@ from memplan.spec.lengths import Lengths
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div, round_up
 
-
-class Collator(NamedTuple):
-    """How a trainer pads to the longest row of a micro-batch."""
-
-    masks: bool = False
-    """The model is given the mask of what is padded."""
-    multiple: int = 1
-    source: str = ""
-
-
-COLLATORS = {
-    "pytorch": Collator(source="a loop that pads to the longest row is assumed"),
-    "transformers": Collator(True, source="transformers 5.0, data/data_collator.py: padding=True"),
-    "trl": Collator(True, source="trl 1.16, DataCollatorForLanguageModeling, DataCollatorForPreference"),
-    "simpo-repo": Collator(True, source="trl 0.9, DPODataCollatorWithPadding"),
-    "llamafactory": Collator(True, 8, "LLaMA-Factory 0.9.5, train/*/workflow.py: pad_to_multiple_of=8"),
-    "swift": Collator(True, source="ms-swift 4, template/base.py: data_collator"),
-    "openrlhf": Collator(True, source="OpenRLHF 0.11, datasets/*_dataset.py: zero_pad_sequences"),
-    "litgpt": Collator(source="litgpt 0.5, data/base.py: get_sft_collate_fn"),
-    "torchtune": Collator(source="torchtune 0.6, data/_collate.py: padded_collate_sft"),
-}
-"""By trainer; those without a row make rows of one length, or nobody has read how they make them."""
 APART = (
     "lengths are taken of prompt and completion together; a trainer that pads each apart (TRL's GRPO and RLOO) makes "
     "rows as long as the longest prompt and the longest completion"
@@ -94,11 +73,6 @@ def batches(recipe: Recipe, lengths: Lengths, can_mask: bool) -> Batches:
     change = _padded_to(recipe, masked)
     found = Batches(sequences, sequences, rows * _a_step(recipe), fit, change, words, note=note)
     return _grouped(found, recipe, rows) if lengths.group_by_length else found
-
-
-def pads(recipe: Recipe) -> bool:
-    """Whether rows are padded to the longest of them."""
-    return recipe.trainer.name in COLLATORS and not recipe.in_megatron
 
 
 def _sequences(lengths: Lengths) -> tuple[Distribution, bool]:

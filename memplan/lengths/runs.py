@@ -10,7 +10,7 @@ from random import Random
 from memplan.drawn import Lengths as Report
 from memplan.drawn import MicroBatch
 from memplan.errors import InvalidJob
-from memplan.lengths.batches import Batches, batches, pads
+from memplan.lengths.batches import Batches, batches
 from memplan.lengths.distribution import longest_of
 from memplan.lengths.playing import played
 from memplan.reporting import Peak, peak
@@ -54,14 +54,6 @@ def drawn_lengths(given: JobInput, recipe: Recipe) -> Report | None:
         played=play,
         unplayed=unplayed,
     )
-
-
-def longest_assumed(given: JobInput, recipe: Recipe) -> tuple[str, ...]:
-    """What an estimate says that knows nothing of lengths, where the trainer pads no further than it must."""
-    if given.job.lengths is not None or not pads(recipe):
-        return ()
-    said = f"every sequence is the longest allowed, {recipe.batch.sequence_length:,} tokens"
-    return (f"lengths: {said}; --lengths draws those that come",)
 
 
 def _run(made: Batches, steps: int, seed: int) -> list[int]:
