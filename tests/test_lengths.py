@@ -349,6 +349,29 @@ def test_rows_that_are_filled_up_are_what_the_estimate_is_of(packing: str) -> No
     assert report.lengths.p50.allocated_bytes == report.lengths.worst.allocated_bytes == report.per_gpu.allocated_bytes
 
 
+def with_budget(tokens: int, **keys: Any) -> made.Batches:
+    """Micro-batches of a job that says a token budget."""
+    recipe = resolve(as_input({**JOB, "batch_size": 1, **keys}))
+    job = recipe.provenance.job | {"token_budget": tokens, "global_batch_size": keys.get("global_batch_size")}
+    recipe = recipe._replace(provenance=recipe.provenance._replace(job=job))
+    return made.batches(recipe, Lengths(**PERCENTILES), True)
+
+
+def test_a_token_budget_of_verl_is_filled_with_the_sequences_of_a_step() -> None:
+    few, many = (with_budget(1000, trainer="verl", global_batch_size=size) for size in (4, 64))
+    assert few.micro_batches.quantile(0.5) < 0.4 * 1000 < 0.8 * 1000 < many.micro_batches.quantile(0.5)
+    assert many.micro_batches.quantile(1) < 1.1 * 1000
+    assert many.changes(900) == {"token_budget": 900, "sequence_length": 256}
+    assert many.changes(90) == {"token_budget": 90, "sequence_length": 90}
+
+
+@pytest.mark.parametrize("keys", [{"trainer": "verl"}, {"trainer": "slime", "global_batch_size": 8}])
+def test_a_token_budget_of_which_little_is_known_is_full(keys: dict[str, Any]) -> None:
+    found = with_budget(256, **keys)
+    assert (found.micro_batches.quantile(0), found.changes(256)) == (256, {})
+    assert "every one is full" in found.note
+
+
 def test_preference_pairs_are_not_packed() -> None:
     with pytest.raises(InvalidJob, match="dpo packs no sequences"):
         drawn({**PERCENTILES, "packing": "bfd"}, method="dpo")

@@ -26,6 +26,8 @@ APART = (
 )
 POOL = 20_000
 """Examples that are packed or grouped to see what comes of it."""
+BUDGETED_STEPS = 200
+"""Steps of a rank whose micro-batches are made to see what comes of a token budget."""
 MEGABATCH = 50
 """``mega_batch_mult`` of transformers' LengthGroupedSampler (trainer_pt_utils.py: get_length_grouped_indices)."""
 
@@ -52,19 +54,18 @@ def batches(recipe: Recipe, lengths: Lengths, can_mask: bool) -> Batches:
     sequences, paired = _sequences(lengths)
     rows = recipe.rows // 2 if paired and recipe.method.pairs else recipe.rows
     collator = COLLATORS.get(recipe.trainer.name, Collator())
-    budget = recipe.provenance.job.get("token_budget")
+    budget = int(recipe.provenance.job.get("token_budget") or 0)
     fit = _fitting(recipe, lengths.pad_to_multiple_of or collator.multiple)
-    if budget:
-        return _of_budget(recipe, sequences, int(budget))
     if lengths.packing != "none":
-        return _of_packed(recipe, sequences, lengths)
+        return _of_packed(recipe, sequences, lengths, budget)
+    if budget:
+        return _of_budget(recipe, sequences, budget)
     two_stacks = recipe.model.task == "seq2seq"
     if two_stacks or not pads(recipe):
         longest = recipe.batch.sequence_length
         what = "how long the decoder's rows are" if two_stacks else f"how {recipe.trainer.title} makes micro-batches"
         note = f"{what} is not drawn: every row is {longest:,} tokens long"
-        whole = Sample((longest,))
-        return Batches(sequences, whole, 1, lambda _: longest, lambda _: {}, "rows of one length", False, note)
+        return _full(sequences, longest, "rows of one length", note)
     masked = can_mask and collator.masks and recipe.rows > 1
     words = (
         f"{recipe.rows} row{'s' if recipe.rows > 1 else ''} padded to the longest{', with a mask' if masked else ''}"
@@ -91,9 +92,10 @@ def _a_step(recipe: Recipe) -> int:
     return recipe.batch.accumulation * recipe.parallel.data
 
 
-def _fitting(recipe: Recipe, multiple: int) -> Callable[[int], int]:
-    """Cut at the job's length, no shorter than its images, padded to a multiple, and divisible among ranks."""
-    most, images = recipe.batch.sequence_length, recipe.batch.images
+def _fitting(recipe: Recipe, multiple: int, most: int = 0) -> Callable[[int], int]:
+    """Cut at the most, the job's length, no shorter than its images, padded to a multiple, divisible among ranks."""
+    images = recipe.batch.images
+    most = most or recipe.batch.sequence_length
     least = (images.tokens + images.breaks) * images.per_example if images else 1
     degrees = recipe.parallel
     parts = 2 * degrees.context * degrees.tensor if degrees.context * degrees.tensor > 1 else 1
@@ -122,10 +124,13 @@ def _padded_to(recipe: Recipe, masked: bool) -> Callable[[int], dict[str, Any]]:
     return changes
 
 
-def _in_one_row(recipe: Recipe) -> Callable[[int], dict[str, Any]]:
+def _in_one_row(recipe: Recipe, budget: int) -> Callable[[int], dict[str, Any]]:
     """All tokens of a micro-batch in a row without padding. Flash attention knows where its sequences end, so that
     rows of the same number of tokens in all are the same to it; elsewhere a mask is as wide as the whole row.
     """
+    if budget:
+        halves, longest = 2 if recipe.method.pairs else 1, int(recipe.provenance.job["sequence_length"])
+        return lambda tokens: {"token_budget": tokens, "sequence_length": min(longest, max(1, tokens // halves))}
     size = recipe.rows if recipe.operators.attention == "flash" else 1
 
     def changes(tokens: int) -> dict[str, Any]:
@@ -147,34 +152,40 @@ def _grouped(found: Batches, recipe: Recipe, rows: int) -> Batches:
     return found._replace(micro_batches=Sample(longest), draws=1, words=words)
 
 
-def _of_packed(recipe: Recipe, sequences: Distribution, lengths: Lengths) -> Batches:
+def _full(sequences: Distribution, length: int, words: str, note: str = "") -> Batches:
+    """Rows that are all as long as the job allows: the estimate as it is."""
+    return Batches(sequences, Sample((length,)), 1, lambda _: length, lambda _: {}, words, False, note)
+
+
+def _of_packed(recipe: Recipe, sequences: Distribution, lengths: Lengths, budget: int) -> Batches:
     """Rows packed before the batch is made; those without padding between them then become one row."""
     how, size, longest = lengths.packing, recipe.batch.size, recipe.batch.sequence_length
     if recipe.method.name != "sft":
         raise InvalidJob(f"lengths.packing: {recipe.method.name} packs no sequences", "leave lengths.packing out")
-    rng, multiple = Random(0), lengths.pad_to_multiple_of or 1
-    drawn = [sequences.quantile(rng.random()) for _ in range(POOL)]
     if how in ("wrapped", "knapsack"):
-        whole, words = Sample((longest,)), f"{size} rows of {longest:,} tokens, packed ({how})"
-        return Batches(sequences, whole, 1, lambda _: longest, lambda _: {}, words, False)
-    bins, take = packed(how, drawn, longest * (size if how == "multipack" else 1)), 1 if how == "multipack" else size
+        return _full(sequences, longest, f"{size} rows of {longest:,} tokens, packed ({how})")
+    rng, room = Random(0), budget or (longest * size if how == "multipack" else longest)
+    bins = packed(how, [sequences.quantile(rng.random()) for _ in range(POOL)], room)
     if not bins:
-        raise InvalidJob(f"lengths: every sequence is longer than {longest:,} tokens", "give a longer sequence_length")
+        raise InvalidJob(f"lengths: every sequence is longer than {room:,} tokens", "give a longer sequence_length")
+    take = 1 if how == "multipack" else size
     rng.shuffle(bins)
     tokens = sorted(sum(bins[at : at + take]) for at in range(0, max(1, len(bins) - take + 1), take))
     words = f"one row of {'a' if take == 1 else take} pack{'s' if take > 1 else ''} ({how}), without padding between"
-    fit = lambda length: round_up(length, multiple)  # noqa: E731
-    return Batches(sequences, Sample(tokens), _a_step(recipe), fit, _in_one_row(recipe), words, False)
+    fit = _fitting(recipe, lengths.pad_to_multiple_of or 1, most=room * take)
+    return Batches(sequences, Sample(tokens), _a_step(recipe), fit, _in_one_row(recipe, budget), words, False)
 
 
 def _of_budget(recipe: Recipe, sequences: Distribution, budget: int) -> Batches:
-    """A rank's examples of a step in micro-batches of so many tokens (verl's ``use_dynamic_bsz``)."""
-    rng, examples = Random(0), recipe.rows * recipe.batch.accumulation
-    longest = min(recipe.batch.sequence_length, budget)
-    steps = range(max(1, min(200, POOL // examples)))
-    draws = [[min(sequences.quantile(rng.random()), longest) for _ in range(examples)] for _ in steps]
-    tokens = sorted(max(map(sum, token_budget(lengths, budget))) for lengths in draws)
+    """A rank's sequences of a step in micro-batches of so many tokens (verl's ``use_dynamic_bsz``)."""
+    job, ranks = recipe.provenance.job, recipe.parallel.data
+    examples = (job.get("global_batch_size") or 0) * (2 if recipe.method.pairs else recipe.batch.group) // ranks
     words = f"one row of the sequences that {budget:,} tokens hold"
-    return Batches(
-        sequences, Sample(tokens), recipe.parallel.data, lambda length: length, _in_one_row(recipe), words, False
-    )
+    if recipe.trainer.name != "verl" or not examples:
+        note = "how full rows are is not drawn (of verl's it is, where global_batch_size is given): every one is full"
+        return _full(sequences, recipe.batch.sequence_length, words, note)
+    rng, longest = Random(0), int(job["sequence_length"])
+    draws = ([min(sequences.quantile(rng.random()), longest) for _ in range(examples)] for _ in range(BUDGETED_STEPS))
+    tokens = sorted(max(map(sum, token_budget(lengths, budget))) for lengths in draws)
+    fit = _fitting(recipe, 1, most=max(tokens))
+    return Batches(sequences, Sample(tokens), ranks, fit, _in_one_row(recipe, budget), words, False)
