@@ -19,6 +19,7 @@ from memplan.api import as_input
 from memplan.drawn import Lengths as Drawn
 from memplan.engine.allocator.events import StepEvents, step_events
 from memplan.errors import InvalidJob
+from memplan.frameworks.reading import read_target as read_files
 from memplan.lengths import batches as made
 from memplan.lengths import playing
 from memplan.lengths.distribution import Sample, distribution, longest_of
@@ -387,6 +388,48 @@ def test_prompts_and_completions_that_are_padded_apart_are_said_to_be() -> None:
     found = drawn(method="grpo", rollout={"prompt_length": 64, "completion_length": 192})
     assert "each apart" in found.notes[0]
     assert found.p50.length < found.worst.length == 256
+
+
+# -- files of frameworks ----------------------------------------------------------------------------------------------
+
+TRL = "model_name_or_path: llama-3.2-1b\nmax_length: 1000\nper_device_train_batch_size: 2\nloss_type: nll\n"
+AXOLOTL = "base_model: llama-3.2-1b\nsequence_len: 1000\nmicro_batch_size: 2\nsample_packing: true\nadapter: lora\n"
+FACTORY = "model_name_or_path: llama-3.2-1b\nstage: sft\ncutoff_len: 1000\nfinetuning_type: lora\n"
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "found"),
+    [
+        ("trl", TRL, {}),
+        ("trl", TRL + "packing: true\n", {"packing": "bfd"}),
+        ("trl", TRL + "packing: true\npacking_strategy: bfd_split\n", {"packing": "bfd-split"}),
+        (
+            "trl",
+            TRL + "group_by_length: true\npad_to_multiple_of: 8\n",
+            {"group_by_length": True, "pad_to_multiple_of": 8},
+        ),
+        ("trl", TRL + "train_sampling_strategy: group_by_length\n", {"group_by_length": True}),
+        ("axolotl", AXOLOTL, {"packing": "multipack", "pad_to_multiple_of": 1024}),
+        ("axolotl", AXOLOTL + "pad_to_sequence_len: false\n", {"packing": "multipack", "pad_to_multiple_of": 1}),
+        ("llamafactory", FACTORY + "neat_packing: true\n", {"packing": "knapsack"}),
+        ("llamafactory", FACTORY.replace("sft", "dpo") + "packing: true\n", {}),
+    ],
+)
+def test_a_file_of_a_framework_says_how_rows_are_made(
+    tmp_path: Path, framework: str, text: str, found: dict[str, Any]
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    options = {"lengths": {"p50": 300, "max": 2000}, **({"method": "sft"} if framework == "trl" else {})}
+    assert read_files(str(file), options, framework=framework).job.lengths == Lengths(p50=300, max=2000, **found)
+    assert read_files(str(file), {"method": "sft"}, framework=framework).job.lengths is None
+
+
+def test_a_strategy_that_nobody_knows_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(TRL + "packing: true\npacking_strategy: tetris\n")
+    given = read_files(str(file), {"lengths": "p50=9,max=99", "method": "sft"}, framework="trl")
+    assert [each.key for each in given.unread] == ["packing_strategy"]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

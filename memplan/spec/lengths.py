@@ -50,7 +50,7 @@ class Lengths(Frozen):
     (LLaMA-Factory)."""
     group_by_length: bool = False
     """Batches are made of sequences of like length (transformers' LengthGroupedSampler)."""
-    pad_to_multiple_of: Annotated[int, Field(ge=1, le=65536), BeforeValidator(_number)] | None = None
+    pad_to_multiple_of: Annotated[int, Field(ge=1, le=10**8), BeforeValidator(_number)] | None = None
     """Rows are padded to a multiple of so many tokens; the trainer's own when not given."""
     steps: Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_number)] = 200
     """Optimizer steps of a run that is drawn."""
