@@ -82,6 +82,7 @@ def drawn(lengths: Any = None, **keys: Any) -> Drawn:
         ({"p50": 1, "max": 3, "p98": 2}, "unknown key 'lengths.p98'"),
         ("p50=3,max=two", "lengths.max"),
         (7, "lengths"),
+        ({"p50": 3, "max": 9, "steps": 100_000, "seeds": 1000}, "more than 1,000,000"),
     ],
 )
 def test_lengths_that_cannot_be_are_refused(said: Any, words: str) -> None:
@@ -371,6 +372,22 @@ def test_a_token_budget_of_which_little_is_known_is_full(keys: dict[str, Any]) -
     found = with_budget(256, **keys)
     assert (found.micro_batches.quantile(0), found.changes(256)) == (256, {})
     assert "every one is full" in found.note
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lengths": {"group_by_length": True}, "gradient_accumulation_steps": 10**9},
+        {"lengths": {"group_by_length": True}, "num_gpus": 100_000, "batch_size": 64},
+        {"lengths": {"packing": "bfd"}, "batch_size": 10**6},
+        {"lengths": {"packing": "bfd-split", "max": 10**8, "p90": 10**7}, "sequence_length": 2},
+        {"lengths": {"packing": "multipack", "max": 10**8}, "sequence_length": 10**8},
+    ],
+)
+def test_what_is_drawn_is_bounded(keys: dict[str, Any]) -> None:
+    lengths = {**PERCENTILES, "p99": None, **keys["lengths"]}
+    found = batches_of(lengths, **{key: value for key, value in keys.items() if key != "lengths"})[1]
+    assert found.fit(found.micro_batches.quantile(0.99)) > 0
 
 
 def test_preference_pairs_are_not_packed() -> None:

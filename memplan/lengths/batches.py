@@ -26,8 +26,12 @@ APART = (
 )
 POOL = 20_000
 """Examples that are packed or grouped to see what comes of it."""
-BUDGETED_STEPS = 200
-"""Steps of a rank whose micro-batches are made to see what comes of a token budget."""
+MOST_GROUPED = 1_000_000
+"""Examples of a megabatch, or of a few steps, up to which grouping is followed."""
+BUDGETED, MOST_BUDGETED = 4000, 500
+"""Sequences that are divided by a token budget in all, and in one step: more fill their rows no less."""
+LEAST_BATCHES = 8
+"""That are made of the packs at hand; where there are fewer, nothing is drawn of them."""
 MEGABATCH = 50
 """``mega_batch_mult`` of transformers' LengthGroupedSampler (trainer_pt_utils.py: get_length_grouped_indices)."""
 
@@ -145,6 +149,8 @@ def _grouped(found: Batches, recipe: Recipe, rows: int) -> Batches:
     """Megabatches sorted by length, of which the ranks take consecutive micro-batches in turn: one draw is a step."""
     rng, a_step = Random(0), rows * _a_step(recipe)
     mega = MEGABATCH * rows * recipe.batch.accumulation
+    if max(mega, 4 * a_step) > MOST_GROUPED:
+        return found._replace(note=f"group_by_length is not followed over {mega:,} examples: batches are drawn without")
     lengths = [found.sequences.quantile(rng.random()) for _ in range(max(POOL, 4 * a_step) // mega * mega or mega)]
     by_length = [each for at in range(0, len(lengths), mega) for each in sorted(lengths[at : at + mega], reverse=True)]
     longest = sorted(max(by_length[at : at + a_step]) for at in range(0, len(by_length), a_step))
@@ -169,6 +175,10 @@ def _of_packed(recipe: Recipe, sequences: Distribution, lengths: Lengths, budget
     if not bins:
         raise InvalidJob(f"lengths: every sequence is longer than {room:,} tokens", "give a longer sequence_length")
     take = 1 if how == "multipack" else size
+    if take * LEAST_BATCHES > len(bins):
+        return _full(
+            sequences, longest, f"{size} rows of {longest:,} tokens", "so many packs in a batch are taken as full"
+        )
     rng.shuffle(bins)
     tokens = sorted(sum(bins[at : at + take]) for at in range(0, max(1, len(bins) - take + 1), take))
     words = f"one row of {'a' if take == 1 else take} pack{'s' if take > 1 else ''} ({how}), without padding between"
@@ -184,8 +194,9 @@ def _of_budget(recipe: Recipe, sequences: Distribution, budget: int) -> Batches:
     if recipe.trainer.name != "verl" or not examples:
         note = "how full rows are is not drawn (of verl's it is, where global_batch_size is given): every one is full"
         return _full(sequences, recipe.batch.sequence_length, words, note)
-    rng, longest = Random(0), int(job["sequence_length"])
-    draws = ([min(sequences.quantile(rng.random()), longest) for _ in range(examples)] for _ in range(BUDGETED_STEPS))
+    rng, longest, examples = Random(0), int(job["sequence_length"]), min(examples, MOST_BUDGETED)
+    steps = range(BUDGETED // examples)
+    draws = ([min(sequences.quantile(rng.random()), longest) for _ in range(examples)] for _ in steps)
     tokens = sorted(max(map(sum, token_budget(lengths, budget))) for lengths in draws)
     fit = _fitting(recipe, 1, most=max(tokens))
     return Batches(sequences, Sample(tokens), ranks, fit, _in_one_row(recipe, budget), words, False)

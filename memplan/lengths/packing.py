@@ -47,6 +47,15 @@ def split_best_fit(lengths: Sequence[int], budget: int) -> Rows:
     return best_fit(list(chain.from_iterable(_pieces(each, budget) for each in lengths)), budget)
 
 
+MOST_PIECES = 50
+"""Rows that one sequence fills in a pool of drawn ones: more of them are as full."""
+
+
+def shortened(length: int, budget: int) -> int:
+    """A sequence of the same rest that fills no more than so many rows."""
+    return length if length <= MOST_PIECES * budget else MOST_PIECES * budget + length % budget
+
+
 def _pieces(length: int, budget: int) -> Iterator[int]:
     whole, rest = divmod(length, budget)
     yield from [budget] * whole
@@ -169,5 +178,6 @@ PACKED: dict[str, tuple[Callable[[Sequence[int], int], Rows], int]] = {
 def packed(how: str, lengths: Sequence[int], budget: int) -> list[int]:
     """Tokens of each row that so many sequences become."""
     pack, together = PACKED[how]
+    lengths = [shortened(length, budget) for length in lengths]
     groups = (lengths[start : start + together] for start in range(0, len(lengths), together))
     return [sum(row) for group in groups for row in pack(group, budget)]

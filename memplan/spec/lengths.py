@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
 
-MOST_TOKENS = 10**8
+MOST_TOKENS, MOST_STEPS = 10**8, 10**6
 FORMS = "a file of lengths, {p50, p90, p99, max}, or {mean, sigma, max}"
 _PAIRS = re.compile(r"\s*\w+\s*=\s*[^=,]+(,\s*\w+\s*=\s*[^=,]+)*\s*", re.ASCII)
 
@@ -70,6 +70,10 @@ class Lengths(Frozen):
             self._check_numbers(percentiles)
         elif self.max is not None or self.min is not None:
             raise InvalidJob("lengths: a file says itself what its longest is", "leave max and min out")
+        if self.steps * self.seeds > MOST_STEPS:
+            raise InvalidJob(
+                f"lengths: {self.steps:,} steps × {self.seeds:,} seeds are more than {MOST_STEPS:,}", "draw fewer"
+            )
         return self
 
     def _has_moments(self) -> bool:
