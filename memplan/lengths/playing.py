@@ -18,8 +18,8 @@ from memplan.reporting import totals_of
 from memplan.spec.recipe import Recipe
 from memplan.units import GPU_ROUNDING, round_up
 
-MOST_RECORDED, MOST_PLAYED = 120_000, 800_000
-"""Events that are recorded, and played, in all: a few seconds."""
+MOST_RECORDED, MOST_PLAYED = 120_000, 20_000_000
+"""Events that are recorded, and played, in all: a second, and half a minute."""
 RECORDED = 3, 8
 """The fewest and the most lengths that are recorded."""
 AGREES = 0.02

@@ -56,7 +56,7 @@ class Lengths(Frozen):
     """Optimizer steps of a run that is drawn."""
     seeds: Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_number)] = 100
     """Runs that are drawn."""
-    played_steps: Annotated[int, Field(ge=0, le=1000), BeforeValidator(_number)] = 60
+    played_steps: Annotated[int, Field(ge=0, le=1000), BeforeValidator(_number)] = 30
     """Steps of one run that the caching allocator is played through; 0 plays none."""
 
     @model_validator(mode="after")
