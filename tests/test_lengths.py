@@ -82,6 +82,7 @@ def drawn(lengths: Any = None, **keys: Any) -> Drawn:
         ({"p50": 1, "max": 3, "p98": 2}, "unknown key 'lengths.p98'"),
         ("p50=3,max=two", "lengths.max"),
         (7, "lengths"),
+        ("{p50: 4}", "is no JSON"),
         ({"p50": 3, "max": 9, "steps": 100_000, "seeds": 1000}, "more than 1,000,000"),
     ],
 )
@@ -93,6 +94,7 @@ def test_lengths_that_cannot_be_are_refused(said: Any, words: str) -> None:
 def test_a_text_is_a_path_or_says_numbers() -> None:
     assert read_job({"lengths": "a/lengths.txt"}).job.lengths == Lengths(file="a/lengths.txt")
     assert read_job({"lengths": "p50=40, max=90"}).job.lengths == Lengths(p50=40, max=90)
+    assert read_job({"lengths": '{"p50": 40, "max": 90}'}).job.lengths == Lengths(p50=40, max=90)
 
 
 def test_an_option_replaces_the_form_of_a_file_and_keeps_how_rows_are_made() -> None:
