@@ -7,10 +7,6 @@ from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.play.step import played
 from memplan.spec.recipe import Recipe
 
-PLAYED = ("elementwise", "factored")
-"""Rules of optimizers that are one optimizer, and step on tensors in the model's order."""
-
-
 SHARING = ("shared-block", "layer-inputs", "streams", "hyper")
 """Forms of layers that read more than the residual stream."""
 
@@ -47,17 +43,12 @@ def is_covered(recipe: Recipe) -> bool:
         not recipe.several
         and recipe.zero_stage < 0
         and not recipe.storage.precision.master
-        and recipe.optimizer.row.rule in PLAYED
-        and recipe.optimizer.row.blocks is None
-        and not recipe.fused_backward
         and recipe.batch.images is None
         and recipe.model.encoder is None
         and not any(run.layer.form in SHARING for run in recipe.model.runs)
         and not recipe.checkpointing.offload
-        and not recipe.loss.router.policy
         and recipe.others.critic is None
         and recipe.teacher is None
-        and (recipe.batch.accumulation == 1 or recipe.loss.pair_pass != "two-forward")
     )
 
 

@@ -7,18 +7,15 @@ between gradients that are still alive. From the second step on all steps are al
 from __future__ import annotations
 
 from memplan.engine.micro_step import stages
-from memplan.engine.optimizer.states import Stepped, paged_bytes, state_bytes, stepped
-from memplan.engine.optimizer.temporaries import PROGRAMS
-from memplan.engine.parallel.sharding import held
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
+from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import Weights
 from memplan.engine.rows.model import keeps_masks, mask_bytes
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 
@@ -28,9 +25,10 @@ class Player:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.tape = recipe, PlayTape()
         self.tape.in_place = recipe.hardware.gpu is not None
+        self.tape.gradient_mode = recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
         self.weights: dict[str, Weights] = {}
-        self.states: list[Tensor] = []
+        self.optimizer = Optimizer(recipe, self.tape, self.resident.trained)
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
@@ -52,9 +50,7 @@ class Player:
         for _ in range(min(self.recipe.batch.accumulation, 2)):
             self._micro_step()
         self.tape.mark("step.optimizer")
-        if not self.states:
-            self.states = [state for weight in self.resident.trained for state in self._states_of(weight)]
-        self._optimizer_temporaries()
+        self.optimizer.step()
         self.tape.stored.clear()
 
     def _micro_step(self) -> None:
@@ -89,42 +85,6 @@ class Player:
         count = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
         batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
         return [*batch, self.new(recipe.image_bytes * recipe.rows, 1, "pixels", "batch")]
-
-    def _stepped(self, weight: Weight) -> Stepped:
-        itemsize = held(self.recipe).stepped_itemsize(self.recipe, weight)
-        return stepped(self.recipe, weight, itemsize, 1)
-
-    def _states_of(self, weight: Weight) -> list[Tensor]:
-        """As ``state_bytes`` counts them; what is paged is not torch's."""
-        tensor = self._stepped(weight)
-        sizes = state_bytes(self.recipe, tensor)
-        if paged_bytes(self.recipe, tensor):
-            whole = sizes[0]
-            sizes = [size for size in sizes if size != whole]
-        return [self.new(size, 1, "optimizer states", "optimizer_states") for size in sizes]
-
-    def _optimizer_temporaries(self) -> None:
-        """foreach: a buffer for every tensor, none freed before all are there; loop: the variables of the optimizer's
-        program, tensor by tensor.
-        """
-        recipe, optimizer = self.recipe, self.recipe.optimizer.row
-        trained, kind = self.resident.trained, "optimizer_temporaries"
-        if recipe.optimizer.implementation == "foreach":
-            sizes = [self._stepped(weight) for weight in trained]
-            buffers = [
-                self.new(each.elements, each.itemsize, "foreach buffers", kind)
-                for _ in range(optimizer.foreach_copies)
-                for each in sizes
-            ]
-            del buffers
-        elif recipe.optimizer.implementation == "loop":
-            program, variables = PROGRAMS[optimizer.step], dict[str, Tensor]()
-            for weight in trained:
-                for name, size in program(self._stepped(weight), recipe.optimizer.settings):
-                    if size:
-                        variables[name] = self.new(size, 1, name, kind)
-                    else:
-                        variables.pop(name, None)
 
 
 def played(recipe: Recipe, steps: int = 2) -> tuple[PlayTape, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memplan.engine.tape.graph import Param, Storage, Tensor
 from memplan.engine.tape.tags import Tag
 from memplan.engine.tape.tape import Tape
+from memplan.tables.styles import Fused
 
 
 class PlayedStorage(Storage):
@@ -55,6 +56,9 @@ class PlayTape(Tape):
 
     def _accumulate(self, param: Param, grads: list[Tensor | None]) -> None:
         """``AccumulateGrad``: a first gradient is taken as it is, another is added to it in place."""
+        if isinstance(self.gradient_mode, Fused):
+            super()._accumulate(param, grads)
+            return
         grad = grads.pop()
         if grad is not None:
             self.stored.setdefault(param, grad)
