@@ -40,7 +40,7 @@ def is_covered(recipe: Recipe) -> bool:
     """One GPU without DeepSpeed, one trained model, optimizer states of whole elements; accumulation not with two
     forwards."""
     return (
-        not recipe.several
+        (not recipe.several or _is_played_sharding(recipe))
         and recipe.zero_stage < 0
         and not recipe.storage.precision.master
         and recipe.batch.images is None
@@ -62,3 +62,9 @@ def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
             blocks[number] = allocator.malloc(size)
         else:
             allocator.free(blocks.pop(number))
+
+
+def _is_played_sharding(recipe: Recipe) -> bool:
+    fsdp = recipe.sharding.fsdp
+    whole = isinstance(recipe.sharding.reshard_after_forward, bool) and fsdp.replicas == 1
+    return recipe.sharding.name == "fsdp2" and whole and recipe.divided.world == 1

@@ -11,12 +11,23 @@ from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
 from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.resident import Resident
+from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import Weights
 from memplan.engine.rows.model import keeps_masks, mask_bytes
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
+
+
+def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
+    """The hooks of what divides the policy's states."""
+    if recipe.several and recipe.sharding.name == "fsdp2":
+        from memplan.engine.play.fsdp2 import Fsdp2
+
+        return Fsdp2(recipe, tape, weights)
+    return Sharding()
 
 
 class Player:
@@ -28,6 +39,7 @@ class Player:
         self.tape.gradient_mode = recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
         self.weights: dict[str, Weights] = {}
+        self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
         self.optimizer = Optimizer(recipe, self.tape, self.resident.trained)
 
     def weights_of(self, plan: PassPlan) -> Weights:
@@ -41,19 +53,25 @@ class Player:
             )
         return self.weights[own]
 
+    def sharding_of(self, plan: PassPlan) -> Sharding:
+        """What divides the model of a pass."""
+        return Sharding() if self.weights_of(plan) is not self.weights.get("") else self.sharding
+
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""
         return self.tape.new(Dim("n", elements), itemsize, label, category=category)
 
     def step(self) -> None:
         """Micro-steps (two stand for many: all but the first are alike), the optimizer, zero_grad."""
-        for _ in range(min(self.recipe.batch.accumulation, 2)):
-            self._micro_step()
+        count = min(self.recipe.batch.accumulation, 2)
+        for i in range(count):
+            self._micro_step(last=i + 1 == count)
         self.tape.mark("step.optimizer")
         self.optimizer.step()
         self.tape.stored.clear()
+        self.sharding.zero_grad()
 
-    def _micro_step(self) -> None:
+    def _micro_step(self, *, last: bool) -> None:
         recipe = self.recipe
         batch = self._batch()
         runs: dict[int, PassRun] = {}
@@ -66,7 +84,7 @@ class Player:
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
-                run = PassRun(self.weights_of(traced.plan), traced.plan, masks)
+                run = PassRun(self.weights_of(traced.plan), traced.plan, masks, self.sharding_of(traced.plan))
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run
@@ -75,6 +93,7 @@ class Player:
             waiting.append(runs.pop(id(traced)))
             if joined and runs:
                 continue
+            self.sharding.reduces = not self.sharding.late or (last and not runs)
             play_back(self.tape, waiting[::-1])
             waiting.clear()
         del batch

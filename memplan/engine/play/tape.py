@@ -7,6 +7,10 @@ runs them. Parameters are the same over all passes, and keep their gradient from
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param, Storage, Tensor
 from memplan.engine.tape.tags import Tag
 from memplan.engine.tape.tape import Tape
@@ -25,6 +29,8 @@ class PlayedStorage(Storage):
         tape.tags.append(tag)
         if size:
             tape.live += size
+            if tape.stream:
+                tape.streams[number] = tape.stream
             tape.events.append((number, size))
 
     def __del__(self) -> None:
@@ -49,6 +55,19 @@ class PlayTape(Tape):
         self.marks: list[tuple[int, str]] = []
         self.stored: dict[Param, Tensor] = {}
         """``.grad`` of each parameter that has one."""
+        self.scopes: dict[Param, object] = {}
+        """Where each parameter is: a layer's number, or outside."""
+        self.sharding = Sharding()
+        self.stream = 0
+        self.streams: dict[int, int] = {}
+        """The stream of each storage that is not of the one that computes."""
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Allocate on another stream."""
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""
@@ -61,4 +80,8 @@ class PlayTape(Tape):
             return
         grad = grads.pop()
         if grad is not None:
+            is_new = param not in self.stored
             self.stored.setdefault(param, grad)
+            del grad
+            if is_new:
+                self.sharding.took(param, self.scopes.get(param))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memplan.engine.parallel.fsdp2.units import NOTHING, Frame, Unit, head_gathered_whole, layer_units, padded, unit_of
 from memplan.engine.parallel.fsdp2.vision import units_of
 from memplan.engine.passes import PassPlan
@@ -22,25 +24,37 @@ def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     return found._replace(tower=units_of(recipe, tower))
 
 
-def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    place = "host" if recipe.sharding.fsdp.cpu_offload else "gpu"
+class Parts(NamedTuple):
+    """The weights outside the layers, by the unit that holds them."""
+
+    root: list[Weight]
+    first: list[Weight]
+    tail: list[Weight]
+    opens: bool = False
+    """See ``Frame.opens``."""
+
+
+def parts_of(recipe: Recipe, weights: list[Weight]) -> Parts:
+    """Which weights outside the layers are the root's, and which are units of their own."""
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
     if head_gathered_whole(recipe):
         outside = [weight for weight in outside if weight.name not in _tail_names(recipe, recipe.adapter is not None)]
-    layers, resharding = layer_units(recipe), recipe.sharding.reshard_after_forward
     if not recipe.sharding.fsdp.own_ends:
-        root, first = _root_and_first(recipe, spec, outside)
-        return Frame(layers, unit_of(root, recipe), resharding, unit_of(first, recipe), place=place)
+        return Parts(*_root_and_first(recipe, spec, outside), [])
     ends = _tail_names(recipe, recipe.adapter is not None)
     if spec.head_is_tied:
         tail = [weight for weight in outside if weight.name in ends or _of_embedding(weight)]
-        root = [weight for weight in outside if weight not in tail]
-        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True, place)
+        return Parts([weight for weight in outside if weight not in tail], [], tail, True)
     first = [weight for weight in outside if _of_embedding(weight)]
     tail = [weight for weight in outside if weight.name in ends]
-    root = [weight for weight in outside if weight not in first and weight not in tail]
-    own = (unit_of(each, recipe) for each in (root, first, tail))
-    return Frame(layers, next(own), resharding, next(own), next(own), place=place)
+    return Parts([weight for weight in outside if weight not in first and weight not in tail], first, tail)
+
+
+def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
+    place, parts = "host" if recipe.sharding.fsdp.cpu_offload else "gpu", parts_of(recipe, weights)
+    root, first, tail = (unit_of(part, recipe) for part in parts[:3])
+    resharding = recipe.sharding.reshard_after_forward
+    return Frame(layer_units(recipe), root, resharding, first, tail, parts.opens, place)
 
 
 def _tail_names(recipe: Recipe, adapted: bool) -> set[str]:

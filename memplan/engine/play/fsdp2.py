@@ -1,0 +1,247 @@
+"""FSDP2's hooks on the play: units are gathered before they run, freed behind them, and their gradients reduced.
+
+torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wait_for_unshard, post_backward),
+``_fsdp_collectives.py`` (what is allocated on which stream), ``_fsdp_state.py`` (the root, and the end of backward).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
+from memplan.engine.parallel.fsdp2.root import parts_of
+from memplan.engine.parallel.fsdp2.units import unit_of, waits_for_reduction
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.weights import OUTSIDE
+from memplan.engine.tape.graph import Node, Param, Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memplan.engine.play.model import PassRun
+
+GATHERING, REDUCING = 1, 2
+"""Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
+
+
+class Group:
+    """What is gathered and reduced together (``FSDPParamGroup``)."""
+
+    def __init__(self, weights: list[Weight], recipe: Recipe) -> None:
+        self.unit = unit_of(weights, recipe)
+        each = [(unit_of([weight._replace(copies=1)], recipe).gathered, weight.copies) for weight in weights]
+        self.sizes = [size for size, copies in each for _ in range(copies)]
+        self.whole: list[Tensor] = []
+        self.output: Tensor | None = None
+        self.arrived: list[Param] = []
+        self.waiting: list[Tensor] = []
+        self.shard: Tensor | None = None
+        self.forwards: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Its weights are gathered and copied out."""
+        return bool(self.whole)
+
+
+class Fsdp2(Sharding):
+    """The units of one model."""
+
+    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+        self.recipe, self.tape = recipe, tape
+        adapter, parts = recipe.adapter, parts_of(recipe, weights)
+        self.root, self.first, self.last = (Group(part, recipe) for part in (parts.root, parts.first, parts.tail))
+        self.opens = parts.opens
+        self.layers: list[Group] = []
+        for run in recipe.model.runs:
+            of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
+            self.layers += [Group(of_layer, recipe) for _ in range(run.count)]
+        self.outside = {
+            weight.name: group
+            for group, part in ((self.root, parts.root), (self.first, parts.first), (self.last, parts.tail))
+            for weight in part
+        }
+        self.reshards = recipe.sharding.reshard_after_forward is True
+        self.within = loss_is_inside(recipe)
+        self.late, self.reduces = waits_for_reduction(recipe), True
+        self.order: list[Group] = []
+        self.gathered_before: Tensor | None = None
+        self.reduced_before: Tensor | None = None
+
+    def _new(self, size: int, label: str, category: str, stream: int = 0) -> Tensor:
+        with self.tape.on(stream):
+            return self.tape.new(Dim("n", size), 1, label, category=category)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def begin(self, run: PassRun) -> None:
+        """The root's ``pre_forward``, then the embedding's."""
+        self._enter(self.root)
+        if self.opens:
+            self._enter(self.last)
+        self._enter(self.first)
+
+    def embedded(self, run: PassRun, x: Tensor) -> Tensor:
+        """The embedding's ``post_forward``, where it is a unit."""
+        return self._leave(self.first, x) if self.first.sizes else x
+
+    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+        """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
+        self._enter(self.layers[layer])
+        return self._then(x, self.layers[layer], self._post_backward)
+
+    def after(self, run: PassRun, layer: int, y: Tensor) -> Tensor:
+        """``post_forward``, which hooks the gradient of the output."""
+        return self._leave(self.layers[layer], y)
+
+    def tail(self, run: PassRun, x: Tensor) -> Tensor:
+        """Norm and head, where they are a unit."""
+        if self.opens or not self.last.sizes:
+            return x
+        self._enter(self.last)
+        return self._then(x, self.last, self._post_backward)
+
+    def logits(self, run: PassRun, x: Tensor) -> Tensor:
+        """The head has run, and the model's forward with it where the loss is not within."""
+        if self.last.sizes:
+            self._record(self.last)
+            x = self._then(x, self.last, self._pre_backward)
+        if not self.within:
+            self._record(self.root)
+            x = self._then(x, self.root, self._pre_backward)
+            self.gathered_before = None
+        return x
+
+    def end(self, run: PassRun) -> None:
+        """The root's ``post_forward``: the last all-gather's output is let go."""
+        if self.gathered_before is not None:
+            self._record(self.root)
+        self.gathered_before = None
+        if self.recipe.sharding.fsdp.root_reshards:
+            self.root.whole.clear()
+
+    def _enter(self, group: Group) -> None:
+        self._unshard(group)
+        self._wait(group, forward=True)
+
+    def _leave(self, group: Group, y: Tensor) -> Tensor:
+        if self.reshards:
+            group.whole.clear()
+        self._record(group)
+        return self._then(y, group, self._pre_backward)
+
+    def _record(self, group: Group) -> None:
+        group.forwards.append(len(self.order))
+        self.order.append(group)
+
+    def _then(self, x: Tensor, group: Group, hook: Callable[[Group], None]) -> Tensor:
+        """The same tensor, whose gradient passes a hook."""
+        if not (self.tape.grad_enabled and x.needs_grad):
+            return x
+
+        def backward(tape: PlayTape, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+            hook(group)
+            return (grads[0],)
+
+        return Tensor(x.dim, x.itemsize, x.storage, Node(self.tape, [x.edge], (), backward))  # type: ignore[arg-type]
+
+    def _unshard(self, group: Group) -> None:
+        """The all-gather's output, and what its input is copied or cast to."""
+        if group.is_whole or group.output is not None or not group.sizes:
+            return
+        copied = self._new(group.unit.cast, "all-gather input", "buffers", GATHERING)
+        group.output = self._new(group.unit.gathered, "all-gather output", "gathered_parameters", GATHERING)
+        del copied
+
+    def _wait(self, group: Group, *, forward: bool) -> None:
+        """Weights are copied out; in forward the output waits for the next copy-out (``AllGatherState``)."""
+        if group.output is None:
+            return
+        before = self.gathered_before if forward else None
+        if forward:
+            self.gathered_before = None
+        group.whole = [self._new(size, "gathered weights", "gathered_parameters") for size in group.sizes]
+        if forward:
+            self.gathered_before = group.output
+        group.output = None
+        del before
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward_begins(self, runs: list[PassRun]) -> None:
+        """The root's hook is on the loss where the model's forward makes it."""
+        if self.within:
+            self._pre_backward(self.root)
+
+    def took(self, param: Param, scope: object) -> None:
+        """A gradient of a unit has come."""
+        group = self.outside.get(param.name, self.root) if scope == OUTSIDE else self.layers[int(scope)]  # type: ignore[call-overload]
+        group.arrived.append(param)
+
+    def _pre_backward(self, group: Group) -> None:
+        """Gathered, unless it is, and the unit before it in forward gathered ahead."""
+        self._unshard(group)
+        self._wait(group, forward=False)
+        if group.forwards:
+            ahead = group.forwards.pop() - 1
+            if ahead >= 0:
+                self._unshard(self.order[ahead])
+
+    def _post_backward(self, group: Group) -> None:
+        """Gradients that wait are added to; or all of the unit's are put together, reduced and let go of."""
+        tape, arrived = self.tape, group.arrived
+        group.arrived = []
+        grads = [tape.stored.pop(param) for param in arrived]
+        if not self.reduces:
+            self._keep(group, grads)
+            group.whole.clear()
+            return
+        grads = self._added(group, grads)
+        group.whole.clear()
+        if not grads:
+            return
+        unit = group.unit
+        self.reduced_before = None
+        copied = self._new(unit.reduced, "reduce-scatter input", "buffers")
+        del grads[:-1]
+        shard = self._new(unit.reduced // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
+        if unit.scattered > shard.dim.elements:
+            shard = self._new(unit.shard, "shards of gradients", "gradients", REDUCING)
+        if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
+            group.shard = shard
+        self.reduced_before = copied
+
+    def _keep(self, group: Group, grads: list[Tensor]) -> None:
+        """``to_accumulated_grad_if_needed``: in the reduction's dtype."""
+        wide = self.recipe.storage.reduce_itemsize
+        kept = [
+            grad
+            if grad.itemsize == wide
+            else self.tape.new(grad.dim, wide, "gradients that wait", category="gradients")
+            for grad in grads
+        ]
+        if not group.waiting:
+            group.waiting = kept
+
+    def _added(self, group: Group, grads: list[Tensor]) -> list[Tensor]:
+        waiting, group.waiting = group.waiting, []
+        return waiting or grads
+
+    def backward_ends(self, runs: list[PassRun]) -> None:
+        """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""
+        for group in (self.root, self.first, *self.layers, self.last):
+            if group.is_whole or group.arrived or group.output is not None:
+                self._post_backward(group)
+            group.output = None
+            group.forwards.clear()
+        self.order.clear()
+        self.reduced_before = None
+
+    def zero_grad(self) -> None:
+        """The optimizer has stepped."""
+        for group in (self.root, self.first, *self.layers, self.last):
+            group.shard = None
