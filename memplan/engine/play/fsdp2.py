@@ -6,11 +6,12 @@ torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
-from memplan.engine.parallel.fsdp2.root import parts_of
-from memplan.engine.parallel.fsdp2.units import unit_of, waits_for_reduction
+from memplan.engine.parallel.fsdp2.root import Parts, frozen_parts, frozen_unit, parts_of
+from memplan.engine.parallel.fsdp2.units import Unit, unit_of, waits_for_reduction
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import OUTSIDE
@@ -20,20 +21,23 @@ from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from memplan.engine.passes import PassPlan
     from memplan.engine.play.model import PassRun
 
 GATHERING, REDUCING = 1, 2
 """Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
 
 
+Measure = Callable[[list[Weight]], Unit]
+"""The bytes of a unit of these weights."""
+
+
 class Group:
     """What is gathered and reduced together (``FSDPParamGroup``)."""
 
-    def __init__(self, weights: list[Weight], recipe: Recipe) -> None:
-        self.unit = unit_of(weights, recipe)
-        each = [(unit_of([weight._replace(copies=1)], recipe).gathered, weight.copies) for weight in weights]
+    def __init__(self, weights: list[Weight], measure: Measure) -> None:
+        self.unit = measure(weights)
+        each = [(measure([weight._replace(copies=1)]).gathered, weight.copies) for weight in weights]
         self.sizes = [size for size, copies in each for _ in range(copies)]
         self.whole: list[Tensor] = []
         self.output: Tensor | None = None
@@ -48,18 +52,34 @@ class Group:
         return bool(self.whole)
 
 
+def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
+    """Those of the policy."""
+    adapter, layers = recipe.adapter, list[list[Weight]]()
+    for run in recipe.model.runs:
+        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
+        layers += [of_layer] * run.count
+    return Fsdp2(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+
+
+def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
+    """Those of a reference that is sharded too, in the dtype that it computes in."""
+    layers = [list(layer_weights(run.layer, 1, False, None)) for run in plan.spec.runs for _ in range(run.count)]
+    parts = frozen_parts(recipe, plan.spec)
+    if recipe.sharding.fsdp.reference_whole:
+        layers = [[] for _ in layers]
+    return Fsdp2(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))
+
+
 class Fsdp2(Sharding):
     """The units of one model."""
 
-    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+    def __init__(
+        self, recipe: Recipe, tape: PlayTape, parts: Parts, layers: list[list[Weight]], measure: Measure
+    ) -> None:
         self.recipe, self.tape = recipe, tape
-        adapter, parts = recipe.adapter, parts_of(recipe, weights)
-        self.root, self.first, self.last = (Group(part, recipe) for part in (parts.root, parts.first, parts.tail))
+        self.root, self.first, self.last = (Group(part, measure) for part in parts[:3])
         self.opens = parts.opens
-        self.layers: list[Group] = []
-        for run in recipe.model.runs:
-            of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-            self.layers += [Group(of_layer, recipe) for _ in range(run.count)]
+        self.layers = [Group(weights, measure) for weights in layers]
         self.outside = {
             weight.name: group
             for group, part in ((self.root, parts.root), (self.first, parts.first), (self.last, parts.tail))
@@ -193,14 +213,11 @@ class Fsdp2(Sharding):
 
     def _post_backward(self, group: Group) -> None:
         """Gradients that wait are added to; or all of the unit's are put together, reduced and let go of."""
-        tape, arrived = self.tape, group.arrived
-        group.arrived = []
-        grads = [tape.stored.pop(param) for param in arrived]
         if not self.reduces:
-            self._keep(group, grads)
+            self._keep(group)
             group.whole.clear()
             return
-        grads = self._added(group, grads)
+        grads = self._gradients(group)
         group.whole.clear()
         if not grads:
             return
@@ -215,19 +232,23 @@ class Fsdp2(Sharding):
             group.shard = shard
         self.reduced_before = copied
 
-    def _keep(self, group: Group, grads: list[Tensor]) -> None:
-        """``to_accumulated_grad_if_needed``: in the reduction's dtype."""
-        wide = self.recipe.storage.reduce_itemsize
-        kept = [
-            grad
-            if grad.itemsize == wide
-            else self.tape.new(grad.dim, wide, "gradients that wait", category="gradients")
-            for grad in grads
-        ]
-        if not group.waiting:
-            group.waiting = kept
+    def _keep(self, group: Group) -> None:
+        """``to_accumulated_grad_if_needed``: in the reduction's dtype, where that is another than autograd's."""
+        wide, stored = self.recipe.storage.reduce_itemsize, self.tape.stored
+        if all(stored[param].itemsize == wide for param in group.arrived):
+            return
+        first = not group.waiting
+        for param in group.arrived:
+            grad = stored.pop(param)
+            if first:
+                group.waiting.append(self.tape.new(grad.dim, wide, "gradients that wait", category="gradients"))
+            del grad
+        group.arrived = []
 
-    def _added(self, group: Group, grads: list[Tensor]) -> list[Tensor]:
+    def _gradients(self, group: Group) -> list[Tensor]:
+        """All of a unit, added to those that waited."""
+        arrived, group.arrived = group.arrived, []
+        grads = [self.tape.stored.pop(param) for param in arrived]
         waiting, group.waiting = group.waiting, []
         return waiting or grads
 

@@ -39,11 +39,16 @@ class Resident:
                 self._hold(workspace_bytes(recipe.hardware.gpu), "matmul workspace", "workspaces")
 
     def _beside(self, recipe: Recipe, model: OtherModel) -> None:
+        shards = recipe.sharding.ranks if model.sharded else 1
         category = model.role if model.role == "reference" else "extra_models"
         for weight in in_order(model.spec, False, None):
             own = 0 if recipe.storage.precision.master else weight.itemsize
-            if not self._packed(weight, model.quantised, 1, category):
-                self._hold(weight.elements * (own or model.itemsize), weight.name, category)
+            if (model.sharded and recipe.sharding.fsdp.cpu_offload) or self._packed(
+                weight, model.quantised, 1, category
+            ):
+                continue
+            elements = shard_elements([weight], shards, recipe.sharding.name == "fsdp2")
+            self._hold(elements * (own or model.itemsize), weight.name, category)
         self._buffers(model.spec, model.itemsize)
 
     def _packed(self, weight: Weight, base: Quantised | None, shards: int, category: str = "parameters") -> bool:

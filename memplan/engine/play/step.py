@@ -24,10 +24,17 @@ from memplan.spec.recipe import Recipe
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
     """The hooks of what divides the policy's states."""
     if recipe.several and recipe.sharding.name == "fsdp2":
-        from memplan.engine.play.fsdp2 import Fsdp2
+        from memplan.engine.play.fsdp2 import policy_units
 
-        return Fsdp2(recipe, tape, weights)
+        return policy_units(recipe, tape, weights)
     return Sharding()
+
+
+def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
+    """The hooks of a reference that is divided as the policy is."""
+    from memplan.engine.play.fsdp2 import reference_units
+
+    return reference_units(recipe, tape, plan)
 
 
 class Player:
@@ -39,6 +46,7 @@ class Player:
         self.tape.gradient_mode = recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
         self.weights: dict[str, Weights] = {}
+        self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
         self.optimizer = Optimizer(recipe, self.tape, self.resident.trained)
 
@@ -55,7 +63,12 @@ class Player:
 
     def sharding_of(self, plan: PassPlan) -> Sharding:
         """What divides the model of a pass."""
-        return Sharding() if self.weights_of(plan) is not self.weights.get("") else self.sharding
+        if plan.name != "reference" or self.recipe.others.reference != "resident":
+            return self.sharding
+        if plan.name not in self.beside:
+            sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
+            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
+        return self.beside[plan.name]
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""
@@ -67,7 +80,8 @@ class Player:
         for i in range(count):
             self._micro_step(last=i + 1 == count)
         self.tape.mark("step.optimizer")
-        self.optimizer.step()
+        if not self.recipe.sharding.fsdp.cpu_offload:
+            self.optimizer.step()
         self.tape.stored.clear()
         self.sharding.zero_grad()
 
@@ -79,7 +93,7 @@ class Player:
         together = joined and not recipe.loss.code.leaves_autocast
         passes = stages(recipe)
         waiting: list[PassRun] = []
-        for traced, half in passes:
+        for position, (traced, half) in enumerate(passes):
             name = traced.plan.name
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
@@ -93,7 +107,7 @@ class Player:
             waiting.append(runs.pop(id(traced)))
             if joined and runs:
                 continue
-            self.sharding.reduces = not self.sharding.late or (last and not runs)
+            self.sharding.reduces = not self.sharding.late or (last and position + 1 == len(passes))
             play_back(self.tape, waiting[::-1])
             waiting.clear()
         del batch

@@ -79,25 +79,32 @@ def _root_and_first(recipe: Recipe, spec: ModelSpec, outside: list[Weight]) -> t
     return [weight for weight in outside if weight not in first], first
 
 
-def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
-    """The reference's units, in the dtype that it computes in; none is reduced."""
-    itemsize, spec, ranks = plan.mode.numerics.itemsize, plan.spec, recipe.sharding.ranks
+def frozen_unit(recipe: Recipe, plan: PassPlan, weights: list[Weight]) -> Unit:
+    """A unit that is gathered alone, in the dtype that its model computes in."""
+    elements = sum(padded(weight, recipe.sharding.ranks) * weight.copies for weight in weights)
+    return NOTHING._replace(gathered=elements * plan.mode.numerics.itemsize)
 
-    def unit(weights: list[Weight]) -> Unit:
-        return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
-    layers: list[Unit] = []
-    for run in spec.runs:
-        layers += [unit(list(layer_weights(run.layer, 1, False, None)))] * run.count
-    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
+def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:
+    """The reference's weights outside the layers; all of it where it is one unit."""
     if recipe.sharding.fsdp.reference_whole:
-        whole = unit(model_weights(spec, False))
-        return Frame([NOTHING] * len(layers), whole, True)
+        return Parts(model_weights(spec, False), [], [])
+    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
     if not recipe.sharding.fsdp.own_ends or spec.head_is_tied:
-        root, first = _root_and_first(recipe, spec, outside)
-        return Frame(layers, unit(root), recipe.sharding.reshard_after_forward, unit(first))
+        return Parts(*_root_and_first(recipe, spec, outside), [])
     ends = _tail_names(recipe, adapted=False)
     first = [weight for weight in outside if weight.name == "embed_tokens"]
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]
-    return Frame(layers, unit(root), recipe.sharding.reshard_after_forward, unit(first), unit(tail))
+    return Parts(root, first, tail)
+
+
+def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
+    """The reference's units, in the dtype that it computes in; none is reduced."""
+    whole, layers = recipe.sharding.fsdp.reference_whole, list[Unit]()
+    for run in plan.spec.runs:
+        weights = [] if whole else list(layer_weights(run.layer, 1, False, None))
+        layers += [frozen_unit(recipe, plan, weights)] * run.count
+    root, first, tail, _ = frozen_parts(recipe, plan.spec)
+    ends = (frozen_unit(recipe, plan, part) for part in (root, first, tail))
+    return Frame(layers, next(ends), whole or recipe.sharding.reshard_after_forward, next(ends), next(ends))
