@@ -65,6 +65,4 @@ def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
 
 
 def _is_played_sharding(recipe: Recipe) -> bool:
-    fsdp = recipe.sharding.fsdp
-    whole = isinstance(recipe.sharding.reshard_after_forward, bool) and fsdp.replicas == 1
-    return recipe.sharding.name == "fsdp2" and whole and recipe.divided.world == 1
+    return recipe.sharding.name == "fsdp2" and recipe.divided.world == 1

@@ -37,9 +37,16 @@ class Group:
 
     def __init__(self, weights: list[Weight], measure: Measure) -> None:
         self.unit = measure(weights)
+        self.cast = 0
+        """What the input of its all-gather is copied to in forward, where that is not as in backward."""
         each = [(measure([weight._replace(copies=1)]).gathered, weight.copies) for weight in weights]
         self.sizes = [size for size, copies in each for _ in range(copies)]
+        self.place = {weight.name: i for i, weight in enumerate(weights)}
         self.whole: list[Tensor] = []
+        self.parts: list[Tensor] = []
+        """What is left of it between forward and backward, where that is resharded to a number of ranks."""
+        self.replicated: Tensor | None = None
+        """What hybrid sharding all-reduces, held until backward is done."""
         self.output: Tensor | None = None
         self.arrived: list[Param] = []
         self.waiting: list[Tensor] = []
@@ -58,7 +65,12 @@ def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2
     for run in recipe.model.runs:
         of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
         layers += [of_layer] * run.count
-    return Fsdp2(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+    found = Fsdp2(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+    if found.parts > 1:
+        whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
+        for group, part in zip(found.layers, layers, strict=True):
+            group.cast = unit_of(part, whole).cast
+    return found
 
 
 def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
@@ -86,6 +98,8 @@ class Fsdp2(Sharding):
             for weight in part
         }
         self.reshards = recipe.sharding.reshard_after_forward is True
+        self.parts = max(1, int(recipe.sharding.reshard_after_forward))
+        self.nothing = tape.new(Dim("n", 0), 1, "")
         self.within = loss_is_inside(recipe)
         self.late, self.reduces = waits_for_reduction(recipe), True
         self.order: list[Group] = []
@@ -149,10 +163,19 @@ class Fsdp2(Sharding):
         self._wait(group, forward=True)
 
     def _leave(self, group: Group, y: Tensor) -> Tensor:
-        if self.reshards:
+        if self.parts > 1:
+            self._part(group)
+        elif self.reshards:
             group.whole.clear()
         self._record(group)
         return self._then(y, group, self._pre_backward)
+
+    def _part(self, group: Group) -> None:
+        """``to_sharded_post_forward``: a part of each is cloned, and the whole freed."""
+        for i, size in enumerate(group.sizes):
+            group.parts.append(self._new(size // self.parts, "parts of gathered weights", "gathered_parameters"))
+            group.whole[i] = self.nothing
+        group.whole = []
 
     def _record(self, group: Group) -> None:
         group.forwards.append(len(self.order))
@@ -173,7 +196,8 @@ class Fsdp2(Sharding):
         """The all-gather's output, and what its input is copied or cast to."""
         if group.is_whole or group.output is not None or not group.sizes:
             return
-        copied = self._new(group.unit.cast, "all-gather input", "buffers", GATHERING)
+        into = group.unit.cast if group.parts or self.parts == 1 else group.cast
+        copied = self._new(into, "all-gather input", "buffers", GATHERING)
         group.output = self._new(group.unit.gathered, "all-gather output", "gathered_parameters", GATHERING)
         del copied
 
@@ -188,6 +212,7 @@ class Fsdp2(Sharding):
         if forward:
             self.gathered_before = group.output
         group.output = None
+        group.parts.clear()
         del before
 
     # -- backward -----------------------------------------------------------------------------------------------------
@@ -226,6 +251,7 @@ class Fsdp2(Sharding):
         copied = self._new(unit.reduced, "reduce-scatter input", "buffers")
         del grads[:-1]
         shard = self._new(unit.reduced // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
+        group.replicated = shard if self.recipe.sharding.fsdp.replicas > 1 else None
         if unit.scattered > shard.dim.elements:
             shard = self._new(unit.shard, "shards of gradients", "gradients", REDUCING)
         if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
@@ -248,6 +274,7 @@ class Fsdp2(Sharding):
     def _gradients(self, group: Group) -> list[Tensor]:
         """All of a unit, added to those that waited."""
         arrived, group.arrived = group.arrived, []
+        arrived.sort(key=lambda param: group.place.get(param.name, 0))
         grads = [self.tape.stored.pop(param) for param in arrived]
         waiting, group.waiting = group.waiting, []
         return waiting or grads
@@ -257,7 +284,7 @@ class Fsdp2(Sharding):
         for group in (self.root, self.first, *self.layers, self.last):
             if group.is_whole or group.arrived or group.output is not None:
                 self._post_backward(group)
-            group.output = None
+            group.output = group.replicated = None
             group.forwards.clear()
         self.order.clear()
         self.reduced_before = None
