@@ -65,4 +65,4 @@ def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
 
 
 def _is_played_sharding(recipe: Recipe) -> bool:
-    return recipe.sharding.name == "fsdp2" and recipe.divided.world == 1
+    return recipe.sharding.name in ("fsdp2", "ddp") and recipe.divided.world == 1

@@ -103,6 +103,8 @@ class Fsdp2(Sharding):
         self.within = loss_is_inside(recipe)
         self.late, self.reduces = waits_for_reduction(recipe), True
         self.order: list[Group] = []
+        self.begun = False
+        """The root has gathered ahead in this backward: it does so once, before the first of two uses."""
         self.gathered_before: Tensor | None = None
         self.reduced_before: Tensor | None = None
 
@@ -222,8 +224,10 @@ class Fsdp2(Sharding):
         if self.within:
             self._pre_backward(self.root)
 
-    def took(self, param: Param, scope: object) -> None:
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
         """A gradient of a unit has come."""
+        if not is_new:
+            return
         group = self.outside.get(param.name, self.root) if scope == OUTSIDE else self.layers[int(scope)]  # type: ignore[call-overload]
         group.arrived.append(param)
 
@@ -233,8 +237,9 @@ class Fsdp2(Sharding):
         self._wait(group, forward=False)
         if group.forwards:
             ahead = group.forwards.pop() - 1
-            if ahead >= 0:
+            if ahead >= 0 and not (group is self.root and self.begun):
                 self._unshard(self.order[ahead])
+        self.begun = self.begun or group is self.root
 
     def _post_backward(self, group: Group) -> None:
         """Gradients that wait are added to; or all of the unit's are put together, reduced and let go of."""
@@ -287,7 +292,7 @@ class Fsdp2(Sharding):
             group.output = group.replicated = None
             group.forwards.clear()
         self.order.clear()
-        self.reduced_before = None
+        self.reduced_before, self.begun = None, False
 
     def zero_grad(self) -> None:
         """The optimizer has stepped."""

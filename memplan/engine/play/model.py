@@ -80,7 +80,10 @@ class PassRun:
             p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
             p.returned = []
             x = self.sharding.before(self, i, x)
-            x = self.sharding.after(self, i, self._layer(layer, x, plan.style_of(i), arguments))
+            y = self._layer(layer, x, plan.style_of(i), arguments)
+            self.tape.grad_enabled = plan.style != "no-grad"
+            x = self.sharding.after(self, i, y)
+            del y
             outputs, p.returned = p.returned, None
             logits = p.shared.pop(ROUTER_LOGITS, None)
             if logits is not None:

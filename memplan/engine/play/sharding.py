@@ -50,8 +50,8 @@ class Sharding:
     def backward_ends(self, runs: list[PassRun]) -> None:
         """What autograd calls back when all has run."""
 
-    def took(self, param: Param, scope: object) -> None:
-        """A gradient is in its place; ``scope``: the layer of its parameter."""
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
+        """A gradient is in its place, or added to the one that was there; ``scope``: the layer of its parameter."""
 
     def zero_grad(self) -> None:
         """The optimizer has stepped, and gradients go."""

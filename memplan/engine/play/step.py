@@ -27,6 +27,10 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
         from memplan.engine.play.fsdp2 import policy_units
 
         return policy_units(recipe, tape, weights)
+    if recipe.several and recipe.sharding.name == "ddp":
+        from memplan.engine.play.ddp import Ddp
+
+        return Ddp(recipe, tape, weights)
     return Sharding()
 
 

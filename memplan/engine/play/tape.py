@@ -83,5 +83,4 @@ class PlayTape(Tape):
             is_new = param not in self.stored
             self.stored.setdefault(param, grad)
             del grad
-            if is_new:
-                self.sharding.took(param, self.scopes.get(param))
+            self.sharding.took(param, self.scopes.get(param), is_new=is_new)
