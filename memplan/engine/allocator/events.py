@@ -65,4 +65,5 @@ def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
 
 
 def _is_played_sharding(recipe: Recipe) -> bool:
-    return recipe.sharding.name in ("fsdp2", "ddp") and recipe.divided.world == 1
+    adapters = recipe.sharding.name == "fsdp" and recipe.adapter is not None
+    return recipe.sharding.name in ("fsdp", "fsdp2", "ddp") and recipe.divided.world == 1 and not adapters

@@ -59,13 +59,22 @@ class Group:
         return bool(self.whole)
 
 
+def kind_of(recipe: Recipe) -> type[Fsdp2]:
+    """FSDP1's hooks, or FSDP2's."""
+    if recipe.sharding.name == "fsdp2":
+        return Fsdp2
+    from memplan.engine.play.fsdp1 import Fsdp1
+
+    return Fsdp1
+
+
 def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
     """Those of the policy."""
     adapter, layers = recipe.adapter, list[list[Weight]]()
     for run in recipe.model.runs:
         of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
         layers += [of_layer] * run.count
-    found = Fsdp2(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+    found = kind_of(recipe)(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
     if found.parts > 1:
         whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
         for group, part in zip(found.layers, layers, strict=True):
@@ -79,7 +88,7 @@ def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
     parts = frozen_parts(recipe, plan.spec)
     if recipe.sharding.fsdp.reference_whole:
         layers = [[] for _ in layers]
-    return Fsdp2(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))
+    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))
 
 
 class Fsdp2(Sharding):

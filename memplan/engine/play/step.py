@@ -23,7 +23,7 @@ from memplan.spec.recipe import Recipe
 
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
     """The hooks of what divides the policy's states."""
-    if recipe.several and recipe.sharding.name == "fsdp2":
+    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
         from memplan.engine.play.fsdp2 import policy_units
 
         return policy_units(recipe, tape, weights)

@@ -36,6 +36,7 @@ class PlayedStorage(Storage):
     def __del__(self) -> None:
         if self.size:
             tape = self.tape
+            assert isinstance(tape, PlayTape)
             tape.live -= self.size
             tape.events.append((self.number, -self.size))
 

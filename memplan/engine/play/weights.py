@@ -39,7 +39,8 @@ class ModelPass(Pass):
 
     def __init__(self, weights: Weights, mode: Mode, rows: int, length: int) -> None:
         super().__init__(weights.tape, mode, rows, length)
-        self.weights, self.scope = weights, OUTSIDE
+        self.weights = weights
+        self.scope: object = OUTSIDE
 
     def part(self, rows: int, length: int) -> Pass:
         """A pass over other tokens through the same modules."""
