@@ -207,10 +207,26 @@ class Fsdp2(Sharding):
         """The all-gather's output, and what its input is copied or cast to."""
         if group.is_whole or group.output is not None or not group.sizes:
             return
-        into = group.unit.cast if group.parts or self.parts == 1 else group.cast
-        copied = self._new(into, "all-gather input", "buffers", GATHERING)
+        copied = self._inputs(group)
         group.output = self._new(group.unit.gathered, "all-gather output", "gathered_parameters", GATHERING)
         del copied
+
+    def _inputs(self, group: Group) -> list[Tensor]:
+        """``all_gather_inputs``: copies in the gathered dtype; shards on the host come to the card one after another
+        before that."""
+        fsdp, ranks = self.recipe.sharding.fsdp, self.recipe.sharding.ranks
+        if not fsdp.cpu_offload:
+            size = group.unit.cast if group.parts or self.parts == 1 else group.cast
+            return [self._new(size, "all-gather input", "buffers", GATHERING)]
+        made, wide = list[Tensor](), self.recipe.storage.precision.weights
+        for size in group.sizes:
+            elements = size // self.recipe.numerics.itemsize // ranks
+            from_host = self._new(elements * wide, "shard from the host", "buffers", GATHERING)
+            if elements * wide != size // ranks:
+                from_host = self._new(size // ranks, "all-gather input", "buffers", GATHERING)
+            made.append(from_host)
+            del from_host
+        return made
 
     def _wait(self, group: Group, *, forward: bool) -> None:
         """Weights are copied out; in forward the output waits for the next copy-out (``AllGatherState``)."""

@@ -7,6 +7,7 @@ between gradients that are still alive. From the second step on all steps are al
 from __future__ import annotations
 
 from memplan.engine.micro_step import stages
+from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
 from memplan.engine.play.optimizer import Optimizer
@@ -52,7 +53,7 @@ class Player:
         self.weights: dict[str, Weights] = {}
         self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
-        self.optimizer = Optimizer(recipe, self.tape, self.resident.trained)
+        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
@@ -73,6 +74,13 @@ class Player:
             sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
             self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
         return self.beside[plan.name]
+
+    def _stepped(self) -> list[Weight]:
+        """What the optimizer is given: of flat parameters, the part that a rank holds."""
+        if not flattens(self.recipe):
+            return self.resident.trained
+        found = fullest(self.recipe, self.resident.weights)
+        return [weight._replace(copies=1) for weight in found for _ in range(weight.copies)]
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""
