@@ -12,9 +12,12 @@ from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
 from memplan.resolve.attention import OTHER_CLASSES
+from memplan.spec.allocator import Allocator
 from memplan.spec.recipe import Recipe
 from memplan.tables.families import WITHOUT_FLASH
 from memplan.units import DTYPE_BYTES
+
+EXPANDABLE = Allocator.model_construct(expandable_segments=True)
 
 
 class Free(NamedTuple):
@@ -45,8 +48,8 @@ ROWS = (
         "allocator",
         "expandable segments (PYTORCH_CUDA_ALLOC_CONF)",
         {"allocator": {"expandable_segments": True}},
-        {"hardware.expandable_segments": True},
-        lambda recipe: not recipe.hardware.expandable_segments,
+        {"hardware.allocator": EXPANDABLE},
+        lambda recipe: recipe.hardware.allocator == Allocator.model_construct(),
     ),
     Free(
         "views",

@@ -5,10 +5,7 @@ optimizer's states come in its first step, between gradients that are still aliv
 are alike. One GPU; what it does not cover is refused with None.
 """
 
-from typing import NamedTuple
-
-from memplan.engine.allocator.blocks import Block
-from memplan.engine.allocator.caching import CachingAllocator
+from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.micro_step import stages
 from memplan.engine.optimizer.states import Stepped, state_bytes, stepped
 from memplan.engine.optimizer.temporaries import PROGRAMS
@@ -24,23 +21,6 @@ from memplan.spec.recipe import Recipe
 
 PLAYED = ("elementwise", "factored")
 """Rules of optimizers that are one optimizer, and step on tensors in the model's order."""
-
-
-class StepEvents(NamedTuple):
-    """``events``: (number of a storage, its bytes, negative where it is freed). The last step starts at ``start``."""
-
-    events: tuple[tuple[int, int], ...]
-    start: int
-
-    @property
-    def peak(self) -> int:
-        """The most bytes alive at once in the last step, as the ledger counts them: without what blocks leave over."""
-        live, peak = 0, 0
-        for position, (_, size) in enumerate(self.events):
-            live += size
-            if position >= self.start:
-                peak = max(peak, live)
-        return peak
 
 
 def step_events(recipe: Recipe, steps: int = 2) -> StepEvents | None:
@@ -72,18 +52,6 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.teacher is None
         and (recipe.batch.accumulation == 1 or recipe.loss.pair_pass != "two-forward")
     )
-
-
-def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
-    """Hand the events to an allocator; its peaks are those of the last step."""
-    blocks: dict[int, Block] = {}
-    for position, (number, size) in enumerate(recorded.events):
-        if position == recorded.start:
-            allocator.reset_peaks()
-        if size > 0:
-            blocks[number] = allocator.malloc(size)
-        else:
-            allocator.free(blocks.pop(number))
 
 
 def tensors_of(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[Weight]:
