@@ -20,6 +20,7 @@ from memplan.planner.search import best, front, largest, nearest
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.spec.allocator import Allocator
 from memplan.spec.reading import read_job
 
 SMALL = {"model": "qwen3-0.6b", "method": "simpo", "sequence_length": 512, "global_batch_size": 8, "gpu": "8GiB"}
@@ -129,7 +130,10 @@ def everything(job: dict[str, Any]) -> list[tuple[float, int]]:
             except InvalidJob:
                 continue
             took = seconds(recipe, asked.device) / examples_per_step(recipe)
-            variants = (recipe.varied({"hardware.expandable_segments": expandable}) for expandable in (False, True))
+            variants = (
+                recipe.varied({"hardware.allocator": Allocator(expandable_segments=expandable)})
+                for expandable in (False, True)
+            )
             found += [(took, peak(each).device.high) for each in variants]
     return found
 
