@@ -145,7 +145,7 @@ class Pricing:
         """Every set of what costs nothing with which it fits, and nothing of which can be left out."""
         found: list[Priced] = []
         for keys, each in self.variants(recipe):
-            priced = Priced(peak(each), keys, each)
+            priced = Priced(peak(each, search=True), keys, each)
             if priced.fits and not any(set(other.free) <= set(priced.free) for other in found):
                 found.append(priced)
         return found
@@ -154,11 +154,11 @@ class Pricing:
         """The first variant that fits; the last one where none does."""
         variants = self.variants(recipe)
         keys, last = variants[-1]
-        least = Priced(peak(last), keys, last)
+        least = Priced(peak(last, search=True), keys, last)
         if not least.fits:
             return least
         for keys, each in variants[:-1]:
-            priced = Priced(peak(each), keys, each)
+            priced = Priced(peak(each, search=True), keys, each)
             if priced.fits:
                 return priced
         return least

@@ -45,6 +45,7 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.optimizer.row.rule in PLAYED
         and recipe.optimizer.row.blocks is None
         and not recipe.fused_backward
+        and recipe.quantised is None
         and not recipe.model.is_frozen
         and not recipe.checkpointing.offload
         and not recipe.loss.router.policy

@@ -59,9 +59,9 @@ def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
 
 
 def _halts(recorded: StepEvents) -> list[tuple[int, str]]:
-    """Where something else than events happens, in order."""
+    """Where something else than events happens, in order; the last step starts behind the marks at its position."""
     acting = [mark for mark in recorded.marks if mark[1] == EMPTY_CACHE or mark[1].startswith(DONE)]
-    return sorted([(recorded.start, _LAST_STEP), *acting])
+    return sorted([*acting, (recorded.start, _LAST_STEP)], key=lambda halt: (halt[0], halt[1] == _LAST_STEP))
 
 
 def _between(recorded: StepEvents, first: int, end: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
