@@ -252,7 +252,7 @@ def test_an_allowed_change_is_made_only_where_it_is_needed() -> None:
 
 @pytest.mark.parametrize("key", ["batch_size", "sequence_length"])
 def test_the_largest_fits_and_one_more_does_not(key: str) -> None:
-    job = {**SMALL, "gpu": "12GiB", "sharding": "none", "gradient_checkpointing": "full", "loss_head": "auto"}
+    job = {**SMALL, "gpu": "16GiB", "sharding": "none", "gradient_checkpointing": "full", "loss_head": "auto"}
     job |= {"pair_pass": "concatenated", "attention": "sdpa", "allocator": {"expandable_segments": True}}
     job.pop("global_batch_size")
     answer = plan(read_job({**job, "gradient_accumulation_steps": 1}), ask=[key]).answers[0]

@@ -94,7 +94,7 @@ def test_the_changed_job_has_the_figures_that_are_stated(job: dict[str, Any]) ->
 
 
 REAL: dict[str, dict[str, Any]] = {
-    "a free change does": {"model": "qwen3-0.6b", "method": "sft", "sequence_length": 256, "gpu": "7.6GiB"},
+    "a free change does": {"model": "qwen3-0.6b", "method": "sft", "sequence_length": 256, "gpu": "7.2GiB"},
     "too long": {"model": "qwen3-0.6b", "method": "sft", "gpu": "24GiB", "batch_size": 8},
     "a stage named": {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090", "num_gpus": 8, "zero_stage": 1},
     "two together": {"model": "llama-3.1-8b", "method": "dpo", "gpu": "rtx-4090", "num_gpus": 8},

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from memplan.units import MiB, round_up
 
 SEGMENT_BYTES = 2 * MiB
+SLACK = 64 * MiB
+"""Beside ``most``: a few segments that are hardly used, which small jobs feel."""
 
 
 class Spread(NamedTuple):
@@ -33,8 +35,8 @@ class Spread(NamedTuple):
 FRAGMENTATION = {
     (False, False): Spread(0.01, 0.07, 0.17, 0.60),
     (False, True): Spread(0.01, 0.22, 0.47, 1.00),
-    (True, False): Spread(0.00, 0.01, 0.04, 0.12),
-    (True, True): Spread(0.00, 0.02, 0.13, 0.20),
+    (True, False): Spread(0.00, 0.01, 0.04, 0.20),
+    (True, True): Spread(0.00, 0.02, 0.13, 0.25),
 }
 """By whether segments are expandable, and whether layers are checkpointed: then every layer allocates and frees its
 activations again while gradients, which stay, are put between them.
@@ -57,8 +59,10 @@ def reserved_band(
     ``lasting``: what is there from one step to the next. ``playable``: the high figure is above every play.
     """
     of = FRAGMENTATION[expandable_segments, checkpointing]
-    shares = (of.low, of.expected, of.most if playable else of.high)
-    return Band(*(segments(size, lasting, share) for size, share in zip(allocated, shares, strict=True)))
+    found = [segments(size, lasting, share) for size, share in zip(allocated, of[:3], strict=True)]
+    if playable:
+        found[2] = segments(allocated.high, lasting, of.most) + SLACK
+    return Band(*found)
 
 
 def segments(size: int, lasting: int, share: float) -> int:
