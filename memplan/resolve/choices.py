@@ -50,7 +50,7 @@ def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Note
                          "Trainer refuses bf16 there: use dtype fp16")  # fmt: skip
         if attention == "flash":
             notes.remark(f"{gpu.name} is older than what FlashAttention 2 runs on (compute capability 8.0): use sdpa")
-    return Hardware(gpu, job.margin, job.allocator.expandable_segments, job.gpus_per_node, cluster)
+    return Hardware(gpu, job.margin, job.allocator, job.gpus_per_node, cluster)
 
 
 def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int) -> Batch:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from memplan.errors import InvalidJob, did_you_mean
+from memplan.spec.allocator import Allocator
 from memplan.spec.base import Frozen
 from memplan.spec.cluster import Cluster
 from memplan.spec.deepspeed import DeepSpeed
@@ -107,13 +108,6 @@ class Images(Frozen):
                 "images: {per_example: 1, width: 1024, height: 768}, or patches, or tokens instead of width and height",
             )
         return self
-
-
-class Allocator(Frozen):
-    """Settings of PyTorch's caching allocator (PYTORCH_CUDA_ALLOC_CONF)."""
-
-    expandable_segments: bool = False
-    """Segments grow in place, which leaves less memory reserved and unused."""
 
 
 class Job(Frozen):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2, Group
+from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
+from memplan.engine.play.group import Group
 
 if TYPE_CHECKING:
     from memplan.engine.play.model import PassRun

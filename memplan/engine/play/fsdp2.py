@@ -10,85 +10,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
-from memplan.engine.parallel.fsdp2.root import Parts, frozen_parts, frozen_unit, parts_of
-from memplan.engine.parallel.fsdp2.units import Unit, unit_of, waits_for_reduction
+from memplan.engine.parallel.fsdp2.root import Parts
+from memplan.engine.parallel.fsdp2.units import waits_for_reduction
+from memplan.engine.play.group import Group, Measure
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from memplan.engine.passes import PassPlan
     from memplan.engine.play.model import PassRun
 
 GATHERING, REDUCING = 1, 2
 """Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
-
-
-Measure = Callable[[list[Weight]], Unit]
-"""The bytes of a unit of these weights."""
-
-
-class Group:
-    """What is gathered and reduced together (``FSDPParamGroup``)."""
-
-    def __init__(self, weights: list[Weight], measure: Measure) -> None:
-        self.unit = measure(weights)
-        self.cast = 0
-        """What the input of its all-gather is copied to in forward, where that is not as in backward."""
-        each = [(measure([weight._replace(copies=1)]).gathered, weight.copies) for weight in weights]
-        self.sizes = [size for size, copies in each for _ in range(copies)]
-        self.place = {weight.name: i for i, weight in enumerate(weights)}
-        self.whole: list[Tensor] = []
-        self.parts: list[Tensor] = []
-        """What is left of it between forward and backward, where that is resharded to a number of ranks."""
-        self.replicated: Tensor | None = None
-        """What hybrid sharding all-reduces, held until backward is done."""
-        self.output: Tensor | None = None
-        self.arrived: list[Param] = []
-        self.waiting: list[Tensor] = []
-        self.shard: Tensor | None = None
-        self.forwards: list[int] = []
-
-    @property
-    def is_whole(self) -> bool:
-        """Its weights are gathered and copied out."""
-        return bool(self.whole)
-
-
-def kind_of(recipe: Recipe) -> type[Fsdp2]:
-    """FSDP1's hooks, or FSDP2's."""
-    if recipe.sharding.name == "fsdp2":
-        return Fsdp2
-    from memplan.engine.play.fsdp1 import Fsdp1
-
-    return Fsdp1
-
-
-def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
-    """Those of the policy."""
-    adapter, layers = recipe.adapter, list[list[Weight]]()
-    for run in recipe.model.runs:
-        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        layers += [of_layer] * run.count
-    found = kind_of(recipe)(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
-    if found.parts > 1:
-        whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
-        for group, part in zip(found.layers, layers, strict=True):
-            group.cast = unit_of(part, whole).cast
-    return found
-
-
-def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
-    """Those of a reference that is sharded too, in the dtype that it computes in."""
-    layers = [list(layer_weights(run.layer, 1, False, None)) for run in plan.spec.runs for _ in range(run.count)]
-    parts = frozen_parts(recipe, plan.spec)
-    if recipe.sharding.fsdp.reference_whole:
-        layers = [[] for _ in layers]
-    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))
 
 
 class Fsdp2(Sharding):
@@ -163,7 +100,7 @@ class Fsdp2(Sharding):
 
     def end(self, run: PassRun) -> None:
         """The root's ``post_forward``: the last all-gather's output is let go."""
-        if self.gathered_before is not None:
+        if self.within:
             self._record(self.root)
         self.gathered_before = None
         if self.recipe.sharding.fsdp.root_reshards:

@@ -7,7 +7,6 @@ masks and rotary tables until it returns, and as long as nodes or checkpoints ho
 from __future__ import annotations
 
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
-from memplan.engine.layers.embedding import STEPS, adapted_output
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import leave_autocast, tail_forward
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
@@ -101,6 +100,8 @@ class PassRun:
         if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
             x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:
+            from memplan.engine.layers.embedding import adapted_output
+
             x = adapted_output(p, spec, x)
         elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
             x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
@@ -109,6 +110,10 @@ class PassRun:
             x = ops.scale(tape, x, "residual stream")
         x = self.sharding.embedded(self, x)
         held.append(x)
+        if not spec.front:
+            return x
+        from memplan.engine.layers.embedding import STEPS
+
         for step in spec.front:
             x = STEPS[step](p, spec, x, held)
         return x

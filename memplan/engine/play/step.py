@@ -25,7 +25,7 @@ from memplan.spec.recipe import Recipe
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
     """The hooks of what divides the policy's states."""
     if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
-        from memplan.engine.play.fsdp2 import policy_units
+        from memplan.engine.play.units import policy_units
 
         return policy_units(recipe, tape, weights)
     if recipe.several and recipe.sharding.name == "ddp":
@@ -37,7 +37,7 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
 
 def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
     """The hooks of a reference that is divided as the policy is."""
-    from memplan.engine.play.fsdp2 import reference_units
+    from memplan.engine.play.units import reference_units
 
     return reference_units(recipe, tape, plan)
 
@@ -95,6 +95,7 @@ class Player:
         if not self.recipe.sharding.fsdp.cpu_offload:
             self.optimizer.step()
         self.tape.stored.clear()
+        self.tape.gradients.clear()  # what a fused update left for its end
         self.sharding.zero_grad()
 
     def _micro_step(self, *, last: bool) -> None:
