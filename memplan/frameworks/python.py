@@ -69,7 +69,7 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
     _put_gpus(run, draft)
     read_training(trainer, run, dict(program.pins), document.path, draft)
-    draft.finishers["model"] = _need_model
+    draft.finishers["model"] = lambda draft: _need_model(draft, run.uncalled)
     draft.finishers["sharded"] = lambda draft: _need_sharding(run, draft)
     draft.finishers["lengths"] = lambda draft: put_length(run, TRAINERS[trainer.last], draft)
     if run.asked_card:
@@ -128,12 +128,12 @@ def _need_sharding(run: Run, draft: Draft) -> None:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
 
 
-def _need_model(draft: Draft) -> None:
+def _need_model(draft: Draft, uncalled: bool) -> None:
     """Raises NotKnown where nothing says which model is trained."""
     if not {"model", "total_params"} & {*draft.values, *draft.given}:
         asked = next((each for each in draft.unread if each.asks == "model"), None)
         others = ", ".join(dict.fromkeys(each.asks for each in draft.unread if each.asks not in ("model", "")))
-        if asked and ", a parameter of " in asked.why:
+        if asked and (uncalled or ", a parameter of " in asked.why):
             raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", "check the program that calls it")
         text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
         raise NotKnown(

@@ -81,7 +81,7 @@ def _environment(call: Call) -> Any:
     return (
         other
         if (given and other != "") or name in ("LOCAL_RANK", "RANK")
-        else Unknown(f"the environment's {name}", call.place)
+        else Unknown(f"the environment's {name}", call.place, (), f"the environment's {name}")
     )
 
 

@@ -53,9 +53,8 @@ def bind(run: Run, callee: Function, frame: Frame, args: list[Any], named: dict[
         elif name in defaults:
             frame.names[name] = default(run, run.evaluate(defaults[name], callee.frame))
         else:
-            frame.names[name] = Unknown(
-                f"{name}, a parameter of {callee.node.name}()", Place(callee.path, callee.node.lineno)
-            )
+            whose = f"{name}, a parameter of {callee.node.name}()"
+            frame.names[name] = Unknown(whose, Place(callee.path, callee.node.lineno), (), whose)
     if given.vararg:
         frame.names[given.vararg.arg] = tuple(values)
     if given.kwarg:
@@ -125,7 +124,7 @@ def library(
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
         return _method(call)
     if not isinstance(callee, Ref):
-        return Unknown(written(node), place)
+        return Call(run, args, named, places, place, node, callee).unknown()
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)

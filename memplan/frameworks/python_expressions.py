@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import islice
 from typing import Any
 
 from memplan.frameworks.python_operators import (
@@ -30,14 +31,20 @@ from memplan.frameworks.python_values import (
     joined,
     known,
     plain,
+    root_of,
     truth,
 )
+
+LOOKED_AT = 24
+"""Parts of an expression that are looked at for what it comes from."""
 
 
 class Expressions:
     """Works out expressions; ``call`` is the interpreter's."""
 
     path: str
+    frame: Frame
+    """Of the expression that is worked out."""
 
     def step(self, node: ast.AST) -> None:
         """Count one more step. Raises InvalidJob beyond what a training's script takes."""
@@ -61,7 +68,20 @@ class Expressions:
 
     def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
         """That a node's value is not known."""
-        return Unknown(written(node), self.place(node), either)
+        return Unknown(written(node), self.place(node), either, self._root(node))
+
+    def _root(self, node: ast.AST) -> str:
+        """What an expression comes from: the first of its names that comes from something."""
+        for each in islice(ast.walk(node), LOOKED_AT):
+            owner = each.value if isinstance(each, ast.Attribute) else each
+            try:
+                value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
+            except KeyError:
+                continue
+            root = root_of(value.values.get(each.attr) if each is not owner and isinstance(value, Thing) else value)
+            if root:
+                return root
+        return ""
 
     def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:
         """The value of an expression."""
@@ -71,7 +91,10 @@ class Expressions:
         if isinstance(node, ast.Constant):
             return node.value if is_plain(node.value) else self.unknown(node)
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
-        return handler(node, frame) if handler else self.unknown(node)
+        self.frame = frame
+        value = handler(node, frame) if handler else self.unknown(node)
+        self.frame = frame
+        return value
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:
         try:

@@ -10,6 +10,7 @@ from memplan.errors import MemplanError
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference
 from memplan.frameworks.python_values import LIBRARIES
+from memplan.frameworks.sourced import project_of
 
 MOST_FILES = 16
 DATA = (".yaml", ".yml", ".json", ".toml")
@@ -49,5 +50,7 @@ class Files:
 
 
 def might_be(base: str, reference: str) -> bool:
-    """Whether such a file is beside the program or in the working directory."""
-    return any((folder / reference).is_file() for folder in (Path(base).parent, Path.cwd()))
+    """Whether such a file is beside the program, in its project, or in a folder between."""
+    here = Path(base).resolve().parent
+    top = project_of(here)
+    return any((each / reference).is_file() for each in (here, *here.parents) if each.is_relative_to(top))

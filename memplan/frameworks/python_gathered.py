@@ -11,7 +11,7 @@ from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.hf_arguments import FIELDS
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
-from memplan.frameworks.python_values import Method, Place, Ref, Thing, Unknown, known, plain
+from memplan.frameworks.python_values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 
 ASKS: Mapping[str, str] = {
@@ -88,7 +88,7 @@ class Gathered:
         if known(value):
             self.values[key] = plain(value)
         else:
-            shown = value if isinstance(value, Unknown) else Unknown(described(value), place)
+            shown = value if isinstance(value, Unknown) else Unknown(described(value), place, (), root_of(value))
             self.open.append((key, shown, place))
 
     def drop(self, key: str) -> None:
@@ -123,7 +123,7 @@ class Gathered:
             elif key == "model_init_kwargs":
                 draft.warn(key, str(place), f"its value {verb(unknown)}", "quantisation")
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
-                draft.warn(key, str(place), f"its value is {unknown.text}", subject_of(key))
+                draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
 
 
 def described(value: Any) -> str:
@@ -142,4 +142,4 @@ def described(value: Any) -> str:
 
 def verb(unknown: Unknown) -> str:
     """'is x.y', 'depends on n > 1'."""
-    return unknown.text if unknown.text.startswith("depends on ") else f"is {unknown.text}"
+    return unknown.why if unknown.text.startswith("depends on ") else f"is {unknown.why}"

@@ -60,9 +60,11 @@ class Run(Statements):
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
+        self.uncalled = False
+        """Whether its trainers are made in functions that nothing in the file calls."""
         self.done: set[int] = set()
         """Functions that were called, by their node."""
-        self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
         self.sharded: Place | None = None
         """Where the program speaks to DeepSpeed, whose settings its launcher has."""
         self.functions: list[Function] = []
@@ -93,6 +95,7 @@ class Run(Statements):
                 self.path = part.path
                 self.block(part.tree.body, self.globals)
             if not self.trainers:
+                self.uncalled = True
                 self._uncalled(parts)
             self._handed_on()
         except RecursionError:
