@@ -12,6 +12,8 @@ _LOCAL = re.compile(r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:"
 """Not as the Hub's ids are: owner/name."""
 _CACHED = re.compile(r"models--[^-/]+(?:-[^-/]+)*--([\w.-]+)")
 """A folder of the Hub's own cache."""
+TUNED = re.compile(r"-(instruct|chat|base|it|hf)(-hf)?$", re.IGNORECASE)
+"""What a name says of how a model was tuned, which its shape does not depend on."""
 
 
 def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
@@ -22,8 +24,8 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     if os.path.exists(os.path.expanduser(name)):
         return
     cached = _CACHED.search(name)
-    last = (cached.group(1) if cached else name.rstrip("/").rpartition("/")[2]).replace("___", ".")  # ModelScope's
-    preset, origin = find_preset(last), draft.origins.get("model")
+    last = (cached.group(1) if cached else re.split(r"[/\\]", name.rstrip("/\\"))[-1]).replace("___", ".")  # ModelScope's
+    preset, origin = find_preset(last) or find_preset(TUNED.sub("", last)), draft.origins.get("model")
     said = origin.text if origin is not None else "the file"
     if preset is None:
         raise NotKnown(

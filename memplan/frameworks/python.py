@@ -114,6 +114,9 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
     """A loop of the program's own is unclear; anything else trains nothing."""
     if program.faults:
         raise NotKnown(f"{program.faults[0]}: no Python that can be read", "name a notebook of Python 3")
+    other = next(_others(program), None)
+    if other is not None:
+        raise NotKnown(f"{other[0]}: {other[1]} is a trainer that is not read", "write its job in memplan's keys")
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
@@ -139,6 +142,15 @@ def _need_model(draft: Draft, uncalled: bool) -> None:
         raise NotKnown(
             f"{text}{f'; nor {others}' if others else ''}", "add --model, or check the script that starts it"
         )
+
+
+def _others(program: Program) -> Iterator[tuple[str, str]]:
+    """Trainers of other packages that a program makes."""
+    for part in program.parts:
+        for node in ast.walk(part.tree):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name.endswith("Trainer") and name not in TRAINERS:
+                yield f"{part.path}, line {getattr(node, 'lineno', 1)}", name
 
 
 def _loops(program: Program) -> Iterator[str]:

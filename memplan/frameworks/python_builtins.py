@@ -133,6 +133,13 @@ def _getattr(call: Call) -> Any:
     return call.unknown() if missing else value
 
 
+def _hasattr(call: Call) -> Any:
+    owner, name = call.get(0, "o"), call.get(1, "name")
+    if isinstance(owner, Thing) and isinstance(name, str) and (owner.own is not None or name in owner.values):
+        return name in owner.values or (owner.own is not None and owner.own.method(name) is not None)
+    return True if isinstance(owner, Ref) and owner.known else call.unknown()
+
+
 def _setattr(call: Call) -> None:
     if len(call.args) == 3 and isinstance(call.args[1], str):
         call.run.put(call.args[0], call.args[1], call.args[2], call.place)
@@ -160,6 +167,14 @@ def _card(call: Call) -> bool:
 def _capability(call: Call) -> tuple[int, int]:
     call.run.asked_card = True
     return call.run.known.capability
+
+
+def _properties(call: Call) -> Thing:
+    """``torch.cuda.get_device_properties(0)``: what the card says of itself, where it is named."""
+    card, place = call.run.known, call.place
+    memory = card.memory or Unknown("the memory of the card", place)
+    values = {"total_memory": memory, "major": card.capability[0], "minor": card.capability[1]}
+    return Thing("device", place, values, dict.fromkeys(values, place))
 
 
 def _count(call: Call) -> Any:
@@ -213,6 +228,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "os.path.join": _path,
     "os.path.dirname": _folder,
     "os.path.realpath": _text,
+    **dict.fromkeys(("os.path.exists", "os.path.isfile"), lambda call: _exists(call)),
     "os.path.expanduser": _text,
     "os.path.abspath": _text,
     "*.is_bfloat16_supported": _card,
@@ -220,7 +236,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "*.is_torch_bf16_gpu_available": _card,
     "*.get_device_capability": _capability,
     "torch.cuda.is_available": lambda call: True,
-    "hasattr": lambda call: True if isinstance(call.get(0, "o"), Ref) and call.get(0, "o").known else call.unknown(),
+    "hasattr": _hasattr,
     **dict.fromkeys(
         (
             "torch.backends.mps.is_available",
@@ -232,6 +248,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
         ),
         lambda call: False,
     ),
+    "*.get_device_properties": _properties,
     "torch.cuda.device_count": _count,
     "fire.Fire": _begin,
     "typer.run": _begin,
@@ -278,7 +295,14 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
 }
 
 
+def _exists(call: Call) -> Any:
+    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
+    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
+    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+
+
 OF_PATHS: Mapping[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("exists", "is_file"), _exists),
     **dict.fromkeys(("expanduser", "resolve", "absolute", "as_posix"), lambda call: call.owner),
     **dict.fromkeys(("open", "read_text", "read"), lambda call: call.owner),
 }

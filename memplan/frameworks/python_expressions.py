@@ -66,6 +66,10 @@ class Expressions:
         """Where a node stands."""
         return Place(self.path, getattr(node, "lineno", 1))
 
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Bind a name, an attribute, an element, or several of these."""
+        raise NotImplementedError
+
     def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
         """That a node's value is not known."""
         return Unknown(written(node), self.place(node), either, self._root(node))
@@ -200,6 +204,22 @@ class Expressions:
             len(node.generators) == 1 and [getattr(node.key, "id", ""), getattr(node.value, "id", "-")] == names
         )
         return dict(pairs) if plain_copy and are_pairs(pairs) else self.unknown(node)
+
+    def _listcomp(self, node: ast.ListComp, frame: Frame) -> Any:
+        """``[each for each in known if …]``: of a list that the text holds, those that a filter is known to keep."""
+        loop = node.generators[0]
+        values = self.evaluate(loop.iter, frame)
+        if len(node.generators) > 1 or type(values) not in (list, tuple) or len(values) > MAX_ITEMS or not known(values):
+            return self.unknown(node)
+        found: list[Any] = []
+        for each in values:
+            inner = Frame({}, frame)
+            self.assign(loop.target, each, inner)
+            kept = [truth(self.evaluate(test, inner)) for test in loop.ifs]
+            if None in kept:
+                return self.unknown(node)
+            found += [self.evaluate(node.elt, inner)] if all(kept) else []
+        return found
 
     def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
         parts: list[str] = []

@@ -21,10 +21,17 @@ class Files:
 
     def __init__(self, path: str) -> None:
         self.path, self.opened = path, 0
+        self._data: dict[str, Document | None] = {}
+
+    def has(self, reference: str) -> bool:
+        """Whether a config lies here."""
+        return reference.endswith(DATA) and might_be(self.path, reference)
 
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
-        return self._open(self.path, reference) if reference.endswith(DATA) else None
+        if self.has(reference) and reference not in self._data:
+            self._data[reference] = self._open(self.path, reference)
+        return self._data.get(reference)
 
     def module(self, name: str, level: int, importer: str) -> Document | None:
         """The Python of ``import name``: in the program's folder or the project's, a relative one in the importer's."""

@@ -74,6 +74,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _changed_loss(trainer, draft)
     gathered.ask(draft, method in COMPLETIONS)
     _read(gathered, method, trainer, draft)
+    gathered.mark(draft)
     label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
         package, f"transformers {version or transformers.FRAMEWORK.version}"
     )

@@ -42,6 +42,8 @@ class Known:
     bf16: bool = True
     """Whether the card has bfloat16."""
     capability: tuple[int, int] = (8, 0)
+    memory: int = 0
+    """Bytes of the card, where it is named."""
     num_gpus: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that starts the program."""
@@ -65,6 +67,8 @@ class Run(Statements):
         self.done: set[int] = set()
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.saved: dict[str, tuple[Thing, Any]] = {}
+        """Models that the program saves, by their folders, with the adapters that are saved by themselves."""
         self.sharded: Place | None = None
         """Where the program speaks to DeepSpeed, whose settings its launcher has."""
         self.functions: list[Function] = []
