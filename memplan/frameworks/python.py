@@ -22,6 +22,7 @@ from memplan.frameworks.python_models import TRAINERS
 from memplan.frameworks.python_reading import read_training
 from memplan.frameworks.python_run import Known, Run
 from memplan.frameworks.python_text import Program, program_of
+from memplan.frameworks.python_usage import mark_shown, shown_command, wants_options
 from memplan.frameworks.python_values import Thing
 from memplan.frameworks.transformers import read_launcher
 
@@ -53,7 +54,12 @@ def _read_started(document: Document, draft: Draft) -> None:
 def _read_program(document: Document, known: Known, draft: Draft) -> None:
     program = program_of(document.text, document.path)
     run = followed(document, known)
-    found = [each for each in trainings(run) if document.place in (0, _place_of(each))]
+    found = _trainers(run, document)
+    command = shown_command(document, known) if len(found) == 1 and not known.arguments else None
+    if command is not None and wants_options(found[0]):
+        known, run = command, followed(document, command)
+        found = _trainers(run, document)
+        draft.finishers["shown"] = lambda draft: mark_shown(known, draft)
     for place in program.faults:
         draft.warn("cell", place, "is no Python that can be read", "method" if not found else "")
     if not found:
@@ -64,6 +70,10 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
         raise InvalidJob(problem, "put each training in a file of its own")
     else:
         _read_one(found[0], run, program, document, draft)
+
+
+def _trainers(run: Run, document: Document) -> list[Thing]:
+    return [each for each in trainings(run) if document.place in (0, _place_of(each))]
 
 
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:

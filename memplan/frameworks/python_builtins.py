@@ -52,7 +52,10 @@ def of_plain(call: Call) -> Any:
 def _of_mapping(owner: dict[Any, Any], name: str, call: Call, doubtful: bool) -> Any:
     key, other = call.get(0, "key"), call.get(1, "default")
     if name in ("get", "pop", "setdefault") and is_plain(key):
-        return call.unknown() if f"?{key}" in owner or ("**" in owner and key not in owner) else owner.get(key, other)
+        found = call.unknown() if f"?{key}" in owner or ("**" in owner and key not in owner) else owner.get(key, other)
+        if name == "pop" and not doubtful:
+            owner.pop(key, None)
+        return found
     if name == "update" and not doubtful:
         owner |= key if isinstance(key, dict) else {"**": call.unknown()} if key is not None else {}
         owner |= call.named
@@ -113,6 +116,12 @@ def _path(call: Call) -> Any:
     return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
 
 
+def _made_path(call: Call) -> Any:
+    """``Path("a", b)``: one path, whatever it is made of."""
+    text = _path(call)
+    return call._replace(args=[text], named={}).thing("pathlib.Path")
+
+
 def _of_numbers(kind: Callable[..., Any]) -> Callable[[Call], Any]:
     def made(call: Call) -> Any:
         values = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], list) else call.args
@@ -131,6 +140,19 @@ def _getattr(call: Call) -> Any:
     if missing and isinstance(owner, Thing) and len(call.args) > 2 and owner.own is not None:
         return call.args[2]
     return call.unknown() if missing else value
+
+
+TYPES = {"dict": dict, "list": list, "tuple": tuple, "str": str, "int": int, "float": float, "bool": bool}
+
+
+def _isinstance(call: Call) -> Any:
+    """Of Python's own values and kinds; of anything else nobody knows."""
+    value, kind = call.get(0, "o"), call.get(1, "class")
+    several = kind if isinstance(kind, tuple) and not isinstance(kind, Ref) else (kind,)
+    kinds = [TYPES.get(each.name) if isinstance(each, Ref) else None for each in several]
+    if None in kinds or isinstance(value, (Ref, Method)) or not (is_plain(value) or isinstance(value, (dict, list, tuple))):
+        return call.unknown()
+    return isinstance(value, tuple(each for each in kinds if each))
 
 
 def _hasattr(call: Call) -> Any:
@@ -226,6 +248,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "os.environ.get": _environment,
     "os.getenv": _environment,
     "os.path.join": _path,
+    **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
     "os.path.dirname": _folder,
     "os.path.realpath": _text,
     **dict.fromkeys(("os.path.exists", "os.path.isfile"), lambda call: _exists(call)),
@@ -237,6 +260,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "*.get_device_capability": _capability,
     "torch.cuda.is_available": lambda call: True,
     "hasattr": _hasattr,
+    "isinstance": _isinstance,
     **dict.fromkeys(
         (
             "torch.backends.mps.is_available",

@@ -120,6 +120,7 @@ def library(
 ) -> Any:
     """A call of what the program does not define."""
     _note_length(run, callee, named, places, place)
+    run.functions += [each for each in (*args, *named.values()) if isinstance(each, Function) and each.bound]
     if isinstance(callee, Method):
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
         return _method(call)

@@ -33,6 +33,7 @@ from memplan.frameworks.python_values import (
     plain,
     root_of,
     truth,
+    unknown_option,
 )
 
 LOOKED_AT = 24
@@ -130,7 +131,8 @@ class Expressions:
             return PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None
         if method is None:
-            return Method(thing, name, self.place(node))
+            library = thing.own is None and thing.values.get("?command") is False
+            return unknown_option(name, self.place(node)) if library else Method(thing, name, self.place(node))
         bound = Function(method.node, method.frame, method.path, thing)
         if any(isinstance(each, ast.Name) and each.id == "property" for each in method.node.decorator_list):
             return self.invoke(bound, [], {}, self.place(node))
@@ -283,6 +285,8 @@ class Expressions:
         op = node.ops[0]
         if isinstance(op, (ast.Is, ast.IsNot)):
             return self._is(op, left, right, node)
+        if isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, dict) and "**" not in right:
+            right = [key for key in right if str(key)[:1] != "?"]
         if not (known(left) and known(right)):
             return self.unknown(node)
         try:

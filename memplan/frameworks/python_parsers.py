@@ -16,6 +16,7 @@ from memplan.frameworks.python_values import (
     Unknown,
     plain,
     truth,
+    unknown_option,
 )
 
 
@@ -45,8 +46,7 @@ def _argument(call: Call) -> None:
     if "default" not in call.named and action in ("store_true", "store_false"):
         value = action == "store_false"
     elif "default" not in call.named and (truth(call.named.get("required")) or not flags[:1] or flags[0][:1] != "-"):
-        whose = f"the option --{name} of its command"
-        value = Unknown(whose, call.place, (), whose)
+        value = unknown_option(name, call.place)
     where = call.run.known.places.get(name, call.places.get("default", call.place))
     call.owner.set(name, arguments.get(name, value), where)
 

@@ -28,6 +28,8 @@ from memplan.frameworks.python_values import (
 MAX_STEPS = 150_000
 MAX_CALLS = 14
 """Functions of the program within one another."""
+AGAIN = 2
+"""How often one may call itself: a merge of nested settings does."""
 CUTS = re.compile(
     r"max_?(seq_?|sequence_?|input_?|source_?|text_?|token_?)?len|cutoff|block_?size|context_len|max_tokens",
     re.IGNORECASE,
@@ -247,7 +249,7 @@ class Run(Statements):
     def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
         """Go through a function of the program; what it returns."""
         node = function.node
-        if node in self.stack or len(self.stack) >= MAX_CALLS:
+        if self.stack.count(node) > AGAIN or len(self.stack) >= MAX_CALLS:
             return Unknown(f"{node.name}()", place)
         frame = Frame(outer=function.frame)
         self.done.add(id(node))

@@ -46,6 +46,8 @@ LIBRARIES = frozenset(
 )
 """Packages whose names mean what they say; a name of any other is the project's own."""
 MAX_TEXT = 20_000
+OPTION = "the option --"
+"""How the origin of a value begins that the program's command gives."""
 
 
 class Place(NamedTuple):
@@ -74,6 +76,12 @@ class Unknown:
     def why(self) -> str:
         """'cfg["model"] (of the option --config of its command)'."""
         return self.text if not self.root or self.root in self.text else f"{self.text} (of {self.root})"
+
+
+def unknown_option(name: str, place: Place) -> Unknown:
+    """What an option of the program's command says, which nobody gave."""
+    whose = f"{OPTION}{name} of its command"
+    return Unknown(whose, place, (), whose)
 
 
 class Ref(NamedTuple):
