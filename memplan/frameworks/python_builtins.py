@@ -16,6 +16,7 @@ from memplan.frameworks.python_values import (
     is_plain,
     joined,
     known,
+    overlay,
     plain,
     truth,
 )
@@ -56,12 +57,14 @@ def _of_mapping(owner: dict[Any, Any], name: str, call: Call, doubtful: bool) ->
         if name == "pop" and not doubtful:
             owner.pop(key, None)
         return found
+    if name == "update" and key is not None and not isinstance(key, dict):
+        overlay(owner, call.unknown())
+        return None
     if name == "update" and not doubtful:
-        owner |= key if isinstance(key, dict) else {"**": call.unknown()} if key is not None else {}
-        owner |= call.named
+        owner |= {**(key or {}), **call.named}
         return None
     if name == "update":
-        more = {**key, **call.named} if isinstance(key, dict) else call.named if key is None else {"**": call.unknown()}
+        more = {**(key or {}), **call.named}
         text = f"depends on {call.run.doubts[-1]}" if call.run.doubts else "made in a loop"
         owner |= {each: joined([owner.get(each), value], text, call.place) for each, value in more.items()}
         return None
@@ -163,12 +166,17 @@ def _hasattr(call: Call) -> Any:
 
 
 def _setattr(call: Call) -> None:
-    if len(call.args) == 3 and isinstance(call.args[1], str):
-        call.run.put(call.args[0], call.args[1], call.args[2], call.place)
+    owner, name, value = call.args if len(call.args) == 3 else (None, "", None)
+    if isinstance(name, str):
+        call.run.put(owner, name, value, call.place)
+    elif isinstance(owner, Thing) and not call.run.aside:
+        overlay(owner.values, call.unknown())
 
 
 def _mapping(call: Call) -> Any:
     value = call.get(0, "o")
+    if call.name == "vars" and isinstance(value, Thing):
+        return value.values
     found = value.values if isinstance(value, Thing) else value if isinstance(value, dict) else {}
     if call.args and not isinstance(value, (Thing, dict)):
         found = {"**": call.unknown()}

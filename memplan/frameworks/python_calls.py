@@ -21,6 +21,7 @@ from memplan.frameworks.python_values import (
     Ref,
     Thing,
     Unknown,
+    root_of,
     truth,
 )
 
@@ -48,6 +49,8 @@ def bind(run: Run, callee: Function, frame: Frame, args: list[Any], named: dict[
             frame.names[name] = values.pop(0)
         elif name in named:
             frame.names[name] = named[name]
+        elif "**" in named:
+            frame.names[name] = named["**"]
         elif name in declared:
             frame.names[name] = declared[name]
         elif name in defaults:
@@ -85,7 +88,7 @@ def element(run: Run, value: Any, node: ast.AST) -> Any:
         return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
     if python_models.root_model(value) is not None:
         return Method(value, "each", run.place(node))
-    return Unknown(f"each of {written(node)}", run.place(node))
+    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
 
 
 def assigned(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:

@@ -30,6 +30,7 @@ from memplan.frameworks.python_values import (
     is_plain,
     joined,
     known,
+    overlay,
     plain,
     root_of,
     truth,
@@ -127,6 +128,8 @@ class Expressions:
     def _of_thing(self, thing: Thing, name: str, node: ast.AST) -> Any:
         if name in thing.values:
             return thing.values[name]
+        if name == "__dict__":
+            return thing.values
         if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):
             return PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None
@@ -191,7 +194,10 @@ class Expressions:
         for key, each in zip(node.keys, node.values, strict=True):
             value = self.evaluate(each, frame)
             if key is None:
-                found |= value if isinstance(value, dict) else {"**": self.unknown(each)}
+                if isinstance(value, dict):
+                    found |= value
+                else:
+                    overlay(found, self.unknown(each))
                 continue
             name = self.evaluate(key, frame)
             found[plain(name) if known(name) and is_plain(plain(name)) else f"?{written(key)}"] = value

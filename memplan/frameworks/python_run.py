@@ -23,6 +23,7 @@ from memplan.frameworks.python_values import (
     Thing,
     Unknown,
     joined,
+    overlay,
 )
 
 MAX_STEPS = 150_000
@@ -240,6 +241,8 @@ class Run(Statements):
             thing.set(name, value, where)
         begin = own.method("__init__")
         fields = list(own.all_fields())
+        if begin is None and isinstance(named.get("**"), Unknown):
+            overlay(thing.values, named["**"])
         if begin is not None:
             self.invoke(Function(begin.node, begin.frame, begin.path, thing), args, named, place)
         for name, value in () if begin else [*zip(fields, args, strict=False), *named.items()]:

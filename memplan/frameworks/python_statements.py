@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.frameworks.python_expressions import Expressions
 from memplan.frameworks.python_operators import written
-from memplan.frameworks.python_values import Frame, Method, Place, Ref, joined, truth
+from memplan.frameworks.python_values import Frame, Method, Place, Ref, Unknown, joined, root_of, truth
 
 UNROLLED = 40
 """Elements of a list of literals that a loop is gone through for."""
@@ -68,7 +68,8 @@ class Statements(Expressions):
             values = list(value) if several and len(value) == len(target.elts) else None
             for place, each in enumerate(target.elts):
                 inner = each.value if isinstance(each, ast.Starred) else each
-                self.assign(inner, values[place] if values else self.unknown(each), frame)
+                unknown = Unknown(written(each), self.place(each), (), root_of(value))
+                self.assign(inner, values[place] if values else unknown, frame)
         elif isinstance(target, ast.Attribute):
             self.put(self.evaluate(target.value, frame), target.attr, value, self.place(target))
         elif isinstance(target, ast.Subscript):

@@ -41,6 +41,7 @@ LIBRARIES = frozenset(
         "copy",
         "json",
         "typing",
+        "types",
         "modelscope",
     ]
 )
@@ -214,6 +215,12 @@ def root_of(value: Any) -> str:
     if isinstance(value, Thing) and value.last in ("Path", "file"):
         return next((root for root in map(root_of, value.values.values()) if root), "")
     return root_of(value[0]) if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and value else ""
+
+
+def overlay(values: dict[Any, Any], by: Unknown) -> None:
+    """Put settings that nobody knows over these: any of them may be another one now."""
+    values.update(dict.fromkeys([key for key in values if str(key)[:1] != "?"], by))
+    values["**"] = by
 
 
 def is_plain(value: Any) -> bool:
