@@ -62,6 +62,9 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
     _images(thing, trainer, gathered, draft)
     if quantised and ("lora" in draft.values or config is not None):
         put_upcast(thing, trainer, draft)
+    elif quantised and "adapter" not in thing.values:
+        what = "nothing in the program adapts its quantised base, which trainers refuse to train"
+        draft.ask("lora", str(place), what, HINTS["lora"])
     if config is None:
         _frozen(thing, draft)
     if "adapter" in thing.values:

@@ -53,7 +53,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     method = TRAINERS[trainer.last]
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
-    gathered = Gathered(path)
+    gathered, draft.facts["program"] = Gathered(path), path
     arguments = _arguments(trainer)
     _gather(gathered, trainer, arguments, run)
     model = trainer.values.get("model", trainer.values.get("*0"))
