@@ -153,7 +153,11 @@ def _isinstance(call: Call) -> Any:
     value, kind = call.get(0, "o"), call.get(1, "class")
     several = kind if isinstance(kind, tuple) and not isinstance(kind, Ref) else (kind,)
     kinds = [TYPES.get(each.name) if isinstance(each, Ref) else None for each in several]
-    if None in kinds or isinstance(value, (Ref, Method)) or not (is_plain(value) or isinstance(value, (dict, list, tuple))):
+    if (
+        None in kinds
+        or isinstance(value, (Ref, Method))
+        or not (is_plain(value) or isinstance(value, (dict, list, tuple)))
+    ):
         return call.unknown()
     return isinstance(value, tuple(each for each in kinds if each))
 
@@ -252,6 +256,12 @@ def _replaced(call: Call) -> Any:
     return Thing(owner.name, owner.place, {**owner.values, **call.named}, {**owner.places, **call.places}, owner.own)
 
 
+def _exists(call: Call) -> Any:
+    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
+    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
+    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+
+
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "os.environ.get": _environment,
     "os.getenv": _environment,
@@ -259,7 +269,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
     "os.path.dirname": _folder,
     "os.path.realpath": _text,
-    **dict.fromkeys(("os.path.exists", "os.path.isfile"), lambda call: _exists(call)),
+    **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),
     "os.path.expanduser": _text,
     "os.path.abspath": _text,
     "*.is_bfloat16_supported": _card,
@@ -325,12 +335,6 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "copy.copy": lambda call: call.get(0, "x"),
     "typing.cast": lambda call: call.get(1, "val"),
 }
-
-
-def _exists(call: Call) -> Any:
-    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
-    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
-    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
 
 
 OF_PATHS: Mapping[str, Callable[[Call], Any]] = {

@@ -217,7 +217,12 @@ class Expressions:
         """``[each for each in known if …]``: of a list that the text holds, those that a filter is known to keep."""
         loop = node.generators[0]
         values = self.evaluate(loop.iter, frame)
-        if len(node.generators) > 1 or type(values) not in (list, tuple) or len(values) > MAX_ITEMS or not known(values):
+        if (
+            len(node.generators) > 1
+            or type(values) not in (list, tuple)
+            or len(values) > MAX_ITEMS
+            or not known(values)
+        ):
             return self.unknown(node)
         found: list[Any] = []
         for each in values:

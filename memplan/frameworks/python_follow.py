@@ -44,9 +44,7 @@ def followed(document: Document, known: Known) -> Run:
 
 
 @lru_cache(maxsize=4)
-def _cached(
-    text: str, path: str, bf16: bool, capability: tuple[int, int], memory: int, num_gpus: int | None
-) -> Run:
+def _cached(text: str, path: str, bf16: bool, capability: tuple[int, int], memory: int, num_gpus: int | None) -> Run:
     return _go(text, path, Known(bf16, capability, memory, num_gpus))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.hf_arguments import FIELDS
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
+from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.python_values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 
@@ -98,11 +100,24 @@ class Gathered:
         self.places[key] = place
         if key == "model_name_or_path" and value in (None, ""):
             value = Unknown("not in the text", place)
+        if key == "model_name_or_path":
+            value = self._of_hub(value)
         if known(value):
             self.values[key] = plain(value)
         else:
             shown = value if isinstance(value, Unknown) else Unknown(described(value), place, (), root_of(value))
             self.open.append((key, shown, place))
+
+    def _of_hub(self, value: Any) -> Any:
+        """Of a folder that is not here and a name of the Hub, as a program falls back on it, the name."""
+        names = value.either if isinstance(value, Unknown) else ()
+        if not all(isinstance(each, str) for each in names):
+            return value
+        hub = [each for each in names if not is_folder(each)]
+        if len(set(hub)) != 1 or len(hub) == len(names) or any(os.path.exists(each) for each in names):
+            return value
+        self.bounds["model"] = f"{value.place}: {verb(value)}: the folder is not here"
+        return hub[0]
 
     def drop(self, key: str) -> None:
         """Take a setting out, which is read elsewhere."""
@@ -137,7 +152,6 @@ class Gathered:
                 draft.warn(key, str(place), f"its value {verb(unknown)}", "quantisation")
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
                 draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
-
 
     def _bounded(self, key: str, unknown: Unknown, place: Place) -> bool:
         """Whether of several values the one that needs most is taken, which is said."""

@@ -62,9 +62,6 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
     _images(thing, trainer, gathered, draft)
     if quantised and ("lora" in draft.values or config is not None):
         put_upcast(thing, trainer, draft)
-    elif quantised and "adapter" not in thing.values:
-        what = "nothing in the program adapts its quantised base, which trainers refuse to train"
-        draft.ask("lora", str(place), what, HINTS["lora"])
     if config is None:
         _frozen(thing, draft)
     if "adapter" in thing.values:
@@ -117,7 +114,7 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         if key not in READ and key not in MODEL_HARMLESS and key[:1] not in "*?" and truth(values[key]) is not False:
             draft.warn(key, str(thing.places[key]))
     if values.get("**") is not None:
-        draft.warn("**", str(thing.places["**"]), "more arguments than the text holds", "quantisation")
+        draft.warn("**", str(thing.places.get("**", thing.place)), "more arguments than the text holds", "quantisation")
     if (
         plain(values.get("device_map")) in ("auto", "balanced", "sequential")
         and int(draft.options.get("num_gpus") or 1) > 1

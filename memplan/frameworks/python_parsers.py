@@ -13,7 +13,7 @@ from memplan.frameworks.python_values import (
     Function,
     Ref,
     Thing,
-    Unknown,
+    is_open,
     plain,
     truth,
     unknown_option,
@@ -69,6 +69,8 @@ def _instances(call: Call) -> Any:
         if isinstance(each, Class):
             made = run.made(each, [], mine, places, call.place)
             made.values["?command"] = bool(left)
+            for name in [name for name in each.all_fields() if name not in mine and is_open(made.values[name])]:
+                made.values[name] = unknown_option(name, made.places[name])
             found.append(made)
         else:
             rest = {name: value for name, value in mine.items() if name not in taken}

@@ -151,7 +151,7 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
     elif isinstance(arguments, Thing) and "**" in arguments.values:
         draft.warn(
             "**",
-            str(arguments.places["**"]),
+            str(arguments.places.get("**", arguments.place)),
             f"more arguments than the text holds: {arguments.values['**'].text}",
             "batch",
         )

@@ -85,6 +85,11 @@ def unknown_option(name: str, place: Place) -> Unknown:
     return Unknown(whose, place, (), whose)
 
 
+def is_open(value: Any) -> bool:
+    """Whether nothing at all is known of a value."""
+    return isinstance(value, Unknown) and not value.either
+
+
 class Ref(NamedTuple):
     """A name of a library, or of nobody: ``trl.SFTTrainer``, ``torch.bfloat16``."""
 
