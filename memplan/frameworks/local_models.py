@@ -29,12 +29,11 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     if os.path.exists(os.path.expanduser(name)):
         return
     cached = _CACHED.search(name)
-    last = (cached.group(1) if cached else re.split(r"[/\\]", name.rstrip("/\\"))[-1]).replace(
-        "___", "."
-    )  # ModelScope's
+    parts = [part.replace("___", ".") for part in re.split(r"[/\\]", name.strip("/\\"))]  # ModelScope's dots
+    last = cached.group(1) if cached else parts[-1]
     preset, origin = find_preset(last) or find_preset(TUNED.sub("", last)), draft.origins.get("model")
     said = origin.text if origin is not None else "the file"
-    hub = preset["hub_id"] if preset is not None else _of_owner(re.split(r"[/\\]", name.strip("/\\"))[-2:])
+    hub = preset["hub_id"] if preset is not None else _of_owner(parts)
     if not hub:
         raise NotKnown(
             f"{said}: {name[:80]} is not here, and memplan knows no model by its name",
@@ -46,10 +45,6 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
 
 def _of_owner(parts: list[str]) -> str:
     """The Hub's name of a folder that lies in one of its owner's: ``/models/deepseek-ai/deepseek-llm-7b-chat``."""
-    owners = {
-        hub_id.partition("/")[0].casefold(): hub_id.partition("/")[0]
-        for each in every_model()
-        for hub_id in hub_ids(each)
-    }
-    owner = owners.get(parts[0].casefold(), "") if len(parts) == 2 else ""
-    return f"{owner}/{parts[1].replace('___', '.')}" if owner else ""
+    owners = {hub_id.partition("/")[0] for each in every_model() for hub_id in hub_ids(each)}
+    owner = next((each for each in owners if len(parts) > 1 and each.casefold() == parts[-2].casefold()), "")
+    return f"{owner}/{parts[-1]}" if owner else ""
