@@ -13,7 +13,6 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.launch import launches
 
 TABLE = r"""
-Megatron-Bridge $megatron[./]bridge | $run_recipe\.py | $--recipe \w+_(config|pretrain|sft|peft)
 prime-rl        trainer orchestrator | orchestrator inference | $\brl @ .*\.toml | max_async_level
 llm-foundry     max_seq_len train_loader | variables max_seq_len | $\bcomposer .*\.py
 xtuner          $\bxtuner (train|chat|convert) | $NPROC_PER_NODE=\d+ xtuner

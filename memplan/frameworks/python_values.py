@@ -42,6 +42,7 @@ LIBRARIES = frozenset(
         "json",
         "typing",
         "modelscope",
+        "megatron",
     ]
 )
 """Packages whose names mean what they say; a name of any other is the project's own."""
