@@ -14,7 +14,6 @@ from memplan.frameworks.launch import launches
 
 TABLE = r"""
 prime-rl        trainer orchestrator | orchestrator inference | $\brl @ .*\.toml | max_async_level
-llm-foundry     max_seq_len train_loader | variables max_seq_len | $\bcomposer .*\.py
 xtuner          $\bxtuner (train|chat|convert) | $NPROC_PER_NODE=\d+ xtuner
 NeMo            exp_manager trainer.devices | $examples/nlp/language_modeling/megatron_gpt | $\bnemo llm
 NeMo-Aligner    $examples/nlp/gpt/train_gpt_(sft|dpo|ppo|rm|reinforce)

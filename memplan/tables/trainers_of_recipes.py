@@ -1,7 +1,8 @@
-"""Trainers of torchtune, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind Megatron-LM and slime, since
-plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
+"""Trainers of torchtune, LLM Foundry, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind Megatron-LM and
+slime, since plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
 
-Sources: torchtune 0.7, inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
+Sources: torchtune 0.7, mosaicml/llm-foundry 0.22, inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a,
+NVIDIA/NeMo-Aligner@af2b3bd.
 """
 
 from memplan.tables.trainer import (
@@ -16,7 +17,13 @@ from memplan.tables.trainer import (
     Rollouts,
     Trainer,
 )
-from memplan.tables.trainer_switches import MEGATRON, TORCHTUNE, VERL
+from memplan.tables.trainer_switches import (
+    LLM_FOUNDRY,
+    LLM_FOUNDRY_OVER_SEVERAL,
+    MEGATRON,
+    TORCHTUNE,
+    VERL,
+)
 
 _TORCHTUNE = Trainer(
     "torchtune",
@@ -71,6 +78,21 @@ ROWS = (
         parallelism=Parallelism("fsdp2"),
         loss=_TORCHTUNE.loss._replace(heads={"sft": "linear-chunks", "*": "log-softmax"}),
         source="torchtune 0.7 modules/loss/cross_entropy_loss.py, modules/attention.py, training/_distributed.py",
+    ),
+    Trainer(
+        "llm-foundry",
+        "LLM Foundry",
+        methods=Methods(("sft",)),
+        models=ModelClasses(transformers_4=True),
+        numerics=Numerics("fp32", autocast=True),
+        checkpointing=Checkpointing(reentrant=True),
+        optimizer_impl="loop",
+        parallelism=Parallelism("fsdp", "fp32"),
+        loss=Loss(heads={"*": "cross-entropy"}),
+        logits=Logits(step_outputs=("sft",)),
+        switches=LLM_FOUNDRY,
+        switches_over_several=LLM_FOUNDRY_OVER_SEVERAL,
+        source="llm-foundry 0.22 models/hf/hf_base.py; composer 0.32 trainer/trainer.py: state.outputs",
     ),
     _AREAL,
     _NEMO_RL,
