@@ -14,7 +14,7 @@ from memplan.frameworks.launch import launches
 
 TABLE = r"""
 prime-rl        trainer orchestrator | orchestrator inference | $\brl @ .*\.toml | max_async_level
-xtuner          $\bxtuner (train|chat|convert) | $NPROC_PER_NODE=\d+ xtuner
+xtuner          $\bxtuner (chat|convert)
 NeMo            exp_manager trainer.devices | $examples/nlp/language_modeling/megatron_gpt | $\bnemo llm
 NeMo-Aligner    $examples/nlp/gpt/train_gpt_(sft|dpo|ppo|rm|reinforce)
 ColossalAI      $\bcolossalai run

@@ -117,7 +117,7 @@ def _model(keys: Keys) -> None:
 
 
 def _vocabulary(keys: Keys) -> None:
-    """A tokenizer of another family may have more tokens than the model, which then grows (composer: HuggingFaceModel)."""
+    """A tokenizer of another family may have more tokens than the model, which then grows (HuggingFaceModel)."""
     names = [str(keys.get(key) or "").lower() for key in ("tokenizer.name", LOADS)]
     apart = [(name.rpartition("/")[0], re.split(r"[-_.\d]", name.rpartition("/")[2])[0]) for name in names]
     if all(names) and not any(map(is_template, names)) and all(a != b for a, b in zip(*apart, strict=True)):

@@ -141,6 +141,20 @@ LLM_FOUNDRY: Switches = MappingProxyType(
 )
 LLM_FOUNDRY_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("none", "full")})
 """llm-foundry 0.22 command_utils/train.py; composer 0.32 utils/parallelism.py: FSDPConfig.activation_checkpointing."""
+XTUNER: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "ddp", *_ZERO),
+        "offload": ("optimizer", "parameters"),
+        "gradient_checkpointing": ("none", "full"),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("auto", "foreach", "fused"),
+        "attention": ("sdpa", "flash", "eager"),
+        "kernels": ("none",),
+        "reference": ("auto",),
+    }
+)
+"""xtuner 0.1.23 model/sft.py: use_activation_checkpointing; configs/deepspeed/."""
 LITGPT_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("full",)})
 MEGATRON: Switches = MappingProxyType(
     {

@@ -1,11 +1,12 @@
-"""Trainers of torchtune, LLM Foundry, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind Megatron-LM and
-slime, since plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
+"""Trainers of torchtune, LLM Foundry, XTuner, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind
+Megatron-LM and slime, since plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
 
-Sources: torchtune 0.7, mosaicml/llm-foundry 0.22, inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a,
-NVIDIA/NeMo-Aligner@af2b3bd.
+Sources: torchtune 0.7, mosaicml/llm-foundry 0.22, InternLM/xtuner 0.1.23, inclusionAI/AReaL 1.0.4,
+NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
 """
 
 from memplan.tables.trainer import (
+    Adapters,
     Checkpointing,
     Logits,
     Loss,
@@ -23,6 +24,7 @@ from memplan.tables.trainer_switches import (
     MEGATRON,
     TORCHTUNE,
     VERL,
+    XTUNER,
 )
 
 _TORCHTUNE = Trainer(
@@ -93,6 +95,20 @@ ROWS = (
         switches=LLM_FOUNDRY,
         switches_over_several=LLM_FOUNDRY_OVER_SEVERAL,
         source="llm-foundry 0.22 models/hf/hf_base.py; composer 0.32 trainer/trainer.py: state.outputs",
+    ),
+    Trainer(
+        "xtuner",
+        "XTuner",
+        methods=Methods(("sft", "dpo", "ipo", "orpo", "reward")),
+        models=ModelClasses(transformers_4=True),
+        numerics=Numerics("checkpoint", autocast=True),
+        checkpointing=Checkpointing(on=True, reentrant=True),
+        adapters=Adapters(kbit_upcast={"*": "all"}),
+        loss=Loss(heads={"sft": "shifted-cross-entropy", "*": "log-softmax"}, sft_term=("orpo",)),
+        logits=Logits(fp32=("*",), freed=True, held=("dpo", "ipo", "orpo")),
+        reference=Reference(offloads=False),
+        switches=XTUNER,
+        source="InternLM/xtuner 0.1.23 model/sft.py, dpo.py, orpo.py; transformers 4.42: logits.float() in the model",
     ),
     _AREAL,
     _NEMO_RL,
