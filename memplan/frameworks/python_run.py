@@ -62,6 +62,8 @@ class Run(Statements):
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
         self.trainers: list[Thing] = []
+        self.things: list[Thing] = []
+        """Objects that calls of libraries make, but models and trainers, in their order."""
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
@@ -136,6 +138,7 @@ class Run(Statements):
         """``owner.name = value``: under a condition that is not known, either the old or the new."""
         if self.aside:
             return
+        owner = self.calls.part(owner)
         if not isinstance(owner, Thing):
             self.calls.assigned(self, owner, name, value, place)
             return
