@@ -93,8 +93,6 @@ class Adapters(NamedTuple):
     """Dtype that adapters over a quantised base are cast to, where no such preparation is made."""
     lists_linears: bool = False
     """It hands PEFT the names of all linear modules in place of all-linear, so that stacked experts rest."""
-    disables_dropout: tuple[str, ...] = ()
-    """Methods whose trainer sets every dropout of the policy to 0, once the adapters are there."""
 
 
 class Loss(NamedTuple):
@@ -216,6 +214,8 @@ class Trainer(NamedTuple):
     checkpointing: Checkpointing = Checkpointing()
     parallelism: Parallelism = Parallelism()
     adapters: Adapters = Adapters()
+    disables_dropout: tuple[str, ...] = ()
+    """Methods in which it sets every ``nn.Dropout`` of policy and reference to 0, once the adapters are there."""
     loss: Loss = Loss()
     logits: Logits = Logits()
     entropy: Entropy = Entropy()

@@ -113,10 +113,8 @@ _TRL_0_7 = Trainer(
     optimizer_impl="fused",
     checkpointing=Checkpointing(reentrant=True),
     parallelism=Parallelism(syncs_each_batch=False),
-    adapters=Adapters(
-        kbit_upcast={"*": "norms"},
-        disables_dropout=("dpo", "ipo", "kto", "cpo", "simpo", "orpo", "reward", "online-dpo", "distill", "ppo"),
-    ),
+    adapters=Adapters(kbit_upcast={"*": "norms"}),
+    disables_dropout=("dpo", "ipo", "kto", "cpo", "simpo", "orpo", "reward", "online-dpo", "distill", "ppo"),
     loss=Loss(
         heads={"sft": "shifted-cross-entropy", "*": "log-softmax"},
         sft_term=("cpo", "orpo"),

@@ -90,9 +90,10 @@ class _State:
         if recipe.numerics.norm_itemsize:
             quantised.upcast_norms(self.policy)
         if recipe.adapter is not None:
-            self.policy = building.with_adapters(self.policy, job, device, recipe.adapter.dropout)
+            self.policy = building.with_adapters(self.policy, job, device)
             if recipe.quantised is not None and recipe.adapter.itemsize < recipe.adapter.magnitude_itemsize:
                 quantised.narrow_adapters(self.policy)
+        building.disable_dropout(self.policy, recipe)
         building.freeze(self.policy, job.freeze)
         self.unpatch = liger.patch(self.policy, recipe.operators.kernels)
         if recipe.checkpointing.layers:

@@ -124,6 +124,8 @@ class MicroStep:
             self.balance.append(out.aux_loss)
         if self.recipe.method.score_head:
             return logits[:, 0], None
+        if self.recipe.loss.code.frees_logits:
+            del out
         wide = self.recipe.loss.code.frees_logits and self.recipe.loss.to_fp32
         if wide or self.recipe.loss.fp32_outputs:
             logits = logits.float()
