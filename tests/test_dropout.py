@@ -134,7 +134,7 @@ def places(spec: ModelSpec) -> set[str]:
 def test_trainers_of_preferences_turn_off_dropout_that_is_a_module(
     family: str, drops: str, stays: str, trainer: str, method: str
 ) -> None:
-    config = {"model_type": family, **DROPS, "hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}
+    config = {"model_type": family, **DROPS, "hidden_size": 512, "num_attention_heads": 8, "head_dim": 64}
     keys = {"model": config, "trainer": trainer, "method": method}
     assert places(resolve(read_job(keys)).model) == set(stays.split())
     assert places(resolve(read_job({**keys, "trainer": "pytorch", "method": "sft"})).model) == set(drops.split())
