@@ -76,7 +76,7 @@ def resolve(given: JobInput) -> Recipe:
         operators=layers,
         storage=base.storage(zero.communication if split.is_deepspeed else base.stored.reduce_itemsize),
         optimizer=chosen,
-        batch=batch(job, spec, images, steps, group, evaluated(job, method, degrees, in_megatron, notes)),
+        batch=batch(job, trainer, spec, images, steps, group, evaluated(job, method, degrees, in_megatron, notes)),
         checkpointing=again,
         loss=loss,
         others=others,

@@ -55,3 +55,7 @@ FUNCTIONAL_DROPOUT = {
 attention probabilities, outputs of branches, what goes into a feed-forward's last linear, what stands before the layers
 (transformers 5.23 models/*/modeling_*.py; Bloom's and Falcon's ``dropout_add``). Types that are not named call it for
 their probabilities alone; GPT-2's and BERT's attention reads ``self.dropout.p`` of a module."""
+
+MASK_AS_GIVEN = frozenset(("mamba", "falcon_mamba"))
+"""Types whose mixers multiply by the batch's mask though it be all ones, which others ask about first
+(transformers 5.23 models/mamba/modeling_mamba.py; masking_utils.py: create_recurrent_attention_mask)."""

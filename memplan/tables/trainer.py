@@ -228,6 +228,12 @@ class Trainer(NamedTuple):
     source: str = ""
 
     @property
+    def passes_mask(self) -> bool:
+        """Whether its batches have an attention mask where nothing is padded (transformers 5.23 data/data_collator.py,
+        trl 1.16 trainer/sft_trainer.py and dpo_trainer.py, openrlhf 0.11 models/actor.py: forward)."""
+        return self.runs_on == "accelerate" or self.name == "openrlhf"
+
+    @property
     def megatron(self) -> bool:
         """Whether it runs on Megatron."""
         return self.runs_on == "megatron"
