@@ -45,6 +45,8 @@ class Numerics(NamedTuple):
     """Dtypes of weights and outputs."""
 
     weights: LoadedWeights = "checkpoint"
+    checkpoints_dtype: tuple[str, ...] = ()
+    """Methods whose trainer calls from_pretrained without a dtype, which then is the checkpoint's."""
     loads_dtype: bool = False
     """A job that says ``dtype: bf16`` says what from_pretrained loads, whatever it would load by itself."""
     autocast: bool = False
