@@ -191,6 +191,8 @@ class Batch(NamedTuple):
     completion_length: int
     padded: bool = False
     """A padding mask reaches attention."""
+    masked: bool = False
+    """The model is given a mask, whether or not it masks anything: what it makes of it has a row for each of ours."""
     images: ImageBatch | None = None
     """The images of an example."""
     group: int = 1
