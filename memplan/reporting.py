@@ -88,11 +88,13 @@ def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
 
 
 def _verdict(device: Band, recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card, and no wherever the node's own memory is short."""
+    """On the card, and no wherever the node's own memory is short; of another job than the one that runs, nobody
+    knows."""
     if recipe.hardware.gpu is None:
         return None
     verdict = judge(device, recipe.hardware.gpu, recipe.hardware.margin)
-    return replace(verdict, fits="no") if host.fits is False else verdict
+    known = "no" if host.fits is False else verdict.fits
+    return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
 
 
 def phase_of(instant: str) -> str:

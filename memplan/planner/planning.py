@@ -25,7 +25,7 @@ from memplan.resolve.notes import Notes
 from memplan.spec.gpu import Gpu
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.spec.reading import JobInput, build_job
+from memplan.spec.reading import JobInput, build_job, understood
 from memplan.tables.trainers import find_trainer
 from memplan.units import ceil_div, format_bytes, parse_count
 
@@ -68,7 +68,8 @@ def _without_settings(given: JobInput, fixed: Mapping[str, Any]) -> tuple[JobInp
 
 
 def question(given: JobInput) -> Question:
-    """What is fixed and what is free. Raises UsageError where the job names no card."""
+    """What is fixed and what is free. Raises UsageError where the job names no card, InvalidJob where it is unclear."""
+    given = understood(given, "a plan")
     given, gone = _without_settings(given, dict.fromkeys(k for k, s in given.sources.items() if s == "option"))
     job, _ = with_cluster(given.job, Notes(dict(given.sources)))
     if job.gpu is None:

@@ -1,6 +1,6 @@
 """From a mapping that a person wrote to a Job: aliases, unknown keys, keys that only training uses, ranges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -249,4 +249,20 @@ def with_changes(given: JobInput, changes: Mapping[str, Any]) -> JobInput:
     }
     set_ = {key: value for key, value in changes.items() if value is not None}
     sources = given.sources | dict.fromkeys(changes, "option")
-    return given._replace(job=build_job(merged(stay, set_)), sources=sources)
+    return given._replace(job=build_job(merged(stay, set_)), sources=sources, unread=unanswered(given.unread, changes))
+
+
+def unanswered(unread: Iterable[Unread], keys: Container[str]) -> tuple[Unread, ...]:
+    """What is left that was not understood, once these keys of the job are given."""
+    return tuple(each for each in unread if not each.asks or each.asks not in keys)
+
+
+def understood(given: JobInput, what: str) -> JobInput:
+    """The job itself. Raises InvalidJob where something that decides memory was not understood: ``what`` would be
+    another job's."""
+    doubt = undecided(given.unread)
+    if doubt:
+        hint = next((each.hint for each in given.unread if each.decides and each.hint), "")
+        own = "take that key out of a copy, or write the job in memplan's own keys: memplan schema job"
+        raise InvalidJob(f"unclear: {doubt}; {what} would be another job's", hint or own)
+    return given
