@@ -130,6 +130,9 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
         "temperature": None,
         "recompute_loss": None,
         "eval_batch_size": None,
+        "token_budget": None,
+        "logprob_token_budget": None,
+        "padded": recipe.batch.padded,
         "sequence_length": recipe.batch.sequence_length,
         "completion_length": recipe.batch.completion_length,
     } | ({"batch_size": recipe.rows, "global_batch_size": None} if recipe.batch.group > 1 else {})
