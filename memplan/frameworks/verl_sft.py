@@ -29,7 +29,7 @@ def read_sft(keys: Keys, found: Given) -> None:
         key = "data.max_token_len_per_gpu"
         divided = degrees(keys, "engine.").get("context_parallel", 1) if megatron else shared
         tokens = known(keys, key, "batch_size", length) * divided
-        micro = of_tokens(keys, tokens, length, 0, key, 2 * shared)
+        micro = of_tokens(keys, tokens, length, 0, key)
         keys.skip("data.micro_batch_size_per_gpu")
     else:
         micro = _sequences(keys, length)

@@ -17,7 +17,7 @@ from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.models import other_models, what_trains
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
-from memplan.resolve.packing import kept_apart, packed, packing, scoring_row
+from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.provenance import NOTHING_YET, provenance
 from memplan.resolve.quantised import quantised_base
@@ -82,7 +82,9 @@ def resolve(given: JobInput) -> Recipe:
         operators=layers,
         storage=base.storage(zero.communication if split.is_deepspeed else base.stored.reduce_itemsize),
         optimizer=chosen,
-        batch=batch(job, spec, images, steps, group, evaluation)._replace(**packing(said), scoring=row),
+        batch=batch(job, spec, images, steps, group, evaluation)._replace(
+            longest=said.sequence_length if said.token_budget else 0, scoring=row
+        ),
         checkpointing=again,
         loss=loss,
         others=others,

@@ -59,11 +59,6 @@ def sequences_of(job: Job) -> int:
     return max(1, job.token_budget // job.sequence_length)
 
 
-def packing(job: Job) -> dict[str, int]:
-    """What a ``Batch`` says of a packed row."""
-    return {"longest": job.sequence_length} if job.token_budget is not None else {}
-
-
 def kept_apart(job: Job, attention: str, in_megatron: bool, method: Method, notes: Notes) -> Job:
     """The job with the mask that tells a row's sequences apart, where attention is not flash. Raises InvalidJob for
     pairs, whose halves are counted as two rows."""
