@@ -9,6 +9,7 @@ import pytest
 from commands import Run, runner_of
 
 from memplan.api import estimate as estimate_job
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.deciding import subject_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,3 +236,31 @@ def test_what_was_asked_for_and_varies_is_clear(capsys: pytest.CaptureFixture[st
     compare = runner_of(capsys, "compare")
     code, out, _ = compare(str(tmp_path / "run.sh"), "--gpu", "24GB", "--vary", "num_gpus=1,2", "--json")
     assert (code, [row["fits"] for row in json.loads(out)["rows"]]) == (0, ["yes", "yes"])
+
+
+def test_a_model_of_images_says_what_of_them_is_not_counted(tmp_path: Path) -> None:
+    """Of LLaMA-Factory the tower rests by default, said or not; another choice is unclear."""
+    text = "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\ntemplate: qwen2_vl\n"
+    path = tmp_path / "train.yaml"
+    for model, more, fits, words in (
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "", "yes", ("counted as trained", "if it trains on images")),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: true", "yes", ("counted as trained",)),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: false", "unclear", ("freeze_vision_tower",)),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "freeze_vision_tower: true", "yes", ()),
+    ):
+        path.write_text(f"model_name_or_path: {model}\n{text}{more}\n")
+        found = check_file(str(path), {"gpu": "h200-141gb", "num_gpus": 1})
+        assert (found.fits, bool(found.warnings)) == (fits, bool(words)), (model, more, found.text, found.warnings)
+        assert all(word in " ".join(found.warnings) for word in words), found.warnings
+
+
+def test_a_program_with_a_loop_of_its_own_is_not_its_arguments(tmp_path: Path) -> None:
+    """Arguments named like the Trainer's say nothing of a loop that the program writes itself."""
+    command = "accelerate launch --num_processes 1 train.py --model_name_or_path gpt2 --bf16 True --max_length 512 "
+    (tmp_path / "run.sh").write_text(f"{command}--per_device_train_batch_size 1 --num_train_epochs 1\n")
+    for program, fits in (
+        ("loss.backward()\noptimizer.step()\n", "unclear"),
+        ("Trainer(model=model).train()\n", "yes"),
+    ):
+        (tmp_path / "train.py").write_text(f"model = load()\n{program}")
+        assert check_file(str(tmp_path / "run.sh"), {"gpu": "h200-141gb"}).fits == fits

@@ -52,6 +52,9 @@ def read_old_sft(keys: Keys, found: Given) -> None:
         if known(keys, whole, "batch_size") != usual:
             why = f"verl 0.1 divides it among the GPUs, later ones read micro_batch_size_per_gpu alone ({usual})"
             keys.warn(whole, why, "batch", f"write {each}")
+    elif keys.has(whole) and not keys.has(each):
+        keys.draft.remarks.append(f"{keys.settings.where(whole)}: {whole} is not read by {keys.framework.label}: "
+                                  f"{each} is {keys.defaults[each]}")  # fmt: skip
     keys.skip(whole, "use_remove_padding")
     micro = _sequences(keys, length)
     _steps(keys, micro, world // shared)
