@@ -147,8 +147,7 @@ class Host:
 @dataclass(slots=True, eq=False, repr=False)
 class Verdict:
     """Whether the job fits the card: yes (the high figure of what it needs, less the margin), tight (the expected one),
-    or no;
-    in the JSON unclear in place of yes and tight, where something that decides memory was not understood."""
+    or no; unclear, whatever the figures are, where something that decides memory was not understood."""
 
     gpu: str
     fits: str
@@ -229,10 +228,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
-        data = {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
-        if self.unclear and data["verdict"] is not None and data["verdict"]["fits"] != "no":
-            data["verdict"]["fits"] = "unclear"  # nobody who reads the JSON alone may take it for a fit
-        return data
+        return {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
 
 
 class Found(Sequence[_T]):

@@ -8,6 +8,7 @@ import re
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
+from memplan.resolve.packing import sequences_of
 from memplan.spec.cluster import Cluster
 from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Batch, Hardware, ImageBatch
@@ -16,7 +17,7 @@ from memplan.spec.model import ModelSpec
 from memplan.tables.families import MASK_AS_GIVEN
 from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer
-from memplan.units import GiB
+from memplan.units import GiB, ceil_div
 
 
 def with_method_head(method: Method, spec: ModelSpec) -> ModelSpec:
@@ -120,7 +121,12 @@ def accumulated(job: Job, ranks: int, notes: Notes) -> int:
     """Micro-steps of an optimizer step, over so many data-parallel ranks. Raises InvalidJob where keys contradict."""
     if job.global_batch_size is None:
         return notes.plain("gradient_accumulation_steps", job.gradient_accumulation_steps)
-    step = job.batch_size * ranks
+    step = sequences_of(job) * ranks
+    if job.token_budget is not None:
+        steps = job.gradient_accumulation_steps
+        if not notes.is_given("gradient_accumulation_steps"):
+            steps = ceil_div(job.global_batch_size, step)
+        return notes.plain("gradient_accumulation_steps", steps)
     steps, rest = divmod(job.global_batch_size, step)
     if rest or not steps:
         raise InvalidJob(

@@ -199,6 +199,10 @@ class Batch(NamedTuple):
     """Completions that one example of the batch stands for."""
     eval_size: int = 0
     """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
+    longest: int = 0
+    """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
+    scoring: int = 0
+    """Tokens of a packed row that is scored before the update; 0 where rows are the update's."""
 
 
 class Checkpointing(NamedTuple):

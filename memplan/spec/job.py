@@ -135,6 +135,10 @@ class Job(Frozen):
     """Tokens per sequence as it enters the model."""
     completion_length: Positive | None = None
     """Tokens per sequence that the loss scores; all of them when not given."""
+    token_budget: Positive | None = None
+    """Tokens of a micro-batch that is packed up to a limit, in place of batch_size × sequence_length."""
+    logprob_token_budget: Positive | None = None
+    """Tokens of a packed micro-batch of the passes that score a rollout before the update."""
     padded: bool = False
     """An attention mask with padding reaches the model."""
     dtype: Choice | None = None
