@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
+from memplan.drawn import Lengths
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -219,6 +220,8 @@ class Report:
     cards: Sequence[Card] = ()
     from_sft: Sequence[Step] = ()
     """For preference methods: the peak as a difference from supervised fine-tuning."""
+    lengths: Lengths | None = None
+    """Steps as the data's lengths make them; null where the job says nothing of lengths."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unclear: str = ""
