@@ -40,17 +40,21 @@ def as_input(job: object) -> JobInput:
     return read_job(job)
 
 
-def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = None) -> Report:
+def estimate(
+    job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = None, play: bool | None = None
+) -> Report:
     """What the job will use on each GPU, where it peaks and why, whether it fits, and what to change.
 
-    ``spec``: its model, where it is described already (``memplan.trace.exact.exact_model(…).spec``).
+    ``spec``: its model, where it is described already (``memplan.trace.exact.exact_model(…).spec``). ``play``: whether
+    the step is played through the simulated allocator for the reserved meter; None: and what it needs there is looked
+    for only near the card's limit.
 
     Raises memplan.errors.InvalidJob for a job that cannot be, ModelError for a model that is not obtainable or not
     known.
     """
     given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
     recipe = resolve(given)
-    report = build_report(recipe)
+    report = build_report(recipe, play)
     return replace(
         report,
         lengths=_drawn(given, recipe) if given.job.lengths is not None else None,

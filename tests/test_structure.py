@@ -43,6 +43,7 @@ LAYERS = (
     "engine",  # Recipe -> Ledger
     "drawn",  # what a report says of the lengths that come
     "report",  # what a report is
+    "meters",  # allocated, reserved, device
     "reporting",  # Ledger -> Report
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step

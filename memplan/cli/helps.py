@@ -45,6 +45,7 @@ EXTRA = {
     "check": "Exit with 1 when an error of a traced step with one GPU is out of bounds.",
     "exact": "Build transformers' class without weights: count it, and describe a type that memplan does not know "
     "from its modules (memplan[trace]; seconds).",
+    "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
     "framework_": "Whose files: trl, transformers, accelerate, deepspeed, …",
@@ -82,7 +83,7 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = ("framework", "ranks", "verify", "exact", "force", "part", "processes", "snapshot", "pareto")
+RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")

@@ -31,7 +31,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "gradient_accumulation_steps",
         "global_batch_size",
     ),
-    "Sequences": ("sequence_length", "completion_length", "padded", "lengths", "eval_batch_size"),
+    "Sequences": (
+        "sequence_length",
+        "completion_length",
+        "token_budget",
+        "logprob_token_budget",
+        "padded",
+        "lengths",
+        "eval_batch_size",
+    ),
     "Precision and optimizer": (
         "dtype",
         "precision",
