@@ -88,6 +88,31 @@ class LedgerRow:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Moment:
+    """A phase beside the steady step: load, first-step, save, merge or sync."""
+
+    name: str
+    allocated_bytes: int
+    """The most on the card."""
+    device_bytes: Bytes
+    host_bytes_per_node: int
+    peak_instant: str
+    """Of the card."""
+    instants: tuple[Instant, ...]
+    ledger: Sequence[LedgerRow]
+    """Rows with instants of its own. place: gpu; host, in the memory of every process; node, once in that of a node."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Crossing:
+    """Where a job that does not fit dies: the first instant, in the order of the run, at which the card is full."""
+
+    phase: str
+    instant: str
+    device_bytes: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class PerGpu:
     """One GPU of the class that peaks."""
 
@@ -101,6 +126,10 @@ class PerGpu:
     device_bytes: Bytes
     by_category: dict[str, int]
     ledger: Sequence[LedgerRow]
+    moments: Sequence[Moment] = ()
+    """What the job does beside its steady step, in the order of the run."""
+    first_crossing: Crossing | None = None
+    """Of a job that does not fit the card."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -122,6 +151,9 @@ class Host:
     memory_bytes: int | None = None
     """What a node of the named cluster has."""
     fits: bool | None = None
+    """In the step and in every phase beside it."""
+    phases: dict[str, int] = field(default_factory=dict)
+    """Bytes per node in each phase beside the step that needs any."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -3,22 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band, reserved_band
-from memplan.engine.ledger import Ledger, Row
+from memplan.engine.ledger import Ledger
+from memplan.engine.phases.first_step import first_step_peak
+from memplan.engine.phases.registry import FIRST_STEP
 from memplan.engine.rank_ledger import ledger_of, totals_of_rank
 from memplan.engine.ranks import RankClass, rank_classes
-from memplan.engine.step_and_evaluation import EVALUATION
+from memplan.engine.step_and_evaluation import EVALUATE, EVALUATION
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled
+from memplan.moments import Beside, LedgerRows, beside, first_crossing, moments_of
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
+    Found,
     Group,
     Host,
     Instant,
-    LedgerRow,
     Model,
     Parameters,
     PerGpu,
@@ -96,10 +99,10 @@ def _verdict(device: Band, recipe: Recipe, host: Host) -> Verdict | None:
 
 
 def phase_of(instant: str) -> str:
-    """forward (with the loss, and scoring passes), backward, step or evaluation."""
+    """forward (with the loss, and scoring passes), backward, step or evaluate."""
     name, point = instant.split(".", 1)
     if name.startswith(EVALUATION):
-        return EVALUATION
+        return EVALUATE
     if name == "step" or point == "optimizer":
         return "step"
     return "backward" if point.endswith(("backward", "reduce")) else "forward"
@@ -111,6 +114,8 @@ class Priced(NamedTuple):
     of: RankClass
     ledger: Ledger | Totalled
     meters: Totals
+    beside: Beside
+    """The phases beside the step."""
 
     @property
     def peak_instant(self) -> str:
@@ -119,9 +124,12 @@ class Priced(NamedTuple):
 
     @property
     def phases(self) -> dict[str, int]:
-        """The most in forward, backward and step."""
-        totals = self.meters.totals
-        return {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
+        """The most in forward, backward, step and the phases beside it; the first step where there are rows."""
+        totals, names = self.meters.totals, self.of.recipe.moments.names
+        found = {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
+        if FIRST_STEP in names and isinstance(self.ledger, Ledger):
+            found[FIRST_STEP] = first_step_peak(self.ledger, totals, self.of.recipe)
+        return found | {each.name: each.card[1] for each in self.beside.sums}
 
 
 @lru_cache(maxsize=256)
@@ -140,13 +148,15 @@ def price(recipe: Recipe, detailed: bool = True) -> list[Priced]:
     priced = []
     for of in rank_classes(recipe):
         ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
-        priced.append(Priced(of, ledger, measure(ledger, of.recipe)))
+        meters = measure(ledger, of.recipe)
+        priced.append(Priced(of, ledger, meters, beside(ledger, of.recipe, meters.allocated, meters.device)))
     return sorted(priced, key=lambda each: -each.meters.device.expected)
 
 
 def totals_of(recipe: Recipe) -> Totals:
-    """The meters alone, of the class of ranks that needs the most."""
-    return price(recipe, detailed=False)[0].meters
+    """The meters alone, of the class of ranks that needs the most; the device's of the step and every phase."""
+    fullest = price(recipe, detailed=False)[0]
+    return fullest.meters._replace(device=fullest.beside.device)
 
 
 class Peak(NamedTuple):
@@ -156,7 +166,7 @@ class Peak(NamedTuple):
     reserved: Band
     device: Band
     phases: dict[str, int]
-    """The most in forward, backward and step."""
+    """The most in forward, backward, step and the phases beside it, but the first step."""
     host: Host
     verdict: Verdict | None
     rank: str
@@ -170,18 +180,20 @@ def peak(recipe: Recipe) -> Peak:
     priced = price(recipe, detailed=False)
     fullest, host = priced[0], host_of(priced, recipe)
     _, allocated, reserved, device = fullest.meters
-    verdict = _verdict(device, recipe, host)
+    verdict = _verdict(fullest.beside.device, recipe, host)
     return Peak(allocated, reserved, device, fullest.phases, host, verdict, fullest.of.name)
 
 
 def host_of(priced: list[Priced], recipe: Recipe) -> Host:
     """A node's own memory. Its GPUs hold the same stage, as ranks are laid out with the pipeline outermost."""
-    of_rank = max(_on_host(each.ledger) for each in priced)
-    needed, there = (
-        of_rank * min(recipe.parallel.world, recipe.hardware.gpus_per_node),
-        recipe.hardware.cluster.host_memory,
-    )
-    return Host(needed, there, needed <= there if there else None)
+    processes, there = processes_of(recipe), recipe.hardware.cluster.host_memory
+    needed, phases = max(_on_host(each.ledger) for each in priced) * processes, priced[0].beside.on_node(processes)
+    return Host(needed, there, max(needed, *phases.values(), 0) <= there if there else None, phases)
+
+
+def processes_of(recipe: Recipe) -> int:
+    """Processes on one node: one for each of its GPUs."""
+    return min(recipe.parallel.world, recipe.hardware.gpus_per_node)
 
 
 def _on_host(ledger: Ledger | Totalled) -> int:
@@ -196,17 +208,23 @@ def build_report(recipe: Recipe) -> Report:
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
+    verdict = _verdict(fullest.beside.device, recipe, host)
+    instants = tuple(map(Instant, ledger.schedule, meters.totals))
+    moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe))))
+    steps = [(phase_of(at.name), at) for at in instants]
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
         allocated_range=Range(meters.allocated.low, meters.allocated.high),
         peak_instant=where,
-        instants=tuple(map(Instant, ledger.schedule, meters.totals)),
+        instants=instants,
         phases=fullest.phases,
         reserved_bytes=Bytes(*meters.reserved),
         device_bytes=Bytes(*meters.device),
         by_category=ledger.by_category(where),
         ledger=LedgerRows(ledger),
+        moments=moments,
+        first_crossing=first_crossing(moments, steps, meters.device, meters.allocated, fullest.beside.device, recipe),
     )
     return Report(
         schema_version=SCHEMA_VERSION,
@@ -217,7 +235,7 @@ def build_report(recipe: Recipe) -> Report:
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
         host=host,
-        verdict=_verdict(meters.device, recipe, host),
+        verdict=verdict,
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
         unclear=recipe.provenance.unclear,
@@ -240,42 +258,6 @@ def _rank(priced: Priced) -> Rank:
         priced.meters.allocated.expected,
         priced.peak_instant,
         Bytes(*priced.meters.device),
-    )
-
-
-class LedgerRows(Sequence[LedgerRow]):
-    """The rows of a ledger, each written out, formula and all, only when it is read."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def __len__(self) -> int:
-        return len(self._ledger.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> LedgerRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LedgerRow, ...]: ...
-    def __getitem__(self, index: int | slice) -> LedgerRow | tuple[LedgerRow, ...]:
-        if isinstance(index, slice):
-            return tuple(_ledger_row(row, self._ledger) for row in self._ledger.rows[index])
-        return _ledger_row(self._ledger.rows[index], self._ledger)
-
-
-def _ledger_row(row: Row, ledger: Ledger) -> LedgerRow:
-    return LedgerRow(
-        row.name,
-        row.category,
-        row.bytes,
-        ledger.schedule[row.born],
-        ledger.schedule[row.dies],
-        row.place,
-        row.meter,
-        row.formula,
-        row.why,
-        row.source,
-        row.low_bytes,
-        row.high_bytes,
     )
 
 

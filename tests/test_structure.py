@@ -42,6 +42,7 @@ LAYERS = (
     "resolve",  # Job -> Recipe
     "engine",  # Recipe -> Ledger
     "report",  # what a report is
+    "moments",  # the phases beside the steady step
     "reporting",  # Ledger -> Report
     "cost",  # Recipe -> seconds of a step
     "planner",  # the search

@@ -222,6 +222,13 @@ class Remembering:
 
 VALUES = Values()
 ORDINARY = Remembering(Parts, SECTIONS)
+_OTHERS: list[Remembering] = []
+
+
+def after_forgetting(others: Remembering) -> Remembering:
+    """Sums of other sections, which forget when these do: their keys are numbers of the same values."""
+    _OTHERS.append(others)
+    return others
 
 
 @cache
@@ -253,5 +260,6 @@ def states_alone(recipe: Recipe) -> int:
 def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()
-    ORDINARY.forget()
+    for each in (ORDINARY, *_OTHERS):
+        each.forget()
     _megatron.cache_clear()

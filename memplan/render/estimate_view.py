@@ -52,8 +52,10 @@ def _peak(report: Report, width: int) -> Iterator[Block]:
     yield category_table(per_gpu.by_category, per_gpu.allocated_bytes, width)
     phases = [f"{name} {format_bytes(size)}" for name, size in per_gpu.phases.items()]
     yield Prose("Largest in each phase: " + ", ".join(phases) + ".")
-    if report.host.bytes_per_node:
-        yield Prose(f"In the host's memory: {format_bytes(report.host.bytes_per_node)} on each node.")
+    host = {"the step": report.host.bytes_per_node} | report.host.phases
+    if any(host.values()):
+        sizes = [f"{format_bytes(size)} in {name}" for name, size in host.items() if size]
+        yield Prose(f"In the host's memory, on each node: {', '.join(sizes)}.")
 
 
 def category_table(by_category: dict[str, int], total: int, width: int) -> Table:

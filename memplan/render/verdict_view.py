@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
-from memplan.report import Host, Remedy, Report, Verdict
+from memplan.report import Host, Moment, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
 ROOMY = 120
@@ -27,6 +27,10 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")
+    crossing = report.per_gpu.first_crossing
+    if crossing is not None:
+        held = format_bytes(crossing.device_bytes)
+        yield Prose(f"It dies in {crossing.phase}, at {crossing.instant}, where the device would hold {held}.")
     yield from _changes(report, verdict, width)
 
 
@@ -49,12 +53,10 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
 def _short_host(host: Host) -> Iterator[Block]:
     """The node's own memory is what is short."""
     there = host.memory_bytes or 0
-    yield Heading(
-        f"Does not fit the nodes: their memory is short by {format_bytes(host.bytes_per_node - there)}", "bad"
-    )
-    yield Prose(
-        f"{format_bytes(host.bytes_per_node)} on each node for what is offloaded; it has {format_bytes(there)}.", "dim"
-    )
+    phases = {"what is offloaded": host.bytes_per_node} | host.phases
+    most = max(phases, key=lambda name: phases[name])
+    yield Heading(f"Does not fit the nodes: their memory is short by {format_bytes(phases[most] - there)}", "bad")
+    yield Prose(f"{format_bytes(phases[most])} on each node for {most}; it has {format_bytes(there)}.", "dim")
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -70,12 +72,23 @@ def verdict_line(verdict: Verdict) -> str:
 def _reason(report: Report, verdict: Verdict) -> str:
     """The figures that decided, and the meter they are of."""
     device, margin = report.per_gpu.device_bytes, report.job.get("margin", 0)
+    fuller = [each for each in _larger_phases(report) if each.device_bytes.high > device.high]
+    where = f" (in {fuller[0].name})" if fuller else ""
+    device = fuller[0].device_bytes if fuller else device
     usable, allowed = format_bytes(verdict.usable_bytes), format_bytes(verdict.usable_bytes * (1 - margin))
-    figures = f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high; "
+    figures = f"device memory{where}: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high; "
     figures += f"{usable} usable, {allowed} less the margin of {100 * margin:g} %"
     if verdict.fits == "yes":
         return f"{figures}: even the high figure leaves the margin free."
     return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
+
+
+def _larger_phases(report: Report) -> list[Moment]:
+    """Phases that may decide, the fullest first; none is written where none allocates as much as the step."""
+    gpu = report.per_gpu
+    if not any(size > gpu.allocated_bytes for size in gpu.phases.values()):
+        return []
+    return sorted(gpu.moments, key=lambda each: -each.device_bytes.high)
 
 
 def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:

@@ -11,7 +11,7 @@ from memplan.tables.methods import Method
 
 def evaluated(job: Job, method: Method, degrees: Parallel, in_megatron: bool, notes: Notes) -> int:
     """Examples per GPU of an evaluation; 0 where nothing is evaluated. Raises InvalidJob for what is not modelled."""
-    if job.eval_batch_size is None:
+    if job.eval_batch_size is None or (job.phases is not None and "evaluate" not in job.phases):
         return 0
     if method.optional_reference or method.teacher:
         what = "generates" if method.optional_reference else "runs a teacher"
