@@ -6,7 +6,7 @@ from memplan.errors import InvalidJob
 from memplan.spec.job import Job
 from memplan.spec.moments import Loading, Loads, Moments, Saves, Saving
 from memplan.spec.recipe import Recipe
-from memplan.tables.phases import PHASES, Habits, copies_always, habits_of, largest_file
+from memplan.tables.phases import PHASES, SEPARATE_EXPERTS, Habits, copies_always, habits_of, largest_file
 from memplan.units import DTYPE_BYTES
 
 FP32 = DTYPE_BYTES["fp32"]
@@ -58,7 +58,7 @@ def loading(job: Job, recipe: Recipe, habits: Habits) -> Loading:
         itemsize=itemsize,
         copied=copies_always(recipe.trainer) or itemsize != checkpoint,
         upcast=FP32 if upcasts and itemsize != FP32 else 0,
-        stacks=not recipe.trainer.models.transformers_4 and recipe.trainer.runs_on == "accelerate",
+        stacks=_converts(recipe),
     )
 
 
@@ -86,13 +86,19 @@ def _way(job: Job, recipe: Recipe, habits: Habits) -> Loads:
     return "card" if here and recipe.zero_stage < 0 else "host"
 
 
+def _converts(recipe: Recipe) -> bool:
+    """Whether experts are stacked when they are read, and split when they are written: by transformers from 5 on."""
+    by_transformers = not recipe.trainer.models.transformers_4 and recipe.trainer.runs_on == "accelerate"
+    return by_transformers and recipe.model.family in SEPARATE_EXPERTS
+
+
 def saving(job: Job, recipe: Recipe, habits: Habits) -> Saving:
     """How a checkpoint is written."""
     return Saving(
         way=_saved(job, recipe, habits),
         adapters=recipe.adapter is not None,
         largest_file=largest_file(recipe.trainer),
-        splits=not recipe.trainer.models.transformers_4 and recipe.trainer.runs_on == "accelerate",
+        splits=_converts(recipe),
     )
 
 

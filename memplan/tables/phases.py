@@ -8,6 +8,7 @@ trl 1.16, llamafactory 0.9.5 (model/patcher.py), verl 0.9 (workers/engine/fsdp, 
 from typing import Literal, NamedTuple
 
 from memplan.tables.trainer import Trainer
+from memplan.units import words_of
 
 PHASES = ("load", "first-step", "evaluate", "save", "merge", "sync")
 """In the order in which a job meets them."""
@@ -39,6 +40,18 @@ _HABITS = {
 _HUGGING_FACE = Habits(_SAVING)
 V5_FILE, V4_FILE = 50 * 10**9, 5 * 10**9
 """``max_shard_size`` of save_pretrained: the largest file of a checkpoint (transformers 5.23 and 4.57)."""
+
+
+SEPARATE_EXPERTS = frozenset(
+    words_of(
+        """mixtral minimax minimax_m2 qwen2_moe qwen3_moe qwen3_next afmoe deepseek_v2 deepseek_v3 deepseek_v32
+        deepseek_v4 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa longcat_flash solar_open mellum
+        hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe phimoe jamba lfm2_moe nemotron_h mimo_v2_flash hy_v3
+        laguna kimi_linear bailing_hybrid axk1 axk2"""
+    )
+)
+"""Model types whose checkpoints hold each expert by itself, and whose classes hold them stacked (transformers 5.23
+conversion_mapping.py: MergeModulelist)."""
 
 
 def habits_of(trainer: Trainer) -> Habits:

@@ -28,8 +28,8 @@ CONVERSION = "transformers 5.23 core_model_loading.py: convert_and_load_state_di
 def enter(ledger: Ledger, parts: Any) -> None:
     """Every row of the phase."""
     recipe: Recipe = parts.recipe
-    weights: list[Weight] = [*parts.weights, *parts.critic]
-    _enter_kept(ledger, recipe, parts.weights, parts.critic)
+    weights: list[Weight] = [*parts.weights, *parts.critic_weights]
+    _enter_kept(ledger, recipe, parts.weights, parts.critic_weights)
     _enter_reading(ledger, recipe, weights)
     if recipe.zero_stage >= 0:
         from memplan.engine.phases.load_under_zero import enter_deepspeed

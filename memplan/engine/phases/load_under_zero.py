@@ -1,4 +1,4 @@
-"""A load under DeepSpeed: parameters divided or flattened, partitions, gradients of zeros (deepspeed 0.19 runtime/zero)."""
+"""A load under DeepSpeed 0.19 (runtime/zero): parameters divided or flattened, partitions, gradients of zeros."""
 
 from __future__ import annotations
 

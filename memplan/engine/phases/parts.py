@@ -1,56 +1,17 @@
-"""What the phases' rows are made from, and what several of them ask."""
+"""What the rows of several phases ask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from typing import Any
 
-from memplan.engine.critic import critic_weights
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import held
-from memplan.engine.tensors import Weight, model_weights
+from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 NODE = "node"
 """Once in the memory of a node."""
-
-
-class PhaseParts:
-    """The parts of one phase; ``parts_of`` gives it instants."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    @cached_property
-    def weights(self) -> list[Weight]:
-        """The policy's tensors."""
-        adapter = self.recipe.adapter
-        return model_weights(self.recipe.model, adapter is None, adapter)
-
-    @cached_property
-    def critic(self) -> list[Weight]:
-        """Those of a critic that trains with it."""
-        return critic_weights(self.recipe)
-
-    @cached_property
-    def schedule(self) -> tuple[str, ...]:
-        """The instants of the phase."""
-        raise NotImplementedError
-
-
-def parts_of(instants: tuple[str, ...]) -> type[PhaseParts]:
-    """The parts of a phase that has these instants."""
-
-    class _Parts(PhaseParts):
-        weights, critic = PhaseParts.__dict__["weights"], PhaseParts.__dict__["critic"]
-
-        @cached_property
-        def schedule(self) -> tuple[str, ...]:
-            """The instants of the phase."""
-            return instants if self.recipe.moments else ()  # a function that is remembered reads something
-
-    return _Parts
 
 
 class Chosen:
@@ -99,26 +60,22 @@ def largest_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
 
 
 def units(recipe: Recipe, weights: Iterable[Weight]) -> dict[str, int]:
-    """Bytes of FSDP's units, whole, as they are stored: the largest layer, and the root around them; where the model is
-    one unit, all of it is the root.
-
-    A layer's tensors come ``copies`` times; runs of equal layers of as many copies are told apart by name.
+    """Bytes of FSDP's largest units, whole, as they are stored: of the layers; and the root around them, or, where
+    accelerate makes units of its ends, the larger of these. Where the model is one unit, all of it is the root.
     """
-    layers: dict[tuple[int, str], int] = {}
-    runs: list[int] = []
-    root = current = 0
-    last = -1
+    layer, run, last = 0, dict[str, int](), 0
+    around = {"embedding": 0, "tail": 0}
     for weight in weights:
         size = weight.elements * stored_itemsize(recipe, weight)
         if weight.unit != "layer" or not recipe.sharding.fsdp.wraps_layers:
-            root += size * weight.copies
+            around["tail" if weight.unit in ("norm", "head") else "embedding"] += size * weight.copies
             continue
-        if weight.copies != last or (weight.copies, weight.name) in layers:
-            runs.append(current)
-            layers, current, last = {}, 0, weight.copies
-        layers[weight.copies, weight.name] = size
-        current += size
-    return {"layer": max([*runs, current]), "root": root}
+        if weight.copies != last or weight.name in run:  # another run of equal layers
+            run, last = {}, weight.copies
+        run[weight.name] = size
+        layer = max(layer, sum(run.values()))
+    apart = recipe.sharding.fsdp.own_ends and not recipe.model.head_is_tied
+    return {"layer": layer, "root": max(around.values()) if apart else sum(around.values())}
 
 
 def experts_bytes(recipe: Recipe, weights: Iterable[Weight], itemsize: int, fused: bool = False) -> tuple[int, int]:

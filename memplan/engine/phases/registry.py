@@ -7,18 +7,17 @@ length, checkpointing, kernels) no phase reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from memplan.engine.build import SECTIONS, _enter_gradients
+from memplan.engine.build import SECTIONS, Parts, _enter_gradients
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.phases.first_step import first_step
-from memplan.engine.phases.parts import NODE, PhaseParts, parts_of
+from memplan.engine.phases.parts import NODE
 from memplan.engine.rows.step import ACCUMULATED
 from memplan.engine.step_and_evaluation import Joined
-from memplan.engine.totals import Remembering, Totalled, after_forgetting
+from memplan.engine.totals import Adding, Totalled, remembered
 from memplan.spec.recipe import Recipe
 
 FIRST_STEP = "first-step"
@@ -31,21 +30,19 @@ BESIDE_STEP = {"load": False, "save": True, "merge": True, "sync": True}
 step's, the evaluation's stand beside them."""
 
 
-class Phase(NamedTuple):
-    """A moment of a job."""
+class Module(Protocol):
+    """What the module of a phase holds."""
 
-    enter: Callable[[Ledger, Any], None]
-    parts: type[PhaseParts]
-    sums: Remembering
-    """Met before."""
+    INSTANTS: tuple[str, ...]
+
+    def enter(self, ledger: Ledger, parts: Any) -> None:
+        """Every row of the phase."""
 
 
-@cache
-def _phase(name: str) -> Phase:
-    """A phase, of a module that jobs without it never load."""
-    module = import_module(f"memplan.engine.phases.{name}")
-    parts = parts_of(module.INSTANTS)
-    return Phase(module.enter, parts, after_forgetting(Remembering(parts, (module.enter,))))
+def _module(name: str) -> Module:
+    """A phase's module, which jobs without it never load."""
+    module: Any = import_module(f"memplan.engine.phases.{name}")
+    return module  # type: ignore[no-any-return]
 
 
 class PhaseSums(NamedTuple):
@@ -60,22 +57,43 @@ class PhaseSums(NamedTuple):
     """Beside that, once in a node's."""
 
 
+class _Instants(NamedTuple):
+    """What a ledger of sums asks of parts."""
+
+    schedule: tuple[str, ...]
+
+
+def _own_sums(parts: Any) -> tuple[PhaseSums, ...]:
+    """The sums of the rows that each phase has of its own."""
+    found = []
+    for name in parts.recipe.moments.names:
+        if name in BESIDE_STEP:
+            module = _module(name)
+            adding = Adding(_Instants(module.INSTANTS))
+            module.enter(adding, parts)
+            own = Totalled([adding.closed()], module.INSTANTS)
+            low, expected, high = (max(each) for each in own.bounds())
+            host, node = (max(own.totals(place=place)) for place in (HOST, NODE))
+            found.append(PhaseSums(name, (low, expected, high), host, node))
+    return tuple(found)
+
+
+_remembered_sums = remembered(_own_sums)
+
+
 def sums_of_phases(recipe: Recipe, step: Ledger | Totalled) -> list[PhaseSums]:
     """The most of every phase with rows of its own."""
-    found = []
-    for name in recipe.moments.names:
-        if name in BESIDE_STEP:
-            own = _phase(name).sums.totalled(recipe)
-            found.append(_summed(name, own, step if BESIDE_STEP[name] else None))
-    return found
+    if not recipe.moments.names:
+        return []
+    lasting = _between_steps(step)
+    on_host = sum(step.lasting(meter, HOST) for meter in step.meters(HOST))
+    return [_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in _remembered_sums(recipe)]
 
 
-def _summed(name: str, own: Totalled, step: Ledger | Totalled | None) -> PhaseSums:
-    low, expected, high = (max(each) for each in own.bounds())
-    lasting = _between_steps(step) if step else 0
-    on_host = sum(step.lasting(meter, HOST) for meter in step.meters(HOST)) if step else 0
-    process = max(own.totals(place=HOST)) + on_host
-    return PhaseSums(name, (low + lasting, expected + lasting, high + lasting), process, max(own.totals(place=NODE)))
+def _beside(own: PhaseSums, lasting: int, on_host: int) -> PhaseSums:
+    """With what lasts from step to step."""
+    low, expected, high = own.card
+    return own._replace(card=(low + lasting, expected + lasting, high + lasting), process=own.process + on_host)
 
 
 def _between_steps(step: Ledger | Totalled) -> int:
@@ -99,10 +117,9 @@ def ledger_of_phase(name: str, recipe: Recipe, step: Ledger) -> Ledger:
     """The rows of one phase, with those of the step that last through it."""
     if name == FIRST_STEP:
         return first_step(step, recipe)
-    phase = _phase(name)
-    parts = phase.parts(recipe)
-    ledger = Ledger(parts.schedule)
+    module = _module(name)
+    ledger = Ledger(module.INSTANTS)
     for row in _kept(step) if BESIDE_STEP[name] else ():
         ledger.rows.append(row._replace(dies=len(ledger.schedule) - 1))
-    phase.enter(ledger, parts)
+    module.enter(ledger, Parts(recipe))
     return ledger

@@ -30,7 +30,7 @@ FP32 = 4
 def enter(ledger: Ledger, parts: Any) -> None:
     """Every row of the phase, beside what lasts from step to step."""
     recipe: Recipe = parts.recipe
-    weights: list[Weight] = [*parts.weights, *parts.critic]
+    weights: list[Weight] = [*parts.weights, *parts.critic_weights]
     WAYS[recipe.moments.saving.way](ledger, recipe, weights)
 
 
