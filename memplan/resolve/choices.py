@@ -7,6 +7,7 @@ import re
 
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
+from memplan.resolve.evaluation import EvalSizes
 from memplan.resolve.notes import Notes
 from memplan.spec.cluster import Cluster
 from memplan.spec.gpu import Gpu
@@ -53,7 +54,7 @@ def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Note
     return Hardware(gpu, job.margin, job.allocator.expandable_segments, job.gpus_per_node, cluster)
 
 
-def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int) -> Batch:
+def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_sizes: EvalSizes) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
     return Batch(
@@ -64,7 +65,9 @@ def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, grou
         padded=job.padded or (images is not None and spec.tower is not None and spec.tower.masked),
         images=images,
         group=group,
-        eval_size=eval_size,
+        eval_size=eval_sizes.size,
+        eval_kept=eval_sizes.kept,
+        eval_examples=eval_sizes.examples,
     )
 
 

@@ -9,6 +9,7 @@ from memplan.errors import InvalidJob, did_you_mean
 from memplan.spec.base import Frozen
 from memplan.spec.cluster import Cluster
 from memplan.spec.deepspeed import DeepSpeed
+from memplan.spec.evaluation import Evaluation
 from memplan.spec.fsdp import Ddp, Fsdp
 from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron
@@ -253,6 +254,8 @@ class Job(Frozen):
     """Images of an example: pixels in the batch, a pass of the vision tower, tokens of the sequence."""
     eval_batch_size: Positive | None = None
     """Examples per GPU in evaluation."""
+    evaluation: Evaluation = Evaluation.model_construct()
+    """What evaluation keeps: keeps_logits, accumulation_steps, examples."""
     phases: Phases | None = None
     """Moments beside the steady step: load, first-step, evaluate, save, merge, sync; all that the trainer has when not
     given, none for none."""
