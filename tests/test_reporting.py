@@ -8,9 +8,9 @@ from any_jobs import step_peak
 from memplan.api import estimate
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.ledger import Ledger
+from memplan.moments import LedgerRows
 from memplan.report import Found, plain
 from memplan.reporting import (
-    LedgerRows,
     _beside,
     _on_host,
     build_report,

@@ -262,6 +262,7 @@ def states_alone(recipe: Recipe) -> int:
 def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()
-    for each in (ORDINARY, *_OTHERS):
+    ORDINARY.forget()
+    for each in _OTHERS:
         each.forget()
     _megatron.cache_clear()

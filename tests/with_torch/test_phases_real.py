@@ -28,7 +28,7 @@ CLOSE = 0.005
 TABLE = {"vocab_size": 2048, "num_hidden_layers": 3}
 
 
-class Live(TorchDispatchMode):
+class Live(TorchDispatchMode):  # type: ignore[misc]  # torch's modes are untyped
     """The most bytes of storages that were made and were alive at once."""
 
     def __init__(self) -> None:
