@@ -14,6 +14,7 @@ from memplan.engine.optimizer.temporaries import REFRESHES
 from memplan.engine.phases.first_step import RENEWING
 from memplan.errors import InvalidJob
 from memplan.render.estimate_view import estimate_blocks
+from memplan.render.instants import MOMENTS, instant_words, moment_words
 from memplan.report import Moment, Report
 from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
@@ -100,6 +101,12 @@ def test_nothing_of_the_step_moves() -> None:
     assert [at.allocated_bytes for at in without.per_gpu.instants] == [
         at.allocated_bytes for at in beside.per_gpu.instants
     ]
+
+
+def test_every_instant_has_a_word() -> None:
+    found = [moment("load"), moment("save"), moment("merge", phases="merge", lora={"r": 8})]
+    assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.gather"}
+    assert moment_words("first-policy.loss") == instant_words("policy.loss")[0]
 
 
 class TestLoad:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.instants import moment_words
 from memplan.report import Host, Moment, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
@@ -30,7 +31,9 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
     crossing = report.per_gpu.first_crossing
     if crossing is not None:
         held = format_bytes(crossing.device_bytes)
-        yield Prose(f"It dies in {crossing.phase}, at {crossing.instant}, where the device would hold {held}.")
+        yield Prose(
+            f"It dies in {crossing.phase}, at {crossing.instant} ({moment_words(crossing.instant)}): {held} by then."
+        )
     yield from _changes(report, verdict, width)
 
 
