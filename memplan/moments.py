@@ -10,6 +10,7 @@ from memplan.engine.ledger import Ledger, Row
 from memplan.engine.phases.registry import PhaseSums, ledger_of_phase, sums_of_phases
 from memplan.engine.step_and_evaluation import EVALUATE
 from memplan.engine.totals import Totalled
+from memplan.meters import Totals
 from memplan.report import Bytes, Crossing, Instant, LedgerRow, Moment
 from memplan.spec.recipe import Recipe
 
@@ -21,8 +22,8 @@ class Beside(NamedTuple):
     """The phases of one class of ranks."""
 
     sums: list[PhaseSums]
-    device: Band
-    """The most that the device holds in a phase, or in the step."""
+    device: Band | None
+    """The most that the device holds in those that allocate more than the step; None where none does."""
 
     def on_node(self, processes: int) -> dict[str, int]:
         """Bytes of a node's own memory in each phase that needs any."""
@@ -30,14 +31,20 @@ class Beside(NamedTuple):
         return {name: size for name, size in sizes if size}
 
 
-def beside(ledger: Ledger | Totalled, recipe: Recipe, allocated: Band, device: Band) -> Beside:
-    """The phases beside a step of which these figures are known. One that allocates no more than the step needs no
-    more of the device, so that its segments are not asked for."""
-    sums = sums_of_phases(recipe, ledger)
+def beside(ledger: Ledger | Totalled, recipe: Recipe, step: Totals) -> Beside:
+    """The phases beside a step of these figures. One that allocates no more than the step needs no more of the device,
+    so that its segments are not asked for."""
+    sums, device = sums_of_phases(recipe, ledger), None
     for each in sums:
-        if each.card[1] > allocated.expected or each.card[2] > allocated.high:
-            device = Band(*map(max, zip(device, _device(Band(*each.card), ledger, recipe), strict=True)))
+        if each.card[1] > step.allocated.expected or each.card[2] > step.allocated.high:
+            here = _device(Band(*each.card), ledger, recipe)
+            device = here if device is None else most_of(here, Beside(sums, device))
     return Beside(sums, device)
+
+
+def most_of(step: Band, beside: Beside) -> Band:
+    """What has to fit of the step, or of a phase that needs more."""
+    return step if beside.device is None else Band(*map(max, zip(step, beside.device, strict=True)))
 
 
 def _device(allocated: Band, ledger: Ledger | Totalled, recipe: Recipe) -> Band:

@@ -227,7 +227,7 @@ QLORA = {"quantization": "nf4", "lora": {"r": 8}, "sharding": "fsdp2", "sequence
 class TestVerdict:
     def test_a_job_that_cannot_be_loaded_does_not_fit(self) -> None:
         """The step of QLoRA under FSDP2 is small, but each card holds the whole base before it is divided."""
-        keys = QLORA | {"gpu": "9GB"}
+        keys = QLORA | {"gpu": "8.5GB"}
         found, step = report(**keys), report(**keys, phases="none")
         assert found.verdict is not None
         assert step.verdict is not None
