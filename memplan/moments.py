@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple, overload
 
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.ledger import Ledger, Row
-from memplan.engine.phases.registry import PhaseSums, ledger_of_phase, sums_of_phases
-from memplan.engine.step_and_evaluation import EVALUATE
+from memplan.engine.phases.first_step import FIRST, first_step_totals
+from memplan.engine.phases.registry import FIRST_STEP, PhaseSums, ledger_of_phase, sums_of_phases
+from memplan.engine.step_and_evaluation import EVALUATE, EVALUATION
 from memplan.engine.totals import Totalled
 from memplan.meters import Totals
 from memplan.report import Bytes, Crossing, Instant, LedgerRow, Moment
@@ -83,28 +84,53 @@ def _moment(name: str, own: Ledger, device: Band, processes: int) -> Moment:
 
 
 def first_crossing(
-    moments: Sequence[Moment],
-    steps: Sequence[tuple[str, Instant]],
-    device: Band,
-    allocated: Band,
-    most: Band,
-    recipe: Recipe,
+    ledger: Ledger, steady: Sequence[Instant], step: Totals, beside: Beside, recipe: Recipe
 ) -> Crossing | None:
-    """The first instant of the run at which the card is full; None where the expected figure fits it. ``steps``: the
-    steady step's instants, each with its phase; ``device``, ``allocated``: the step's; ``most``: of every phase. Beyond
-    what is allocated the device holds what it does at the step's peak, in proportion."""
+    """The first instant of the run at which the card is full; None where what is expected fits it. ``steady``: the
+    instants of the steady step. Beyond what is allocated, an instant needs what the step's peak does, in proportion."""
     gpu = recipe.hardware.gpu
-    if gpu is None or most.expected <= gpu.usable_bytes:
+    if gpu is None or most_of(step.to_fit, beside).expected <= gpu.usable_bytes:
         return None
-    beyond = (device.expected - allocated.expected) / max(allocated.expected, 1)
-    before = [(each.name, at) for each in moments if each.name in BEFORE for at in each.instants]
-    after = [(each.name, at) for each in moments if each.name not in BEFORE for at in each.instants]
-    for phase, at in (*before, *steps, *after):
-        held = int(at.allocated_bytes * (1 + beyond))
+    share = step.to_fit.expected / max(step.allocated.expected, 1)
+    small = {each.name for each in beside.sums if each.card[1] * share <= gpu.usable_bytes and beside.device is None}
+    fullest = Crossing("", "", 0)
+    for phase, at in _run(ledger, steady, step.totals, recipe, small):
+        held = int(at.allocated_bytes * share)
+        if held > fullest.device_bytes:
+            fullest = Crossing(phase, at.name, held)
         if held > gpu.usable_bytes:
-            return Crossing(phase, at.name, held)
-    fullest = max(moments, key=lambda each: each.device_bytes.expected, default=None)
-    return Crossing(fullest.name, fullest.peak_instant, fullest.device_bytes.expected) if fullest else None
+            break
+    return fullest
+
+
+def _run(
+    ledger: Ledger, steady: Sequence[Instant], totals: Sequence[int], recipe: Recipe, small: Container[str]
+) -> Iterator[tuple[str, Instant]]:
+    """Every instant of a run in its order, with its phase; none of the phases that are known to be small."""
+    names = [name for name in recipe.moments.names if name not in small]
+    for name in (name for name in names if name in BEFORE):
+        if name == FIRST_STEP:
+            sizes = first_step_totals(ledger, totals, recipe)
+            yield from ((name, Instant(f"{FIRST}-{at.name}", size)) for at, size in zip(steady, sizes, strict=False))
+        else:
+            yield from ((name, at) for at in _instants(ledger_of_phase(name, recipe, ledger)))
+    yield from ((phase_of(at.name), at) for at in steady)
+    for name in (name for name in names if name not in (*BEFORE, EVALUATE)):
+        yield from ((name, at) for at in _instants(ledger_of_phase(name, recipe, ledger)))
+
+
+def _instants(ledger: Ledger) -> Iterator[Instant]:
+    return map(Instant, ledger.schedule, ledger.totals())
+
+
+def phase_of(instant: str) -> str:
+    """forward (with the loss, and scoring passes), backward, step or evaluate."""
+    name, point = instant.split(".", 1)
+    if name.startswith(EVALUATION):
+        return EVALUATE
+    if name == "step" or point == "optimizer":
+        return "step"
+    return "backward" if point.endswith(("backward", "reduce")) else "forward"
 
 
 class LedgerRows(Sequence[LedgerRow]):

@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.ledger import Ledger
-from memplan.engine.phases.first_step import first_step_peak
+from memplan.engine.phases.first_step import first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP
 from memplan.engine.rank_ledger import ledger_of, totals_of_rank
 from memplan.engine.ranks import RankClass, rank_classes
-from memplan.engine.step_and_evaluation import EVALUATE, EVALUATION
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled
 from memplan.meters import Totals, judge, measure, with_play
-from memplan.moments import Beside, LedgerRows, beside, first_crossing, moments_of, most_of
+from memplan.moments import Beside, LedgerRows, beside, first_crossing, moments_of, most_of, phase_of
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
@@ -43,16 +42,6 @@ def _verdict(to_fit: Band, recipe: Recipe, host: Host) -> Verdict | None:
     return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
 
 
-def phase_of(instant: str) -> str:
-    """forward (with the loss, and scoring passes), backward, step or evaluate."""
-    name, point = instant.split(".", 1)
-    if name.startswith(EVALUATION):
-        return EVALUATE
-    if name == "step" or point == "optimizer":
-        return "step"
-    return "backward" if point.endswith(("backward", "reduce")) else "forward"
-
-
 class Priced(NamedTuple):
     """A class of ranks, its ledger and its meters."""
 
@@ -73,7 +62,7 @@ class Priced(NamedTuple):
         totals, names = self.meters.totals, self.of.recipe.moments.names
         found = {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
         if FIRST_STEP in names and isinstance(self.ledger, Ledger):
-            found[FIRST_STEP] = first_step_peak(self.ledger, totals, self.of.recipe)
+            found[FIRST_STEP] = max(first_step_totals(self.ledger, totals, self.of.recipe))
         return found | {each.name: each.card[1] for each in self.beside.sums}
 
 
@@ -163,7 +152,6 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
     to_fit = most_of(meters.to_fit, fullest.beside)
     instants = tuple(map(Instant, ledger.schedule, meters.totals))
     moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe))))
-    steps = [(phase_of(at.name), at) for at in instants]
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
@@ -176,7 +164,7 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
         by_category=ledger.by_category(where),
         ledger=LedgerRows(ledger),
         moments=moments,
-        first_crossing=first_crossing(moments, steps, meters.to_fit, meters.allocated, to_fit, recipe),
+        first_crossing=first_crossing(ledger, instants, meters, fullest.beside, fullest.of.recipe),
     )
     return Report(
         schema_version=SCHEMA_VERSION,

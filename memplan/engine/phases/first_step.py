@@ -9,6 +9,7 @@ kernels' tuning takes for a moment is not counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from memplan.engine.ledger import Ledger, Row
 from memplan.spec.recipe import Recipe
@@ -28,14 +29,15 @@ def first_step(step: Ledger, recipe: Recipe) -> Ledger:
     return found
 
 
-def first_step_peak(step: Ledger, totals: Sequence[int], recipe: Recipe) -> int:
-    """The most that ``first_step`` allocates, without its ledger. ``totals``: those of the step."""
-    end, late, most = _last(step.schedule), 0, 0
+def first_step_totals(step: Ledger, totals: Sequence[int], recipe: Recipe) -> list[int]:
+    """What ``first_step`` allocates at each instant, without its ledger. ``totals``: those of the step."""
+    end, late, more = _last(step.schedule), [0] * (len(totals) + 1), 0
     for row in step.rows:
         if row.meter == "allocated" and row.place == "gpu" and row.born <= end:
-            late += row.bytes if row.category == LATE and not row.born else 0
-            most += _the_first_time(row, end, recipe).bytes - row.bytes if row.category == TEMPORARIES else 0
-    return max(totals[end] + most, max(totals[:end], default=0) - late)
+            late[row.born] += row.bytes if row.category == LATE else 0
+            more += _the_first_time(row, end, recipe).bytes - row.bytes if row.category == TEMPORARIES else 0
+    before = [total - gone for total, gone in zip(totals[:end], accumulate(late), strict=False)]
+    return [*before, totals[end] + more]
 
 
 def _last(schedule: tuple[str, ...]) -> int:
