@@ -121,7 +121,7 @@ def _moments(report: Report, width: int) -> Iterator[Block]:
         return
     yield Heading("Beside the steady step")
     columns = [Column("phase"), *(Column(title, right=True) for title in ("allocated", "device", "host, each node"))]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             each.name,
             format_bytes(each.allocated_bytes),
