@@ -15,7 +15,7 @@ from memplan.frameworks.python_gathered import LIBRARY, Gathered
 from memplan.frameworks.python_model import loaded_by_trainer, put_model
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.python_run import Run
-from memplan.frameworks.python_values import Thing, Unknown
+from memplan.frameworks.python_values import Ref, Thing, Unknown
 from memplan.frameworks.trl_keys import METHODS
 from memplan.frameworks.trl_methods import by_loss
 from memplan.frameworks.trl_online import COMPLETIONS
@@ -48,6 +48,10 @@ trl 0.9 to 1.16 trainer/*.py (tokenizer: processing_class since 0.12, gone in 0.
 transformers 4.41 (eval_strategy) to 5.0; ``torch_dtype`` is ``dtype`` since 4.56, and still taken."""
 
 
+GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
+"""Names of TRL's that went, and the last version that had them."""
+
+
 def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, draft: Draft) -> None:
     """One trainer into the draft. Raises InvalidJob for a trainer that is not modelled."""
     method = TRAINERS[trainer.last]
@@ -60,7 +64,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     found = things(model)
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
-    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins)
+    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
     version = _modelled(version, method, trainer, draft)
     if version:
         draft.options = {"trainer_version": version, **draft.options}
@@ -158,7 +162,7 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
 
 
 def _version(
-    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str]
+    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
 ) -> tuple[str, str]:
     """(version, why) whose defaults are taken; empty for the newest."""
     if package in pins:
@@ -173,6 +177,9 @@ def _version(
             found.append(
                 (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
             )
+    names = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
+    gone = {name: GONE[name] for name in names & GONE.keys()}
+    found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]
     return min(found)[1:] if found else ("", "")
 
 

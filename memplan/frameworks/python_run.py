@@ -11,20 +11,11 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document
 from memplan.frameworks.python_files import Files
+from memplan.frameworks.python_joining import joined
 from memplan.frameworks.python_operators import written
 from memplan.frameworks.python_statements import Statements
 from memplan.frameworks.python_text import SHORTER, NotPython, Part, program_of
-from memplan.frameworks.python_values import (
-    Class,
-    Frame,
-    Function,
-    Place,
-    Ref,
-    Thing,
-    Unknown,
-    joined,
-    overlay,
-)
+from memplan.frameworks.python_values import Class, Frame, Function, Place, Ref, Thing, Unknown, overlay
 
 MAX_STEPS = 150_000
 MAX_CALLS = 14
@@ -61,6 +52,7 @@ class Run(Statements):
         self.modules: dict[tuple[str, int], Frame] = {}
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
+        self.left = []
         self.trainers: list[Thing] = []
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""

@@ -18,6 +18,9 @@ from memplan.frameworks.python_values import OPTION, Thing, root_of
 TOP_LINES = 150
 _SIGNS = re.compile(r"^[\s#$>*]*(?:Usage:|Example:)?\s*")
 
+_TRIAL = re.compile(r"smoke|dry|debug|test|eval|help|stats|sample")
+"""Options of a command that tries a program out."""
+
 
 def wants_options(trainer: Thing) -> bool:
     """Whether what decides memory comes from options that the program's command has to give."""
@@ -44,7 +47,8 @@ def shown_command(document: Document, known: Known) -> Known | None:
         except MemplanError:
             continue
         launch = next((each for each in launches(script) if posixpath.basename(each.program) == name), None)
-        if launch is not None and launch.arguments().values:
+        options = launch.arguments().values if launch is not None else {}
+        if launch is not None and options and not any(_TRIAL.search(key) for key in options):
             return with_options(launch, known)
     return None
 
