@@ -166,6 +166,8 @@ def _mapping(call: Call) -> Any:
 
 def _list(call: Call) -> Any:
     value = call.get(0, "o")
+    if isinstance(value, Unknown) and value.either:
+        return value
     return list(value) if isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method)) else (
         value if value == "all-linear" else call.unknown() if call.args else [])  # fmt: skip
 

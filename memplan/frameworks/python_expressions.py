@@ -180,7 +180,8 @@ class Expressions(Tracing):
             self.assign(loop.target, each, inner)
             kept = [truth(self.evaluate(test, inner)) for test in loop.ifs]
             if None in kept:
-                return self.unknown(node)
+                whole = isinstance(node.elt, ast.Name) and isinstance(loop.target, ast.Name)
+                return self.unknown(node, (list(values),) if whole else ())
             found += [self.evaluate(node.elt, inner)] if all(kept) else []
         return found
 

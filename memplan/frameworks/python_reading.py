@@ -177,8 +177,8 @@ def _version(
             found.append(
                 (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
             )
-    names = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
-    gone = {name: GONE[name] for name in names & GONE.keys()}
+    named = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
+    gone = {name: GONE[name] for name in named & GONE.keys()}
     found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]
     return min(found)[1:] if found else ("", "")
 

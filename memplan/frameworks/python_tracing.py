@@ -51,12 +51,12 @@ class Tracing:
     def _root(self, node: ast.AST) -> str:
         """What an expression comes from: the first of its names that comes from something."""
         for each in islice(ast.walk(node), LOOKED_AT):
-            owner = each.value if isinstance(each, ast.Attribute) else each
+            owner, name = (each.value, each.attr) if isinstance(each, ast.Attribute) else (each, "")
             try:
                 value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
             except KeyError:
                 continue
-            root = root_of(value.values.get(each.attr) if each is not owner and isinstance(value, Thing) else value)
+            root = root_of(value.values.get(name) if name and isinstance(value, Thing) else value)
             if root:
                 return root
         return ""
