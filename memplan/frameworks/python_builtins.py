@@ -83,12 +83,10 @@ def _environment(call: Call) -> Any:
     said = call.run.globals.names.get(f"os.environ.{name}")
     if said is not None:
         return said
-    given = len(call.args) > 1 or "default" in call.named
-    return (
-        other
-        if (given and other != "") or name in ("LOCAL_RANK", "RANK")
-        else Unknown(f"the environment's {name}", call.place, (), f"the environment's {name}")
-    )
+    if len(call.args) > 1 or "default" in call.named or name in ("LOCAL_RANK", "RANK"):
+        return other
+    whose = f"the environment's {name}"
+    return Unknown(whose, call.place, (), whose)
 
 
 def _number(kind: Callable[[Any], Any]) -> Callable[[Call], Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers, trl
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
@@ -59,6 +59,11 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
     gathered, draft.facts["program"] = Gathered(path), path
     arguments = _arguments(trainer)
+    cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
+    if cpu and arguments.values[cpu] is True:
+        raise NoTraining(
+            f"{arguments.places[cpu]}: {cpu}: it trains on the CPU", "check a program that trains on a GPU"
+        )
     _gather(gathered, trainer, arguments, run)
     model = trainer.values.get("model", trainer.values.get("*0"))
     found = things(model)

@@ -54,10 +54,9 @@ def shown_command(document: Document, known: Known) -> Known | None:
 
 
 def mark_shown(known: Known, draft: Draft) -> None:
-    """That the command is the program's own example, at every key that it decides."""
-    places = {str(place) for place in known.places.values()}
-    for key, origin in draft.origins.items():
-        if origin.kind == FILE and origin.text.rpartition(": ")[0] in places:
-            draft.origins[key] = Origin(ASSUMED, f"{origin.text}, of the command that the program shows")
-    first = next(iter(known.places.values()))
-    draft.remarks.append(f"{first}: its options are those of the command that the program shows")
+    """That the command is the program's own example, at every key that it may decide."""
+    first = min(known.places.values(), key=lambda place: place.line)
+    for key in ("model", "sequence_length", "batch_size"):
+        origin = draft.origins.get(key)
+        if origin is not None and origin.kind == FILE:
+            draft.origins[key] = Origin(ASSUMED, f"{origin.text}, by the command that the program shows, {first}")

@@ -5,6 +5,7 @@ the program's own, and what nobody knows before it runs.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -49,6 +50,10 @@ LIBRARIES = frozenset(
 MAX_TEXT = 20_000
 OPTION = "the option --"
 """How the origin of a value begins that the program's command gives."""
+
+
+ANSWERS = re.compile(r"(is|has|can|get|use|needs|should|find|check|any|all|getenv|environ|which)(_|dir|file|$)|exists")
+"""How functions of libraries are called that answer a question."""
 
 
 class Place(NamedTuple):
@@ -264,6 +269,8 @@ def truth(value: Any) -> bool | None:
     if isinstance(value, (Unknown, Method)):
         answers = {truth(each) for each in value.either} if isinstance(value, Unknown) and value.either else {None}
         return answers.pop() if len(answers) == 1 else None
+    if isinstance(value, Thing) and ANSWERS.match(value.last):
+        return None  # a library's answer, which only a run knows
     if isinstance(value, (Ref, Thing, Function, Class)):
         return True
     return bool(value)
