@@ -148,7 +148,7 @@ def _setattr(call: Call) -> None:
     owner, name, value = call.args if len(call.args) == 3 else (None, "", None)
     if isinstance(name, str):
         call.run.put(owner, name, value, call.place)
-    elif isinstance(owner, Thing) and not call.run.aside:
+    elif isinstance(owner, Thing) and owner.name != "model" and not call.run.aside:
         overlay(owner.values, call.unknown())
 
 
