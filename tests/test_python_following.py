@@ -158,6 +158,17 @@ def test_a_librarys_answer_is_not_known(tmp_path: Path) -> None:
     assert asked(read(tmp_path, text + MODEL + SFT.format("n"))) == {"batch_size"}
 
 
+def test_what_becomes_of_a_model_after_training_is_another_matter(tmp_path: Path) -> None:
+    text = f"{MODEL}model = get_peft_model(model, LoraConfig(r=4, target_modules=['q_proj']))\n{SFT.format(1)}"
+    assert read(tmp_path, f"{text}model = model.merge_and_unload()\n").job.lora.r == 4  # type: ignore[union-attr]
+
+
+def test_data_that_is_not_here_ends_no_program(tmp_path: Path) -> None:
+    body = "".join(f"    {line}\n" for line in (MODEL + SFT.format(3)).splitlines())
+    text = f"def main():\n    rows = []\n    if len(rows) < 10:\n        return\n{body}main()\n"
+    assert read(tmp_path, text).job.batch_size == 3
+
+
 def test_an_import_tells_the_version(tmp_path: Path) -> None:
     old = "from trl import DataCollatorForCompletionOnlyLM\n" + MODEL + SFT.format(1)
     assert read(tmp_path, old).job.trainer_version == "0.19"

@@ -80,6 +80,8 @@ class Expressions(Tracing):
             return thing.values[name]
         if name == "__dict__":
             return thing.values
+        if (thing.name, name) == ("torch.device", "type") and isinstance(thing.values.get("*0"), str):
+            return thing.values["*0"].partition(":")[0]
         if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):
             return PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None

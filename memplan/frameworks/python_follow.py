@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,8 @@ from memplan.frameworks.python_run import Known, Run
 from memplan.frameworks.python_text import program_of
 from memplan.frameworks.python_values import Thing
 from memplan.gpus import find_gpu
+
+MAKES = re.compile(r"Trainer\(")
 
 
 def known_of(draft: Draft) -> Known:
@@ -49,9 +52,14 @@ def _cached(text: str, path: str, bf16: bool, capability: tuple[int, int], memor
 
 
 def _go(text: str, path: str, known: Known) -> Run:
+    """Once; and again past conditions that end it, where it makes no trainer before them."""
     program = program_of(text, path)
-    run = Run(known, python_calls, Files(path))
-    run.program(program.parts or [part for _, part in program.written])
+    for hopeful in (False, True):
+        run = Run(known, python_calls, Files(path))
+        run.hopeful = hopeful
+        run.program(program.parts or [part for _, part in program.written])
+        if run.trainers or not MAKES.search(text):
+            break
     return run
 
 

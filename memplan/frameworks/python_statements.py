@@ -26,6 +26,8 @@ class Statements(Expressions):
     """Loops that are gone through once, around it."""
     left: list[tuple[Frame, dict[str, Any]]]
     """Names where a turn of a loop may end before its end."""
+    hopeful: bool
+    """Whether a condition that ends a function is taken not to be met: data that is not here where it is read."""
     globals: Frame
     steps: int
     calls: Any
@@ -94,7 +96,7 @@ class Statements(Expressions):
         answer = truth(self.evaluate(node.test, frame))
         if answer is not None:
             body = node.body if answer else node.orelse
-            refuses = bool(body) and isinstance(body[-1], ast.Raise)  # a program that trains does not
+            refuses = bool(body) and isinstance(body[-1], (ast.Raise, *((ast.Return,) if self.hopeful else ())))
             return GOES_ON if refuses else self.block(body, frame)
         return self.branches([node.body, node.orelse], frame, node.test)
 
