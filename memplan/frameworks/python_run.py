@@ -52,7 +52,7 @@ class Run(Statements):
         self.modules: dict[tuple[str, int], Frame] = {}
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
-        self.left, self.hopeful = [], False
+        self.left, self.turning, self.hopeful = [], 0, False
         self.trainers: list[Thing] = []
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""

@@ -11,8 +11,8 @@ from memplan.frameworks.python_joining import joined
 from memplan.frameworks.python_operators import written
 from memplan.frameworks.python_values import Frame, Method, Place, Ref, Unknown, root_of, truth
 
-UNROLLED = 40
-"""Elements of a list of literals that a loop is gone through for."""
+UNROLLED = (40, 20, 4)
+"""Elements of a list of literals that a loop is gone through for; within another such loop; further within."""
 GOES_ON, LEAVES_TURN, LEAVES_LOOP, LEAVES = 0, 1, 2, 3
 """How a block ends: not at all, by ``continue``, by ``break``, by what leaves the function."""
 
@@ -24,6 +24,8 @@ class Statements(Expressions):
     """Conditions that nobody can decide, around the statement."""
     loops: int
     """Loops that are gone through once, around it."""
+    turning: int
+    """Loops that are gone through for each element, around it."""
     left: list[tuple[Frame, dict[str, Any]]]
     """Names where a turn of a loop may end before its end."""
     hopeful: bool
@@ -131,8 +133,10 @@ class Statements(Expressions):
     def _for(self, node: ast.For, frame: Frame) -> int:
         value, mark = self.evaluate(node.iter, frame), len(self.left)
         several = isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method))
-        if several and 0 < len(value) <= UNROLLED:
+        if several and 0 < len(value) <= UNROLLED[min(self.turning, 2)]:
+            self.turning += 1
             ended = self._turns(node, value, frame)
+            self.turning -= 1
         else:
             self.loops += 1
             ended = self._body(node, self.calls.element(self, value, node.iter), frame)
