@@ -26,6 +26,8 @@ from memplan.frameworks.python_values import (
     truth,
 )
 
+CONFIGS = ("megatron.bridge.",)
+"""Libraries whose objects hold others: what is set within them, and what their methods make, is kept."""
 ALL_LINEAR = re.compile(r"(find|get)_(all_)?(linear|target)_?(layers?|modules?|names?)?\w*|find_all_linear\w*")
 """Names of functions that collect the model's linears for LoRA: QLoRA's ``find_all_linear_names`` and its copies."""
 
@@ -138,8 +140,11 @@ def library(
     work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)
     if work is not None:
         return work(call)
-    made = python_models.made(call, callee)
-    return made if made is not None else call.thing(callee.name) if callee.known else call.unknown()
+    made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
+    if made is not None or not callee.known:
+        return call.unknown() if made is None else made
+    run.things.append(call.thing(callee.name))
+    return run.things[-1]
 
 
 def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str, Place], place: Place) -> None:
@@ -155,8 +160,24 @@ def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str,
         run.lengths.append((named["model_max_length"], places["model_max_length"]))
 
 
+def part(owner: Any) -> Any:
+    """``config.train`` of a config that a library made: an object of its own, once something is put into it."""
+    if not isinstance(owner, Method):
+        return owner
+    whole = part(owner.owner)
+    if not isinstance(whole, Thing) or not whole.name.startswith(CONFIGS):
+        return owner
+    if owner.name not in whole.values:
+        whole.set(owner.name, Thing(f"{whole.name}.{owner.name}", owner.place, depth=whole.depth), owner.place)
+    return whole.values[owner.name]
+
+
 def _method(call: Call) -> Any:
     owner = call.owner
+    if isinstance(owner, Thing) and owner.name.startswith(CONFIGS):
+        made = call.thing(f"{owner.name}.{call.name}")
+        made.set("?self", owner, call.place)
+        return made
     if call.name in ("is_bf16_supported", "get_device_capability"):
         return FUNCTIONS[f"*.{call.name}"](call)
     if isinstance(owner, Thing) and owner.last in ("Path", "file") and call.name in OF_PATHS:

@@ -54,6 +54,8 @@ class Run(Statements):
         self.doubts: list[str] = []
         self.left, self.turning, self.hopeful = [], 0, False
         self.trainers: list[Thing] = []
+        self.things: list[Thing] = []
+        """Objects that calls of libraries make, but models and trainers, in their order."""
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
@@ -128,6 +130,7 @@ class Run(Statements):
         """``owner.name = value``: under a condition that is not known, either the old or the new."""
         if self.aside:
             return
+        owner = self.calls.part(owner)
         if not isinstance(owner, Thing):
             self.calls.assigned(self, owner, name, value, place)
             return

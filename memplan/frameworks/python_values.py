@@ -44,6 +44,7 @@ LIBRARIES = frozenset(
         "typing",
         "types",
         "modelscope",
+        "megatron",
     ]
 )
 """Packages whose names mean what they say; a name of any other is the project's own."""

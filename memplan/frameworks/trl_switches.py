@@ -52,12 +52,10 @@ def read_switches(keys: Keys, method: str) -> None:
 def _dropout(keys: Keys, method: str) -> None:
     """``disable_dropout`` where it is not what the trainer does by itself."""
     lora, off = keys.draft.values.get("lora"), keys.flag("disable_dropout")
-    if not lora or not lora.get("dropout") or off is None or "lora" in keys.draft.given:
-        return
-    if off:
+    if off and lora and lora.get("dropout") and "lora" not in keys.draft.given:
         keys.draft.values["lora"] = {**lora, "dropout": 0.0}
-    elif method in find_trainer("trl").adapters.disables_dropout:
-        keys.warn("disable_dropout", "dropout of adapters is counted as off")
+    elif off is False and method in find_trainer("trl").disables_dropout:
+        keys.warn("disable_dropout", "dropout is counted as off")
 
 
 def _teacher(keys: Keys, method: str) -> None:
