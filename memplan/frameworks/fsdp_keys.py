@@ -18,8 +18,8 @@ from memplan.spec.fsdp import STRATEGIES
 from memplan.spec.job import Job
 
 HARMLESS = words(
-    """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap state_dict_type
-    sync_module_states cpu_ram_efficient_loading xla xla_fsdp_settings xla_fsdp_grad_ckpt
+    """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap
+    sync_module_states xla xla_fsdp_settings xla_fsdp_grad_ckpt
     xla_fsdp_v2 min_num_params"""
 )
 LAUNCH: dict[str, Any] = {
@@ -93,6 +93,11 @@ def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
     for name in ("offload_params", "cpu_offload"):
         if found.flag(name):
             put_inner(found, "fsdp", "cpu_offload", True, found.named(name))
+    if found.flag("cpu_ram_efficient_loading"):
+        put_inner(found, "fsdp", "cpu_ram_efficient_loading", True, found.named("cpu_ram_efficient_loading"))
+    saved = found.get("state_dict_type")
+    if saved is not None and str(saved).upper() not in ("FULL_STATE_DICT", "1"):
+        put_inner(found, "fsdp", "state_dict_type", saved, found.named("state_dict_type"))
     if found.flag("activation_checkpointing"):
         for table in (keys.draft.values, keys.draft.origins):
             table.pop("gradient_checkpointing", None)
