@@ -55,7 +55,8 @@ def repeated(recorded: StepEvents) -> StepEvents | None:
     made = {number for number, size in events if size > 0}
     end = max((at for at, (number, _) in enumerate(events, start=1) if number in made), default=0)
     events = events[:end]
-    if not events or sum(size for _, size in events) or any(number not in made for number, _ in events):
+    left = sum(size for _, size in events)
+    if not events or left or any(number not in made for number, _ in events):
         return None
     marks = tuple((at - start, name) for at, name in recorded.marks if start <= at <= start + end)
     return recorded._replace(events=events, start=0, marks=marks)
