@@ -73,6 +73,13 @@ def own_loop(path: str, program: str) -> str:
     return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
 
+def absent(path: str, program: str, title: str) -> str:
+    """What is to be said of a program that a script starts and that does not lie here."""
+    if not program.endswith(".py") or found_at(path, _ROOT.sub("", program)) is not None:
+        return ""
+    return f"{path}: {program} is not here: its options are read as {title}'s, what it sets itself is not known"
+
+
 def open_written(script: Document, reference: str) -> Document | None:
     """The file of this name that a script itself writes; None where it writes none. Raises InvalidJob."""
     wanted = posixpath.normpath(reference)

@@ -5,6 +5,7 @@ Defaults are TRL's by method (``trl_keys``); what it shares with transformers is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks import hf_dialect_vision, hf_precision
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.following import absent
 from memplan.frameworks.hf_arguments import DEFAULTS as TRAINER_DEFAULTS
 from memplan.frameworks.hf_arguments import FIELDS, read_arguments, read_attention
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
@@ -28,6 +30,11 @@ from memplan.frameworks.trl_online import COMPLETIONS, read_online
 from memplan.frameworks.trl_switches import read_switches
 from memplan.frameworks.trl_write import write
 from memplan.tables.trainer import version_key
+
+OWN_PROGRAM = re.compile(
+    r"(^|/)(run_)?(sft|dpo|simpo|grpo|kto|orpo|cpo|rloo|ppo|gkd|online_dpo|nash_md|xpo|reward_modeling|bco)(_\w+)?\.py$"
+)
+"""Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -76,6 +83,9 @@ def read(document: Document, draft: Draft) -> None:
         raise InvalidJob(f"{launch.where}: TRL's {method} is not modelled", f"modelled: {', '.join(METHODS)}")
     origin = Origin(FILE, f"{launch.where}: {launch.program} {name if launch.program == 'trl' else ''}".strip())
     read_settings(arguments, draft, (method, origin), launch.program)
+    own = OWN_PROGRAM.search(launch.program)
+    missing = "" if own else absent(document.path, launch.program, "TRL")
+    draft.remarks += [missing] if missing else []
     if launch.program == "trl":
         read_trl_launcher(arguments, launch, draft)
     read_launcher(launch, draft)
