@@ -37,6 +37,10 @@ OWN_PROGRAM = re.compile(
 """Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments."""
 
 
+OF_VLM_R1 = ("image_root", "image_folders", "data_file_paths", "is_reward_customized_from_vlm_module")
+"""Arguments of om-ai-lab/VLM-R1's program, whose setup.py (2025) pins TRL 0.17: its GRPO has a reference by default."""
+
+
 def recognise(document: Document) -> tuple[str, ...]:
     """Its arguments in a file, ``trl …`` or one of its scripts in a command."""
     if document.form == "shell":
@@ -114,8 +118,10 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     name, origin = method
     simpo = settings.values.get("gamma_beta_ratio") is not None
     version = "0.9.6" if simpo else str(draft.options.get("trainer_version") or "")
-    script = script_of(settings, program)
-    row = FRAMEWORK._replace(title=script.title, version="") if script else FRAMEWORK
+    script, row = script_of(settings, program), FRAMEWORK
+    if not version and name == "grpo" and any(key in settings.values for key in OF_VLM_R1):
+        version, row = "0.17", FRAMEWORK._replace(version="0.17, which VLM-R1 pins")
+    row = FRAMEWORK._replace(title=script.title, version="") if script else row
     defaults = defaults_of(name, version)
     if script:  # its dataclass is TrainingArguments'
         defaults |= {**TRAINER_DEFAULTS, "max_length": None, **script.defaults}
