@@ -31,6 +31,7 @@ def parameters() -> list[Parameter]:
         option("fail_over", bool, "--fail-over"),
         option("verify", bool, "--verify"),
         option("exact", bool, "--exact"),
+        option("play", bool, "--play"),
         *output.parameters(),
     ]
 
@@ -57,7 +58,7 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
     with spinner("reading the model's config"):
         given = options.read_given(values)
-        return estimate_job(_exact(given) if values.get("exact") else given)
+        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
 
 
 def _exact(given: "JobInput") -> "JobInput":

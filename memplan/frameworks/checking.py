@@ -94,7 +94,7 @@ def _check(
             return Checked(path, "skipped", f"{row.title}'s own file, no training: give it with --with")
         given = read_opened(document, options, beside, framework)
         try:
-            report = build_report(resolve(given))
+            report = build_report(resolve(given), None)
         except InvalidJob as error:  # what was not understood may be why
             doubt = next((each for each in given.unread if each.decides), None)
             raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None

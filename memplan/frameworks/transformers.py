@@ -10,7 +10,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks import accelerate, hf_dialect_vision, hf_precision, processes
 from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run_script
-from memplan.frameworks.base import Draft, File, Framework, Keys, Origin, Writing
+from memplan.frameworks.allocator_conf import put_allocator
+from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.following import absent, own_loop
 from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
@@ -80,10 +81,7 @@ def read_launcher(launch: Launch, draft: Draft) -> None:
         accelerate.read_launch(launch, draft)
     else:
         processes.put_gpus(launch, draft)
-    if launch.command.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").find("expandable_segments:True") >= 0:
-        draft.put(
-            "allocator", {"expandable_segments": True}, Origin("file", f"{launch.where}: PYTORCH_CUDA_ALLOC_CONF")
-        )
+    put_allocator(launch.command.environment, launch.where, draft)
 
 
 def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:

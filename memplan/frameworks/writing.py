@@ -67,7 +67,7 @@ def emit(given: JobInput, row: Framework) -> Emission:
         raise InvalidJob(f"{row.title}: its files are read, and not written", "emit trl, transformers, …")
     given = _with_trainer(_told_from_an_option(given), row)
     recipe = resolve(given)
-    report = build_report(recipe)
+    report = build_report(recipe, None)
     job = build_job({key: value for key, value in recipe.provenance.job.items() if value is not None})
     writing = Writing(expects(report, given.job), hub_id(job, row), recipe)
     files: list[File] = row.write(job, writing)

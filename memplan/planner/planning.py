@@ -192,7 +192,7 @@ def job_input(asked: Question, candidate: Candidate, priced: Priced) -> JobInput
 
 def shown(asked: Question, candidate: Candidate, priced: Priced, training: tuple[str, ...] = ()) -> Plan:
     """A plan with its report and its speed."""
-    report = build_report(resolve(job_input(asked, candidate, priced)))
+    report = build_report(resolve(job_input(asked, candidate, priced)), None)
     assert report.recipe is not None
     name = plan_name({**candidate.keys, **priced.keys})
     return Plan(name, report.job, report, speed(report.recipe), report.per_gpu.peak_instant, training)

@@ -71,13 +71,22 @@ def verdict_line(verdict: Verdict) -> str:
 
 def _reason(report: Report, verdict: Verdict) -> str:
     """The figures that decided, and the meter they are of."""
-    device, margin = report.per_gpu.device_bytes, report.job.get("margin", 0)
+    margin = report.job.get("margin", 0)
     usable, allowed = format_bytes(verdict.usable_bytes), format_bytes(verdict.usable_bytes * (1 - margin))
-    figures = f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high; "
-    figures += f"{usable} usable, {allowed} less the margin of {100 * margin:g} %"
+    figures = f"{_needed(report, verdict)}; {usable} usable, {allowed} less the margin of {100 * margin:g} %"
     if verdict.fits == "yes":
         return f"{figures}: even the high figure leaves the margin free."
     return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
+
+
+def _needed(report: Report, verdict: Verdict) -> str:
+    """What has to fit: the device's figures, or what is needed of them, where that was looked for."""
+    device, reserved = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes
+    if not reserved.needs_sought:
+        return f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
+    needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
+    high = format_bytes(device.high - reserved.high + reserved.needs_high)
+    return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"
 
 
 def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:

@@ -45,7 +45,7 @@ def resolve(given: JobInput) -> Recipe:
     split, adapts = sharding(job, trainer, notes), lora is not None
     spec = as_seen(spec, images is not None, split.is_deepspeed, job.sequence_length)
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
-    base = quantised_base(job, trainer, spec, precision(job, trainer, split, adapts, notes), split, notes)
+    base = quantised_base(job, trainer, spec, precision(job, trainer, spec, split, adapts, notes), split, notes)
     loss, entropy = head(job, method, trainer, base.stored, split, adapts, notes)
     check_teacher(job, method, spec, split, base.stored.precision.dtype)
     others = other_models(job, method, trainer, base, split, spec, adapts, notes)
@@ -82,7 +82,7 @@ def resolve(given: JobInput) -> Recipe:
         operators=layers,
         storage=base.storage(zero.communication if split.is_deepspeed else base.stored.reduce_itemsize),
         optimizer=chosen,
-        batch=batch(job, spec, images, steps, group, evaluation)._replace(
+        batch=batch(job, trainer, spec, images, steps, group, evaluation)._replace(
             longest=said.sequence_length if said.token_budget else 0, scoring=row
         ),
         checkpointing=again,

@@ -14,7 +14,9 @@ from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Batch, Hardware, ImageBatch
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.tables.families import MASK_AS_GIVEN
 from memplan.tables.methods import Method
+from memplan.tables.trainer import Trainer
 from memplan.units import GiB, ceil_div
 
 
@@ -51,18 +53,23 @@ def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Note
                          "Trainer refuses bf16 there: use dtype fp16")  # fmt: skip
         if attention == "flash":
             notes.remark(f"{gpu.name} is older than what FlashAttention 2 runs on (compute capability 8.0): use sdpa")
-    return Hardware(gpu, job.margin, job.allocator.expandable_segments, job.gpus_per_node, cluster)
+    return Hardware(gpu, job.margin, job.allocator, job.gpus_per_node, cluster)
 
 
-def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int) -> Batch:
+def batch(
+    job: Job, trainer: Trainer, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int
+) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
+    padded = job.padded or (images is not None and spec.tower is not None and spec.tower.masked)
+    padded = padded or (trainer.passes_mask and spec.family in MASK_AS_GIVEN)
     return Batch(
         size=job.batch_size,
         accumulation=steps,
         sequence_length=length,
         completion_length=min(job.completion_length or length, length),
-        padded=job.padded or (images is not None and spec.tower is not None and spec.tower.masked),
+        padded=padded,
+        masked=padded or trainer.passes_mask,
         images=images,
         group=group,
         eval_size=eval_size,

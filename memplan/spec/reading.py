@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, did_you_mean
 from memplan.spec.deepspeed import lift_shared
 from memplan.spec.job import Job
+from memplan.spec.lengths import beneath, in_full
 from memplan.spec.lora import in_own_words
 from memplan.spec.model import ModelSpec
 from memplan.spec.plain import check_plain
@@ -115,6 +116,8 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
             )
     if isinstance(job.get("lora"), dict):
         job["lora"] = in_own_words(job["lora"])
+    if "lengths" in job:
+        job["lengths"] = in_full(job["lengths"])
     lift_shared(job, where)
     for name, value in shorthands.items():
         _SHORTHANDS[name](job, value)
@@ -170,7 +173,7 @@ def _as_invalid_job(error: Any, where: str) -> InvalidJob:
     complaints = error.errors(include_url=False)
     about = [each for each in complaints if each["loc"][0] == complaints[0]["loc"][0]]
     first = max(about, key=lambda each: len(each["loc"]))
-    kinds = ("str", "dict", "int", "float", "Cluster")
+    kinds = ("str", "dict", "int", "float", "Cluster", "function-after")
     key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(kinds))
     value = "null" if first.get("input") is None else str(first["input"])[:80]
     if first["type"] == "extra_forbidden":
@@ -239,6 +242,8 @@ def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
             values.pop(other, None)
     if "global_batch_size" in high and "gradient_accumulation_steps" not in high:
         values.pop("gradient_accumulation_steps", None)
+    if isinstance(values.get("lengths"), dict) and isinstance(high.get("lengths"), dict):
+        values["lengths"] = beneath(values["lengths"], high["lengths"])
     for key, value in high.items():
         both = isinstance(value, dict) and isinstance(values.get(key), dict) and key != "model"
         values[key] = {**values[key], **value} if both else value

@@ -45,8 +45,9 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
     weight_dim, weight_size, hidden_size = weight.dim, weight.itemsize, hidden.itemsize
 
-    def casts() -> list[Tensor | None]:
-        """Casts of the tiles, each named until the next of its kind is there."""
+    def casts(named: bool = True) -> list[Tensor | None]:
+        """Casts of the tiles, each named until the next of its kind is there; but in ``forward`` those of the weight
+        are an argument of ``torch.mm`` (``weight[start:end].to(compute_dtype).t()``)."""
         part: Tensor | None = None
         chunk: Tensor | None = None
         for row in rows:
@@ -54,6 +55,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
                 chunk = tape.new(Dim("tile·h", row * width), itemsize, "tile of weights and inputs")
             for column in columns if weight_size != itemsize else ():
                 part = tape.new(Dim("tile·h", column * width), itemsize, "tile of weights and inputs")
+                part = part if named else None
         return [part, chunk]
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -72,7 +74,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
 
     statistics = tape.new(Dim("N·7", scored.tokens * 7), ops.FP32, "log-probability statistics")
     block = tape.new(tile, itemsize, "logits tile")
-    parts = casts()
+    parts = casts(named=False)
     del block, statistics, parts  # ``tile`` and the running statistics are locals of ``forward`` (chunked_logprob.py)
     node = tape.node((compact, weight), (compact, weight), backward)
     return tape.new(Dim("N", scored.tokens), ops.FP32, "log-probabilities", node)
@@ -199,7 +201,7 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     length = p.tokens // scored.rows
     rounds = min(32, ceil_div(length, LITGPT_CHUNK))
     pieces = ops.split(tape, hidden, rounds, Dim("chunk·h", hidden.dim.elements // rounds))
-    one = Pass(tape, p.mode, 1, p.tokens // rounds)
+    one = p.part(1, p.tokens // rounds)
     one.params = {weight.name: weight}  # and its adapters
     assert scored.linear is not None
     logits = [project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False) for piece in pieces]
@@ -257,7 +259,7 @@ def _eighths(p: Pass, x: Tensor) -> list[Tensor]:
 
 def _chunk_logits(p: Pass, piece: Tensor, weight: Param, scored: Scored) -> Tensor:
     """The head of a chunk, with its adapters."""
-    one = Pass(p.tape, p.mode, 1, max(1, p.tokens // TORCHTUNE_CHUNKS))
+    one = p.part(1, max(1, p.tokens // TORCHTUNE_CHUNKS))
     one.params = {weight.name: weight}
     assert scored.linear is not None
     return project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False)

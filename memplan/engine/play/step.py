@@ -1,0 +1,142 @@
+"""Whole training steps, played from the start: weights, micro-steps, the optimizer.
+
+The first step decides where things lie: weights are there first, the optimizer's states come in its first step,
+between gradients that are still alive. From the second step on all steps are alike.
+"""
+
+from __future__ import annotations
+
+from memplan.engine.micro_step import stages
+from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest
+from memplan.engine.passes import PassPlan
+from memplan.engine.play.model import PassRun, play_back
+from memplan.engine.play.optimizer import Optimizer
+from memplan.engine.play.resident import Resident
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.weights import Weights
+from memplan.engine.rows.model import keeps_masks, mask_bytes
+from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+
+def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
+    """The hooks of what divides the policy's states."""
+    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+        from memplan.engine.play.units import policy_units
+
+        return policy_units(recipe, tape, weights)
+    if recipe.several and recipe.sharding.name == "ddp":
+        from memplan.engine.play.ddp import Ddp
+
+        return Ddp(recipe, tape, weights)
+    return Sharding()
+
+
+def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
+    """The hooks of a reference that is divided as the policy is."""
+    from memplan.engine.play.units import reference_units
+
+    return reference_units(recipe, tape, plan)
+
+
+class Player:
+    """Plays steps of one recipe on one tape."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.tape = recipe, PlayTape()
+        self.tape.in_place = recipe.hardware.gpu is not None
+        self.tape.gradient_mode = recipe.fused_backward or "keep"
+        self.resident = Resident(recipe, self.tape)
+        self.weights: dict[str, Weights] = {}
+        self.beside: dict[str, Sharding] = {}
+        self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
+        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
+
+    def weights_of(self, plan: PassPlan) -> Weights:
+        """The parameters of a pass: the policy's, or those of a model beside it."""
+        own = "reference" if plan.name == "reference" and self.recipe.others.reference == "resident" else ""
+        if own not in self.weights:
+            adapter, head = None if own else self.recipe.adapter, plan.spec.head.name
+            copied = adapter is not None and not adapter.saved.isdisjoint(("embed_tokens", head))
+            self.weights[own] = Weights(
+                self.tape, {head: "embed_tokens"} if plan.spec.head_is_tied and not copied else {}
+            )
+        return self.weights[own]
+
+    def sharding_of(self, plan: PassPlan) -> Sharding:
+        """What divides the model of a pass."""
+        if plan.name != "reference" or self.recipe.others.reference != "resident":
+            return self.sharding
+        if plan.name not in self.beside:
+            sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
+            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
+        return self.beside[plan.name]
+
+    def _stepped(self) -> list[Weight]:
+        """What the optimizer is given: of flat parameters, the part that a rank holds."""
+        if not flattens(self.recipe):
+            return self.resident.trained
+        found = fullest(self.recipe, self.resident.weights)
+        return [weight._replace(copies=1) for weight in found for _ in range(weight.copies)]
+
+    def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
+        """A tensor outside the passes."""
+        return self.tape.new(Dim("n", elements), itemsize, label, category=category)
+
+    def step(self) -> None:
+        """Micro-steps (two stand for many: all but the first are alike), the optimizer, zero_grad."""
+        count = min(self.recipe.batch.accumulation, 2)
+        for i in range(count):
+            self._micro_step(last=i + 1 == count)
+        self.tape.mark("step.optimizer")
+        if not self.recipe.sharding.fsdp.cpu_offload:
+            self.optimizer.step()
+        self.tape.stored.clear()
+        self.tape.gradients.clear()  # what a fused update left for its end
+        self.sharding.zero_grad()
+
+    def _micro_step(self, *, last: bool) -> None:
+        recipe = self.recipe
+        batch = self._batch()
+        runs: dict[int, PassRun] = {}
+        joined = recipe.method.pairs and recipe.loss.pair_pass == "two-forward"
+        together = joined and not recipe.loss.code.leaves_autocast
+        passes = stages(recipe)
+        waiting: list[PassRun] = []
+        for position, (traced, half) in enumerate(passes):
+            name = traced.plan.name
+            self.tape.mark(f"{name}.{half}")
+            if half == "forward":
+                masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
+                run = PassRun(self.weights_of(traced.plan), traced.plan, masks, self.sharding_of(traced.plan))
+                run.forward(leaves=not (together and name == "chosen"))
+                if traced.plan.style != "no-grad":
+                    runs[id(traced)] = run
+                del run
+                continue
+            waiting.append(runs.pop(id(traced)))
+            if joined and runs:
+                continue
+            self.sharding.reduces = not self.sharding.late or (last and position + 1 == len(passes))
+            play_back(self.tape, waiting[::-1])
+            waiting.clear()
+        del batch
+
+    def _batch(self) -> list[Tensor]:
+        recipe = self.recipe
+        tokens = recipe.rows * recipe.batch.sequence_length
+        count = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
+        batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
+        return [*batch, self.new(recipe.image_bytes * recipe.rows, 1, "pixels", "batch")]
+
+
+def played(recipe: Recipe, steps: int = 2) -> tuple[PlayTape, int]:
+    """The tape of so many steps, and where the last begins."""
+    player, start = Player(recipe), 0
+    for _ in range(steps):
+        start = len(player.tape.events)
+        player.step()
+    return player.tape, start
