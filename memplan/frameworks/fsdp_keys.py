@@ -16,6 +16,7 @@ from memplan.frameworks.documents import words
 from memplan.frameworks.hf_switches import mapping
 from memplan.spec.fsdp import STRATEGIES
 from memplan.spec.job import Job
+from memplan.tables.trainer import version_key
 
 HARMLESS = words(
     """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap
@@ -167,8 +168,7 @@ def read_trainer_fsdp(keys: Keys) -> None:
         text = config.strip().startswith("{")
         inner = mapping(keys, "fsdp_config") if text else _followed(keys, config)
     wraps = keys.text("fsdp_transformer_layer_cls_to_wrap")  # of transformers before 5
-    old = keys.framework.name == "transformers" and (bool(wraps) or keys.draft.facts.get("transformers", 5) == 4)
-    defaults = dict(OLD_TRAINER if old else TRAINER)
+    defaults = dict(OLD_TRAINER if _is_old(keys, bool(wraps)) else TRAINER)
     for word in on:
         if word.upper() in STRATEGIES:
             defaults["reshard_after_forward"] = word.upper()
@@ -180,6 +180,18 @@ def read_trainer_fsdp(keys: Keys) -> None:
     read_fsdp(inner, defaults)
     if "offload" in on:
         put_inner(keys, "fsdp", "cpu_offload", True, "fsdp")
+
+
+FIRST_TRL_ON_5 = (0, 27)
+"""TRL's first version that runs on transformers 5."""
+
+
+def _is_old(keys: Keys, wraps: bool) -> bool:
+    """Whether transformers before 5 reads them, whose FSDP is the first one unless told otherwise."""
+    name, version = keys.framework.name, version_key(str(keys.draft.options.get("trainer_version") or ""))
+    return (name in ("transformers", "trl") and (wraps or keys.draft.facts.get("transformers", 5) == 4)) or (
+        name == "trl" and bool(version) and version < FIRST_TRL_ON_5
+    )
 
 
 def _followed(keys: Keys, reference: str) -> Keys:
