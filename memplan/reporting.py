@@ -196,6 +196,9 @@ def build_report(recipe: Recipe) -> Report:
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
+    verdict = _verdict(meters.device, recipe, host)
+    short = verdict is not None and verdict.fits == "no"
+    doubts = (recipe.provenance.unclear, recipe.provenance.bounded if short else "")
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
@@ -217,10 +220,10 @@ def build_report(recipe: Recipe) -> Report:
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
         host=host,
-        verdict=_verdict(meters.device, recipe, host),
+        verdict=verdict,
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
-        unclear=recipe.provenance.unclear,
+        unclear="; ".join(filter(None, doubts)),
         recipe=recipe,
     )
 

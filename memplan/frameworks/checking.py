@@ -95,7 +95,7 @@ def _check(
         try:
             report = build_report(resolve(given))
         except InvalidJob as error:  # what was not understood may be why
-            doubt = next((each for each in given.unread if each.decides), None)
+            doubt = next((each for each in given.unread if each.decides and not each.above), None)
             raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None
         if report.verdict is None:
             raise _NoCard
@@ -138,11 +138,12 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
     left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
-    needs = f"{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
+    most = "at most " if any(each.above and each.decides for each in given.unread) else ""
+    needs = f"{most}{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
     fits, code, hint = verdict.fits, EXIT_DOES_NOT_FIT if verdict.fits == "no" else EXIT_DONE, ""
     text = f"{WORDS[fits]} {cards}: {needs}, {left}"
     line, _ = _placed(given.origins.get("batch_size", ""), path)
-    deciding = [each for each in given.unread if each.decides]
+    deciding = [each for each in given.unread if each.decides and (not each.above or fits == "no")]
     if deciding:
         fits, code, hint = "unclear", EXIT_USAGE, next((each.hint for each in deciding if each.hint), "")
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"

@@ -115,8 +115,20 @@ def _parts(dialect: Dialect, rank: str) -> dict[str, Any] | None:
     saved = dialect.one("saved")
     if saved and keys.names(saved):
         lora["modules_to_save"] = [name.rsplit(".", 1)[-1] for name in keys.names(saved) or ()]
-    lora["targets"] = _targets(dialect, asked="r" not in lora)
+    lora["targets"] = "all-linear" if dialect.on("tower-lora") else _targets(dialect, asked="r" not in lora)
+    if keys.has("freeze_merger") or keys.has("lora_namespan_exclude"):
+        _add_ends(keys, lora)
     return lora
+
+
+def _add_ends(keys: Keys, lora: dict[str, Any]) -> None:
+    """2U1's scripts adapt every linear and embedding whose name ``lora_namespan_exclude`` has no part of."""
+    excluded = str(keys.get("lora_namespan_exclude") or "")
+    ends = [name for name in ("lm_head", "embed_tokens") if name not in excluded]
+    targets = lora["targets"]
+    lora["targets"] = [*([targets] if isinstance(targets, str) else targets), *ends] if ends else targets
+    if keys.has("num_lora_modules") and (keys.whole("num_lora_modules") or 0) > 0:
+        keys.warn("num_lora_modules", "adapters on the last modules alone are not read", "adapters")
 
 
 def _targets(dialect: Dialect, asked: bool) -> str | list[str]:

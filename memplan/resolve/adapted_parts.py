@@ -89,11 +89,10 @@ def with_tower(spec: ModelSpec, lora: Lora) -> ModelSpec:
     if "" in trained:
         name = next(name for name in lora.modules_to_train if name not in PARTS)
         raise InvalidJob(f"lora.modules_to_train: {name!r} is not modelled", f"modelled: {' and '.join(PARTS)}")
-    if not (unadapted or trained):
+    if trained and spec.tower is None:
+        raise InvalidJob(f"lora.modules_to_train: {spec.family} has no vision tower", "leave modules_to_train out")
+    if spec.tower is None or not unadapted:
         return spec
-    if spec.tower is None:
-        key = "modules_to_train" if trained else "exclude_modules"
-        raise InvalidJob(f"lora.{key}: {spec.family} has no vision tower", f"leave {key} out")
     tower = spec.tower.model_copy(update={"unadapted": unadapted, "trained": trained})
     return spec.model_copy(update={"tower": tower})
 

@@ -28,12 +28,16 @@ class Unread(NamedTuple):
     """What to type instead."""
     asks: str = ""
     """The job's key that an option must give."""
+    above: bool = False
+    """No less is counted than it can take: what fits with it fits."""
 
     @property
     def text(self) -> str:
         """As a warning says it."""
         if self.asks:
             return f"{self.where}: {self.asks} is not known: {self.why}"
+        if self.above:
+            return f"{self.where}: {self.key}: {self.why}"
         return f"{self.where}: {self.key} is not counted: {self.why}"
 
 
