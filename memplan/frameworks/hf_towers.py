@@ -22,8 +22,11 @@ TOWERS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Known towers by how their names end."""
 SAME_SHAPE = (
-    (r"vicuna-?7b|llava-v1\.5-7b", "llama-2-7b"),
-    (r"vicuna-?13b|llava-v1\.5-13b", "llama-2-13b"),
+    (r"vicuna-?7b|llava-v1\.5-7b|llava-v1\.6-vicuna-7b|llama-7b", "llama-2-7b"),
+    (r"vicuna-?13b|llava-v1\.5-13b|llava-v1\.6-vicuna-13b|llama-13b", "llama-2-13b"),
+    (r"llava-v1\.6-mistral-7b", "mistral-7b-v0.2"),
+    (r"\S*[-_]vicuna-13b-v1\.[35]$", "llama-2-13b"),
+    (r"\S*[-_]vicuna-7b-v1\.[35]$", "llama-2-7b"),
     (r"vicuna-v1-[35]-7b", "llama-2-7b"),
     (r"vicuna-v1-[35]-13b", "llama-2-13b"),
 )

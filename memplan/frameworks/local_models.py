@@ -3,10 +3,11 @@
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
-from memplan.presets import find_preset
+from memplan.presets import every_model, find_preset, hub_ids, last_part
 
 _LOCAL = re.compile(r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:")
 """Not as the Hub's ids are: owner/name."""
@@ -23,7 +24,9 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
         return
     cached = _CACHED.search(name)
     last = (cached.group(1) if cached else name.rstrip("/").rpartition("/")[2]).replace("___", ".")  # ModelScope's
-    preset, origin = find_preset(last), draft.origins.get("model")
+    preset, origin, how = find_preset(last), draft.origins.get("model"), "has its name"
+    if preset is None:
+        preset, how = within(name), "its name holds that of a model"
     said = origin.text if origin is not None else "the file"
     if preset is None:
         raise NotKnown(
@@ -31,4 +34,55 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
             "add --model, such as --model Qwen/Qwen2.5-7B",
         )
     draft.values["model"] = preset["hub_id"]
-    draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is not here, and has its name")
+    draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is not here, and {how}")
+
+
+TURNED = frozenset(
+    """awq gptq int4 int8 bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm eagle medusa draft pruned prune
+    distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl minicpm""".split()
+)
+"""Words beside a model's name by which a checkpoint may be another's shape."""
+
+
+def within(path: str) -> dict[str, Any] | None:
+    """The one preset whose name stands in a path, nearest to its end: ``output/qwen2_5-7b-mine/checkpoint-400``.
+
+    None where two names stand beside each other, or words of another size or shape.
+    """
+    for folder in reversed([part for part in path.split("/") if part][-4:]):
+        words = _words(folder)
+        found = {name: place for name in _names() if (place := _place(name, words)) is not None}
+        longest = max(found, key=len, default=None)
+        if longest is None:
+            continue
+        start, end = found[longest], found[longest] + len(longest)
+        inside = all(start <= place and place + len(name) <= end for name, place in found.items())
+        rest = [*words[:start], "", *words[end:]]
+        sized = any(word.isdigit() and after == "b" for word, after in zip(rest, rest[1:], strict=False))
+        return None if sized or not inside or TURNED.intersection(rest) else find_preset(_names()[longest])
+    return None
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Runs of letters and of digits; a version's v is left out."""
+    found = re.findall(r"[a-z]+|\d+", name.casefold())
+    pairs = zip(found, [*found, ""][1:], strict=True)
+    return tuple(word for word, after in pairs if not (word == "v" and after.isdigit()))
+
+
+def _place(name: tuple[str, ...], words: tuple[str, ...]) -> int | None:
+    """Where a name's words stand in others, one after the other."""
+    width = len(name)
+    return next((at for at in range(len(words) - width + 1) if words[at : at + width] == name), None)
+
+
+@cache
+def _names() -> dict[tuple[str, ...], str]:
+    """Names of presets and of the Hub's repositories that tell a family and a size, by their words."""
+    found = {}
+    for preset in every_model():
+        for name in (str(preset["name"]), *map(last_part, hub_ids(preset))):
+            words = _words(name)
+            if len(words) > 2 and "b" in words:
+                found[words] = str(preset["name"])
+    return found
