@@ -15,6 +15,7 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
 from memplan.frameworks.launch import launches
+from memplan.frameworks.local_models import within
 from memplan.frameworks.own_names import OTHERS
 from memplan.frameworks.swift_keys import (
     ATTENTIONS,
@@ -157,7 +158,12 @@ def _model(keys: Keys) -> None:
         return
     if not name:
         said = keys.text("model_type")
-        if said:
+        known = within(said.replace("1half", "1.5")) if said else None
+        if known is not None:
+            why = f"{keys.settings.where('model_type')}: model_type {said}, ms-swift's own name, holds that of a model"
+            keys.assume("model", known["hub_id"], why)
+            put_quantised(keys, said or "")
+        elif said:
             raise keys.settings.error("model_type", f"{said} is ms-swift's own name, not the Hub's", "add --model")
         return
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name

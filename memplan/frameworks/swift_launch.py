@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
@@ -81,7 +82,7 @@ def put_processes(draft: Draft, environment: Mapping[str, str], where: str, laun
     draft.facts["spare cards"] = len(cards) - processes
     if len(cards) >= 2 * processes:
         why = f"{len(cards)} GPUs for {processes} processes: {DIVIDED}"
-        draft.warn("CUDA_VISIBLE_DEVICES", where, why, "parallelism")
+        draft.bound("CUDA_VISIBLE_DEVICES", where, why, "parallelism")
     elif 0 < len(cards) < processes:
         draft.warn("NPROC_PER_NODE", where, f"{processes} processes see {len(cards)} GPUs", "processes")
     draft.put("num_gpus", processes * machines, Origin(FILE, f"{where}: NPROC_PER_NODE"))
@@ -89,7 +90,7 @@ def put_processes(draft: Draft, environment: Mapping[str, str], where: str, laun
         draft.put("gpus_per_node", processes, Origin(FILE, f"{where}: NPROC_PER_NODE"))
 
 
-DIVIDED = "each process divides the layers over its GPUs (device_map), which is not modelled"
+DIVIDED = "each process divides the layers over its GPUs (device_map), of which none holds more than all of them"
 
 
 def _visible(environment: Mapping[str, str]) -> list[str]:
@@ -98,10 +99,20 @@ def _visible(environment: Mapping[str, str]) -> list[str]:
     return [] if is_template(text) else [card for card in text.split(",") if card.strip()]
 
 
+def _divided(where: str, hint: str, draft: Draft) -> None:
+    """One process with several cards: none holds more than a process that has one, unless states are counted shared."""
+    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
+    shared = several and sharding.startswith(("zero", "fsdp"))
+    why = f"without NPROC_PER_NODE {DIVIDED}"
+    say = draft.warn if shared else draft.bound
+    say("CUDA_VISIBLE_DEVICES", where, why, "parallelism", hint=hint)
+
+
 def _one_process(draft: Draft, environment: Mapping[str, str], where: str) -> None:
     cards = _visible(environment)
     if len(cards) > 1 or (not cards and int(draft.options.get("num_gpus") or 1) > 1):
         hint = "set NPROC_PER_NODE, or see one GPU"
-        draft.warn("CUDA_VISIBLE_DEVICES", where, f"without NPROC_PER_NODE {DIVIDED}", "parallelism", hint)
+        draft.finishers["divided"] = partial(_divided, where, hint)
     if cards:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: CUDA_VISIBLE_DEVICES, and no NPROC_PER_NODE"))

@@ -30,7 +30,11 @@ def read_method(keys: Keys, verb: str) -> str:
         keys.warn("loss_type", "a loss of its own is counted as cross-entropy", "loss")
     keys.skip("loss_type", "rlhf_type")
     task = (keys.text("task_type") or "causal_lm").lower()
-    if task != "causal_lm":
+    if task == "seq_cls" or (keys.has("num_labels") and task == "causal_lm"):
+        key = "task_type" if keys.has("task_type") else "num_labels"
+        why = "a head for classes is counted as no less than the language model's and its loss"
+        keys.draft.bound(key, keys.settings.where(key), why, "method")
+    elif task != "causal_lm":
         keys.warn("task_type", f"a head for {task[:20]} is not modelled: the language model's is counted", "method")
     return method
 
