@@ -5,7 +5,6 @@ Source: the scripts of ``hf_dialect_scripts``.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -19,10 +18,7 @@ from memplan.frameworks.hf_dialect import (
 )
 from memplan.frameworks.hf_dialect_names import HARMLESS, NAMES
 from memplan.frameworks.hf_towers import PARTS, reads_text_alone, side_of, together
-from memplan.frameworks.image_bounds import fill_with_images
-
-TOKEN = 14 * 2
-"""Pixels of a side of a token: InternVL's and Qwen2-VL's towers cut patches of 14 and merge two by two."""
+from memplan.frameworks.image_bounds import SIDE, fill_with_images, one_of_area, room_of
 
 
 def read_dialect(dialect: Dialect) -> None:
@@ -168,16 +164,15 @@ def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
     tower = next((name for name in TOWERS if keys.has(name)), "")
     if tower and not side and (seen := side_of(keys.text(tower) or "")):
         return {"per_example": 1, "width": seen, "height": seen}, tower
-    room = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 10**6) - 8
+    room = room_of(keys.draft)
     if side and (packed or tiles):
-        tokens, count = (keys.whole(side) or 448) ** 2 // TOKEN**2, keys.whole(tiles) or 1 if tiles else 1
+        tokens, count = (keys.whole(side) or 448) ** 2 // SIDE**2, keys.whole(tiles) or 1 if tiles else 1
         if packed and many and keys.has(packed):
             return {"per_example": keys.whole(many), "tokens": tokens}, many
         count = max(1, min(count + bool(thumbnail and count > 1), room // tokens))
         return {"per_example": 1, "tokens": tokens * count}, tiles
     if pixels and (area := keys.whole(pixels)):
-        edge = max(1, int(math.sqrt(min(area, room * TOKEN**2)) / TOKEN)) * TOKEN
-        return {"per_example": 1, "width": edge, "height": edge}, pixels
+        return one_of_area(keys.draft, area), pixels
     return {}, ""
 
 

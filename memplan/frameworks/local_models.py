@@ -4,8 +4,10 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.presets import every_model, find_preset, hub_ids, last_part
 
@@ -37,9 +39,10 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is not here, and {how}")
 
 
-TURNED = frozenset(
+TURNED = words(
     """awq gptq int4 int8 bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm eagle medusa draft pruned prune
-    distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl minicpm""".split()
+    distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm omni audio speech vision visual
+    video image llava clip siglip internvl minicpm"""
 )
 """Words beside a model's name by which a checkpoint may be another's shape."""
 
@@ -50,15 +53,15 @@ def within(path: str) -> dict[str, Any] | None:
     None where two names stand beside each other, or words of another size or shape.
     """
     for folder in reversed([part for part in path.split("/") if part][-4:]):
-        words = _words(folder)
-        found = {name: place for name in _names() if (place := _place(name, words)) is not None}
+        parts = _words(folder)
+        found = {name: place for name in _names() if (place := _place(name, parts)) is not None}
         longest = max(found, key=len, default=None)
         if longest is None:
             continue
         start, end = found[longest], found[longest] + len(longest)
         inside = all(start <= place and place + len(name) <= end for name, place in found.items())
-        rest = [*words[:start], "", *words[end:]]
-        sized = any(word.isdigit() and after == "b" for word, after in zip(rest, rest[1:], strict=False))
+        rest = [*parts[:start], "", *parts[end:]]
+        sized = any(word.isdigit() and after == "b" for word, after in pairwise(rest))
         return None if sized or not inside or TURNED.intersection(rest) else find_preset(_names()[longest])
     return None
 
@@ -70,10 +73,10 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word for word, after in pairs if not (word == "v" and after.isdigit()))
 
 
-def _place(name: tuple[str, ...], words: tuple[str, ...]) -> int | None:
+def _place(name: tuple[str, ...], parts: tuple[str, ...]) -> int | None:
     """Where a name's words stand in others, one after the other."""
     width = len(name)
-    return next((at for at in range(len(words) - width + 1) if words[at : at + width] == name), None)
+    return next((at for at in range(len(parts) - width + 1) if parts[at : at + width] == name), None)
 
 
 @cache
@@ -82,7 +85,7 @@ def _names() -> dict[tuple[str, ...], str]:
     found = {}
     for preset in every_model():
         for name in (str(preset["name"]), *map(last_part, hub_ids(preset))):
-            words = _words(name)
-            if len(words) > 2 and "b" in words:
-                found[words] = str(preset["name"])
+            parts = _words(name)
+            if len(parts) > 2 and "b" in parts:
+                found[parts] = str(preset["name"])
     return found
