@@ -176,6 +176,10 @@ def read_quantisation(dialect: Dialect) -> None:
         keys.warn(bits, f"{width} bits are not read", "quantisation")
 
 
+LONG = 16384
+"""A script's own bound beyond which it is the model's and not that of its data."""
+
+
 def read_lengths(dialect: Dialect) -> None:
     """``sequence_length``: one name, or two whose sum it is."""
     keys = dialect.keys
@@ -188,10 +192,13 @@ def read_lengths(dialect: Dialect) -> None:
         keys.put("sequence_length", keys.whole(packed), packed)
     elif len(parts) == 2 and not (name and keys.has(name)):
         keys.put("sequence_length", sum(keys.whole(part) or 0 for part in parts), *parts)
+    elif name and keys.has(name):
+        keys.copy("sequence_length", name, "whole")
     elif name:
-        keys.copy("sequence_length", name, "whole") if keys.has(name) else keys.put(
-            "sequence_length", keys.whole(name), name
-        )
+        keys.put("sequence_length", keys.whole(name), name)
+        if (keys.whole(name) or 0) > LONG:
+            why = f"{name} is the script's own {keys.whole(name)}, which samples hardly have"
+            keys.draft.bound(name, keys.settings.where(name), why, "lengths", "sequence_length")
 
 
 def read_kernels(dialect: Dialect) -> None:

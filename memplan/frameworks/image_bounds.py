@@ -36,7 +36,10 @@ def fill_with_images(draft: Draft, where: str, key: str) -> None:
     if "images" in draft.given:
         return
     length = int(draft.options.get("sequence_length") or draft.values.get("sequence_length") or 0)
-    unknown = any(each.asks == "sequence_length" for each in draft.unread) and "sequence_length" not in draft.given
+    unknown = (
+        any(each.asks == "sequence_length" and not each.above for each in draft.unread)
+        and "sequence_length" not in draft.given
+    )
     if length <= TEXT or unknown:
         what = "how many images an example has, and how large"
         hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"

@@ -16,7 +16,7 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.processes import number
-from memplan.frameworks.swift_keys import METHODS
+from memplan.frameworks.swift_keys import MARKS, METHODS, MODELS
 from memplan.frameworks.transformers import read_launcher
 
 _SCRIPT = re.compile(
@@ -33,9 +33,20 @@ def verb_of(launch: Launch) -> tuple[str, bool]:
         return (word if word in VERBS else ""), launch.program == "megatron"
     found = _SCRIPT.search(launch.program)
     if not found:
-        return "", False
+        return _by_words(launch), False
     word = found["verb"] or found["old"] or found["module"]
     return word, bool(found["megatron"] or found["inner"])
+
+
+def _by_words(launch: Launch) -> str:
+    """Of a program of somebody's own with ms-swift's arguments: a tuner or a method of its words beside its model."""
+    said = {word.text.partition("=")[0].lstrip("-") for word in launch.words if word.text.startswith("--")}
+    if not (launch.program.endswith(".py") and said & OWN and {"torch_dtype", "dataset"} <= said and said & MODELS):
+        return ""
+    return "rlhf" if "rlhf_type" in said else "sft"
+
+
+OWN = MARKS - {"swift_version"}
 
 
 def settings_of(launch: Launch, draft: Draft) -> tuple[Settings, dict[str, str]]:

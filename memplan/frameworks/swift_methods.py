@@ -9,6 +9,7 @@ from typing import Any
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.swift_keys import ENGINE, METHODS, hub_id
+from memplan.presets import find_preset
 
 ONLINE = ("grpo", "ppo", "distill")
 PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo", "reward")
@@ -57,8 +58,17 @@ def read_lengths(keys: Keys, method: str) -> None:
 
 
 def ask_length(keys: Keys) -> None:
-    """Nothing bounds a sample but the model's own longest sequence."""
-    if "sequence_length" not in keys.draft.given:
+    """Nothing bounds a sample but the model's own longest sequence (template/base.py: max_model_len)."""
+    if "sequence_length" in keys.draft.given:
+        return
+    name = str(keys.draft.options.get("model") or keys.draft.values.get("model") or "").rpartition("/")[2]
+    preset = find_preset(name)
+    longest = preset["config"].get("max_position_embeddings") if preset else None
+    if longest:
+        why = f"without max_length samples are as long as the model's longest sequence: {longest} tokens"
+        keys.draft.bound("max_length", keys.settings.path, why, "lengths", "sequence_length")
+        keys.assume("sequence_length", int(longest), why)
+    else:
         keys.draft.ask("sequence_length", keys.settings.path, "without max_length samples are as long as the data's")
         keys.assume("sequence_length", 2048, "samples of at most 2048 tokens")
 
