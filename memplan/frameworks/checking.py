@@ -95,7 +95,7 @@ def _check(
         try:
             report = build_report(resolve(given))
         except InvalidJob as error:  # what was not understood may be why
-            doubt = next((each for each in given.unread if each.decides and not each.above), None)
+            doubt = next((each for each in given.unread if each.decides), None)
             raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None
         if report.verdict is None:
             raise _NoCard

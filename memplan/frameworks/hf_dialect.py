@@ -76,7 +76,8 @@ def read_adapter(dialect: Dialect) -> None:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
             keys.warn(rank, "whether adapters are on is the script's own: say --lora-r, or --lora none", "adapters")
-    parts = _parts(dialect, rank) if lora else None
+    made = isinstance(keys.draft.values.get("lora"), dict)  # by a program of its own
+    parts = _parts(dialect, rank) if lora and not made else None
     for meaning in ("alpha", "dropout", "targets", "saved", "bias", "dora", "rslora"):
         keys.skip(*dialect.names(meaning))
     if parts is not None:

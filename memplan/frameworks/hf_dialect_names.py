@@ -146,6 +146,9 @@ freeze-tower      fix_vit                     InternLM/InternLM-XComposer finetu
 freeze-projector  fix_sampler                 InternLM/InternLM-XComposer finetune/finetune.py
 freeze-projector  freeze_mlp                  OpenGVLab/InternVL internvl_chat_finetune.py
 freeze-projector  freeze_merger               2U1/Qwen-VL-Series-Finetune src/params.py
+freeze-projector  freeze_img_projector        2U1/Llama3.2-Vision-Finetune src/training/params.py
+freeze-projector  freeze_projector            2U1/Gemma3-Finetune src/params.py
+freeze-projector  freeze_connector            2U1/SmolVLM-Finetune src/training/params.py
 freeze-projector  freeze_mm_mlp_adapter       haotian-liu/LLaVA llava/train/train.py
 freeze-projector  freeze_aligner              modelscope/ms-swift, its forks
 tune-llm          tune_mm_llm                 QwenLM/Qwen3-VL qwen-vl-finetune argument.py

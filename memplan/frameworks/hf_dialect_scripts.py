@@ -68,6 +68,15 @@ SCRIPTS: tuple[Script, ...] = (
         beside=True,
     ),
     Script(
+        "2U1's scripts for other models",
+        _marks("freeze_img_projector", "tune_img_projector", "freeze_connector",
+               "freeze_projector freeze_vision_tower"),
+        "",
+        _QLORA | _BLOCKS | {"max_seq_length": 131072, "disable_flash_attn2": False},
+        "2U1/Phi3-Vision-Finetune, Llama3.2-Vision-Finetune, SmolVLM-Finetune src/training/params.py",
+        beside=True,
+    ),
+    Script(
         "qwen-vl-finetune",
         _marks("tune_mm_llm", "tune_mm_vision"),
         r"qwenvl/train/",

@@ -5,6 +5,7 @@ Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/ll
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memplan.frameworks.base import Keys
@@ -127,10 +128,20 @@ def _models(keys: Keys, method: str) -> None:
     if teacher and method in ("distill", "grpo"):
         extra.append({"role": "teacher", "model": hub_id(teacher)})
         if keys.has("teacher_deepspeed"):
-            keys.warn("teacher_deepspeed", "the teacher is counted as the policy's sharding has it", "parallelism")
+            _teacher_sharding(keys)
     keys.skip("reward_model", "teacher_model", "teacher_deepspeed", "offload_teacher_model", "teacher_model_server")
     if extra and "extra_models" not in keys.draft.given:
         keys.put("extra_models", extra, "teacher_model" if teacher else "reward_model")
+
+
+def _teacher_sharding(keys: Keys) -> None:
+    """A teacher that is shared among more ranks than the policy takes no more than is counted."""
+    stage = re.search(r"zero[-_]?([0-3])", str(keys.get("teacher_deepspeed")).lower())
+    why, own = "the teacher is counted as the policy's sharding has it", str(keys.draft.values.get("sharding") or "ddp")
+    if stage and own[-1:] <= stage[1] and own[-1:].isdigit():
+        keys.draft.bound("teacher_deepspeed", keys.settings.where("teacher_deepspeed"), why, "parallelism")
+    else:
+        keys.warn("teacher_deepspeed", why, "parallelism")
 
 
 def _engine(keys: Keys, method: str) -> None:

@@ -14,7 +14,7 @@ from memplan.frameworks.hf_towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.megatron_keys import FUSED_LINEARS
 from memplan.frameworks.own_names import lora_targets, module_names
-from memplan.frameworks.swift_keys import NOT_MODELLED
+from memplan.frameworks.swift_keys import FROM_ABOVE, NOT_MODELLED
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 EVERY = ("all-linear", "ALL", "all")
@@ -37,7 +37,7 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
               "lora_modules")  # fmt: skip
     for key, (why, decides) in NOT_MODELLED.items():
         if str(keys.get(key)).strip().lower() not in ("none", "false", "0", "0.0", "[]", ""):
-            keys.warn(key, why, decides)
+            _doubt(keys, key, why, decides)
     if kind == "full":
         keys.put("lora", None, "tuner_type")
         _freeze(keys)
@@ -45,7 +45,8 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
     if kind not in LIKE_LORA:
         keys.warn("tuner_type", f"{kind[:20]} is not modelled: it is counted as LoRA", "adapters")
     elif kind == "longlora":
-        keys.warn("tuner_type", "attention of shifted groups is counted over whole sequences", "attention")
+        where, why = keys.settings.where("tuner_type"), "attention of shifted groups is counted over whole sequences"
+        keys.draft.bound("tuner_type", where, why, "attention")
     if (keys.text("tuner_backend") or "").lower() == "unsloth":
         keys.warn("tuner_backend", "Unsloth's kernels and its checkpoints on the host are not counted", "attention")
     if keys.has("freeze_vit") and not keys.flag("freeze_vit"):
@@ -54,6 +55,15 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
         keys.warn("freeze_llm", "the language model is counted as adapted", "freezing")
     _lora(keys, kind, newest)
     return True
+
+
+def _doubt(keys: Keys, key: str, why: str, decides: str) -> None:
+    """What is not modelled: from above where no less is counted."""
+    if key in FROM_ABOVE:
+        keys.skip(key)
+        keys.draft.bound(key, keys.settings.where(key), why, decides)
+    else:
+        keys.warn(key, why, decides)
 
 
 def leave_tower(draft: Draft) -> None:
