@@ -184,9 +184,7 @@ JOBS = [
             ({"modules_to_train": ["vision_tower", "multi_modal_projector"]}, {"precision": "bf16-amp"}),
         )
     ),
-    job(
-        "llava", **IMAGE, lora={"exclude_modules": ["vision_tower"], "modules_to_train": ["multi_modal_projector"]}
-    ),
+    job("llava", **IMAGE, lora={"exclude_modules": ["vision_tower"], "modules_to_train": ["multi_modal_projector"]}),
     *(job(model, **IMAGE, method="dpo", attention="eager") for model in ("llava", "qwen2_5_vl")),
     *(job(model, **IMAGE, precision="bf16-amp") for model in ("internvl", "qwen3_vl")),
     job("internvl", **IMAGE, **LORA),
