@@ -218,7 +218,7 @@ def test_a_tower_in_a_key_of_its_own() -> None:
         assert check(f"{llava} {options}").fits == "unclear"
 
 
-BESIDE = (
+BESIDE: tuple[tuple[str, list[str], list[str]], ...] = (
     ("--lora_enable True", ["vision_tower"], ["multi_modal_projector"]),
     ("--lora_enable True --freeze_mm_mlp_adapter True", ["vision_tower", "multi_modal_projector"], []),
     ("--lora_enable True --unfreeze_mm_vision_tower True", [], ["vision_tower", "multi_modal_projector"]),
