@@ -2,6 +2,8 @@
 
 import pytest
 
+from memplan.api import estimate
+from memplan.frameworks.hf_internvl import internvl_of
 from memplan.frameworks.local_models import within
 
 NAMES = [
@@ -32,3 +34,28 @@ def test_a_name_within_a_path(path: str, name: str) -> None:
 @pytest.mark.parametrize("path", NOBODYS)
 def test_a_path_that_is_nobodys(path: str) -> None:
     assert within(path) is None
+
+
+COUNTS = [
+    # the Hub's counts of the repositories, in millions
+    ("OpenGVLab/InternVL2-1B", 938),
+    ("./pretrained/InternVL2-8B", 8075),
+    ("OpenGVLab/InternVL2-26B", 25515),
+    ("OpenGVLab/InternVL2_5-4B", 3713),
+    ("OpenGVLab/InternVL2_5-38B-MPO", 38388),
+    ("OpenGVLab/InternVL3-2B", 2089),
+    ("OpenGVLab/InternVL3_5-4B", 4732),
+]
+
+
+@pytest.mark.parametrize(("name", "millions"), COUNTS)
+def test_internvl_by_its_name(name: str, millions: int) -> None:
+    made = internvl_of(name)
+    assert made is not None
+    job = {"model": made, "method": "sft", "trainer": "transformers"}
+    total = estimate(job).to_dict()["model"]["params"]["total"]
+    assert total / 1e6 == pytest.approx(millions, rel=1e-3)
+
+
+def test_internvl_of_nobodys() -> None:
+    assert not any(map(internvl_of, ("InternVL2-8B-AWQ", "InternVL9-1B", "InternVL2-7B", "Qwen2.5-7B")))

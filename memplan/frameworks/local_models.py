@@ -9,6 +9,7 @@ from typing import Any
 
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
+from memplan.frameworks.hf_internvl import internvl_of
 from memplan.presets import every_model, find_preset, hub_ids, last_part
 
 _LOCAL = re.compile(r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:")
@@ -20,7 +21,15 @@ _CACHED = re.compile(r"models--[^-/]+(?:-[^-/]+)*--([\w.-]+)")
 def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     """Take a folder that is not here for the model of its name. Raises NotKnown where that is nobody's."""
     name = draft.values.get("model")
-    if "model" in options or not isinstance(name, str) or not _LOCAL.search(name):
+    if "model" in options or not isinstance(name, str):
+        return
+    pair = internvl_of(name) if find_preset(name.rpartition("/")[2]) is None else None
+    if pair is not None:
+        said = draft.origins["model"].text if "model" in draft.origins else "the file"
+        draft.values["model"], why = pair, "by its name, of a tower and a language model that are known"
+        draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is put together {why}")
+        return
+    if not _LOCAL.search(name):
         return
     if os.path.exists(os.path.expanduser(name)):
         return
