@@ -268,6 +268,11 @@ def test_images_are_bounded_or_fill_the_sequence(tmp_path: Path) -> None:
         (f"{LORA} --task_type seq_cls --num_labels 3", "yes"),
         (LORA.replace("--max_length 1024", "--tuner_type full"), "unclear"),  # samples of 131,072 tokens at most
         (f"{LORA} --lisa_activated_layers 2", "yes"),
+        (
+            "NPROC_PER_NODE=4 megatron sft --model x --max_length 1024 --tuner_type lora --tensor_model_parallel_size 4"
+            " --recompute_granularity full --recompute_method uniform --recompute_num_layers 1",
+            "yes",
+        ),
     ],
 )
 def test_what_is_counted_from_above(tmp_path: Path, text: str, fits: str) -> None:

@@ -55,7 +55,8 @@ def undecided(unread: Sequence[Unread]) -> str:
     why = {each.why for each in keys.values()} - {Unread._field_defaults["why"]}
     more = len(keys) - MOST_NAMED
     listed = ", ".join(f"{key} ({each.decides})" for key, each in list(keys.items())[:MOST_NAMED])
-    verb = f"{f' and {more} more' if more > 0 else ''} {'are' if len(keys) > 1 else 'is'} not counted"
+    how = "counted from above" if all(each.above for each in keys.values()) else "not counted"
+    verb = f"{f' and {more} more' if more > 0 else ''} {'are' if len(keys) > 1 else 'is'} {how}"
     counted = [f"{listed}{verb}{f': {why.pop()}' if len(why) == 1 else ''}"] if keys else []
     return "; ".join([*asked[:MOST_NAMED], *counted])
 
