@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks import hf_precision, swift_megatron
+from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
@@ -138,9 +139,7 @@ def _version(settings: Settings, draft: Draft) -> str:
 
 def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
     """Variables that memory feels."""
-    if "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        origin = Origin(FILE, f"{keys.settings.path}: PYTORCH_CUDA_ALLOC_CONF")
-        keys.draft.put("allocator", {"expandable_segments": True}, origin)
+    put_allocator(environment, keys.settings.path, keys.draft)
 
 
 def _model(keys: Keys) -> None:
