@@ -39,7 +39,8 @@ def _verdict(to_fit: Band, recipe: Recipe, host: Host) -> Verdict | None:
         return None
     verdict = judge(to_fit, recipe.hardware.gpu, recipe.hardware.margin)
     known = "no" if host.fits is False else verdict.fits
-    return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
+    doubt = recipe.provenance.unclear or (known == "no" and recipe.provenance.bounded)
+    return replace(verdict, fits="unclear" if doubt else known)
 
 
 class Priced(NamedTuple):
@@ -152,6 +153,8 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
     to_fit = most_of(meters.to_fit, fullest.beside)
     instants = tuple(map(Instant, ledger.schedule, meters.totals))
     moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe))))
+    verdict, said = _verdict(to_fit, recipe, host), recipe.provenance
+    doubts = (said.unclear, said.bounded if verdict is not None and verdict.fits == "unclear" else "")
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
@@ -175,10 +178,10 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
         host=host,
-        verdict=_verdict(to_fit, recipe, host),
+        verdict=verdict,
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
-        unclear=recipe.provenance.unclear,
+        unclear="; ".join(filter(None, doubts)),
         recipe=recipe,
     )
 

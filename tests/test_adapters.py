@@ -180,3 +180,51 @@ def test_the_output_projection_of_mamba_is_refused(targets: Any) -> None:
     spec = recipe(TINY, {"r": 8}).model.model_copy(update={"family": "mamba2", "runs": (Run(count=1, layer=mixed),)})
     with pytest.raises(InvalidJob, match="out_proj of mamba2 cannot be adapted"):
         adapter(Job(lora={"targets": targets}), spec, Notes({}), find_trainer("transformers"))
+
+
+SEES: dict[str, Any] = {
+    "model_type": "llava", "text_config": TINY,
+    "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+                      "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+}  # fmt: skip
+IMAGE = {"images": {"per_example": 1, "width": 28, "height": 28}}
+
+
+def of_parts(**lora: Any) -> dict[str, int]:
+    found = recipe(SEES, {"r": 16, "targets": ["q_proj"], **lora}, **IMAGE)
+    every = [weight for weight in model_weights(found.model, False, found.adapter) if weight.trained]
+    names = ("adapter" if weight.adapter else "whole" for weight in every)
+    sizes: dict[str, int] = {}
+    for name, weight in zip(names, every, strict=True):
+        sizes[f"{weight.unit} {name}"] = sizes.get(f"{weight.unit} {name}", 0) + weight.elements * weight.copies
+    return sizes
+
+
+def test_a_tower_is_left_alone_or_trained_whole_beside_adapters() -> None:
+    text = {"layer adapter": 3 * 16 * 128}
+    used = 1  # LLaVA reads the last block but one
+    assert of_parts() == text | {"vision adapter": used * 16 * 64}
+    assert of_parts(exclude_modules=["vision_tower", "multi_modal_projector"]) == text
+    projector = 32 * 64 + 64 + 64 * 64 + 64
+    assert of_parts(exclude_modules="vision_tower", modules_to_train="multi_modal_projector") == text | {
+        "vision whole": projector
+    }
+    whole = of_parts(modules_to_train=["vision_tower", "multi_modal_projector"])
+    assert whole.keys() == {"layer adapter", "vision whole"}
+    assert whole["vision whole"] > projector
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "message"),
+    [
+        (SEES, {"modules_to_train": ["q_proj"]}, "lora.modules_to_train: 'q_proj' is not modelled"),
+        (TINY, {"modules_to_train": ["vision_tower"]}, "lora.modules_to_train: llama has no vision tower"),
+    ],
+)
+def test_only_parts_can_be_trained_whole(model: Any, lora: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        recipe(model, {"targets": ["q_proj"], **lora})
+
+
+def test_a_model_without_a_tower_has_none_to_leave_alone() -> None:
+    assert trained(TINY, {"r": 16, "exclude_modules": "vision_tower"}) == trained(TINY, {"r": 16})

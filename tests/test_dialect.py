@@ -175,10 +175,26 @@ def test_images_are_as_large_as_the_processor_lets_them_be_or_asked_for() -> Non
     found = check(f"{SEES} --model_max_length 1024 --max_pixels 50176 --tune_mm_llm True")
     assert (found.job["images"]["width"], found.job["images"]["per_example"]) == (224, 1)
     assert any(each.startswith("images") for each in found.assumed)
-    for options in ("--freeze_vision_tower True", ""):
+    for options in ("--freeze_vision_tower True", "--max_pixels 50176 --video_max_pixels 50176"):
         found = check(f"{SEES} --max_length 1024 {options}", "finetune_vlm.py")
-        assert found.fits == "unclear"
-        assert "images is not known" in found.text
+        assert found.job["images"]["tokens"] == 1024 - 8  # as many as the sequence holds
+        assert found.fits == "yes"
+        assert "at most" in found.text
+
+
+def test_what_is_counted_from_above_is_unclear_where_it_does_not_fit() -> None:
+    found = check(f"{SEES} --max_length 1024 --freeze_vision_tower True", "finetune_vlm.py", gpu="8GB")
+    assert (found.fits, found.exit_code) == ("unclear", 2)
+    assert "images is not known" in found.text
+    asked = check(f"{SEES} --max_length 1024 --freeze_vision_tower True", "finetune_vlm.py", gpu="8GB",
+                  images={"per_example": 1, "tokens": 64})  # fmt: skip
+    assert asked.fits == "no"
+
+
+def test_a_scripts_own_longest_length_is_a_bound() -> None:
+    own = f"{SEES} --freeze_merger False --image_max_pixels 50176"
+    assert "sequence_length is not known" in check(own, gpu="40GB").text
+    assert check(f"{own} --max_seq_length 32768", gpu="40GB").fits == "no"
 
 
 def test_a_model_of_text_given_for_a_script_of_images_is_unclear() -> None:
@@ -197,9 +213,47 @@ def test_a_tower_in_a_key_of_its_own() -> None:
     found = job(f"{llava} openai/clip-vit-large-patch14-336 --tune_mm_mlp_adapter True")
     assert list(found["freeze"]) == ["language_model", "vision_tower"]
     clip = "openai/clip-vit-large-patch14-336"
-    for options in ("other/tower-384", f"{clip} --lora_enable True", f"{clip} --mm_resampler_type x",
+    for options in ("other/tower-384", f"{clip} --mm_resampler_type x",
                     f"{clip} --image_aspect_ratio anyres", f"{clip} --vision_tower_aux y"):  # fmt: skip
         assert check(f"{llava} {options}").fits == "unclear"
+
+
+BESIDE: tuple[tuple[str, list[str], list[str]], ...] = (
+    ("--lora_enable True", ["vision_tower"], ["multi_modal_projector"]),
+    ("--lora_enable True --freeze_mm_mlp_adapter True", ["vision_tower", "multi_modal_projector"], []),
+    ("--lora_enable True --unfreeze_mm_vision_tower True", [], ["vision_tower", "multi_modal_projector"]),
+)
+
+
+@over(BESIDE)
+def test_adapters_of_llava_stand_on_the_language_model_alone(row: tuple[str, list[str], list[str]]) -> None:
+    llava = "--model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 --output_dir x --bf16"
+    llava += " --model_max_length 1024 --mm_projector_type mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336"
+    lora = job(f"{llava} {row[0]}")["lora"]
+    assert ([*lora["exclude_modules"]], [*lora["modules_to_train"]]) == row[1:]
+
+
+ENDS = (
+    ("--lora_namespan_exclude \"['lm_head', 'embed_tokens']\"", False),
+    ("--lora_namespan_exclude \"['embed_tokens']\"", True),
+)
+
+
+@over(ENDS)
+def test_2u1_adapts_the_head_unless_it_is_left_out(row: tuple[str, bool]) -> None:
+    own = f"{SEES} --freeze_merger True --freeze_vision_tower True --freeze_llm True --lora_enable True"
+    own += " --use_liger False --max_seq_length 1024 --image_max_pixels 50176"
+    lora = job(f"{own} {row[0]}")["lora"]
+    assert ("lm_head" in lora["targets"]) == row[1]
+    assert list(lora["exclude_modules"]) == ["vision_tower", "multi_modal_projector"]
+    assert job(f"{own} {row[0]} --vision_lora True")["lora"]["exclude_modules"] == ["multi_modal_projector"]
+
+
+def test_a_task_that_is_dpo_is_no_supervised_fine_tuning() -> None:
+    found = check(f"{PLAIN} --model_max_length 512 --task DPO")
+    assert found.fits == "unclear"
+    assert "task" in found.text
+    assert job(f"{PLAIN} --model_max_length 512 --task vqa")["method"] == "sft"
 
 
 METHODS = (

@@ -72,6 +72,13 @@ def test_one_example_without_a_graph_takes_less_than_the_step() -> None:
     assert found["evaluate"] < min(found["forward"], found["backward"])
 
 
+def test_liger_makes_logits_where_it_is_not_in_training() -> None:
+    """liger-kernel 0.8.5: skip_logits = self.training and labels; TRL 1.16 says skip_logits where the loss is all."""
+    keys = {"method": "sft", "eval_batch_size": 8, "trainer": "transformers", "precision": "bf16"}
+    assert _phase(**keys, kernels="liger") == _phase(**keys)
+    assert _phase(**keys | {"trainer": "trl"}, kernels="liger") < _phase(**keys)
+
+
 def _phase(**keys: Any) -> int:
     return build_report(resolve(read_job(job(**keys)))).per_gpu.phases["evaluate"]
 

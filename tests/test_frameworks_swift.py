@@ -231,3 +231,69 @@ def test_a_checkpoint_in_four_bits_stays_one_under_another_model(tmp_path: Path)
     text = LORA.replace("7B-Instruct", "7B-Instruct-GPTQ-Int4")
     assert drawn(tmp_path, text, model="qwen2.5-7b").values["quantization"] == "gptq-4bit"
     assert subjects(drawn(tmp_path, text.replace("Int4", "Int8"), model="qwen2.5-7b")) == {"quantisation"}
+
+
+SEES = "NPROC_PER_NODE=1 swift sft --model Qwen/Qwen2.5-VL-3B-Instruct --max_length 1024 --attn_impl flash_attn"
+
+
+@pytest.mark.parametrize(
+    ("words", "resting"),
+    [
+        ("", ["vision_tower", "multi_modal_projector"]),
+        ("--freeze_aligner false", ["vision_tower"]),
+        ("--freeze_vit false --freeze_aligner false", []),
+    ],
+)
+def test_adapters_leave_what_rests_alone(tmp_path: Path, words: str, resting: list[str]) -> None:
+    lora = drawn(tmp_path, f"{SEES} {words}").values["lora"]
+    assert lora.get("exclude_modules", []) == resting
+    assert "exclude_modules" not in drawn(tmp_path, LORA).values["lora"]
+
+
+def test_images_are_bounded_or_fill_the_sequence(tmp_path: Path) -> None:
+    assert drawn(tmp_path, f"MAX_PIXELS=50176 {SEES}").values["images"] == {
+        "per_example": 1, "width": 224, "height": 224
+    }  # fmt: skip
+    for text in (SEES, f"MAX_PIXELS=50176 {SEES} --packing true"):
+        found = drawn(tmp_path, text)
+        assert found.values["images"]["tokens"] == 1024 - 8
+        assert [each.above for each in found.unread if each.asks == "images"] == [True]
+    assert "images" not in drawn(tmp_path, LORA).values
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (LORA.replace("=0 ", "=0,1 "), "yes"),  # divided over two cards: no card holds more than one alone would
+        (f"{LORA} --task_type seq_cls --num_labels 3", "yes"),
+        (LORA.replace("--max_length 1024", "--tuner_type full"), "unclear"),  # samples of 131,072 tokens at most
+        (f"{LORA} --lisa_activated_layers 2", "yes"),
+        (
+            "NPROC_PER_NODE=4 megatron sft --model x --max_length 1024 --tuner_type lora --tensor_model_parallel_size 4"
+            " --recompute_granularity full --recompute_method uniform --recompute_num_layers 1",
+            "yes",
+        ),
+    ],
+)
+def test_what_is_counted_from_above(tmp_path: Path, text: str, fits: str) -> None:
+    assert checked(tmp_path, text).fits == fits
+
+
+def test_a_program_of_ones_own_with_ms_swifts_arguments(tmp_path: Path) -> None:
+    text = LORA.replace("swift sft", "torchrun --nproc_per_node 2 my.py --dataset x --train_type lora")
+    (tmp_path / "run.sh").write_text(text)
+    assert framework_of(str(tmp_path / "run.sh")).name == "swift"
+
+
+def test_a_model_by_ms_swifts_own_name(tmp_path: Path) -> None:
+    text = "CUDA_VISIBLE_DEVICES=0 swift sft --model_type qwen2_5-7b-instruct --max_length 512"
+    assert drawn(tmp_path, text).values["model"] == "Qwen/Qwen2.5-7B"
+    with pytest.raises(InvalidJob, match="ms-swift's own name"):
+        drawn(tmp_path, text.replace("qwen2_5-7b-instruct", "internvl2-8b"))
+
+
+def test_ms_swift_up_to_3_5_evaluates_a_hundredth(tmp_path: Path) -> None:
+    old = f"{LORA} --train_type lora --eval_steps 100"
+    assert drawn(tmp_path, old).values["eval_batch_size"] == 1
+    assert "eval_batch_size" not in drawn(tmp_path, f"{old} --split_dataset_ratio 0").values
+    assert "eval_batch_size" not in drawn(tmp_path, f"{LORA} --tuner_type lora --eval_steps 100").values

@@ -226,11 +226,11 @@ def tower_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapt
             yield weight._replace(trained=False, idle=weight.trained)
     for part, copies, category, is_read, apart in tower.parts:
         asked = category not in spec.frozen
-        read = not without_images and is_read and asked
-        for weight in part_weights(part, trained, "vision"):
-            idle = trained and asked and not read and weight.name not in spec.frozen
-            yield weight._replace(copies=copies, trained=trained and read, apart=apart, idle=idle)
-        for linear in part.linears if adapter else ():
+        read, whole = not without_images and is_read and asked, trained or category in tower.trained
+        for weight in part_weights(part, whole, "vision"):
+            idle = whole and asked and not read and weight.name not in spec.frozen
+            yield weight._replace(copies=copies, trained=whole and read, apart=apart, idle=idle)
+        for linear in part.linears if adapter and category not in tower.unadapted else ():
             if adapter and linear.name in adapter.targets:
                 for weight in adapter_weights(adapter, linear, copies):
                     yield weight._replace(unit="vision", trained=read, apart=apart, idle=asked and not read)

@@ -139,7 +139,8 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
     left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
-    needs = f"{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
+    most = "at most " if any(each.above and each.decides for each in given.unread) else ""
+    needs = f"{most}{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
     if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"

@@ -86,6 +86,14 @@ class Draft:
         option = f"add --{key.replace('_', '-')}"
         self.unread.append(Unread(key, where, what, subject_of(key) or key, hint or option, asks=key))
 
+    def bound(self, key: str, where: str, why: str, decides: str = "", asks: str = "", hint: str = "") -> None:
+        """What is not known, or not modelled, and counted as no less than it can take: a fit stands, and where it does
+        not fit the file is unclear. ``asks``: the job's key that would say it.
+        """
+        decides = decides or subject_of(asks or key) or asks
+        hint = hint or (f"add --{asks.replace('_', '-')}" if asks else "")
+        self.unread.append(Unread(key, where, why, decides, hint, asks, above=True))
+
     def follow(self, settings: Settings, key: str, reference: str) -> Document:
         """Open a file that another refers to, within that file's folder or the working directory around it; or that the
         script which refers to it writes.

@@ -76,7 +76,8 @@ def read_adapter(dialect: Dialect) -> None:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
             keys.warn(rank, "whether adapters are on is the script's own: say --lora-r, or --lora none", "adapters")
-    parts = _parts(dialect, rank) if lora else None
+    made = isinstance(keys.draft.values.get("lora"), dict)  # by a program of its own
+    parts = _parts(dialect, rank) if lora and not made else None
     for meaning in ("alpha", "dropout", "targets", "saved", "bias", "dora", "rslora"):
         keys.skip(*dialect.names(meaning))
     if parts is not None:
@@ -115,8 +116,20 @@ def _parts(dialect: Dialect, rank: str) -> dict[str, Any] | None:
     saved = dialect.one("saved")
     if saved and keys.names(saved):
         lora["modules_to_save"] = [name.rsplit(".", 1)[-1] for name in keys.names(saved) or ()]
-    lora["targets"] = _targets(dialect, asked="r" not in lora)
+    lora["targets"] = "all-linear" if dialect.on("tower-lora") else _targets(dialect, asked="r" not in lora)
+    if keys.has("freeze_merger") or keys.has("lora_namespan_exclude"):
+        _add_ends(keys, lora)
     return lora
+
+
+def _add_ends(keys: Keys, lora: dict[str, Any]) -> None:
+    """2U1's scripts adapt every linear and embedding whose name ``lora_namespan_exclude`` has no part of."""
+    excluded = str(keys.get("lora_namespan_exclude") or "")
+    ends = [name for name in ("lm_head", "embed_tokens") if name not in excluded]
+    targets = lora["targets"]
+    lora["targets"] = [*([targets] if isinstance(targets, str) else targets), *ends] if ends else targets
+    if keys.has("num_lora_modules") and (keys.whole("num_lora_modules") or 0) > 0:
+        keys.warn("num_lora_modules", "adapters on the last modules alone are not read", "adapters")
 
 
 def _targets(dialect: Dialect, asked: bool) -> str | list[str]:
@@ -164,6 +177,10 @@ def read_quantisation(dialect: Dialect) -> None:
         keys.warn(bits, f"{width} bits are not read", "quantisation")
 
 
+LONG = 16384
+"""A script's own bound beyond which it is the model's and not that of its data."""
+
+
 def read_lengths(dialect: Dialect) -> None:
     """``sequence_length``: one name, or two whose sum it is."""
     keys = dialect.keys
@@ -176,10 +193,13 @@ def read_lengths(dialect: Dialect) -> None:
         keys.put("sequence_length", keys.whole(packed), packed)
     elif len(parts) == 2 and not (name and keys.has(name)):
         keys.put("sequence_length", sum(keys.whole(part) or 0 for part in parts), *parts)
+    elif name and keys.has(name):
+        keys.copy("sequence_length", name, "whole")
     elif name:
-        keys.copy("sequence_length", name, "whole") if keys.has(name) else keys.put(
-            "sequence_length", keys.whole(name), name
-        )
+        keys.put("sequence_length", keys.whole(name), name)
+        if (keys.whole(name) or 0) > LONG:
+            why = f"{name} is the script's own {keys.whole(name)}, which samples hardly have"
+            keys.draft.bound(name, keys.settings.where(name), why, "lengths", "sequence_length")
 
 
 def read_kernels(dialect: Dialect) -> None:

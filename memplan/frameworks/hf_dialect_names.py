@@ -41,6 +41,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tune-llm": ("freezing", "freeze: language_model, where false"),
         "tune-tower": ("freezing", "freeze: vision_tower, where false"),
         "tune-projector": ("freezing", "freeze: multi_modal_projector, where false"),
+        "tower-lora": ("adapters", "adapters on the tower too, where true"),
         "only-projector": ("freezing", "freeze: vision_tower, language_model, where true"),
         "parts": ("freezing", "freeze: what of mm_vision_tower, mm_mlp_adapter and mm_language_model is not named"),
         "checkpointing": ("checkpointing", "gradient_checkpointing, where true"),
@@ -145,6 +146,9 @@ freeze-tower      fix_vit                     InternLM/InternLM-XComposer finetu
 freeze-projector  fix_sampler                 InternLM/InternLM-XComposer finetune/finetune.py
 freeze-projector  freeze_mlp                  OpenGVLab/InternVL internvl_chat_finetune.py
 freeze-projector  freeze_merger               2U1/Qwen-VL-Series-Finetune src/params.py
+freeze-projector  freeze_img_projector        2U1/Llama3.2-Vision-Finetune src/training/params.py
+freeze-projector  freeze_projector            2U1/Gemma3-Finetune src/params.py
+freeze-projector  freeze_connector            2U1/SmolVLM-Finetune src/training/params.py
 freeze-projector  freeze_mm_mlp_adapter       haotian-liu/LLaVA llava/train/train.py
 freeze-projector  freeze_aligner              modelscope/ms-swift, its forks
 tune-llm          tune_mm_llm                 QwenLM/Qwen3-VL qwen-vl-finetune argument.py
@@ -158,6 +162,9 @@ tune-tower        unfreeze_vision_tower       BAAI-DCAI/Bunny bunny/train/train.
 tune-projector    tune_mm_mlp                 QwenLM/Qwen3-VL qwen-vl-finetune argument.py
 tune-projector    tune_mm_projector           NVlabs/VILA
 parts             mm_tunable_parts            LLaVA-VL/LLaVA-NeXT llava/train/train.py
+tune-projector    tune_merger                 2U1/Qwen2-VL-Finetune, its first state
+tune-projector    tune_img_projector          2U1/Phi3-Vision-Finetune src/training/params.py
+tower-lora        vision_lora                 2U1/Qwen-VL-Series-Finetune src/params.py
 only-projector    tune_mm_mlp_adapter         haotian-liu/LLaVA llava/train/train.py
 checkpointing     grad_checkpoint             OpenGVLab/InternVL internvl_chat_finetune.py
 checkpointing     use_gradient_checkpointing  users of peft

@@ -29,6 +29,8 @@ class Script(NamedTuple):
     """Names whose meaning here is another than in the table."""
     tower_apart: bool = False
     """Its vision tower is another key's than its language model."""
+    beside: bool = False
+    """Adapters stand on the language model alone; what is not frozen of tower and projector is trained whole."""
     trainer: str = "transformers"
     """Whose Trainer it runs for supervised fine-tuning."""
     model: str = ""
@@ -55,13 +57,24 @@ SCRIPTS: tuple[Script, ...] = (
                    "max_dynamic_patch": 12, "use_flash_attn": True, "dtype": "bfloat16"},
         "OpenGVLab/InternVL internvl_chat/internvl/train/internvl_chat_finetune.py",
         {"freeze_backbone": "freeze-tower"},
+        beside=True,
     ),
     Script(
         "Qwen-VL-Series-Finetune",
         _marks("freeze_merger", "disable_flash_attn2", "num_lora_modules"),
         "",
         _QLORA | _BLOCKS | {"max_seq_length": 32768, "use_liger": True, "disable_flash_attn2": False},
-        "2U1/Qwen-VL-Series-Finetune src/params.py",
+        "2U1/Qwen-VL-Series-Finetune src/params.py, train/train_sft.py",
+        beside=True,
+    ),
+    Script(
+        "2U1's scripts for other models",
+        _marks("freeze_img_projector", "tune_img_projector", "freeze_connector",
+               "freeze_projector freeze_vision_tower"),
+        "",
+        _QLORA | _BLOCKS | {"max_seq_length": 131072, "disable_flash_attn2": False},
+        "2U1/Phi3-Vision-Finetune, Llama3.2-Vision-Finetune, SmolVLM-Finetune src/training/params.py",
+        beside=True,
     ),
     Script(
         "qwen-vl-finetune",
@@ -80,6 +93,7 @@ SCRIPTS: tuple[Script, ...] = (
         "LLaVA-VL/LLaVA-NeXT llava/train/train.py",
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
+        beside=True,
     ),
     Script(
         "LLaVA",
@@ -90,6 +104,7 @@ SCRIPTS: tuple[Script, ...] = (
         "haotian-liu/LLaVA llava/train/train.py",
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
+        beside=True,
     ),
     Script(
         "FastChat train_lora",

@@ -5,7 +5,6 @@ Source: the scripts of ``hf_dialect_scripts``.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -19,9 +18,7 @@ from memplan.frameworks.hf_dialect import (
 )
 from memplan.frameworks.hf_dialect_names import HARMLESS, NAMES
 from memplan.frameworks.hf_towers import PARTS, reads_text_alone, side_of, together
-
-TOKEN = 14 * 2
-"""Pixels of a side of a token: InternVL's and Qwen2-VL's towers cut patches of 14 and merge two by two."""
+from memplan.frameworks.image_bounds import SIDE, fill_with_images, one_of_area, room_of
 
 
 def read_dialect(dialect: Dialect) -> None:
@@ -65,30 +62,43 @@ def read_freezing(dialect: Dialect) -> None:
     if has_none or dialect.tower == UNKNOWN or "freeze" in keys.draft.given:
         return
     if keys.draft.values.get("lora") is not None or "lora" in keys.draft.given:
-        for part, module in FROZEN[1:]:
-            if module not in frozen and (name := _trained(dialect, part)):
-                weighs = "" if part == "projector" else "freezing"
-                keys.warn(name, "what is trained in full beside adapters is not counted", weighs)
+        _beside_adapters(dialect, [module for module in ("vision_tower", "multi_modal_projector") if not by[module]])
     elif frozen:
         keys.put("freeze", frozen, *dict.fromkeys(by[module] for module in frozen))
 
 
-def _trained(dialect: Dialect, part: str) -> str:
-    """The name that says a part is trained."""
-    return dialect.off(f"freeze-{part}") or dialect.on(f"tune-{part}")
+def _beside_adapters(dialect: Dialect, left: list[str]) -> None:
+    """Parts beside a language model with adapters: ``left`` are not frozen, and known scripts train them whole."""
+    keys, on = dialect.keys, dialect.on("tower-lora")
+    lora = keys.draft.values.get("lora")
+    if dialect.script is None or not dialect.script.beside or not isinstance(lora, dict):
+        named = {module: dialect.off(f"freeze-{part}") or dialect.on(f"tune-{part}") for part, module in FROZEN[1:]}
+        for module in (module for module in left if named[module]):
+            weighs = "" if module == "multi_modal_projector" else "freezing"
+            keys.warn(named[module], "whether it is trained in full beside adapters is the script's own", weighs)
+        return
+    if dialect.one("parts"):
+        keys.warn(dialect.one("parts"), "parts that are trained beside adapters are not read", "freezing")
+    adapted = ["vision_tower"] if on else []
+    lora["modules_to_train"] = [module for module in left if module not in adapted]
+    lora["exclude_modules"] = [module for _, module in FROZEN[1:] if module not in {*left, *adapted}]
 
 
 SEES = re.compile(r"(?i)multi_?modal|vlm|llava|vision|internvl|idefics|[-_]vl[-_\d]|[-_]vl\b|minicpm-v|paligemma")
 """Names of models and scripts that take images."""
 
-MANY = ("frames_upbound", "num_frames", "max_frames", "nframes", "video_folder", "video_max_frames", "n_frms")
-"""Keys that say that an example is a video, or has many images."""
+MANY = ("frames_upbound", "num_frames", "max_frames", "nframes", "video_folder", "video_max_frames", "n_frms",
+        "video_max_pixels", "max_num_frames")  # fmt: skip
+"""Keys that say that an example may be a video, or have many images."""
 ONE = ("pad", "square", "none", "")
 """Aspect ratios under which LLaVA makes one square of an image; others make as many tiles as its shape asks for."""
+GRID = re.compile(r"\(\s*(\d+)\s*[x,]\s*(\d+)\s*\)")
 
 
 def read_images(dialect: Dialect) -> None:
-    """``images``: one an example, as large as the processor may make it; asked for where only a tower is spoken of."""
+    """``images``: one an example, as large as the processor may make it; where nothing bounds them, or an example is a
+    video, as many as the sequence holds.
+    """
     keys = dialect.keys
     seen = [name for part, _ in FROZEN[1:] for kind in ("freeze", "tune") if (name := dialect.one(f"{kind}-{part}"))]
     of_tower = next((name for name in (*TOWERS, *seen) if keys.has(name)), "")
@@ -97,6 +107,7 @@ def read_images(dialect: Dialect) -> None:
     found, key = _image(dialect)
     aspect = str(keys.settings.values.get("image_aspect_ratio") or "pad").lower()
     many = next((name for name in MANY if keys.has(name)), "image_aspect_ratio" if aspect not in ONE else "")
+    keys.skip(*MANY)
     if many and not keys.has(dialect.one("images")):
         found, of_tower = {}, many
     if "images" in keys.draft.given or dialect.tower == UNKNOWN or not (key or of_tower):
@@ -104,11 +115,45 @@ def read_images(dialect: Dialect) -> None:
     if found:
         many = f"{found['per_example']} tiles of a packed row" if found["per_example"] != 1 else "one image an example"
         keys.assume("images", found, f"{many}, as large as {key} lets it be")
+        return
+    squares = _squares(dialect)
+    if squares is None:
+        fill_with_images(keys.draft, keys.settings.where(of_tower), of_tower)
+    elif squares:
+        keys.assume("images", {"per_example": squares, "patches": PATCHES}, f"{squares} squares at most of {of_tower}")
     else:
-        if "language_model" in keys.draft.values.get("freeze", ()):  # or nothing is left to train
-            keys.assume("images", {"per_example": 1, "width": 336, "height": 336}, "in place of what is asked for")
         keys.draft.ask("images", keys.settings.where(of_tower), "how many images an example has, and how large",
                        "add --set images.per_example=1 --set images.width=448 --set images.height=448")  # fmt: skip
+
+
+PATCHES = 1
+"""Of a square that the tower sees as one: it is as large as the tower makes it."""
+
+
+def _squares(dialect: Dialect) -> int | None:
+    """Squares that a tower beside the language model sees at most; 0 where nothing bounds them. None for other towers,
+    whose patches are as many as the sequence has tokens of images, or a multiple.
+    """
+    keys, values = dialect.keys, dialect.keys.settings.values
+    if not (dialect.script and dialect.script.tower_apart):
+        return None
+    frames = next((keys.whole(name) for name in ("frames_upbound", "num_frames", "max_frames") if keys.has(name)), None)
+    sides = [(int(a), int(b)) for a, b in GRID.findall(str(values.get("image_grid_pinpoints") or ""))]
+    side = side_of(keys.text(dialect.tower) or "") if dialect.tower else 0
+    if any(max(each) > MOST_TILES for each in sides):
+        sides = [(a // side, b // side) for a, b in sides] if side else []
+    tiles = max((a * b for a, b in sides), default=0)
+    if "anyres" in str(values.get("image_aspect_ratio") or "") and not tiles:
+        return 0
+    most, tokens = max(frames or 0, tiles + 1 if tiles else 0), (side // PATCH) ** 2
+    room = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 0)
+    return most if most * tokens < room else 0  # more are pooled, which is not read
+
+
+PATCH = 14
+"""Pixels of a side of a patch, of CLIP L/14 and SigLIP SO400M."""
+MOST_TILES = 64
+"""Larger numbers of image_grid_pinpoints are pixels."""
 
 
 def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
@@ -119,16 +164,15 @@ def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
     tower = next((name for name in TOWERS if keys.has(name)), "")
     if tower and not side and (seen := side_of(keys.text(tower) or "")):
         return {"per_example": 1, "width": seen, "height": seen}, tower
-    room = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 10**6) - 8
+    room = room_of(keys.draft)
     if side and (packed or tiles):
-        tokens, count = (keys.whole(side) or 448) ** 2 // TOKEN**2, keys.whole(tiles) or 1 if tiles else 1
+        tokens, count = (keys.whole(side) or 448) ** 2 // SIDE**2, keys.whole(tiles) or 1 if tiles else 1
         if packed and many and keys.has(packed):
             return {"per_example": keys.whole(many), "tokens": tokens}, many
         count = max(1, min(count + bool(thumbnail and count > 1), room // tokens))
         return {"per_example": 1, "tokens": tokens * count}, tiles
     if pixels and (area := keys.whole(pixels)):
-        edge = max(1, int(math.sqrt(min(area, room * TOKEN**2)) / TOKEN)) * TOKEN
-        return {"per_example": 1, "width": edge, "height": edge}, pixels
+        return one_of_area(keys.draft, area), pixels
     return {}, ""
 
 
@@ -175,5 +219,5 @@ def read_model(dialect: Dialect) -> None:
         keys.warn(key, "the model that is given sees no images", "model", "add --model with one that does")
     if tower and dialect.tower == UNKNOWN:
         keys.warn(tower, "the tower beside the language model is not counted", "model", "add --model")
-    elif tower and (lora := dialect.on("lora")):
+    elif tower and not (dialect.script and dialect.script.beside) and (lora := dialect.on("lora")):
         keys.warn(lora, "adapters of the language model beside a tower with linears of the same names", "adapters")

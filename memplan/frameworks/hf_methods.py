@@ -54,6 +54,11 @@ def _said(dialect: Dialect, program: str) -> tuple[str, str, str]:
             word = str(keys.get(key)).strip().lower()
             if not word.isdigit():
                 return WORDS.get(word, word), f"{keys.settings.where(key)}: {key}", key
+    own = (
+        str(keys.settings.values.get("task") or "").strip().lower()
+    )  # LLaVA's kin: --task DPO, by a trainer of its own
+    if WORDS.get(own, own) in (*PAIRS, *NOT_MODELLED):
+        return own.upper(), keys.settings.where("task"), "task"
     loss = str(keys.settings.values.get("loss_type") or keys.settings.values.get("dpo_loss") or "").split(",")[0]
     if LOSSES.get(loss):
         key = "loss_type" if keys.has("loss_type") else "dpo_loss"

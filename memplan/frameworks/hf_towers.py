@@ -15,15 +15,24 @@ _CLIP = {"model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_s
          "num_attention_heads": 16, "patch_size": 14}  # fmt: skip
 _SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26,
            "num_attention_heads": 16, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 TOWERS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"clip-vit-large-patch14-336/?$", _CLIP | {"image_size": 336}),
     (r"clip-vit-large-patch14/?$", _CLIP | {"image_size": 224}),
-    (r"siglip-so400m-patch14-384/?$", _SIGLIP | {"image_size": 384}),
+    (r"clip-vit-base-patch16/?$", _CLIP | _BASE | {"patch_size": 16, "image_size": 224}),
+    (r"clip-vit-base-patch32/?$", _CLIP | _BASE | {"patch_size": 32, "image_size": 224}),
+    (r"siglip2?-so400m-patch14-384/?$", _SIGLIP | {"image_size": 384}),
+    (r"siglip2?-so400m-patch14-224/?$", _SIGLIP | {"image_size": 224}),
+    (r"siglip2-so400m-patch16-384/?$", _SIGLIP | {"patch_size": 16, "image_size": 384}),
+    (r"siglip2-so400m-patch16-512/?$", _SIGLIP | {"patch_size": 16, "image_size": 512}),
 )
 """Known towers by how their names end."""
 SAME_SHAPE = (
-    (r"vicuna-?7b|llava-v1\.5-7b", "llama-2-7b"),
-    (r"vicuna-?13b|llava-v1\.5-13b", "llama-2-13b"),
+    (r"vicuna-?7b|llava-v1\.5-7b|llava-v1\.6-vicuna-7b|llama-7b", "llama-2-7b"),
+    (r"vicuna-?13b|llava-v1\.5-13b|llava-v1\.6-vicuna-13b|llama-13b", "llama-2-13b"),
+    (r"llava-v1\.6-mistral-7b", "mistral-7b-v0.2"),
+    (r"\S*[-_]vicuna-13b-v1\.[35]$", "llama-2-13b"),
+    (r"\S*[-_]vicuna-7b-v1\.[35]$", "llama-2-7b"),
     (r"vicuna-v1-[35]-7b", "llama-2-7b"),
     (r"vicuna-v1-[35]-13b", "llama-2-13b"),
 )

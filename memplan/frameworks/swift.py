@@ -16,7 +16,9 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
 from memplan.frameworks.launch import launches
-from memplan.frameworks.own_names import OTHERS, remark_images
+from memplan.frameworks.local_models import within
+from memplan.frameworks.own_names import OTHERS
+from memplan.frameworks.swift_images import read_images
 from memplan.frameworks.swift_keys import (
     ATTENTIONS,
     BY_VERSION,
@@ -34,7 +36,7 @@ from memplan.frameworks.swift_keys import (
     hub_id,
 )
 from memplan.frameworks.swift_launch import put_processes, settings_of, verb_of, with_environment
-from memplan.frameworks.swift_methods import read_lengths, read_method, read_preference
+from memplan.frameworks.swift_methods import ONLINE, read_lengths, read_method, read_preference
 from memplan.frameworks.swift_tuning import put_quantised, read_optimizer, read_quantisation, read_tuning
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
 from memplan.tables.trainer import version_key
@@ -114,6 +116,7 @@ def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, st
     method = read_method(keys, verb)
     read_lengths(keys, method)
     lora = _trained(keys, version, method)
+    read_images(keys, environment)
     read_preference(keys, method, lora)
     _evaluation(keys)
     assume_one_gpu(draft)
@@ -135,18 +138,8 @@ def _version(settings: Settings, draft: Draft) -> str:
 
 
 def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
-    """Variables that memory feels; sizes of images, whose tokens a sample's length holds."""
+    """Variables that memory feels."""
     put_allocator(environment, keys.settings.path, keys.draft)
-    sizes = [name for name in ("MAX_PIXELS", "VIDEO_MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM") if name in environment]
-    named = next((key for key in ("max_pixels", "max_image_size") if keys.has(key)), "")
-    if sizes or named:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: {(named or sizes[0])} bounds images, whose pass through the vision tower is not "
-            "counted: add --images"
-        )
-    else:
-        remark_images(keys, "model")
-    keys.skip("max_pixels", "max_image_size")
 
 
 def _model(keys: Keys) -> None:
@@ -158,7 +151,12 @@ def _model(keys: Keys) -> None:
         return
     if not name:
         said = keys.text("model_type")
-        if said:
+        known = within(said.replace("1half", "1.5")) if said else None
+        if known is not None:
+            why = f"{keys.settings.where('model_type')}: model_type {said}, ms-swift's own name, holds that of a model"
+            keys.assume("model", known["hub_id"], why)
+            put_quantised(keys, said or "")
+        elif said:
             raise keys.settings.error("model_type", f"{said} is ms-swift's own name, not the Hub's", "add --model")
         return
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name
@@ -240,10 +238,15 @@ def _attention(keys: Keys) -> None:
 def _evaluation(keys: Keys) -> None:
     """Evaluation's batch is 1 by default, where there is something to evaluate."""
     some = keys.has("val_dataset") or (keys.number("split_dataset_ratio") or 0) > 0
+    if "train_type" in keys.settings.values and not some and not keys.has("split_dataset_ratio"):
+        some = any(keys.has(key) for key in ("eval_steps", "per_device_eval_batch_size"))  # 0.01 up to ms-swift 3.5
     strategy = (keys.text("eval_strategy") or keys.text("evaluation_strategy") or "steps").lower()
     keys.draft.values.pop("eval_batch_size", None)
     keys.draft.origins.pop("eval_batch_size", None)
-    if some and strategy != "no" and "eval_batch_size" not in keys.draft.given:
+    online = keys.draft.values.get("method") in ONLINE
+    if some and strategy != "no" and online:
+        keys.draft.remarks.append(f"{keys.settings.path}: evaluation, which generates as a step does, is not counted")
+    elif some and strategy != "no" and "eval_batch_size" not in keys.draft.given:
         keys.put("eval_batch_size", keys.whole("per_device_eval_batch_size") or 1, "per_device_eval_batch_size")
 
 

@@ -270,3 +270,8 @@ NOT_MODELLED: dict[str, tuple[str, str]] = {
     "use_unsloth": ("Unsloth's kernels are not counted", "attention"),
 }
 """Arguments that bear and are not modelled, where they are on: why, and what of memory they decide."""
+FROM_ABOVE = words(
+    """freeze_parameters freeze_parameters_regex freeze_parameters_ratio lisa_activated_layers galore_quantization
+    galore_proj_quant galore_optim_per_parameter use_tiled_mlp gkd_logits_topk"""
+)
+"""Those of them without which no less is counted."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.processes import number
-from memplan.frameworks.swift_keys import METHODS
+from memplan.frameworks.swift_keys import MARKS, METHODS, MODELS
 from memplan.frameworks.transformers import read_launcher
 
 _SCRIPT = re.compile(
@@ -32,9 +33,20 @@ def verb_of(launch: Launch) -> tuple[str, bool]:
         return (word if word in VERBS else ""), launch.program == "megatron"
     found = _SCRIPT.search(launch.program)
     if not found:
-        return "", False
+        return _by_words(launch), False
     word = found["verb"] or found["old"] or found["module"]
     return word, bool(found["megatron"] or found["inner"])
+
+
+def _by_words(launch: Launch) -> str:
+    """Of a program of somebody's own with ms-swift's arguments: a tuner or a method of its words beside its model."""
+    said = {word.text.partition("=")[0].lstrip("-") for word in launch.words if word.text.startswith("--")}
+    if not (launch.program.endswith(".py") and said & OWN and {"torch_dtype", "dataset"} <= said and said & MODELS):
+        return ""
+    return "rlhf" if "rlhf_type" in said else "sft"
+
+
+OWN = MARKS - {"swift_version"}
 
 
 def settings_of(launch: Launch, draft: Draft) -> tuple[Settings, dict[str, str]]:
@@ -81,7 +93,7 @@ def put_processes(draft: Draft, environment: Mapping[str, str], where: str, laun
     draft.facts["spare cards"] = len(cards) - processes
     if len(cards) >= 2 * processes:
         why = f"{len(cards)} GPUs for {processes} processes: {DIVIDED}"
-        draft.warn("CUDA_VISIBLE_DEVICES", where, why, "parallelism")
+        draft.bound("CUDA_VISIBLE_DEVICES", where, why, "parallelism")
     elif 0 < len(cards) < processes:
         draft.warn("NPROC_PER_NODE", where, f"{processes} processes see {len(cards)} GPUs", "processes")
     draft.put("num_gpus", processes * machines, Origin(FILE, f"{where}: NPROC_PER_NODE"))
@@ -89,7 +101,7 @@ def put_processes(draft: Draft, environment: Mapping[str, str], where: str, laun
         draft.put("gpus_per_node", processes, Origin(FILE, f"{where}: NPROC_PER_NODE"))
 
 
-DIVIDED = "each process divides the layers over its GPUs (device_map), which is not modelled"
+DIVIDED = "each process divides the layers over its GPUs (device_map), of which none holds more than all of them"
 
 
 def _visible(environment: Mapping[str, str]) -> list[str]:
@@ -98,10 +110,20 @@ def _visible(environment: Mapping[str, str]) -> list[str]:
     return [] if is_template(text) else [card for card in text.split(",") if card.strip()]
 
 
+def _divided(where: str, hint: str, draft: Draft) -> None:
+    """One process with several cards: none holds more than a process that has one, unless states are counted shared."""
+    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
+    shared = several and sharding.startswith(("zero", "fsdp"))
+    why = f"without NPROC_PER_NODE {DIVIDED}"
+    say = draft.warn if shared else draft.bound
+    say("CUDA_VISIBLE_DEVICES", where, why, "parallelism", hint=hint)
+
+
 def _one_process(draft: Draft, environment: Mapping[str, str], where: str) -> None:
     cards = _visible(environment)
     if len(cards) > 1 or (not cards and int(draft.options.get("num_gpus") or 1) > 1):
         hint = "set NPROC_PER_NODE, or see one GPU"
-        draft.warn("CUDA_VISIBLE_DEVICES", where, f"without NPROC_PER_NODE {DIVIDED}", "parallelism", hint)
+        draft.finishers["divided"] = partial(_divided, where, hint)
     if cards:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: CUDA_VISIBLE_DEVICES, and no NPROC_PER_NODE"))

@@ -65,7 +65,7 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     backend = (keys.text("attention_backend") or "flash").lower()
     keys.put("attention", "eager" if backend in ("unfused", "local") else "flash", "attention_backend")
     keys.skip("use_flash_attn", "packing", "sequence_parallel", "transformer_impl")
-    lora = read_tuning(keys, version == NEWEST)
+    lora = read_tuning(keys, version == NEWEST) and not _in_full(keys)
     read_quantisation(keys)
     read_preference(keys, method, lora)
     if method == "grpo":
@@ -79,6 +79,21 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     else:
         keys.put("optimizer", {"adam": "adamw", "sgd": "sgd-momentum"}[optimizer], "optimizer")
     _close(keys)
+
+
+def _in_full(keys: Keys) -> bool:
+    """Adapters counted as the whole model in training, where each layer is made again in backward: gradients and main
+    weights of all that it has are more than adapters and what these keep of one layer.
+    """
+    draft = keys.draft
+    if "lora" in draft.given or draft.values.get("gradient_checkpointing") != "full":
+        return False
+    del draft.values["lora"], draft.origins["lora"]
+    draft.finishers.pop("tower", None)
+    key = "tuner_type" if keys.has("tuner_type") else "lora_rank"
+    why = "adapters are counted as training in full, which takes more"
+    draft.bound(key, keys.settings.where(key), why, "adapters")
+    return True
 
 
 def _experts_and_chunks(keys: Keys) -> None:

@@ -5,10 +5,12 @@ Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/ll
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.swift_keys import ENGINE, METHODS, hub_id
+from memplan.presets import find_preset
 
 ONLINE = ("grpo", "ppo", "distill")
 PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo", "reward")
@@ -30,7 +32,11 @@ def read_method(keys: Keys, verb: str) -> str:
         keys.warn("loss_type", "a loss of its own is counted as cross-entropy", "loss")
     keys.skip("loss_type", "rlhf_type")
     task = (keys.text("task_type") or "causal_lm").lower()
-    if task != "causal_lm":
+    if task == "seq_cls" or (keys.has("num_labels") and task == "causal_lm"):
+        key = "task_type" if keys.has("task_type") else "num_labels"
+        why = "a head for classes is counted as no less than the language model's and its loss"
+        keys.draft.bound(key, keys.settings.where(key), why, "method")
+    elif task != "causal_lm":
         keys.warn("task_type", f"a head for {task[:20]} is not modelled: the language model's is counted", "method")
     return method
 
@@ -53,8 +59,17 @@ def read_lengths(keys: Keys, method: str) -> None:
 
 
 def ask_length(keys: Keys) -> None:
-    """Nothing bounds a sample but the model's own longest sequence."""
-    if "sequence_length" not in keys.draft.given:
+    """Nothing bounds a sample but the model's own longest sequence (template/base.py: max_model_len)."""
+    if "sequence_length" in keys.draft.given:
+        return
+    name = str(keys.draft.options.get("model") or keys.draft.values.get("model") or "").rpartition("/")[2]
+    preset = find_preset(name)
+    longest = preset["config"].get("max_position_embeddings") if preset else None
+    if longest:
+        why = f"without max_length samples are as long as the model's longest sequence: {longest} tokens"
+        keys.draft.bound("max_length", keys.settings.path, why, "lengths", "sequence_length")
+        keys.assume("sequence_length", int(longest), why)
+    else:
         keys.draft.ask("sequence_length", keys.settings.path, "without max_length samples are as long as the data's")
         keys.assume("sequence_length", 2048, "samples of at most 2048 tokens")
 
@@ -113,10 +128,20 @@ def _models(keys: Keys, method: str) -> None:
     if teacher and method in ("distill", "grpo"):
         extra.append({"role": "teacher", "model": hub_id(teacher)})
         if keys.has("teacher_deepspeed"):
-            keys.warn("teacher_deepspeed", "the teacher is counted as the policy's sharding has it", "parallelism")
+            _teacher_sharding(keys)
     keys.skip("reward_model", "teacher_model", "teacher_deepspeed", "offload_teacher_model", "teacher_model_server")
     if extra and "extra_models" not in keys.draft.given:
         keys.put("extra_models", extra, "teacher_model" if teacher else "reward_model")
+
+
+def _teacher_sharding(keys: Keys) -> None:
+    """A teacher that is shared among more ranks than the policy takes no more than is counted."""
+    stage = re.search(r"zero[-_]?([0-3])", str(keys.get("teacher_deepspeed")).lower())
+    why, own = "the teacher is counted as the policy's sharding has it", str(keys.draft.values.get("sharding") or "ddp")
+    if stage and own[-1:] <= stage[1] and own[-1:].isdigit():
+        keys.draft.bound("teacher_deepspeed", keys.settings.where("teacher_deepspeed"), why, "parallelism")
+    else:
+        keys.warn("teacher_deepspeed", why, "parallelism")
 
 
 def _engine(keys: Keys, method: str) -> None:

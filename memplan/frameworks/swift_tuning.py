@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memplan.frameworks.base import Keys
+from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.hf_towers import reads_text_alone
+from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.megatron_keys import FUSED_LINEARS
 from memplan.frameworks.own_names import lora_targets, module_names
-from memplan.frameworks.swift_keys import NOT_MODELLED
+from memplan.frameworks.swift_keys import FROM_ABOVE, NOT_MODELLED
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 EVERY = ("all-linear", "ALL", "all")
@@ -35,7 +37,7 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
               "lora_modules")  # fmt: skip
     for key, (why, decides) in NOT_MODELLED.items():
         if str(keys.get(key)).strip().lower() not in ("none", "false", "0", "0.0", "[]", ""):
-            keys.warn(key, why, decides)
+            _doubt(keys, key, why, decides)
     if kind == "full":
         keys.put("lora", None, "tuner_type")
         _freeze(keys)
@@ -43,15 +45,33 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
     if kind not in LIKE_LORA:
         keys.warn("tuner_type", f"{kind[:20]} is not modelled: it is counted as LoRA", "adapters")
     elif kind == "longlora":
-        keys.warn("tuner_type", "attention of shifted groups is counted over whole sequences", "attention")
+        where, why = keys.settings.where("tuner_type"), "attention of shifted groups is counted over whole sequences"
+        keys.draft.bound("tuner_type", where, why, "attention")
     if (keys.text("tuner_backend") or "").lower() == "unsloth":
         keys.warn("tuner_backend", "Unsloth's kernels and its checkpoints on the host are not counted", "attention")
     if keys.has("freeze_vit") and not keys.flag("freeze_vit"):
-        _ask_images(keys, "freeze_vit")
+        fill_with_images(keys.draft, keys.settings.where("freeze_vit"), "freeze_vit")
     if keys.flag("freeze_llm"):
         keys.warn("freeze_llm", "the language model is counted as adapted", "freezing")
     _lora(keys, kind, newest)
     return True
+
+
+def _doubt(keys: Keys, key: str, why: str, decides: str) -> None:
+    """What is not modelled: from above where no less is counted."""
+    if key in FROM_ABOVE:
+        keys.skip(key)
+        keys.draft.bound(key, keys.settings.where(key), why, decides)
+    else:
+        keys.warn(key, why, decides)
+
+
+def leave_tower(draft: Draft) -> None:
+    """Adapters of every linear stand on the parts that are not frozen (tuner.py: get_multimodal_target_regex)."""
+    lora, resting = draft.values.get("lora"), draft.facts.get("resting", ())
+    model = draft.options.get("model") or draft.values.get("model")
+    if isinstance(lora, dict) and resting and not reads_text_alone(model):
+        lora["exclude_modules"] = list(resting)
 
 
 def _lora(keys: Keys, kind: str, newest: bool) -> None:
@@ -62,6 +82,9 @@ def _lora(keys: Keys, kind: str, newest: bool) -> None:
         "dropout": keys.number("lora_dropout"),
         "targets": _targets(keys),
     }
+    if "all-linear" in lora["targets"]:
+        keys.draft.facts["resting"] = tuple(PARTS[key] for key in ("freeze_vit", "freeze_aligner") if keys.flag(key))
+        keys.draft.finishers["tower"] = leave_tower
     saved = [name for name in keys.names("modules_to_save") or () if name.upper() not in ("EMBEDDING", "LN")]
     ends = {"all-embedding": "embed_tokens", "wte": "embed_tokens", "word_embeddings": "embed_tokens",
             "output_layer": "lm_head"}  # fmt: skip
@@ -110,17 +133,8 @@ def _freeze(keys: Keys) -> None:
     if not said or on == {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}:
         return  # the trainer's row says so, and models without a tower have nothing to freeze
     if not on["freeze_vit"] or on["freeze_llm"]:
-        _ask_images(keys, said)
-    if on["freeze_llm"] and "images" not in keys.draft.given:
-        keys.assume("images", {"per_example": 1, "width": 448, "height": 448}, "one image of a sample, of a usual size")
+        fill_with_images(keys.draft, keys.settings.where(said), said)
     keys.put("freeze", [PARTS[key] for key in PARTS if on[key]], said)
-
-
-def _ask_images(keys: Keys, key: str) -> None:
-    """What stands before the language model has gradients, and its activations are those of the images."""
-    if "images" not in keys.draft.given:
-        what = "what stands before the language model is trained, on images of unknown sizes"
-        keys.draft.ask("images", keys.settings.where(key), what)
 
 
 def read_quantisation(keys: Keys) -> None:

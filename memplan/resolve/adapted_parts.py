@@ -28,17 +28,18 @@ def partly_adapted(spec: ModelSpec, layers: frozenset[int]) -> ModelSpec:
 
 def chosen(lora: Lora, given: set[str], known: set[str], stacks: bool, spec: ModelSpec, notes: Notes) -> set[str]:
     """Targets without those that are excluded or trained whole, or that stand in no layer where layers are named."""
-    for name in lora.exclude_modules:
+    excluded = set(lora.exclude_modules) - set(PARTS)
+    for name in sorted(excluded):
         if name not in known | {spec.head.name, EMBEDDING}:
             hint = did_you_mean(name, sorted(known))
             raise InvalidJob(f"lora.exclude_modules: {spec.family} has no linear module {name!r}", hint)
-    if stacks and (lora.exclude_modules or lora.layers_to_transform or lora.rank_pattern):
+    if stacks and (excluded or lora.layers_to_transform or lora.rank_pattern):
         key = next(key for key in ("exclude_modules", "layers_to_transform", "rank_pattern") if getattr(lora, key))
         raise InvalidJob(
             f"lora.{key}: not modelled beside the stacked experts of {spec.family}, of whose parameters PEFT asks",
             f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
         )
-    given = given - {*lora.exclude_modules, *lora.modules_to_save}
+    given = given - {*excluded, *lora.modules_to_save}
     if not lora.layers_to_transform:
         return given
     if lora.targets == ALL_LINEAR:
@@ -61,6 +62,39 @@ def chosen(lora: Lora, given: set[str], known: set[str], stacks: bool, spec: Mod
     if outside:
         notes.remark(f"lora.targets: {', '.join(sorted(outside))} in no layer: not adapted beside layers_to_transform")
     return given - outside
+
+
+PARTS = {"vision_tower": "vision", "multi_modal_projector": "projector"}
+"""Words for all that stands in the tower, or in its projector: as in ``freeze``."""
+
+
+def of_tower(lora: Lora, spec: ModelSpec) -> set[str]:
+    """Linears of the tower and its projector that adapters may come to."""
+    apart = _unadapted(lora)
+    parts = spec.tower.parts if spec.tower else ()
+    return {linear.name for each in parts if each.category not in apart for linear in each.part.linears}
+
+
+def _unadapted(lora: Lora) -> frozenset[str]:
+    return frozenset(PARTS[name] for name in {*lora.exclude_modules, *lora.modules_to_train} & set(PARTS))
+
+
+@lru_cache(maxsize=64)
+def with_tower(spec: ModelSpec, lora: Lora) -> ModelSpec:
+    """The model with the parts marked that adapters leave alone, and those that are trained whole beside them.
+
+    Raises InvalidJob for a part that it does not have.
+    """
+    unadapted, trained = _unadapted(lora), frozenset(PARTS.get(name, "") for name in lora.modules_to_train)
+    if "" in trained:
+        name = next(name for name in lora.modules_to_train if name not in PARTS)
+        raise InvalidJob(f"lora.modules_to_train: {name!r} is not modelled", f"modelled: {' and '.join(PARTS)}")
+    if trained and spec.tower is None:
+        raise InvalidJob(f"lora.modules_to_train: {spec.family} has no vision tower", "leave modules_to_train out")
+    if spec.tower is None or not unadapted:
+        return spec
+    tower = spec.tower.model_copy(update={"unadapted": unadapted, "trained": trained})
+    return spec.model_copy(update={"tower": tower})
 
 
 def check_ranks(lora: Lora, names: set[str]) -> None:

@@ -91,9 +91,11 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     text = {linear.name for run in spec.runs for linear in run.layer.linears}
     text |= {linear.name for linear in spec.outer_linears}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
+    from memplan.resolve.adapted_parts import check_ranks, chosen, of_tower, trained_rows
+
     routers = {experts.router.name for experts in stacked if not experts.plain_router}
     text -= routers
-    known = text | {linear.name for linear in (spec.tower.linears if spec.tower else ())} - routers
+    known = text | of_tower(job.lora, spec) - routers
     known |= {spec.head.name, EMBEDDING} if job.lora.targets != ALL_LINEAR else set()
     notes.sources["lora"] = notes.sources.get("lora", "default")
     _check_saved(job.lora, spec, notes)
@@ -106,8 +108,6 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     given |= (
         (known - {spec.head.name, EMBEDDING}) | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set()
     )
-    from memplan.resolve.adapted_parts import check_ranks, chosen, trained_rows
-
     given = chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
     if not given:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
@@ -151,9 +151,9 @@ def adapted_model(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> 
     """What LoRA adapts, and the model with the layers marked in which it adapts nothing."""
     targets = adapter(job, spec, notes, trainer)
     if job.lora:
-        from memplan.resolve.adapted_parts import partly_adapted
+        from memplan.resolve.adapted_parts import partly_adapted, with_tower
 
-        spec = partly_adapted(spec, frozenset(job.lora.layers_to_transform))
+        spec = with_tower(partly_adapted(spec, frozenset(job.lora.layers_to_transform)), job.lora)
     return targets, spec
 
 

@@ -23,13 +23,16 @@ class Notes:
     """In words, where a value came from that is no option: file, line and key, whose default, or why it is assumed."""
     unclear: str = ""
     """What decides memory and is not understood, in words."""
+    bounded: str = ""
+    """What is not known, and no less is counted than it can take."""
 
     @classmethod
     def of(cls, given: JobInput) -> Notes:
         """What is known before anything is resolved."""
         taken = frozenset(key for key, source in given.sources.items() if source == "trainer")
         told = list(given.assumptions), list(given.warnings)
-        return cls(dict(given.sources), *told, taken, dict(given.origins), undecided(given.unread))
+        open_, above = ([each for each in given.unread if each.above is side] for side in (False, True))
+        return cls(dict(given.sources), *told, taken, dict(given.origins), undecided(open_), undecided(above))
 
     def is_given(self, key: str) -> bool:
         """Whether the user said it, or the framework whose file is read."""

@@ -25,6 +25,7 @@ def provenance(job: Job, recipe: Recipe, entropy: str, base: Base, notes: Notes)
         assumptions=tuple(notes.assumptions),
         warnings=tuple(notes.warnings),
         unclear=notes.unclear,
+        bounded=notes.bounded,
     )
 
 

@@ -289,3 +289,5 @@ class Provenance(NamedTuple):
     warnings: tuple[str, ...] = ()
     unclear: str = ""
     """What decides memory and is not understood of a framework's file, in words."""
+    bounded: str = ""
+    """What of it is counted as no less than it can take."""

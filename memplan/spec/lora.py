@@ -87,7 +87,9 @@ class Lora(Frozen):
     targets: Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(target_names)] = "all-linear"
     """Names of the modules that are adapted (lm_head and embed_tokens too), or all-linear: all linears but the head."""
     exclude_modules: Annotated[tuple[str, ...], BeforeValidator(module_names)] = ()
-    """Names that are left out of the targets."""
+    """Names that are left out of the targets; vision_tower and multi_modal_projector are all that stands in these."""
+    modules_to_train: Annotated[tuple[str, ...], BeforeValidator(module_names)] = ()
+    """Parts that are trained whole and in place beside the adapters: vision_tower, multi_modal_projector."""
     layers_to_transform: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(layer_numbers)] = ()
     """Numbers of the layers that are adapted, from 0; all where none is named."""
     rank_pattern: Annotated[

@@ -29,12 +29,16 @@ class Unread(NamedTuple):
     """What to type instead."""
     asks: str = ""
     """The job's key that an option must give."""
+    above: bool = False
+    """No less is counted than it can take: what fits with it fits."""
 
     @property
     def text(self) -> str:
         """As a warning says it."""
         if self.asks:
             return f"{self.where}: {self.asks} is not known: {self.why}"
+        if self.above:
+            return f"{self.where}: {self.key}: {self.why}"
         return f"{self.where}: {self.key} is not counted: {self.why}"
 
 
@@ -52,7 +56,8 @@ def undecided(unread: Sequence[Unread]) -> str:
     why = {each.why for each in keys.values()} - {Unread._field_defaults["why"]}
     more = len(keys) - MOST_NAMED
     listed = ", ".join(f"{key} ({each.decides})" for key, each in list(keys.items())[:MOST_NAMED])
-    verb = f"{f' and {more} more' if more > 0 else ''} {'are' if len(keys) > 1 else 'is'} not counted"
+    how = "counted from above" if all(each.above for each in keys.values()) else "not counted"
+    verb = f"{f' and {more} more' if more > 0 else ''} {'are' if len(keys) > 1 else 'is'} {how}"
     counted = [f"{listed}{verb}{f': {why.pop()}' if len(why) == 1 else ''}"] if keys else []
     return "; ".join([*asked[:MOST_NAMED], *counted])
 

@@ -214,6 +214,10 @@ class Tower(Described):
     rule: ImageRule
     unused: Part = Part()
     """Parameters that no forward reads, such as a pooling head."""
+    unadapted: frozenset[str] = frozenset()
+    """Parts without adapters where the language model has some: vision, projector."""
+    trained: frozenset[str] = frozenset()
+    """Parts that are trained whole beside adapters."""
     units: frozenset[str] = frozenset({"blocks"})
     """What the class and those inside it name in ``_no_split_modules``, and FSDP2 thus wraps: blocks, or their
     attention alone; the embedding (but for its norms), a pooling head (unused), the projector."""

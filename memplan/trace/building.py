@@ -22,6 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memplan.errors import InvalidJob
+from memplan.resolve.adapted_parts import PARTS
 from memplan.spec.freezing import LANGUAGE_MODEL, Patterns, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -141,6 +142,8 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     if not isinstance(targets, str):
         every = _linears(model) if "all-linear" in targets else set()
         targets = sorted(every | {_own_name(model, name) for name in targets if name != "all-linear"})
+    trained = {*job.lora.modules_to_train}
+    whole = [each for name, each in model.named_parameters() if path_of(name)[:1] and path_of(name)[0] in trained]
     config = LoraConfig(
         r=job.lora.r,
         lora_alpha=int(job.lora.alpha or 16),
@@ -150,7 +153,7 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         use_dora=job.lora.dora,
         bias=job.lora.bias,
         modules_to_save=[_own_name(model, module) for module in job.lora.modules_to_save] or None,
-        exclude_modules=[_own_name(model, name) for name in job.lora.exclude_modules] or None,
+        exclude_modules=_excluded(model, {*job.lora.exclude_modules, *trained}) or None,
         layers_to_transform=list(job.lora.layers_to_transform) or None,
         rank_pattern={_own_name(model, name): rank for name, rank in job.lora.rank_pattern},
         lora_bias=job.lora.lora_bias,
@@ -163,6 +166,8 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
     with torch.device(device), stay:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+    for each in whole:
+        each.requires_grad_(True)
     _check_routers(adapted)
     dtype = NAMED[job.lora.dtype]
     for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
@@ -187,6 +192,12 @@ def _own_name(model: Any, module: str) -> str:
         return module
     table = model.get_input_embeddings() if module == "embed_tokens" else model.get_output_embeddings()
     return next((path.split(".")[-1] for path, each in model.named_modules() if each is table), module)
+
+
+def _excluded(model: Any, words: set[str]) -> list[str]:
+    """The class's own names of modules, and paths of all that stands in a tower or a projector."""
+    within = [path for path, _ in model.named_modules() if words.intersection(path_of(path)[:1])]
+    return [*within, *(_own_name(model, name) for name in words - {*PARTS})]
 
 
 def _linears(model: Any) -> set[str]:

@@ -175,6 +175,16 @@ JOBS = [
     *(job(model, optimizer_impl="fused", **FULL) for model in ("gemma3", "qwen2_5_vl", "mllama")),
     *(job(model, **IMAGE, **FULL) for model in ("gemma3", "qwen3_vl")),
     *(job(model, **IMAGE, **LORA, **FULL) for model in ("llava", "qwen2_5_vl")),
+    *(
+        job(model, **IMAGE, lora={"r": 8, **parts}, **keys)
+        for model in ("llava", "qwen2_5_vl")
+        for parts, keys in (
+            ({"exclude_modules": ["vision_tower", "multi_modal_projector"]}, FULL),
+            ({"modules_to_train": ["vision_tower", "multi_modal_projector"]}, FULL),
+            ({"modules_to_train": ["vision_tower", "multi_modal_projector"]}, {"precision": "bf16-amp"}),
+        )
+    ),
+    job("llava", **IMAGE, lora={"exclude_modules": ["vision_tower"], "modules_to_train": ["multi_modal_projector"]}),
     *(job(model, **IMAGE, method="dpo", attention="eager") for model in ("llava", "qwen2_5_vl")),
     *(job(model, **IMAGE, precision="bf16-amp") for model in ("internvl", "qwen3_vl")),
     job("internvl", **IMAGE, **LORA),

@@ -27,7 +27,8 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
     projected, sliced = _completion_lengths(recipe)
     teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference.first
-    loss = _in_pass(recipe, rows, _program(recipe), logged=whole and (code.metrics_everywhere or last), graph=graph)
+    program = _evaluated(recipe) if evaluated else _program(recipe)
+    loss = _in_pass(recipe, rows, program, logged=whole and (code.metrics_everywhere or last), graph=graph)
     return Head(
         loss._replace(
             to_fp32=recipe.loss.to_fp32 and not recipe.model.encoder,
@@ -64,6 +65,15 @@ def _program(recipe: Recipe) -> str:
     if recipe.divided.tensor > 1:
         return "parallel-cross-entropy"
     return "plain-cross-entropy" if recipe.model.encoder else recipe.loss.head
+
+
+def _evaluated(recipe: Recipe) -> str:
+    """The program of an evaluation's loss: Liger's model projects onto the vocabulary and calls its own loss where it
+    is not in training (liger-kernel 0.8.5 transformers/model/qwen2.py: skip_logits = self.training and labels), unless
+    the trainer says otherwise (trl 1.16 trainer/sft_trainer.py: skip_logits)."""
+    program = _program(recipe)
+    plain = recipe.trainer.loss.heads
+    return plain.get(recipe.method.name, plain["*"]) if program == "liger" and recipe.trainer.name != "trl" else program
 
 
 def _completion_lengths(recipe: Recipe) -> tuple[int, int]:

@@ -60,8 +60,7 @@ class TowerPlan(NamedTuple):
     @property
     def vision_mode(self) -> Mode:
         """How the tower runs."""
-        mode = self.mode._replace(padded=self.images.masked)
-        mode = mode._replace(trained=False) if "vision" in self.frozen else mode
+        mode = self._mode_of("vision")
         bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
         return (
             mode._replace(widths=mode.widths._replace(narrow=mode.numerics.autocast))
@@ -72,8 +71,16 @@ class TowerPlan(NamedTuple):
     @property
     def projector_mode(self) -> Mode:
         """How the projector runs."""
+        return self._mode_of("projector")
+
+    def _mode_of(self, part: str) -> Mode:
+        """The language model's, but for what is trained and adapted."""
         mode = self.mode._replace(padded=self.images.masked)
-        return mode._replace(trained=False) if "projector" in self.frozen else mode
+        if mode.adapter is not None and part in self.tower.unadapted:
+            mode = mode._replace(adapter=mode.adapter.nowhere)
+        if part in self.tower.trained:
+            mode = mode._replace(trained=True, quantised=None)
+        return mode._replace(trained=False) if part in self.frozen else mode
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,53 @@
+"""Images and videos of which no file says how large they are: as many as the sequence holds, said aloud."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from memplan.frameworks.draft import ASSUMED, Draft, Origin
+
+TEXT = 8
+"""Tokens of a sequence that no image takes, at least."""
+
+
+SIDE = 14 * 2
+"""Pixels of a side of a token: InternVL's and Qwen2-VL's towers cut patches of 14 and merge two by two."""
+
+
+def room_of(draft: Draft) -> int:
+    """Tokens of a sequence that images may take; as many as anybody likes where no length is known."""
+    length = draft.options.get("sequence_length") or draft.values.get("sequence_length")
+    return int(length) - TEXT if length else 10**6
+
+
+def one_of_area(draft: Draft, pixels: int) -> dict[str, Any]:
+    """One square image of so many pixels, as far as the sequence holds it."""
+    edge = max(1, int(math.sqrt(min(pixels, max(1, room_of(draft)) * SIDE**2)) / SIDE)) * SIDE
+    return {"per_example": 1, "width": edge, "height": edge}
+
+
+def fill_with_images(draft: Draft, where: str, key: str) -> None:
+    """Images that fill each sequence: what a tower sees of more images, or of a video, is no more.
+
+    Their tokens stand in the sequence, one for each patch, or for a square of them. Without a length they are asked
+    for.
+    """
+    if "images" in draft.given:
+        return
+    length = int(draft.options.get("sequence_length") or draft.values.get("sequence_length") or 0)
+    unknown = (
+        any(each.asks == "sequence_length" and not each.above for each in draft.unread)
+        and "sequence_length" not in draft.given
+    )
+    if length <= TEXT or unknown:
+        what = "how many images an example has, and how large"
+        hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"
+        draft.ask("images", where, what, hint)
+        return
+    why = "nothing says how many images an example has: as many as the sequence holds"
+    draft.put("images", {"per_example": 1, "tokens": length - TEXT}, Origin(ASSUMED, f"{where}: {why}"))
+    hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"
+    draft.bound(
+        key, where, f"images are counted as many as fill the sequence of {length} tokens", "lengths", "images", hint
+    )
