@@ -12,7 +12,9 @@ import random
 from typing import Any, NamedTuple
 
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.events import StepEvents, play, step_events
+from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.settings import Settings
 from memplan.engine.totals import totalled
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
@@ -72,7 +74,7 @@ def draw(rng: random.Random, model: str) -> dict[str, Any]:
 def runs(recorded: StepEvents, expandable: bool, capacity: int) -> bool:
     """Whether the steps run within so many bytes of segments."""
     try:
-        play(recorded, CachingAllocator(expandable, capacity=capacity))
+        play(recorded, CachingAllocator(Settings(expandable), capacity))
     except OutOfMemory:
         return False
     return True
@@ -81,7 +83,7 @@ def runs(recorded: StepEvents, expandable: bool, capacity: int) -> bool:
 def ratios(recorded: StepEvents, expandable: bool) -> Ratios:
     """Holds and needs, by bisection between the allocated peak and what is held without pressure."""
     allocated = recorded.peak
-    roomy = CachingAllocator(expandable)
+    roomy = CachingAllocator(Settings(expandable))
     play(recorded, roomy)
     fails, works = allocated, roomy.peak_reserved
     while works - fails > allocated // 1000:

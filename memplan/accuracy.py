@@ -189,7 +189,7 @@ def _estimate(of: TruthSet, row: TruthRow) -> Report | Refusal:
     if row.unusable:
         return Refusal(of.name, of.kind, row.id, row.unusable, one_gpu)
     try:
-        return build_report(resolve(read_job(row.job)))
+        return build_report(resolve(read_job(row.job)), None)
     except InternalError:
         raise
     except MemplanError as error:

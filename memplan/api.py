@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
+from memplan.lengths.collators import longest_assumed
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.comparison import Comparison
+    from memplan.drawn import Lengths
     from memplan.planner import Plans
+    from memplan.spec.recipe import Recipe
 
 __all__ = ["compare", "estimate", "load_model", "plan"]
 
@@ -37,22 +40,36 @@ def as_input(job: object) -> JobInput:
     return read_job(job)
 
 
-def estimate(job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = None) -> Report:
+def estimate(
+    job: Job | Mapping[str, Any] | JobInput, spec: ModelSpec | None = None, play: bool | None = None
+) -> Report:
     """What the job will use on each GPU, where it peaks and why, whether it fits, and what to change.
 
-    ``spec``: its model, where it is described already (``memplan.trace.exact.exact_model(…).spec``).
+    ``spec``: its model, where it is described already (``memplan.trace.exact.exact_model(…).spec``). ``play``: whether
+    the step is played through the simulated allocator for the reserved meter; None: and what it needs there is looked
+    for only near the card's limit.
 
     Raises memplan.errors.InvalidJob for a job that cannot be, ModelError for a model that is not obtainable or not
     known.
     """
     given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
-    report = build_report(resolve(given))
+    recipe = resolve(given)
+    report = build_report(recipe, play)
     return replace(
         report,
+        lengths=_drawn(given, recipe) if given.job.lengths is not None else None,
+        assumptions=(*report.assumptions, *longest_assumed(given, recipe)),
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
         from_sft=Found(lambda: from_sft(given, report)),
     )
+
+
+def _drawn(given: JobInput, recipe: Recipe) -> Lengths | None:
+    """What batches of the job's lengths need."""
+    from memplan.lengths.runs import drawn_lengths
+
+    return drawn_lengths(given, recipe)
 
 
 def compare(

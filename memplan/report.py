@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
+from memplan.drawn import Lengths
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -62,6 +63,26 @@ class Bytes:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Reserved:
+    """Segments of the caching allocator, in bytes: what it holds on this card, and what the job needs of them."""
+
+    low: int
+    expected: int
+    high: int
+    needs: int
+    """The least capacity in which the step runs, the cache given back wherever that helps."""
+    needs_high: int
+    """Its high figure, which has to fit."""
+    endless: int | None = None
+    """What would be held on a card without end; null where the step is not played."""
+    needs_sought: bool = False
+    """needs was looked for, by bisection; else it is what is held, and no less than needed."""
+    played: bool = False
+    """The step was played through the allocator's rules; else the figures are a band around the allocated bytes."""
+    why_not_played: str = ""
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Instant:
     """A moment of the step, pass.point, and what is allocated then."""
 
@@ -97,7 +118,7 @@ class PerGpu:
     peak_instant: str
     instants: tuple[Instant, ...]
     phases: dict[str, int]
-    reserved_bytes: Bytes
+    reserved_bytes: Reserved
     device_bytes: Bytes
     by_category: dict[str, int]
     ledger: Sequence[LedgerRow]
@@ -126,16 +147,16 @@ class Host:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Verdict:
-    """Whether the job fits the card: yes (the high device figure, less the margin), tight (the expected one), or no;
-    in the JSON unclear in place of yes and tight, where something that decides memory was not understood."""
+    """Whether the job fits the card: yes (the high figure of what it needs, less the margin), tight (the expected one),
+    or no; unclear, whatever the figures are, where something that decides memory was not understood."""
 
     gpu: str
     fits: str
     usable_bytes: int
     headroom_bytes: int
-    """Usable bytes less the expected device figure; negative is what is missing."""
+    """Usable bytes less what is expected to be needed of them; negative is what is missing."""
     missing_bytes: int = 0
-    """What must go before the high device figure fits with the margin."""
+    """What must go before the high figure fits with the margin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -199,6 +220,8 @@ class Report:
     cards: Sequence[Card] = ()
     from_sft: Sequence[Step] = ()
     """For preference methods: the peak as a difference from supervised fine-tuning."""
+    lengths: Lengths | None = None
+    """Steps as the data's lengths make them; null where the job says nothing of lengths."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unclear: str = ""
@@ -208,10 +231,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
-        data = {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
-        if self.unclear and data["verdict"] is not None and data["verdict"]["fits"] != "no":
-            data["verdict"]["fits"] = "unclear"  # nobody who reads the JSON alone may take it for a fit
-        return data
+        return {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
 
 
 class Found(Sequence[_T]):

@@ -5,13 +5,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, overload
 
-from memplan.engine.allocator.reserved import Band, reserved_band
+from memplan.engine.allocator.reserved import Band
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.rank_ledger import ledger_of, totals_of_rank
 from memplan.engine.ranks import RankClass, rank_classes
 from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled
+from memplan.meters import Totals, judge, measure, with_play
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
@@ -27,72 +28,17 @@ from memplan.report import (
     Report,
     Verdict,
 )
-from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
 
 
-class Totals(NamedTuple):
-    """The three meters of a ledger, without the rest of a report: what a search needs."""
-
-    totals: tuple[int, ...]
-    allocated: Band
-    reserved: Band
-    device: Band
-
-
-def measure(ledger: Ledger | Totalled, recipe: Recipe) -> Totals:
-    """Low, expected and high each run through the ledger as a whole."""
-    low, totals, high = ledger.bounds()
-    allocated = Band(max(low), max(totals), max(high))
-    if recipe.model.spread:
-        allocated = of_assumed_layers(allocated, ledger.lasting(), recipe.model.spread)
-    outside = map(max, ledger.bounds("device"))
-    held = Band(*map(sum, zip(allocated, _beside(ledger, totals), strict=True)))
-    reserved = reserved_band(held, ledger.lasting(), recipe.hardware.expandable_segments, recipe.checkpointing.layers)
-    device = _with_managed(Band(*map(sum, zip(reserved, outside, strict=True))), ledger, recipe)
-    return Totals(tuple(totals), allocated, reserved, device)
-
-
-def _with_managed(device: Band, ledger: Ledger | Totalled, recipe: Recipe) -> Band:
-    """Managed memory stays on the card that touched it last, and leaves it only where there is no more room."""
-    if "managed" not in ledger.meters("host"):
-        return device
-    managed, gpu = max(ledger.totals("managed", "host")), recipe.hardware.gpu
-    room = (max(0, gpu.usable_bytes - held) if gpu else managed for held in device)
-    low, expected, high = (held + min(managed, free) for held, free in zip(device, room, strict=True))
-    return Band(low, expected, high)
-
-
-def _beside(ledger: Ledger | Totalled, totals: Sequence[int]) -> Band:
-    """What segments that other streams keep to themselves add to the most that is allocated."""
-    if "reserved" not in ledger.meters("gpu"):
-        return Band(0, 0, 0)
-    kept = ledger.totals(meter="reserved")
-    beside = max(map(sum, zip(totals, kept, strict=True))) - max(totals)
-    return Band(0, beside, beside)
-
-
-def of_assumed_layers(allocated: Band, lasting: int, spread: tuple[float, float]) -> Band:
-    """The range of a model whose layers are assumed: only what comes and goes depends on them."""
-    low, high = (int(share * (allocated.expected - lasting)) + lasting for share in spread)
-    return Band(min(low, allocated.low), allocated.expected, max(high, allocated.high))
-
-
-def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
-    """Yes if the high device figure fits the usable memory less the margin, tight if the expected one fits it, else
-    no.
-    """
-    allowed = int(gpu.usable_bytes * (1 - margin))
-    fits = "yes" if device.high <= allowed else "tight" if device.expected <= gpu.usable_bytes else "no"
-    return Verdict(gpu.name, fits, gpu.usable_bytes, gpu.usable_bytes - device.expected, max(0, device.high - allowed))
-
-
-def _verdict(device: Band, recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card, and no wherever the node's own memory is short."""
+def _verdict(of: Totals, recipe: Recipe, host: Host) -> Verdict | None:
+    """On the card, and no wherever the node's own memory is short; of another job than the one that runs, nobody
+    knows."""
     if recipe.hardware.gpu is None:
         return None
-    verdict = judge(device, recipe.hardware.gpu, recipe.hardware.margin)
-    return replace(verdict, fits="no") if host.fits is False else verdict
+    verdict = judge(of.to_fit, recipe.hardware.gpu, recipe.hardware.margin)
+    known = "no" if host.fits is False else verdict.fits
+    return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
 
 
 def phase_of(instant: str) -> str:
@@ -133,14 +79,14 @@ def _instants_of_phases(schedule: tuple[str, ...]) -> tuple[tuple[str, tuple[int
     return tuple((phase, tuple(at)) for phase, at in phases.items())
 
 
-def price(recipe: Recipe, detailed: bool = True) -> list[Priced]:
+def price(recipe: Recipe, detailed: bool = True, search: bool = False) -> list[Priced]:
     """Every class of ranks, the fullest card first (by the expected device figure); sums without rows where nobody
     needs details.
     """
     priced = []
     for of in rank_classes(recipe):
         ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
-        priced.append(Priced(of, ledger, measure(ledger, of.recipe)))
+        priced.append(Priced(of, ledger, measure(ledger, of.recipe, search)))
     return sorted(priced, key=lambda each: -each.meters.device.expected)
 
 
@@ -163,15 +109,15 @@ class Peak(NamedTuple):
     """The class of ranks that needs the most, whose figures these are."""
 
 
-def peak(recipe: Recipe) -> Peak:
-    """What ``build_report`` says of a recipe, to the byte, in about a tenth of a millisecond once jobs like it were
-    asked for. Searches vary recipes by ``_replace``, or resolve each job anew.
+def peak(recipe: Recipe, search: bool = False) -> Peak:
+    """What ``build_report`` says of a recipe without a play, to the byte, in about a tenth of a millisecond once jobs
+    like it were asked for. Searches vary recipes by ``_replace``, or resolve each job anew.
     """
-    priced = price(recipe, detailed=False)
+    priced = price(recipe, detailed=False, search=search)
     fullest, host = priced[0], host_of(priced, recipe)
-    _, allocated, reserved, device = fullest.meters
-    verdict = _verdict(device, recipe, host)
-    return Peak(allocated, reserved, device, fullest.phases, host, verdict, fullest.of.name)
+    of = fullest.meters
+    verdict = _verdict(of, recipe, host)
+    return Peak(of.allocated, of.reserved, of.device, fullest.phases, host, verdict, fullest.of.name)
 
 
 def host_of(priced: list[Priced], recipe: Recipe) -> Host:
@@ -190,9 +136,16 @@ def _on_host(ledger: Ledger | Totalled) -> int:
     return max(map(sum, zip(*meters, strict=True)), default=0)
 
 
-def build_report(recipe: Recipe) -> Report:
-    """The report of one recipe, without remedies and cards, which a search adds."""
+def build_report(recipe: Recipe, play: bool | None = False) -> Report:
+    """The report of one recipe, without remedies and cards, which a search adds.
+
+    ``play``: the reserved meter from the simulated allocator; None: and what the job needs only where it is near the
+    card's limit; False: from the band that searches take.
+    """
     priced = price(recipe)
+    if play is not False:
+        first = priced[0]
+        priced[0] = first._replace(meters=with_play(first.meters, first.ledger, first.of.recipe, bool(play)))
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
@@ -203,7 +156,7 @@ def build_report(recipe: Recipe) -> Report:
         peak_instant=where,
         instants=tuple(map(Instant, ledger.schedule, meters.totals)),
         phases=fullest.phases,
-        reserved_bytes=Bytes(*meters.reserved),
+        reserved_bytes=meters.reserved_bytes,
         device_bytes=Bytes(*meters.device),
         by_category=ledger.by_category(where),
         ledger=LedgerRows(ledger),
@@ -217,7 +170,7 @@ def build_report(recipe: Recipe) -> Report:
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
         host=host,
-        verdict=_verdict(meters.device, recipe, host),
+        verdict=_verdict(meters, recipe, host),
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
         unclear=recipe.provenance.unclear,

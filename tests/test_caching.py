@@ -10,15 +10,19 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.engine.allocator.blocks import Block, Pool, round_size, segment_size
+from memplan.engine.allocator.blocks import Block, Pool
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.events import StepEvents, play, step_events
+from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.replay import StepEvents, play
 from memplan.engine.allocator.reserved import SEGMENT_BYTES, Band, reserved_band
+from memplan.engine.allocator.settings import Settings, segment_size, settings_of
 from memplan.engine.build import build_ledger
 from memplan.resolve import resolve
+from memplan.spec.allocator import Allocator, divisions_of, read_conf
 from memplan.spec.reading import read_job
 from memplan.units import GiB, KiB, MiB
 
+EXPANDABLE = Settings(expandable_segments=True)
 TINY = {
     "model_type": "llama",
     "vocab_size": 3000,
@@ -47,7 +51,8 @@ TINY = {
     ],
 )
 def test_requests_are_rounded_up(size: int, divisions: int | None, rounded: int) -> None:
-    assert round_size(size, divisions) == rounded
+    settings = Settings(divisions=divisions_of(str(divisions)) if divisions else ())
+    assert settings.round_size(size) == rounded
 
 
 @pytest.mark.parametrize(
@@ -69,9 +74,30 @@ def test_a_segment_follows_from_the_block(size: int, segment: int) -> None:
     assert allocator.reserved == segment
 
 
-def test_divisions_are_a_power_of_two() -> None:
-    with pytest.raises(ValueError, match="power of two"):
-        CachingAllocator(roundup_power2_divisions=3)
+@pytest.mark.parametrize(
+    ("text", "first", "expected"),
+    [
+        ("4", 0, [4] * 16),
+        ("[256:1,512:2,1024:4,>:8]", 0, [1] * 9 + [2, 4, 8, 8, 8, 8, 8]),
+        ("[64:8, 128:4,]", 0, [8] * 7 + [4] + [0] * 8),
+        ("[131072:2]", 0, [2] * 16),
+    ],
+)
+def test_divisions_by_the_power_of_two(text: str, first: int, expected: list[int]) -> None:
+    """Before the first interval its own number, between intervals nothing, behind the last what ``>`` says."""
+    assert list(divisions_of(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["3", "[256:3]", "[200:2]", "[0:2]", "[]", "four", "-4", "1" * 5000, ""])
+def test_divisions_that_pytorch_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match=r"power of two|neither"):
+        divisions_of(text)
+
+
+def test_each_power_of_two_is_rounded_by_its_own_divisions() -> None:
+    settings = Settings(divisions=divisions_of("[2:4,4:1,8:2]"))
+    sizes = (2049 * KiB, 5000 * KiB + 1, 9 * MiB)
+    assert [settings.round_size(size) for size in sizes] == [2560 * KiB, 5000 * KiB + 512, 12 * MiB]
 
 
 def test_small_and_large_blocks_do_not_share_segments() -> None:
@@ -121,7 +147,7 @@ def test_a_freed_block_merges_with_both_neighbours() -> None:
     three = [allocator.malloc(5 * MiB) for _ in range(3)]
     for position in (0, 2, 1):
         allocator.free(three[position])
-    assert [size for size, _, _ in allocator.pools[1].free] == [20 * MiB]
+    assert [size for size, _, _ in allocator.pool(small=False).free] == [20 * MiB]
     with pytest.raises(ValueError, match="not in use"):
         allocator.free(three[1])
 
@@ -151,7 +177,7 @@ def test_two_sizes_cannot_share_a_segment_until_pressure() -> None:
 
 
 def test_expandable_segments_grow_by_pages_behind_what_is_free() -> None:
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = CachingAllocator(EXPANDABLE)
     block = allocator.malloc(30 * MiB)
     assert allocator.reserved == 40 * MiB
     allocator.free(block)
@@ -163,7 +189,7 @@ def test_expandable_segments_grow_by_pages_behind_what_is_free() -> None:
 
 def test_expandable_segments_give_back_whole_free_pages_anywhere() -> None:
     """Of 60 MiB in the middle, from 5 MiB to 65 MiB, only the pages at 20 and 40 MiB are whole."""
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = CachingAllocator(EXPANDABLE)
     _, middle, _ = (allocator.malloc(size * MiB) for size in (5, 60, 5))
     allocator.free(middle)
     allocator.empty_cache()
@@ -173,11 +199,120 @@ def test_expandable_segments_give_back_whole_free_pages_anywhere() -> None:
 
 
 def test_a_max_split_size_keeps_large_blocks_whole() -> None:
-    allocator = CachingAllocator(max_split_size=50 * MiB)
+    allocator = CachingAllocator(Settings(max_split_size=50 * MiB))
     allocator.free(allocator.malloc(60 * MiB))
     allocator.malloc(30 * MiB)
     assert allocator.reserved == 90 * MiB, "30 MiB do not come out of 60"
     assert allocator.malloc(52 * MiB).size == 60 * MiB, "52 MiB do, and nothing is split off"
+
+
+def test_streams_do_not_share_blocks() -> None:
+    allocator = CachingAllocator()
+    allocator.free(allocator.malloc(30 * MiB, stream=1))
+    allocator.malloc(30 * MiB)
+    assert allocator.reserved == 60 * MiB
+    allocator.malloc(30 * MiB, stream=1)
+    assert allocator.reserved == 60 * MiB
+
+
+def test_a_block_that_another_stream_uses_is_free_when_both_are_done() -> None:
+    """Not allocated any more, but held: the next request takes a segment of its own until then."""
+    allocator = CachingAllocator()
+    block = allocator.malloc(30 * MiB)
+    allocator.free(block, used_by=(1, 2))
+    assert allocator.allocated == 0
+    with pytest.raises(ValueError, match="not in use"):
+        allocator.free(block)
+    for stream, reserved in ((1, 60), (2, 90)):
+        allocator.malloc(30 * MiB)
+        assert allocator.reserved == reserved * MiB
+        allocator.stream_done(stream)
+    allocator.malloc(30 * MiB)
+    assert allocator.reserved == 90 * MiB
+
+
+def test_under_pressure_every_stream_is_waited_for() -> None:
+    allocator = CachingAllocator(capacity=40 * MiB)
+    allocator.free(allocator.malloc(30 * MiB), used_by=(1,))
+    allocator.malloc(40 * MiB)
+    assert (allocator.reserved, allocator.retries) == (40 * MiB, 1)
+
+
+def test_what_a_graph_holds_is_its_own_until_the_end() -> None:
+    allocator = CachingAllocator(capacity=60 * MiB)
+    allocator.free(allocator.malloc(30 * MiB, graph=1))
+    allocator.malloc(30 * MiB)
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MiB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(2 * MiB)
+
+
+def test_idle_segments_are_collected_above_the_threshold() -> None:
+    """The 30 MiB have been idle for longer than both are on average, and go; then 52 MiB are left, and 40 stay."""
+    settings = settings_of(
+        Allocator(garbage_collection_threshold=0.5, per_process_memory_fraction=0.5), card_bytes=240 * MiB
+    )
+    assert settings.collect_above == 60 * MiB
+    allocator = CachingAllocator(settings)
+    first, second, other = (allocator.malloc(size * MiB) for size in (30, 40, 12))
+    allocator.free(first)
+    allocator.free(other)
+    allocator.malloc(12 * MiB)
+    allocator.free(second)
+    allocator.malloc(60 * MiB)
+    assert allocator.reserved == (40 + 12 + 60) * MiB
+
+
+def test_the_threshold_alone_does_nothing() -> None:
+    assert settings_of(Allocator(garbage_collection_threshold=0.5), 80 * GiB) == Settings()
+
+
+def test_a_segment_that_was_there_before() -> None:
+    allocator = CachingAllocator()
+    blocks = allocator.adopt(allocator.pool(small=False), 20 * MiB, [(2 * MiB, 4 * MiB), (6 * MiB, 5 * MiB)])
+    assert (allocator.reserved, allocator.allocated) == (20 * MiB, 9 * MiB)
+    allocator.malloc(9 * MiB)
+    allocator.malloc(2 * MiB)
+    assert allocator.reserved == 20 * MiB, "9 MiB behind the two, 2 MiB before them"
+    check(allocator, [*blocks, *(block for block in allocator_blocks(blocks[0]) if block not in blocks)])
+    with pytest.raises(ValueError, match="overlap"):
+        allocator.adopt(allocator.pool(small=False), 20 * MiB, [(0, 4 * MiB), (2 * MiB, MiB)])
+
+
+def allocator_blocks(block: Block) -> list[Block]:
+    """Those in use of the segment that a block is in."""
+    while block.prev:
+        block = block.prev
+    found: list[Block] = []
+    walk: Block | None = block
+    while walk:
+        found += [walk] if walk.allocated else []
+        walk = walk.next
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "unread"),
+    [
+        ("expandable_segments:True", {"expandable_segments": True}, ()),
+        (
+            "'expandable_segments:true, max_split_size_mb:128,'",
+            {"expandable_segments": True, "max_split_size_mb": 128},
+            (),
+        ),
+        ("roundup_power2_divisions:[256:1,>:4]", {"roundup_power2_divisions": "[256:1,>:4]"}, ()),
+        ("garbage_collection_threshold:0.8,backend:native", {"garbage_collection_threshold": 0.8}, ()),
+        ("pinned_use_background_threads:True", {}, ()),
+        ("backend:cudaMallocAsync", {}, ("backend:cudaMallocAsync",)),
+        ("max_split_size_mb:3", {}, ("max_split_size_mb:3",)),
+        ("max_split_size_mb=128", {}, ("max_split_size_mb=128",)),
+        ("$CONF", {}, ("$CONF",)),
+        ("", {}, ()),
+    ],
+)
+def test_what_the_environment_says(text: str, found: dict[str, object], unread: tuple[str, ...]) -> None:
+    assert read_conf(text) == (found, unread)
 
 
 # -- properties -------------------------------------------------------------------------------------------------------
@@ -196,7 +331,7 @@ def everything(pool: Pool, live: list[Block]) -> Iterator[Block]:
 def check(allocator: CachingAllocator, live: list[Block]) -> None:
     """Bytes add up, links go both ways, and no two neighbours could be one."""
     mapped = 0
-    for pool in allocator.pools:
+    for pool in allocator.pools.values():
         for block in everything(pool, live):
             mapped += block.size if block.mapped else 0
             if block.next is not None:
@@ -212,14 +347,15 @@ def check(allocator: CachingAllocator, live: list[Block]) -> None:
 def test_what_always_holds(
     steps: list[tuple[bool, int, int]], expandable: bool, capacity: int | None, limit: int | None
 ) -> None:
-    allocator = CachingAllocator(expandable, max_split_size=limit, capacity=capacity)
+    """On two streams."""
+    allocator = CachingAllocator(Settings(expandable, max_split_size=limit), capacity)
     live: list[Block] = []
     for frees, size, which in steps:
         if frees and live:
             allocator.free(live.pop(which % len(live)))
         else:
             try:
-                live.append(allocator.malloc(size))
+                live.append(allocator.malloc(size, which % 2))
             except OutOfMemory:
                 assert capacity is not None
         check(allocator, live)
@@ -235,7 +371,7 @@ def test_what_always_holds(
 @examples(60)
 @given(st.lists(st.integers(1, 60 * MiB), min_size=1, max_size=40))
 def test_without_frees_expandable_segments_waste_a_page_at_most(sizes: list[int]) -> None:
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = CachingAllocator(EXPANDABLE)
     for size in sizes:
         allocator.malloc(size)
     assert allocator.reserved - allocator.allocated < 22 * MiB
@@ -275,6 +411,23 @@ JOBS: dict[str, dict[str, object]] = {
     "kto": {"method": "kto", "batch_size": 2},
     "tied": {"model": {**TINY, "tie_word_embeddings": True}},
     "gemma": {"model": "gemma-2-2b", "sequence_length": 512},
+    "two forwards, accumulated": {"method": "simpo", "pair_pass": "two-forward", "gradient_accumulation_steps": 2},
+    "8-bit states": {"optimizer": "adamw-8bit"},
+    "muon": {"optimizer": "muon"},
+    "lomo": {"optimizer": "lomo"},
+    "experts": {"model": "qwen3-30b-a3b", "sequence_length": 256},
+    "qlora": {"lora": {"r": 8}, "quantization": "nf4", "gradient_checkpointing": True},
+    "ddp": {"num_gpus": 2, "sharding": "ddp"},
+    "fsdp2": {"num_gpus": 2, "sharding": "fsdp2", "gradient_checkpointing": True},
+    "fsdp2, kept whole": {"num_gpus": 4, "sharding": "fsdp2", "reshard_after_forward": False},
+    "fsdp2, accumulated whole": {
+        "num_gpus": 2,
+        "sharding": "fsdp2",
+        "gradient_accumulation_steps": 4,
+        "sync_each_batch": False,
+    },
+    "fsdp2, dpo": {"num_gpus": 2, "sharding": "fsdp2", "method": "dpo"},
+    "fsdp1": {"num_gpus": 2, "sharding": "fsdp", "gradient_checkpointing": True},
 }
 
 
@@ -318,10 +471,9 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"optimizer": "adamw-8bit"},
-        {"num_gpus": 2, "sharding": "ddp"},
         {"sharding": "zero2", "num_gpus": 2},
-        {"method": "simpo", "pair_pass": "two-forward", "gradient_accumulation_steps": 2},
+        {"sharding": "fsdp", "num_gpus": 2, "lora": {"r": 8}},
+        {"model": "gemma-4-e2b"},
     ],
 )
 def test_what_is_not_played_is_refused(keys: dict[str, object]) -> None:

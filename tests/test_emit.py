@@ -165,6 +165,14 @@ def test_the_environment_is_emitted(run: Run) -> None:
     assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in out
 
 
+def test_every_setting_of_the_allocator_is_emitted(run: Run) -> None:
+    given = ("--set", "allocator.roundup_power2_divisions=[64:8,>:4]", "--set", "allocator.max_split_size_mb=128")
+    code, out, _ = run("emit", "trl", "reward-mistral-7b-lora-8x64gb", "--trainer", "trl", *given)
+    assert code == 0
+    said = "expandable_segments:True,max_split_size_mb:128,roundup_power2_divisions:[64:8,>:4]"
+    assert f"export PYTORCH_CUDA_ALLOC_CONF='{said}'" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -111,6 +111,7 @@ def test_trl_versions_have_their_own_defaults(tmp_path: Path) -> None:
         ("activation_offloading: true", {"offload": ["activations"]}),
         ("eval_strategy: steps\nper_device_eval_batch_size: 3", {"eval_batch_size": 3}),
         ("env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}", {"allocator": {"expandable_segments": True}}),
+        ("env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:128'}", {"allocator": {"max_split_size_mb": 128}}),
         (
             "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}",
             {"sync_each_batch": True},
@@ -173,7 +174,7 @@ def test_a_launch_line_names_its_config_and_its_script(tmp_path: Path) -> None:
     script = """#!/bin/bash
 #SBATCH --gpus=4
 MODEL="Qwen/Qwen2.5-0.5B"
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True,roundup_power2_divisions:[64:8,>:4],backend:cudaMallocAsync'
 accelerate launch --config_file=zero3.yaml --num_processes 4 \\
     examples/scripts/dpo.py \\
     --model_name_or_path $MODEL --dataset_name x \\
@@ -187,7 +188,8 @@ accelerate launch --config_file=zero3.yaml --num_processes 4 \\
     assert (job.gradient_checkpointing, job.batch_size) == ("none", 1)
     assert job.lora is not None
     assert job.lora.targets == ("q_proj", "v_proj")
-    assert job.allocator.expandable_segments
+    assert (job.allocator.expandable_segments, job.allocator.roundup_power2_divisions) == (True, "[64:8,>:4]")
+    assert [row.key for row in given.unread if "backend:cudaMallocAsync" in row.why] == ["PYTORCH_CUDA_ALLOC_CONF"]
     assert given.origins["batch_size"].endswith("line 10: per_device_train_batch_size")
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from memplan.engine.build import build_ledger
+from memplan.engine.contexts import CONTEXTS, context_bytes
 from memplan.engine.ledger import Row
 from memplan.engine.nccl import collective_bytes, exchange_bytes, neighbour_bytes
-from memplan.engine.overhead import context_bytes, workspace_bytes
+from memplan.engine.overhead import workspace_bytes
 from memplan.gpus import find_gpu, load_gpus
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
@@ -25,6 +26,26 @@ def test_every_card_has_a_context_with_a_band(gpu: Gpu) -> None:
     low, expected, high = context_bytes(gpu)
     assert 0 < low < expected < high
     assert workspace_bytes(gpu) % (128 * KiB) == 0
+
+
+def test_every_architecture_of_the_catalogue_has_a_row() -> None:
+    assert {gpu.architecture for gpu in load_gpus().values() if gpu.vendor == "nvidia"} == set(CONTEXTS)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "seen"),
+    [
+        ("t4-16gb", (110, 205)),
+        ("v100-32gb", (369, 472)),
+        ("a100-80gb", (492, 676)),
+        ("rtx-3090-24gb", (253, 416)),
+        ("rtx-4090-24gb", (461, 522)),
+        ("h100-80gb", (601, 754)),
+    ],
+)
+def test_contexts_of_real_runs_are_in_the_band(gpu: str, seen: tuple[int, int]) -> None:
+    low, expected, high = (size // MiB for size in context_bytes(find_gpu(gpu)))
+    assert low <= seen[0] <= expected <= seen[1] < high
 
 
 @pytest.mark.parametrize(

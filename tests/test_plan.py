@@ -20,6 +20,7 @@ from memplan.planner.search import best, front, largest, nearest
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.spec.allocator import Allocator
 from memplan.spec.reading import read_job
 
 SMALL = {"model": "qwen3-0.6b", "method": "simpo", "sequence_length": 512, "global_batch_size": 8, "gpu": "8GiB"}
@@ -129,7 +130,10 @@ def everything(job: dict[str, Any]) -> list[tuple[float, int]]:
             except InvalidJob:
                 continue
             took = seconds(recipe, asked.device) / examples_per_step(recipe)
-            variants = (recipe.varied({"hardware.expandable_segments": expandable}) for expandable in (False, True))
+            variants = (
+                recipe.varied({"hardware.allocator": Allocator(expandable_segments=expandable)})
+                for expandable in (False, True)
+            )
             found += [(took, peak(each).device.high) for each in variants]
     return found
 
@@ -248,14 +252,14 @@ def test_an_allowed_change_is_made_only_where_it_is_needed() -> None:
 
 @pytest.mark.parametrize("key", ["batch_size", "sequence_length"])
 def test_the_largest_fits_and_one_more_does_not(key: str) -> None:
-    job = {**SMALL, "gpu": "12GiB", "sharding": "none", "gradient_checkpointing": "full", "loss_head": "auto"}
+    job = {**SMALL, "gpu": "16GiB", "sharding": "none", "gradient_checkpointing": "full", "loss_head": "auto"}
     job |= {"pair_pass": "concatenated", "attention": "sdpa", "allocator": {"expandable_segments": True}}
     job.pop("global_batch_size")
     answer = plan(read_job({**job, "gradient_accumulation_steps": 1}), ask=[key]).answers[0]
     assert isinstance(answer.value, int)
     fixed = {**job, "precision": "bf16-amp", "optimizer_impl": "fused", "batch_size": 1}
     fits = [
-        memplan.estimate({**fixed, key: value}).verdict.fits  # type: ignore[union-attr]
+        peak(resolve(read_job({**fixed, key: value})), search=True).verdict.fits  # type: ignore[union-attr]
         for value in (answer.value, answer.value + 1)
     ]
     assert fits[0] == "yes"

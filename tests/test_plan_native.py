@@ -26,6 +26,7 @@ from memplan.planner.space import CHECKPOINTING, layouts
 from memplan.planner.words import layout_name
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.spec.allocator import Allocator
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
@@ -37,7 +38,9 @@ def _peaks(recipe: Recipe) -> tuple[int, ...]:
     """As it is, and with what costs nothing."""
     free = product(("sdpa", "flash"), (False, True))
     return tuple(
-        peak(recipe.varied({"operators.attention": how, "hardware.expandable_segments": far})).device.high
+        peak(
+            recipe.varied({"operators.attention": how, "hardware.allocator": Allocator(expandable_segments=far)})
+        ).device.high
         for how, far in free
     )
 
@@ -177,7 +180,7 @@ def test_states_alone_are_those_of_the_layout(degrees: dict[str, Any]) -> None:
 def test_what_costs_nothing_only_ever_saves_memory(degrees: dict[str, Any]) -> None:
     plain = recipe(**degrees, gradient_accumulation_steps=3)
     flash = plain.varied({"operators.attention": "flash"})
-    expandable = plain.varied({"hardware.expandable_segments": True})
+    expandable = plain.varied({"hardware.allocator": Allocator(expandable_segments=True)})
     assert max(peak(flash).device.high, peak(expandable).device.high) <= peak(plain).device.high
 
 

@@ -18,6 +18,7 @@ from memplan.planner.pricing import FREE, Pricing
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, REFERENCES
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.spec.allocator import Allocator
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
@@ -143,8 +144,10 @@ def test_states_alone_are_those_of_the_layout_and_below_every_peak(
 def test_what_a_part_of_the_rows_comes_to_is_below_the_whole(
     others: dict[str, Any], layout: dict[str, Any], batch: int, expandable: bool
 ) -> None:
-    found = recipe(**others, **layout, batch_size=batch).varied({"hardware.expandable_segments": expandable})
-    assert at_least(found) <= peak(found).device.high
+    found = recipe(**others, **layout, batch_size=batch).varied(
+        {"hardware.allocator": Allocator(expandable_segments=expandable)}
+    )
+    assert at_least(found) <= peak(found, search=True).device.high
     assert at_least(found) > floor(found) or found.in_megatron
 
 

@@ -61,16 +61,17 @@ def with_changes(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 
 def assert_true(job: dict[str, Any], report: Report) -> None:
-    """Every remedy is what ``estimate`` says of the changed job."""
-    ranks = []
+    """Every remedy is what ``estimate`` says of the changed job, by the band; and what fits by it fits when played."""
+    ranks, base = [], estimate(job, play=False).per_gpu.device_bytes.expected
     for remedy in report.remedies:
-        again = estimate(with_changes(job, remedy.changes))
-        assert again.verdict is not None
-        assert again.verdict.fits == remedy.fits
+        again = estimate(with_changes(job, remedy.changes), play=False)
+        played = estimate(with_changes(job, remedy.changes)).verdict
+        assert played is not None
+        assert played.fits == "yes" or remedy.fits != "yes"
         assert again.per_gpu.allocated_bytes == remedy.allocated_bytes
         assert again.per_gpu.device_bytes.expected == remedy.device_bytes
         assert again.host.bytes_per_node == remedy.host_bytes_per_node
-        assert remedy.frees_bytes == report.per_gpu.device_bytes.expected - remedy.device_bytes
+        assert remedy.frees_bytes == base - remedy.device_bytes
         assert remedy.fits == "yes" or (len(report.remedies) == 1 and remedy.frees_bytes > 0)
         assert remedy.alters_training == (remedy.cost in ("numerics", "training"))
         assert remedy.relative_speed > 0
@@ -93,7 +94,7 @@ def test_the_changed_job_has_the_figures_that_are_stated(job: dict[str, Any]) ->
 
 
 REAL: dict[str, dict[str, Any]] = {
-    "a free change does": {"model": "qwen3-0.6b", "method": "sft", "sequence_length": 256, "gpu": "7.6GiB"},
+    "a free change does": {"model": "qwen3-0.6b", "method": "sft", "sequence_length": 256, "gpu": "7.2GiB"},
     "too long": {"model": "qwen3-0.6b", "method": "sft", "gpu": "24GiB", "batch_size": 8},
     "a stage named": {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090", "num_gpus": 8, "zero_stage": 1},
     "two together": {"model": "llama-3.1-8b", "method": "dpo", "gpu": "rtx-4090", "num_gpus": 8},
@@ -140,7 +141,7 @@ def test_nothing_of_a_remedy_can_be_left_out(name: str) -> None:
             if left == "batch_size":
                 changes.pop("gradient_accumulation_steps", None)
             try:
-                verdict = estimate(with_changes(job, changes)).verdict
+                verdict = peak(resolve(read_job(with_changes(job, changes))), search=True).verdict
             except InvalidJob:
                 continue
             assert verdict is not None
@@ -180,11 +181,11 @@ def test_the_cheapest_single_change_is_that_of_brute_force() -> None:
 
     fitting = {}
     for changes in every:
-        report = estimate({**job, **changes, **free})
-        assert report.recipe is not None
-        assert report.verdict is not None
-        if report.verdict.fits == "yes":
-            fitting[str(changes)] = speed(report.recipe).tokens_per_second
+        recipe = resolve(read_job({**job, **changes, **free}))
+        verdict = peak(recipe, search=True).verdict
+        assert verdict is not None
+        if verdict.fits == "yes":
+            fitting[str(changes)] = speed(recipe).tokens_per_second
     first = estimate(job).remedies[0]
     assert fitting
     base = estimate(job).recipe

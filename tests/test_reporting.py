@@ -7,20 +7,9 @@ import pytest
 from memplan.api import estimate
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.ledger import Ledger
+from memplan.meters import _beside, judge, measure, of_assumed_layers
 from memplan.report import Found, plain
-from memplan.reporting import (
-    LedgerRows,
-    _beside,
-    _on_host,
-    build_report,
-    judge,
-    measure,
-    of_assumed_layers,
-    peak,
-    phase_of,
-    price,
-    totals_of,
-)
+from memplan.reporting import LedgerRows, _on_host, build_report, peak, phase_of, price, totals_of
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import read_job

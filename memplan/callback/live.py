@@ -11,6 +11,7 @@ from typing import Any
 
 from memplan.callback.adapters import DTYPES, read_lora
 from memplan.errors import InvalidJob
+from memplan.spec.allocator import VARIABLES, read_conf
 
 METHODS_BY_CONFIG = {
     "SFTConfig": "sft",
@@ -217,7 +218,7 @@ def _extras(model: Any, args: Any) -> dict[str, Any]:
         settings = getattr(model.config, "quantization_config", None)
         double = "-double" if getattr(settings, "bnb_4bit_use_double_quant", False) else ""
         job["quantization"] = f"{getattr(settings, 'bnb_4bit_quant_type', 'nf4')}{double}"
-    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    if "expandable_segments:true" in settings.lower().replace(" ", ""):
-        job["allocator"] = {"expandable_segments": True}
+    said, _ = read_conf(next((text for name in VARIABLES if (text := os.environ.get(name))), ""))
+    if said:
+        job["allocator"] = said
     return job

@@ -31,12 +31,13 @@ def parameters() -> list[Parameter]:
         option("fail_over", bool, "--fail-over"),
         option("verify", bool, "--verify"),
         option("exact", bool, "--exact"),
+        option("play", bool, "--play"),
         *output.parameters(),
     ]
 
 
 def estimate(values: Mapping[str, Any]) -> int:
-    """Read, compute, write; the exit code says whether it fits where --fail-over asks."""
+    """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
     to = output.read_output(values)
     report = report_of(values)
     if values.get("fail_over") and report.verdict is None:
@@ -47,9 +48,7 @@ def estimate(values: Mapping[str, Any]) -> int:
     to.write(_result(report, shown))
     for text in report.warnings:
         warn(text)
-    if not values.get("fail_over"):
-        return EXIT_DONE
-    too_large = report.verdict is not None and report.verdict.fits == "no"
+    too_large = report.verdict is not None and report.verdict.fits == "no" and values.get("fail_over")
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 
@@ -59,7 +58,7 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
     with spinner("reading the model's config"):
         given = options.read_given(values)
-        return estimate_job(_exact(given) if values.get("exact") else given)
+        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
 
 
 def _exact(given: "JobInput") -> "JobInput":

@@ -45,6 +45,7 @@ EXTRA = {
     "check": "Exit with 1 when an error of a traced step with one GPU is out of bounds.",
     "exact": "Build transformers' class without weights: count it, and describe a type that memplan does not know "
     "from its modules (memplan[trace]; seconds).",
+    "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
     "framework_": "Whose files: trl, transformers, accelerate, deepspeed, …",
@@ -54,6 +55,11 @@ EXTRA = {
     "files": "Training configs, scripts or jobs.",
     "form": "Form of the answer: text, github (annotations), json.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
+    "tokenizer": "A folder with tokenizer.json, or the file.",
+    "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
+    "no_template": "Count contents, and five tokens of marks a message, in place of the chat template.",
+    "lengths_to": "The file of lengths to write.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
 COMMON: dict[str, tuple[str, ...]] = {
@@ -77,7 +83,7 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = ("framework", "ranks", "verify", "exact", "force", "part", "processes", "snapshot", "pareto")
+RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")

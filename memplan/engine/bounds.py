@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.allocator.events import is_covered
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.critic_engine import has_critic_engine
 from memplan.engine.ranks import rank_classes
@@ -29,7 +30,6 @@ def _partly(recipe: Recipe) -> int:
     """The high device figure of some sections."""
     ledger = without_sharding(recipe)
     allocated = Band(*map(max, ledger.bounds()))
-    reserved = reserved_band(
-        allocated, ledger.lasting(), recipe.hardware.expandable_segments, recipe.checkpointing.layers
-    )
+    hardware, layers = recipe.hardware, recipe.checkpointing.layers
+    reserved = reserved_band(allocated, ledger.lasting(), hardware.expandable_segments, layers, is_covered(recipe))
     return reserved.high + max(ledger.totals("device", bound="high_bytes"))

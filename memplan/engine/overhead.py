@@ -6,6 +6,7 @@ Bands, not constants: each row carries a low and a high figure with its source.
 
 from __future__ import annotations
 
+from memplan.engine.contexts import context_bytes, context_of, is_cuda
 from memplan.engine.ledger import Ledger
 from memplan.engine.nccl import enter_communicators
 from memplan.spec.gpu import Gpu
@@ -21,16 +22,9 @@ HANDLES = 2
 """Forward's thread has a handle of its own, and so has autograd's thread of the device, which runs backward
 (ATen/cuda/detail/DeviceThreadHandles.h: a pool for each thread)."""
 ROCM_BYTES = {"gfx942": 128 * MiB, "gfx950": 128 * MiB}
-CONTEXT_BYTES = (430 * MiB, 750 * MiB, 1450 * MiB)
-"""CUDA context and lazily loaded kernels: low, expected, high. Published: 418 to 470 MiB for a context alone
-(pytorch#86509, unsloth-zoo#1053, out-of-memory messages), 0.71 to 1.42 GiB with kernels (stas00/ml-engineering
-debug/pytorch.md)."""
 HIPBLASLT_BYTES = 76 * MiB
 """hipBLASLt's own workspace (HIPBLASLT_WORKSPACE_SIZE), which only products that it runs take."""
 SCALER_TENSORS = 3
-OTHER_CONTEXT_BYTES = (300 * MiB, 900 * MiB, 2048 * MiB)
-"""Runtime contexts of other makers: nothing is published for them; rocBLAS's kernels alone are about 200 MiB
-(tensorflow-upstream#2490). A guess, and a wide one."""
 
 
 def workspace_bytes(gpu: Gpu) -> int:
@@ -40,11 +34,6 @@ def workspace_bytes(gpu: Gpu) -> int:
     if gpu.vendor == "custom":
         return CUBLAS_LARGE_BYTES
     return ROCM_BYTES.get(gpu.architecture, 32 * MiB) if gpu.vendor == "amd" else 0
-
-
-def context_bytes(gpu: Gpu | None) -> tuple[int, int, int]:
-    """Low, expected, high: an NVIDIA card where none is named."""
-    return CONTEXT_BYTES if gpu is None or gpu.vendor in ("nvidia", "custom") else OTHER_CONTEXT_BYTES
 
 
 def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
@@ -83,9 +72,8 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
             source="torch 2.13 amp/grad_scaler.py",
         )
     low, expected, high = context_bytes(gpu)
-    nvidia = context_bytes(gpu) is CONTEXT_BYTES
     ledger.add(
-        "CUDA context and loaded kernels" if nvidia else "runtime context and loaded kernels",
+        "CUDA context and loaded kernels" if is_cuda(gpu) else "runtime context and loaded kernels",
         "context",
         expected,
         meter="device",
@@ -93,6 +81,6 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
         high=high,
         template="per process",
         why="the driver's context grows as kernels load",
-        source="pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md" if nvidia else "a guess",
+        source=context_of(gpu).source,
     )
     enter_communicators(ledger, recipe)

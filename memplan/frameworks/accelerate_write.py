@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks import quoting
 from memplan.frameworks.base import File, Writing
+from memplan.spec.allocator import conf_text
 from memplan.spec.job import Job
 from memplan.units import ceil_div, words_of
 
@@ -136,8 +138,8 @@ def run_script(command: str, job: Job, comment: tuple[str, ...]) -> File:
     if "NODE_RANK" in command:
         comment += ("FILL IN on each machine: export NODE_RANK=0 (1, 2, …) MASTER_ADDR=HOST before it runs.",)
     lines = ["#!/usr/bin/env bash", *quoting.comment(comment), "set -euo pipefail", 'cd "$(dirname "$0")"']
-    if job.allocator.expandable_segments:
-        lines.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if conf := conf_text(job.allocator):
+        lines.append(f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(conf)}")
     return File(SCRIPT, text="\n".join([*lines, "", command, ""]))
 
 

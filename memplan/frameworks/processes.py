@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from memplan.clusters import find_cluster
+from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.documents import is_template
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.launch import Launch
@@ -39,7 +40,8 @@ class Count(NamedTuple):
 
 
 def put_gpus(launch: Launch, draft: Draft) -> None:
-    """How many GPUs a command runs on, as its launcher and what stands before it say."""
+    """How many GPUs a command runs on, as its launcher and what stands before it say; and its allocator's settings."""
+    put_allocator(launch.command.environment, launch.where, draft)
     if launch.launcher == "python":
         _one_process(launch, draft)
     elif launch.launcher == "deepspeed":

@@ -21,6 +21,7 @@ from memplan.frameworks.python_values import (
     Ref,
     Thing,
     Unknown,
+    root_of,
     truth,
 )
 
@@ -50,14 +51,15 @@ def bind(run: Run, callee: Function, frame: Frame, args: list[Any], named: dict[
             frame.names[name] = values.pop(0)
         elif name in named:
             frame.names[name] = named[name]
+        elif "**" in named:
+            frame.names[name] = named["**"]
         elif name in declared:
             frame.names[name] = declared[name]
         elif name in defaults:
             frame.names[name] = default(run, run.evaluate(defaults[name], callee.frame))
         else:
-            frame.names[name] = Unknown(
-                f"{name}, a parameter of {callee.node.name}()", Place(callee.path, callee.node.lineno)
-            )
+            whose = f"{name}, a parameter of {callee.node.name}()"
+            frame.names[name] = Unknown(whose, Place(callee.path, callee.node.lineno), (), whose)
     if given.vararg:
         frame.names[given.vararg.arg] = tuple(values)
     if given.kwarg:
@@ -88,7 +90,7 @@ def element(run: Run, value: Any, node: ast.AST) -> Any:
         return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
     if python_models.root_model(value) is not None:
         return Method(value, "each", run.place(node))
-    return Unknown(f"each of {written(node)}", run.place(node))
+    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
 
 
 def assigned(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:
@@ -123,11 +125,12 @@ def library(
 ) -> Any:
     """A call of what the program does not define."""
     _note_length(run, callee, named, places, place)
+    run.functions += [each for each in (*args, *named.values()) if isinstance(each, Function) and each.bound]
     if isinstance(callee, Method):
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
         return _method(call)
     if not isinstance(callee, Ref):
-        return Unknown(written(node), place)
+        return Call(run, args, named, places, place, node, callee).unknown()
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks import hf_precision, swift_megatron
+from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
 from memplan.frameworks.launch import launches
-from memplan.frameworks.own_names import OTHERS
+from memplan.frameworks.own_names import OTHERS, remark_images
 from memplan.frameworks.swift_keys import (
     ATTENTIONS,
     BY_VERSION,
@@ -135,9 +136,7 @@ def _version(settings: Settings, draft: Draft) -> str:
 
 def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
     """Variables that memory feels; sizes of images, whose tokens a sample's length holds."""
-    if "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        origin = Origin(FILE, f"{keys.settings.path}: PYTORCH_CUDA_ALLOC_CONF")
-        keys.draft.put("allocator", {"expandable_segments": True}, origin)
+    put_allocator(environment, keys.settings.path, keys.draft)
     sizes = [name for name in ("MAX_PIXELS", "VIDEO_MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM") if name in environment]
     named = next((key for key in ("max_pixels", "max_image_size") if keys.has(key)), "")
     if sizes or named:
@@ -145,6 +144,8 @@ def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
             f"{keys.settings.path}: {(named or sizes[0])} bounds images, whose pass through the vision tower is not "
             "counted: add --images"
         )
+    else:
+        remark_images(keys, "model")
     keys.skip("max_pixels", "max_image_size")
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks import accelerate, hf_dialect_vision, hf_precision, processes
 from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run_script
-from memplan.frameworks.base import Draft, File, Framework, Keys, Origin, Writing
+from memplan.frameworks.allocator_conf import put_allocator
+from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.following import own_loop
 from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
 from memplan.frameworks.hf_dialect import Dialect
 from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
@@ -57,6 +59,10 @@ def read(document: Document, draft: Draft) -> None:
     if isinstance(settings.values.get("train_args_file"), str):  # Firefly's
         settings = draft.follow(settings, "train_args_file", settings.values["train_args_file"]).settings
     read_settings(settings, draft, launch.program)
+    loop = own_loop(document.path, launch.program)
+    if loop:
+        draft.warn("program", loop, "a training loop of the program's own, which is not read", "method",
+                   "write its job in memplan's keys")  # fmt: skip
     read_launcher(launch, draft)
 
 
@@ -73,10 +79,7 @@ def read_launcher(launch: Launch, draft: Draft) -> None:
         accelerate.read_launch(launch, draft)
     else:
         processes.put_gpus(launch, draft)
-    if launch.command.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").find("expandable_segments:True") >= 0:
-        draft.put(
-            "allocator", {"expandable_segments": True}, Origin("file", f"{launch.where}: PYTORCH_CUDA_ALLOC_CONF")
-        )
+    put_allocator(launch.command.environment, launch.where, draft)
 
 
 def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:

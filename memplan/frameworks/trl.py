@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from memplan.errors import InvalidJob
 from memplan.frameworks import hf_dialect_vision, hf_precision
+from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import DEFAULTS as TRAINER_DEFAULTS
@@ -27,6 +28,7 @@ from memplan.frameworks.trl_methods import by_loss, defaults_of, method_of, meth
 from memplan.frameworks.trl_online import COMPLETIONS, read_online
 from memplan.frameworks.trl_switches import read_switches
 from memplan.frameworks.trl_write import write
+from memplan.spec.allocator import VARIABLES
 from memplan.tables.trainer import version_key
 
 
@@ -143,9 +145,7 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
 def _environment(keys: Keys) -> None:
     """``env:`` of TrlParser: variables that are set before training."""
     inner = keys.section("env")
-    settings = inner.text("PYTORCH_CUDA_ALLOC_CONF") or inner.text("PYTORCH_ALLOC_CONF") or ""
-    if "expandable_segments:True" in settings:
-        inner.put("allocator", {"expandable_segments": True}, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    put_allocator({name: inner.text(name) or "" for name in VARIABLES}, keys.settings.path, keys.draft)
 
 
 def _model_arguments(keys: Keys) -> None:

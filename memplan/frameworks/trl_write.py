@@ -10,6 +10,7 @@ from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, arguments, load_dtype
 from memplan.frameworks.quoting import shell_word
 from memplan.frameworks.trl_keys import METHODS
+from memplan.spec.allocator import conf_text
 from memplan.spec.job import Job
 from memplan.tables.trainer import by_method
 from memplan.tables.trainers import find_trainer
@@ -70,8 +71,8 @@ def settings(job: Job) -> dict[str, Any]:
         values["precompute_ref_log_probs"] = True
     if "activations" in job.offload:
         values["activation_offloading"] = True
-    if job.allocator.expandable_segments:
-        values = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, **values}
+    if conf := conf_text(job.allocator):
+        values = {"env": {"PYTORCH_CUDA_ALLOC_CONF": conf}, **values}
     return values
 
 

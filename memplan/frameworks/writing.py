@@ -67,7 +67,7 @@ def emit(given: JobInput, row: Framework) -> Emission:
         raise InvalidJob(f"{row.title}: its files are read, and not written", "emit trl, transformers, …")
     given = _with_trainer(_told_from_an_option(given), row)
     recipe = resolve(given)
-    report = build_report(recipe)
+    report = build_report(recipe, None)
     job = build_job({key: value for key, value in recipe.provenance.job.items() if value is not None})
     writing = Writing(expects(report, given.job), hub_id(job, row), recipe)
     files: list[File] = row.write(job, writing)
@@ -120,7 +120,9 @@ def expects(report: Report, job: Job) -> tuple[str, ...]:
         f"  {format_bytes(gpu.allocated_bytes)} allocated at the peak ({gpu.peak_instant}),",
         f"  {format_bytes(device.expected)} in nvidia-smi, {format_bytes(device.high)} at most.",
     ]
-    if report.verdict is not None:
+    if report.unclear:
+        lines.append(f"  UNCLEAR, whatever these figures are: {report.unclear}.")
+    elif report.verdict is not None:
         words = {"yes": "It fits", "tight": "It fits tightly", "no": "It does NOT fit"}
         lines.append(f"  {words[report.verdict.fits]}: {format_bytes(report.verdict.usable_bytes)} are usable.")
     data = [key for key in OF_THE_DATA if key in job.model_fields_set and getattr(job, key) not in (None, False)]

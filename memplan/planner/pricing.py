@@ -12,9 +12,12 @@ from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
 from memplan.resolve.attention import OTHER_CLASSES
+from memplan.spec.allocator import Allocator
 from memplan.spec.recipe import Recipe
 from memplan.tables.families import WITHOUT_FLASH
 from memplan.units import DTYPE_BYTES
+
+EXPANDABLE = Allocator.model_construct(expandable_segments=True)
 
 
 class Free(NamedTuple):
@@ -45,8 +48,8 @@ ROWS = (
         "allocator",
         "expandable segments (PYTORCH_CUDA_ALLOC_CONF)",
         {"allocator": {"expandable_segments": True}},
-        {"hardware.expandable_segments": True},
-        lambda recipe: not recipe.hardware.expandable_segments,
+        {"hardware.allocator": EXPANDABLE},
+        lambda recipe: recipe.hardware.allocator == Allocator.model_construct(),
     ),
     Free(
         "views",
@@ -142,7 +145,7 @@ class Pricing:
         """Every set of what costs nothing with which it fits, and nothing of which can be left out."""
         found: list[Priced] = []
         for keys, each in self.variants(recipe):
-            priced = Priced(peak(each), keys, each)
+            priced = Priced(peak(each, search=True), keys, each)
             if priced.fits and not any(set(other.free) <= set(priced.free) for other in found):
                 found.append(priced)
         return found
@@ -151,11 +154,11 @@ class Pricing:
         """The first variant that fits; the last one where none does."""
         variants = self.variants(recipe)
         keys, last = variants[-1]
-        least = Priced(peak(last), keys, last)
+        least = Priced(peak(last, search=True), keys, last)
         if not least.fits:
             return least
         for keys, each in variants[:-1]:
-            priced = Priced(peak(each), keys, each)
+            priced = Priced(peak(each, search=True), keys, each)
             if priced.fits:
                 return priced
         return least

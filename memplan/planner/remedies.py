@@ -136,7 +136,7 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
     """A set of moves as it is told: its figures are those of the job with its changes, resolved anew."""
     changes = {**each.keys, **priced.keys}
     try:
-        figures = peak(resolve(with_changes(around.given, changes)))
+        figures = peak(resolve(with_changes(around.given, changes)), search=True)
     except MemplanError:
         return None
     if figures.verdict is None or (priced.fits and figures.verdict.fits != "yes"):

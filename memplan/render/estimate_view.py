@@ -6,8 +6,9 @@ from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
 from memplan.render.cards_view import cards_blocks
 from memplan.render.instants import instant_words
+from memplan.render.lengths_view import lengths_blocks
 from memplan.render.verdict_view import verdict_blocks
-from memplan.report import Report
+from memplan.report import Report, Reserved
 from memplan.units import format_bytes, words_of
 
 ROOMY = 76
@@ -22,6 +23,7 @@ def estimate_blocks(report: Report, width: int) -> list[Block]:
         *_meters(report, width),
         *_from_sft(report),
         *verdict_blocks(report, width),
+        *lengths_blocks(report),
         *cards_blocks(report),
         *_assumptions(report),
     ]
@@ -95,6 +97,19 @@ def _meters(report: Report, width: int) -> Iterator[Block]:
         columns.append(Column("read from", style="dim"))
         rows = [(*row, words.METERS[row[0]]) for row in rows]
     yield Table(tuple(columns), tuple(rows))
+    yield Prose(_reserved(per_gpu.reserved_bytes), "dim")
+
+
+def _reserved(found: Reserved) -> str:
+    """How the figure of reserved was found, and what is needed of it."""
+    if not found.played:
+        return f"Reserved and device are a band around allocated: {found.why_not_played}."
+    text = "Reserved is played, request by request, through the allocator's rules"
+    if found.endless is not None and found.endless != found.expected:
+        text += f": {format_bytes(found.endless)} on a card without end"
+    if found.needs_sought:
+        return f"{text}; the job needs {format_bytes(found.needs)} of it at the least."
+    return f"{text}; what it needs at the least was not looked for (--play)."
 
 
 def _from_sft(report: Report) -> Iterator[Block]:

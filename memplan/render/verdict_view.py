@@ -9,21 +9,23 @@ from memplan.units import format_bytes
 
 ROOMY = 120
 """From this width on there is a column for what a change frees, beside the new total."""
-STYLES = {"yes": "good", "tight": "warn", "no": "bad"}
+STYLES = {"yes": "good", "tight": "warn", "no": "bad", "unclear": "warn"}
 
 
 def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
-    """The verdict on the named card; nothing without one."""
+    """The verdict on the named card; nothing without one, but for what makes it unclear."""
     verdict = report.verdict
+    if report.unclear:
+        yield Heading(f"Unclear: {report.unclear}", STYLES["unclear"])
+        device = format_bytes(report.per_gpu.device_bytes.expected)
+        usable = f" of {format_bytes(verdict.usable_bytes)} usable on {verdict.gpu}" if verdict else ""
+        yield Prose(f"Without that: {device}{usable}")
+        return
     if verdict is None:
         return
     if report.host.fits is False:
         yield from _short_host(report.host)
         yield from _changes(report, verdict, width)
-        return
-    if report.unclear:
-        yield Heading(f"Unclear: {report.unclear}", STYLES["tight"])
-        yield Prose(f"Without that: {verdict_line(verdict)}")
         return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")
@@ -69,13 +71,22 @@ def verdict_line(verdict: Verdict) -> str:
 
 def _reason(report: Report, verdict: Verdict) -> str:
     """The figures that decided, and the meter they are of."""
-    device, margin = report.per_gpu.device_bytes, report.job.get("margin", 0)
+    margin = report.job.get("margin", 0)
     usable, allowed = format_bytes(verdict.usable_bytes), format_bytes(verdict.usable_bytes * (1 - margin))
-    figures = f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high; "
-    figures += f"{usable} usable, {allowed} less the margin of {100 * margin:g} %"
+    figures = f"{_needed(report, verdict)}; {usable} usable, {allowed} less the margin of {100 * margin:g} %"
     if verdict.fits == "yes":
         return f"{figures}: even the high figure leaves the margin free."
     return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
+
+
+def _needed(report: Report, verdict: Verdict) -> str:
+    """What has to fit: the device's figures, or what is needed of them, where that was looked for."""
+    device, reserved = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes
+    if not reserved.needs_sought:
+        return f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
+    needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
+    high = format_bytes(device.high - reserved.high + reserved.needs_high)
+    return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"
 
 
 def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:

@@ -78,15 +78,20 @@ ROWS = (
             "What the driver and loaded kernels occupy before and beside torch's allocator. A band, seen by the "
             "device meter alone: it grows as kernels load."
         ),
-        formula="430, 750, 1450 MiB (low, expected, high)",
+        formula="by card: T4 110 to 260 MiB, RTX 3090 250 to 580, A100 490 to 845, H100 520 to 945; else 110 to 1450",
         lifetime=WHOLE_STEP,
         shards=NOTHING,
-        source="pytorch#86509; unsloth-zoo#1053; stas00/ml-engineering debug/pytorch.md",
+        source="36 out-of-memory messages that tell process, allocated and reserved; pytorch#86509",
         section="overhead",
         categories=("context",),
         see=("communication", "meters", "verdict"),
         aliases=("cuda context", "driver", "overhead", "kernels"),
-        zh=Chinese("CUDA 上下文", WHOLE_STEP_ZH, NOTHING_ZH, "430、750、1450 MiB（低、期望、高）"),
+        zh=Chinese(
+            "CUDA 上下文",
+            WHOLE_STEP_ZH,
+            NOTHING_ZH,
+            "按显卡：T4 110 到 260 MiB，RTX 3090 250 到 580，A100 490 到 845，H100 520 到 945；其余 110 到 1450",
+        ),
     ),
     Term(
         key="stream-segments",

@@ -1,15 +1,13 @@
-"""From allocated to reserved: what the caching allocator holds, and what it needs, beside the tensors.
+"""From allocated to reserved where no step is played: a band, for searches and for jobs whose step cannot be played.
 
 PyTorch reserves segments of 2 MiB (small blocks), 20 MiB, or the size rounded up to 2 MiB (from 10 MiB), and cannot
 give back a segment while a block in it lives. What cannot be reused is a share of the bytes that come and go within a
-step (weights and optimizer states never leave their blocks), and depends on the job: a band, not a constant. It was
-found by simulation: two steps of 120 one-GPU jobs of every kind, played allocation by allocation through the
-allocator's rules (``caching.py``, ``events.py``); ``python benchmarks/reserved.py -n 120`` prints it again.
+step (weights and optimizer states never leave their blocks), and depends on the job. The shares are of plays: 220
+one-GPU jobs of every kind, two steps each, request by request through the allocator's rules (``figures.py``);
+``python benchmarks/reserved.py`` prints them again. They are what a job *needs*; on a roomy card it may hold more.
 
-The figures are what a job *needs*: the least capacity in which its steps run. On a roomy card it may *hold* more, which
-the allocator gives back before it fails: eleven published runs on one A100 hold 0.08 to 0.37 of what comes and goes,
-0.18 in the median (``python benchmarks/reserved.py --published``). Not in it: second streams (sharded jobs), lengths
-that change from step to step, what a kernel allocates inside itself.
+A search takes ``most`` for a job whose step can be played: no play of those jobs needs more, so that what the search
+says to fit does so when it is played.
 """
 
 from typing import NamedTuple
@@ -17,6 +15,8 @@ from typing import NamedTuple
 from memplan.units import MiB, round_up
 
 SEGMENT_BYTES = 2 * MiB
+SLACK = 64 * MiB
+"""Beside ``most``: a few segments that are hardly used, which small jobs feel."""
 
 
 class Spread(NamedTuple):
@@ -28,13 +28,15 @@ class Spread(NamedTuple):
     """What the median job needs."""
     high: float
     """What 95 of 100 need."""
+    most: float
+    """No play needs more, with ``figures.DOUBT`` beside it."""
 
 
 FRAGMENTATION = {
-    (False, False): Spread(0.01, 0.07, 0.17),
-    (False, True): Spread(0.01, 0.22, 0.47),
-    (True, False): Spread(0.00, 0.01, 0.04),
-    (True, True): Spread(0.00, 0.02, 0.13),
+    (False, False): Spread(0.01, 0.07, 0.17, 0.60),
+    (False, True): Spread(0.01, 0.22, 0.47, 1.00),
+    (True, False): Spread(0.00, 0.01, 0.04, 0.20),
+    (True, True): Spread(0.00, 0.02, 0.13, 0.25),
 }
 """By whether segments are expandable, and whether layers are checkpointed: then every layer allocates and frees its
 activations again while gradients, which stay, are put between them.
@@ -49,13 +51,18 @@ class Band(NamedTuple):
     high: int
 
 
-def reserved_band(allocated: Band, lasting: int, expandable_segments: bool, checkpointing: bool = False) -> Band:
+def reserved_band(
+    allocated: Band, lasting: int, expandable_segments: bool, checkpointing: bool = False, playable: bool = False
+) -> Band:
     """Bytes of segments that hold ``allocated`` bytes of blocks, rounded up to whole 2 MiB.
 
-    ``lasting``: what is there from one step to the next.
+    ``lasting``: what is there from one step to the next. ``playable``: the high figure is above every play.
     """
-    shares = FRAGMENTATION[expandable_segments, checkpointing]
-    return Band(*(segments(size, lasting, share) for size, share in zip(allocated, shares, strict=True)))
+    of = FRAGMENTATION[expandable_segments, checkpointing]
+    found = [segments(size, lasting, share) for size, share in zip(allocated, of[:3], strict=True)]
+    if playable:
+        found[2] = segments(allocated.high, lasting, of.most) + SLACK
+    return Band(*found)
 
 
 def segments(size: int, lasting: int, share: float) -> int:

@@ -1,0 +1,124 @@
+"""The three meters of a class of ranks, from its ledger and from the simulated allocator, and the verdict on a card."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memplan.engine.allocator.events import is_covered
+from memplan.engine.allocator.figures import Played, Room, played
+from memplan.engine.allocator.reserved import Band, reserved_band
+from memplan.engine.ledger import Ledger
+from memplan.engine.totals import Totalled
+from memplan.report import Reserved, Verdict
+from memplan.spec.gpu import Gpu
+from memplan.spec.recipe import Recipe
+
+
+class Totals(NamedTuple):
+    """The three meters of a ledger, without the rest of a report: what a search needs."""
+
+    totals: tuple[int, ...]
+    allocated: Band
+    reserved: Band
+    device: Band
+    needs: Band
+    """Bytes of segments without which the job does not run."""
+    outside: Band
+    """On the device beside the segments."""
+    played: Played | None = None
+    """Where the reserved figures are from; None: the band."""
+    why_not: str = "searches take the band"
+
+    @property
+    def to_fit(self) -> Band:
+        """What the card must hold."""
+        return _sum(self.needs, self.outside) if self.played else self.device
+
+    @property
+    def reserved_bytes(self) -> Reserved:
+        """As the report has them."""
+        found = self.played
+        endless, sought = (found.endless, found.sought) if found else (None, False)
+        why = "" if found else self.why_not
+        return Reserved(*self.reserved, self.needs.expected, self.needs.high, endless, sought, found is not None, why)
+
+
+def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False) -> Totals:
+    """Low, expected and high each run through the ledger as a whole. In a search the high figure of a job that can be
+    played is above every play, so that what the search says to fit does so when it is shown.
+    """
+    low, totals, high = ledger.bounds()
+    allocated = Band(max(low), max(totals), max(high))
+    if recipe.model.spread:
+        allocated = of_assumed_layers(allocated, ledger.lasting(), recipe.model.spread)
+    outside = Band(*map(max, ledger.bounds("device")))
+    held = _sum(allocated, _beside(ledger, totals))
+    hardware, layers = recipe.hardware, recipe.checkpointing.layers
+    reserved = reserved_band(
+        held, ledger.lasting(), hardware.expandable_segments, layers, search and is_covered(recipe)
+    )
+    device = _with_managed(_sum(reserved, outside), ledger, recipe)
+    return Totals(tuple(totals), allocated, reserved, device, reserved, outside)
+
+
+def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool) -> Totals:
+    """The reserved meter as the simulated allocator has it, where the job's step can be played."""
+    gpu, allocated = recipe.hardware.gpu, of.allocated
+    below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
+    room = _room(of, recipe) if gpu else None
+    found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
+    if isinstance(found, str):
+        return of._replace(why_not=found)
+    needs = Band(max(allocated.low, found.needs - found.doubt - below), found.needs, found.needs + found.doubt + above)
+    holds = found.endless if found.on_card is None else found.on_card
+    most = holds + found.spread + above
+    if found.on_card is not None and gpu:
+        most = max(holds, min(most, gpu.usable_bytes - of.outside.low))
+    reserved = Band(max(allocated.low, holds - found.spread - below), holds, most)
+    device = _with_managed(_sum(reserved, of.outside), ledger, recipe)
+    return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
+
+
+def _room(of: Totals, recipe: Recipe) -> Room:
+    """What the job's card leaves to segments."""
+    gpu = recipe.hardware.gpu
+    assert gpu is not None
+    most = gpu.usable_bytes - of.outside.expected
+    return Room(max(0, most), int(gpu.usable_bytes * (1 - recipe.hardware.margin)) - of.outside.high)
+
+
+def _sum(one: Band, other: Band) -> Band:
+    return Band(*map(sum, zip(one, other, strict=True)))
+
+
+def _with_managed(device: Band, ledger: Ledger | Totalled, recipe: Recipe) -> Band:
+    """Managed memory stays on the card that touched it last, and leaves it only where there is no more room."""
+    if "managed" not in ledger.meters("host"):
+        return device
+    managed, gpu = max(ledger.totals("managed", "host")), recipe.hardware.gpu
+    room = (max(0, gpu.usable_bytes - held) if gpu else managed for held in device)
+    low, expected, high = (held + min(managed, free) for held, free in zip(device, room, strict=True))
+    return Band(low, expected, high)
+
+
+def _beside(ledger: Ledger | Totalled, totals: Sequence[int]) -> Band:
+    """What segments that other streams keep to themselves add to the most that is allocated."""
+    if "reserved" not in ledger.meters("gpu"):
+        return Band(0, 0, 0)
+    kept = ledger.totals(meter="reserved")
+    beside = max(map(sum, zip(totals, kept, strict=True))) - max(totals)
+    return Band(0, beside, beside)
+
+
+def of_assumed_layers(allocated: Band, lasting: int, spread: tuple[float, float]) -> Band:
+    """The range of a model whose layers are assumed: only what comes and goes depends on them."""
+    low, high = (int(share * (allocated.expected - lasting)) + lasting for share in spread)
+    return Band(min(low, allocated.low), allocated.expected, max(high, allocated.high))
+
+
+def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
+    """Yes if the high figure of what the card must hold fits the usable memory less the margin, tight if the expected
+    one fits it, else no.
+    """
+    allowed = int(gpu.usable_bytes * (1 - margin))
+    fits = "yes" if device.high <= allowed else "tight" if device.expected <= gpu.usable_bytes else "no"
+    return Verdict(gpu.name, fits, gpu.usable_bytes, gpu.usable_bytes - device.expected, max(0, device.high - allowed))

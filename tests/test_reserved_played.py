@@ -1,0 +1,148 @@
+"""Proves what is made of a play: what is held on a card and without end, what is needed, and the verdict."""
+
+from typing import Any
+
+import pytest
+
+from memplan.api import estimate
+from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
+from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.figures import TOLERANCE, Room, least, played, runs
+from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.settings import Settings
+from memplan.engine.build import build_ledger
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.units import MiB
+
+TINY: dict[str, Any] = {
+    "model": {
+        "model_type": "llama", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2816,
+        "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": False,
+    },
+    "method": "sft", "batch_size": 2, "sequence_length": 1024, "gradient_checkpointing": True,
+}  # fmt: skip
+
+
+def recipe(**keys: Any) -> Recipe:
+    return resolve(read_job({**TINY, **keys}))
+
+
+def events(*sizes: int, start: int = 0, **more: Any) -> StepEvents:
+    """Storages by number: a size where one comes, minus its number plus one where it goes."""
+    found = [(at, size * MiB) if size > 0 else (-size - 1, -sizes[-size - 1] * MiB) for at, size in enumerate(sizes)]
+    return StepEvents(tuple(found), start, **more)
+
+
+def held(recorded: StepEvents, **settings: Any) -> int:
+    allocator = CachingAllocator(Settings(**settings))
+    play(recorded, allocator)
+    return allocator.peak_reserved // MiB
+
+
+def test_a_cache_that_cannot_be_used_is_held_and_not_needed() -> None:
+    """30 MiB come and go, then 40: 70 are held, 40 needed."""
+    recorded = events(30, -1, 40)
+    assert held(recorded) == 70
+    assert least(recorded, Settings(), 70 * MiB) == 40 * MiB
+    assert least(recorded, Settings(expandable_segments=True), 80 * MiB) == 40 * MiB
+
+
+def test_what_is_needed_runs_and_little_less_does_not() -> None:
+    recorded = step_events(recipe())
+    assert recorded is not None
+    allocator = CachingAllocator()
+    play(recorded, allocator)
+    needs = least(recorded, Settings(), allocator.peak_reserved)
+    assert recorded.peak <= needs <= allocator.peak_reserved
+    assert runs(recorded, Settings(), needs)
+    assert runs(recorded, Settings(), needs - int(TOLERANCE * recorded.peak) - 2 * MiB) is None
+
+
+def test_streams_and_marks_are_played() -> None:
+    assert held(events(30, -1, 30)) == 30
+    assert held(events(30, -1, 30, streams={0: 1})) == 60
+    assert held(events(30, -1, 30, recorded={0: (1,)})) == 60
+    assert held(events(30, -1, 30, recorded={0: (1,)}, marks=((2, "done 1"),))) == 30
+    assert held(events(30, -1, 40, marks=((2, "empty_cache"),))) == 40
+    assert held(events(30, -1, 40, marks=((2, "policy.forward"),))) == 70
+
+
+def test_peaks_are_of_the_last_step() -> None:
+    recorded = events(50, -1, 20, -3, start=2, marks=((2, "empty_cache"),))
+    assert held(recorded) == 20
+    with pytest.raises(OutOfMemory):
+        play(recorded, CachingAllocator(capacity=40 * MiB))
+
+
+def test_on_a_card_it_holds_no_more_than_there_is() -> None:
+    job = recipe(gpu="h100-80gb")
+    allocated = max(build_ledger(job, detailed=False).totals())
+    free = played(job, allocated, seek=True)
+    assert not isinstance(free, str)
+    assert free.on_card is None
+    assert allocated <= free.needs < free.endless
+    between = (free.needs + free.endless) // 2
+    tight = played(job, allocated, Room(between, between))
+    assert not isinstance(tight, str)
+    assert (tight.needs, tight.sought) == (free.needs, True)
+    assert tight.on_card is not None
+    assert free.needs - 2 * MiB <= tight.on_card <= between
+    assert tight.retries > 0
+    roomy = played(job, allocated, Room(free.endless * 2, free.endless * 2))
+    assert not isinstance(roomy, str)
+    assert (roomy.on_card, roomy.needs, roomy.sought) == (free.endless, free.endless, False)
+    short = played(job, allocated, Room(allocated // 2, allocated // 2))
+    assert not isinstance(short, str)
+    assert short.on_card is None
+
+
+def test_a_share_of_the_card_is_all_there_is() -> None:
+    job = recipe(gpu="h100-80gb", allocator={"per_process_memory_fraction": 0.01})
+    found = played(job, max(build_ledger(job, detailed=False).totals()), Room(1 << 40, 1 << 40))
+    assert not isinstance(found, str)
+    assert found.on_card is None
+
+
+@pytest.mark.parametrize("keys", [{"num_gpus": 2, "sharding": "zero2"}, {"model": "gemma-4-e2b"}])
+def test_what_is_not_played_says_so_and_keeps_the_band(keys: dict[str, Any]) -> None:
+    found, band = (estimate({**TINY, **keys}, play=play).per_gpu.reserved_bytes for play in (None, False))
+    assert not found.played
+    assert found.why_not_played.startswith("its step is not played")
+    assert (found.low, found.expected, found.high) == (band.low, band.expected, band.high)
+    assert found.endless is None
+
+
+def test_a_play_of_another_peak_than_the_ledgers_is_not_taken() -> None:
+    job = recipe()
+    assert isinstance(played(job, 2 * max(build_ledger(job, detailed=False).totals())), str)
+
+
+def test_the_verdict_is_of_what_is_needed() -> None:
+    """Held, it would not fit with the margin: the allocator would hold all of the card."""
+    free = estimate({**TINY, "gpu": "80GiB"}, play=True).per_gpu
+    outside = free.device_bytes.high - free.reserved_bytes.high
+    assert free.reserved_bytes.endless is not None
+    card = int((free.reserved_bytes.needs_high + outside) / 0.95) + MiB
+    assert free.reserved_bytes.endless + outside > 0.95 * card
+    for size, fits in ((card, "yes"), (card - 8 * MiB, "tight"), (card // 2, "no")):
+        found = estimate({**TINY, "gpu": f"{size / (1 << 30)}GiB"})
+        assert found.verdict is not None
+        assert found.verdict.fits == fits
+        assert found.per_gpu.reserved_bytes.needs_sought
+
+
+def test_low_expected_and_high_are_in_order() -> None:
+    for keys in (
+        {},
+        {"lora": {"r": 8}},
+        {"gradient_checkpointing": False},
+        {"allocator": {"expandable_segments": True}},
+    ):
+        found = estimate({**TINY, **keys, "gpu": "h100-80gb"}, play=True).per_gpu
+        reserved, device = found.reserved_bytes, found.device_bytes
+        assert found.allocated_bytes <= reserved.needs <= reserved.expected
+        assert found.allocated_range.low <= reserved.low <= reserved.expected <= reserved.high
+        assert device.low <= device.expected <= device.high
+        assert reserved.needs <= reserved.needs_high
