@@ -1,8 +1,40 @@
 """Files of LLaMA-Factory, verl, OpenRLHF, Megatron, torchtitan and LitGPT, what they say, and jobs for each of them."""
 
+from pathlib import Path
 from typing import Any
 
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.reading import read_target
 from memplan.spec.deepspeed import DeepSpeed
+from memplan.spec.reading import JobInput
+
+
+def read_text(folder: Path, text: str, name: str = "train.yaml", **options: Any) -> JobInput:
+    """The job of a file with this text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return read_target(str(path), options)
+
+
+def unclear_text(folder: Path, text: str, name: str = "train.yaml", **options: Any) -> str:
+    """What ``memplan check`` says of a file with this text, which it finds unclear."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb", **options})
+    assert found.fits == "unclear", found.text
+    return found.text
+
+
+def decided(given: JobInput) -> dict[str, str]:
+    """By key that was not understood: what it decides."""
+    return {unread.key: unread.decides for unread in given.unread if unread.decides}
+
+
+def changed(text: str, old: str, new: str) -> str:
+    """A text with another word, which it had."""
+    assert old in text
+    return text.replace(old, new)
+
 
 LLAMAFACTORY = """model_name_or_path: Qwen/Qwen2.5-0.5B
 stage: dpo

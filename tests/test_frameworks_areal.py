@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_cases import decided
+from framework_cases import read_text as read
 
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.resolve import resolve
-from memplan.spec.reading import JobInput
 
 GRPO = """experiment_name: gsm8k-grpo
 cluster: {n_nodes: 1, n_gpus_per_node: 8}
@@ -27,16 +28,6 @@ ref:
   path: ${actor.path}
 train_dataset: {batch_size: 256, type: rl, max_length: 1024}
 """
-
-
-def read(tmp_path: Path, text: str, **options: Any) -> JobInput:
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def decided(given: JobInput) -> dict[str, str]:
-    return {unread.key: unread.decides for unread in given.unread if unread.decides}
 
 
 def test_an_actor_beside_rollouts_on_other_gpus(tmp_path: Path) -> None:

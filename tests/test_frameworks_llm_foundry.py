@@ -1,16 +1,18 @@
 """Proves what is read of LLM Foundry's YAML, and that what Composer holds over a step is counted."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from framework_cases import changed, unclear_text
+from framework_cases import read_text as read
 
 from memplan.engine.build import build_ledger
 from memplan.errors import InvalidJob
 from memplan.frameworks.checking import check_file
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.resolve import resolve
-from memplan.spec.reading import JobInput, read_job
+from memplan.spec.reading import read_job
 
 CONFIG = """variables:
   max_seq_len: 1024
@@ -50,23 +52,7 @@ callbacks:
 ON_A_CARD = {"gpu": "h100-80gb"}
 
 
-def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) -> JobInput:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def changed(old: str, new: str) -> str:
-    assert old in CONFIG
-    return CONFIG.replace(old, new)
-
-
-def unclear(tmp_path: Path, text: str, **options: Any) -> str:
-    path = tmp_path / "train.yaml"
-    path.write_text(text, encoding="utf-8")
-    found = check_file(str(path), {**ON_A_CARD, "num_gpus": 8, **options})
-    assert found.fits == "unclear", found.text
-    return found.text
+unclear = partial(unclear_text, num_gpus=8)
 
 
 def test_config(tmp_path: Path) -> None:
@@ -91,7 +77,7 @@ def test_on_one_gpu_the_section_does_not_hold(tmp_path: Path) -> None:
 
 
 def test_a_micro_batch_is_no_larger_than_a_gpus_batch(tmp_path: Path) -> None:
-    job = read(tmp_path, changed("global_train_batch_size: 64", "global_train_batch_size: 16"), num_gpus=8).job
+    job = read(tmp_path, changed(CONFIG, "global_train_batch_size: 64", "global_train_batch_size: 16"), num_gpus=8).job
     assert (job.batch_size, job.gradient_accumulation_steps) == (2, 1)
 
 
@@ -130,22 +116,22 @@ def test_platform_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:
-    assert word in unclear(tmp_path, changed(old, new))
+    assert word in unclear(tmp_path, changed(CONFIG, old, new))
 
 
 def test_own_layers_are_never_taken_for_another_model(tmp_path: Path) -> None:
     sizes = "name: mpt_causal_lm\n  d_model: 64\n  n_heads: 4\n  n_layers: 2\n  vocab_size: 512\n  expansion_ratio: 4"
-    assert "own layers" in unclear(tmp_path, changed("name: hf_causal_lm", sizes))
+    assert "own layers" in unclear(tmp_path, changed(CONFIG, "name: hf_causal_lm", sizes))
     with pytest.raises(InvalidJob, match="hf_t5"):
-        read(tmp_path, changed("name: hf_causal_lm", "name: hf_t5"), num_gpus=8)
+        read(tmp_path, changed(CONFIG, "name: hf_causal_lm", "name: hf_t5"), num_gpus=8)
 
 
 def test_adapters(tmp_path: Path) -> None:
     lora = "peft_config:\n    peft_type: LORA\n    r: 16\n    lora_alpha: 32\n    target_modules: [q_proj, v_proj]"
-    job = read(tmp_path, changed("init_device: mixed", lora), num_gpus=8).job
+    job = read(tmp_path, changed(CONFIG, "init_device: mixed", lora), num_gpus=8).job
     assert job.lora is not None
     assert (job.lora.r, job.lora.targets) == (16, ("q_proj", "v_proj"))
-    assert "adapters" in unclear(tmp_path, changed("init_device: mixed", lora + "\n    use_dora: true"))
+    assert "adapters" in unclear(tmp_path, changed(CONFIG, "init_device: mixed", lora + "\n    use_dora: true"))
 
 
 def test_logits_of_the_step_before_wait(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """Proves what is read of Megatron-Bridge: recipes under a command's overrides, YAML over one, and programs."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from framework_cases import read_text as read
+from framework_cases import unclear_text
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
 from memplan.frameworks.megatron_bridge_recipes import TABLE, recipe
-from memplan.frameworks.reading import framework_of, read_target
-from memplan.spec.reading import JobInput
+from memplan.frameworks.reading import framework_of
 
 RUN = """#!/bin/bash
 TP=2
@@ -54,21 +54,7 @@ def own_config() -> ConfigContainer:
 if __name__ == "__main__":
     finetune(config=own_config(), forward_step_func=forward_step)
 """
-ON_A_CARD = {"gpu": "h100-80gb"}
-
-
-def read(tmp_path: Path, text: str, name: str, **options: Any) -> JobInput:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def unclear(tmp_path: Path, text: str, name: str, **options: Any) -> str:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    found = check_file(str(path), {**ON_A_CARD, "num_gpus": 8, **options})
-    assert found.fits == "unclear", found.text
-    return found.text
+unclear = partial(unclear_text, num_gpus=8)
 
 
 def test_command_over_a_recipe(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_cases import decided
+from framework_cases import read_text as read
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.checking import check_file
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
@@ -48,19 +50,9 @@ loss_fn:
 MEGATRON_ON = "policy:\n  dtensor_cfg: {enabled: false}\n  megatron_cfg: {enabled: true}\n"
 
 
-def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) -> JobInput:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
 def over(tmp_path: Path, base: str, more: str) -> JobInput:
     (tmp_path / "grpo_below.yaml").write_text(base, encoding="utf-8")
     return read(tmp_path, f"defaults: grpo_below.yaml\n{more}")
-
-
-def decided(given: JobInput) -> dict[str, str]:
-    return {unread.key: unread.decides for unread in given.unread if unread.decides}
 
 
 def test_supervised_training_under_fsdp2(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """Proves what is read of slime's scripts: Megatron's arguments, those of rollouts, and a model that is sourced."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from framework_cases import decided, read_text
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.resolve import resolve
-from memplan.spec.reading import JobInput
 
 MODEL = """MODEL_ARGS=(
    --swiglu --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16
@@ -45,14 +45,7 @@ ray job submit --address="http://127.0.0.1:8265" \\
 APART = SCRIPT.replace("ENGINE", "--rollout-num-gpus 8")
 
 
-def read(tmp_path: Path, text: str, **options: Any) -> JobInput:
-    path = tmp_path / "run.sh"
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def decided(given: JobInput) -> dict[str, str]:
-    return {unread.key: unread.decides for unread in given.unread if unread.decides}
+read = partial(read_text, name="run.sh")
 
 
 def test_an_engine_of_its_own_leaves_the_trainer_whole(tmp_path: Path) -> None:

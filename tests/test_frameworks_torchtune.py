@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_cases import changed, decided
+from framework_cases import read_text as read
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.checking import check_file
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak
 from memplan.resolve import resolve
-from memplan.spec.reading import JobInput, read_job
+from memplan.spec.reading import read_job
 
 CONFIG = """# Config for multi-device LoRA finetuning
 #   tune run --nproc_per_node 2 lora_finetune_distributed --config llama3_1/8B_lora
@@ -46,21 +48,6 @@ SINGLE = CONFIG.replace("--nproc_per_node 2 lora_finetune_distributed", "full_fi
     "llama3_1_8b",
 )
 ON_A_CARD = {"gpu": "h100-80gb"}
-
-
-def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) -> JobInput:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def changed(text: str, old: str, new: str) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-def decided(given: JobInput) -> dict[str, str]:
-    return {unread.key: unread.decides for unread in given.unread if unread.decides}
 
 
 def test_a_config_says_the_job_and_its_comment_the_recipe(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_megatron_s_workers(tmp_path: Path) -> None:
     optimizer = f"+{A}optim.override_optimizer_config.optimizer_cpu_offload=True {A}optim.optimizer=adam"
     found = read(tmp_path, f"{RL} --config-name=ppo_megatron_trainer.yaml {words} {optimizer} {A}use_kl_loss=True")
     job = found.job
-    assert (job.trainer, job.sharding, job.precision) == ("verl", "distributed-optimizer", "bf16-master")
+    assert (job.trainer, job.sharding, job.precision) == ("verl-megatron", "distributed-optimizer", "bf16-master")
     assert (job.tensor_parallel, job.pipeline_parallel, job.virtual_pipeline) == (4, 2, 2)
     assert (job.expert_parallel, job.expert_tensor_parallel) == (2, 1)
     assert job.gradient_accumulation_steps == 64 * 4 // (16 // 8) // 4

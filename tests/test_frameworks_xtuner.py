@@ -1,15 +1,14 @@
 """Proves what is read of XTuner's configs and commands, and that what is not modelled is said."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from framework_cases import changed, read_text, unclear_text
 
-from memplan.frameworks.checking import check_file
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.reading import framework_of, read_target
+from memplan.frameworks.reading import framework_of
 from memplan.frameworks.xtuner_configs import TABLE, own
-from memplan.spec.reading import JobInput
 
 CONFIG = """import torch
 from mmengine.optim import AmpOptimWrapper
@@ -52,26 +51,7 @@ START, END = CONFIG.index("        quantization_config"), CONFIG.index("    ),\n
 FULL = (CONFIG[:START] + CONFIG[END:]).replace(
     '    lora=dict(type=LoraConfig, r=16, lora_alpha=32, lora_dropout=0.1, bias="none", task_type="CAUSAL_LM"),\n', ""
 )
-ON_A_CARD = {"gpu": "h100-80gb"}
-
-
-def read(tmp_path: Path, text: str, name: str = "config.py", **options: Any) -> JobInput:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return read_target(str(path), options)
-
-
-def changed(old: str, new: str, text: str = CONFIG) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-def unclear(tmp_path: Path, text: str, name: str = "config.py", **options: Any) -> str:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    found = check_file(str(path), {**ON_A_CARD, **options})
-    assert found.fits == "unclear", found.text
-    return found.text
+read, unclear = partial(read_text, name="config.py"), partial(unclear_text, name="config.py")
 
 
 def test_config(tmp_path: Path) -> None:
@@ -92,31 +72,31 @@ def test_command_with_its_deepspeed(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text(CONFIG, encoding="utf-8")
     text = "NPROC_PER_NODE=4 xtuner train config.py --deepspeed deepspeed_zero2"
     text += " --cfg-options train_dataloader.batch_size=4"
-    job = read(tmp_path, text, "run.sh").job
+    job = read(tmp_path, text, name="run.sh").job
     assert (job.num_gpus, job.sharding, job.batch_size, job.dtype) == (4, "zero2", 4, "bf16")
     assert job.kbit_upcast is False
-    alone = read(tmp_path, "xtuner train config.py --deepspeed deepspeed_zero3_offload", "one.sh").job
+    alone = read(tmp_path, "xtuner train config.py --deepspeed deepspeed_zero3_offload", name="one.sh").job
     assert (alone.num_gpus, alone.sharding) == (1, "zero3")
-    assert unclear(tmp_path, "NPROC_PER_NODE=$N xtuner train config.py", "n.sh")
+    assert unclear(tmp_path, "NPROC_PER_NODE=$N xtuner train config.py", name="n.sh")
 
 
 def test_full_weights_are_half_where_flash_attn_loads_them(tmp_path: Path) -> None:
     job = read(tmp_path, FULL).job
     assert (job.precision, job.autocast, job.lora) == ("bf16", True, None)
-    eager = changed("torch_dtype=torch.float16,", 'attn_implementation="eager",', FULL)
+    eager = changed(FULL, "torch_dtype=torch.float16,", 'attn_implementation="eager",')
     assert read(tmp_path, eager).job.precision == "bf16-amp"
 
 
 def test_names_of_its_own(tmp_path: Path) -> None:
     text = "xtuner train internlm2_chat_7b_qlora_alpaca_512_e3 --deepspeed deepspeed_zero2"
-    job = read(tmp_path, text, "run.sh").job
+    job = read(tmp_path, text, name="run.sh").job
     assert (job.model, job.sequence_length, job.quantization) == ("internlm/internlm2-chat-7b", 512, "nf4-double")
     for name in ("mixtral_8x7b_qlora_oasst1_e3", "internlm2_5_chat_7b_qlora_alpaca_e3", "llama3_8b_dpo_custom_e3"):
         assert own(name) is None
     stems = [line.split()[0] for line in TABLE.strip().split("\n")]
     assert all(own(f"{stem}_full_custom_sft_e1") for stem in stems)
     with pytest.raises(NotKnown, match="somebodys"):
-        read(tmp_path, "xtuner train somebodys_qlora_alpaca_e3", "other.sh")
+        read(tmp_path, "xtuner train somebodys_qlora_alpaca_e3", name="other.sh")
 
 
 @pytest.mark.parametrize(
@@ -131,11 +111,11 @@ def test_names_of_its_own(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:
-    assert word in unclear(tmp_path, changed(old, new))
+    assert word in unclear(tmp_path, changed(CONFIG, old, new))
 
 
 def test_preferences(tmp_path: Path) -> None:
-    text = changed("import SupervisedFinetune", "import DPO", FULL).replace("type=SupervisedFinetune", "type=DPO")
+    text = changed(FULL, "import SupervisedFinetune", "import DPO").replace("type=SupervisedFinetune", "type=DPO")
     job = read(tmp_path, text).job
     assert (job.method, job.trainer) == ("dpo", "xtuner")
     ipo = text.replace("type=DPO,", 'type=DPO,\n    loss_type="ipo",')

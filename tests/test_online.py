@@ -55,12 +55,26 @@ def passes(found: Recipe) -> list[str]:
 # -- who runs what ----------------------------------------------------------------------------------------------------
 
 ERAS = [(name, era.since) for name, eras in TRAINERS.items() for era in eras]
+RL_ON_MEGATRON = {"nemo-rl-megatron", "verl-megatron"}
 RUNS = {
-    "ppo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7"))}
+    "ppo": {
+        "pytorch",
+        "openrlhf",
+        "verl",
+        "verl-megatron",
+        *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
+    }
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
-    "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "nemo-rl-megatron", "megatron-swift"}
+    "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "megatron-swift"}
+    | RL_ON_MEGATRON
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
-    "rloo": {"pytorch", "openrlhf", "verl", *(f"trl {since}" for since in ("0.27", "0.29", "1.7", "1.14", "1.15"))},
+    "rloo": {
+        "pytorch",
+        "openrlhf",
+        "verl",
+        "verl-megatron",
+        *(f"trl {since}" for since in ("0.27", "0.29", "1.7", "1.14", "1.15")),
+    },
     "online-dpo": {"pytorch", "trl"},
     "distill": {"pytorch", "trl", "swift 3.5", "swift 4.0"},
 }

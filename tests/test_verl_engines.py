@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
     "completion_length": 256,
     "attention": "flash",
 }
-MEGATRON = {"sharding": "distributed-optimizer", "tensor_parallel": 2}
+MEGATRON = {"trainer": "verl-megatron", "sharding": "distributed-optimizer", "tensor_parallel": 2}
 
 
 def recipe(**keys: Any) -> Any:

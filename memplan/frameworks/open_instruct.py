@@ -16,7 +16,6 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.open_instruct_grpo import read_grpo
 from memplan.frameworks.open_instruct_keys import (
     DEFAULTS,
-    DS_CONFIGS,
     HARMLESS,
     MARKS,
     METHODS,
@@ -24,10 +23,12 @@ from memplan.frameworks.open_instruct_keys import (
     OF_DPO,
     OF_GRPO,
     OLD_NAMES,
+    STAGE_2,
     STAGE_3,
     TARGETS,
 )
-from memplan.frameworks.open_instruct_launch import program_of, trainings, with_config, with_deepspeed
+from memplan.frameworks.open_instruct_launch import program_of, trainings, with_config
+from memplan.frameworks.shipped import shipped
 from memplan.frameworks.transformers import only_launch, read_launcher
 
 
@@ -57,7 +58,7 @@ def read(document: Document, draft: Draft) -> None:
     read_arguments(_in_new_names(with_config(launch, draft)), draft, program, f"{launch.where}: {launch.program}")
     if METHODS[program] == "grpo":
         return  # Ray starts the learners
-    read_launcher(with_deepspeed(launch, draft), draft)
+    read_launcher(launch, draft)
     if "quantization" in draft.values and draft.facts.get("amp", ("no",))[0] == "no":
         why = "not said: a quantised model then runs in fp32 around flash attention in bf16, and bf16 is counted"
         draft.warn("mixed_precision", launch.where, why, "precision")
@@ -212,13 +213,20 @@ def _optimizer(keys: Keys, method: str) -> None:
 def _own_zero(keys: Keys) -> None:
     """``--zero_stage`` of dpo_tune_cache.py (build_deepspeed_config)."""
     stage = keys.whole("zero_stage")
-    name = STAGE_3 if stage == 3 else "stage2_no_offloading_accelerate.conf"
-    zero = {**DS_CONFIGS[name]["zero_optimization"], "stage": stage}
+    values = _config(STAGE_3 if stage == 3 else STAGE_2).values
+    zero = {**values["zero_optimization"], "stage": stage}
     zero |= {key: {"device": "cpu"} for key in ("offload_optimizer", "offload_param") if keys.flag(key)}
     if stage == 3:
         zero["zero_hpz_partition_size"] = keys.whole("zero_hpz_partition_size") or 8
     where = keys.settings.where("zero_stage")
-    deepspeed.read_settings(Settings(where, {**DS_CONFIGS[name], "zero_optimization": zero}), keys.draft)
+    deepspeed.read_settings(Settings(where, {**values, "zero_optimization": zero}), keys.draft)
+
+
+def _config(name: str) -> Settings:
+    """DeepSpeed's config that open-instruct ships under this name."""
+    found = shipped(name)
+    assert found is not None, name
+    return found.settings
 
 
 def _as_shipped(draft: Draft, path: str) -> None:
@@ -231,7 +239,7 @@ def _as_shipped(draft: Draft, path: str) -> None:
         said = {"sharding", "zero_stage"} & (draft.given | draft.values.keys())
         why = Origin(ASSUMED, f"open-instruct's own scripts launch its files with {STAGE_3} and bf16")
         if several and not said and "quantization" not in draft.values:
-            deepspeed.read_settings(Settings(STAGE_3, DS_CONFIGS[STAGE_3]), draft)
+            deepspeed.read_settings(_config(STAGE_3), draft)
             draft.origins["sharding"] = why
         draft.facts.setdefault("amp", ("bf16", why))
 

@@ -72,27 +72,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
 
-_ZERO: dict[str, Any] = {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto"}
-_ZERO_3: dict[str, Any] = {
-    **_ZERO,
-    "stage": 3,
-    "sub_group_size": 1e9,
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9,
-}
-_ON_HOST = {key: {"device": "cpu", "pin_memory": True} for key in ("offload_optimizer", "offload_param")}
-_AUTO: dict[str, Any] = {"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}
-_ADAMW = {"optimizer": {"type": "AdamW", "params": {}}}
-STAGE_3 = "stage3_no_offloading_accelerate.conf"
-DS_CONFIGS: dict[str, dict[str, Any]] = {
-    "stage2_no_offloading_accelerate.conf": {**_AUTO, "zero_optimization": {**_ZERO, "stage": 2}},
-    STAGE_3: {**_AUTO, "zero_optimization": _ZERO_3},
-    "stage3_no_offloading.conf": {**_AUTO, **_ADAMW, "zero_optimization": _ZERO_3},
-    "stage3_offloading_accelerate.conf": {**_AUTO, "zero_optimization": {**_ZERO_3, **_ON_HOST}},
-    "stage3_offloading.conf": {**_AUTO, **_ADAMW, "zero_optimization": {**_ZERO_3, **_ON_HOST}},
-}
+STAGE_2, STAGE_3 = (f"ds_configs/stage{stage}_no_offloading_accelerate.conf" for stage in (2, 3))
 """configs/ds_configs: what scripts name, and a file of its own seldom stands beside."""
 
 MARKS = words(

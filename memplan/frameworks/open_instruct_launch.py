@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import deepspeed
 from memplan.frameworks.base import Draft
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.launch import Launch, launch_of, launches
-from memplan.frameworks.open_instruct_keys import DS_CONFIGS, ELSEWHERE, METHODS, OWN_NAMES
+from memplan.frameworks.open_instruct_keys import ELSEWHERE, METHODS, OWN_NAMES
 from memplan.frameworks.shell import Command, Word, options_of
 
 
@@ -83,25 +82,5 @@ def with_config(launch: Launch, draft: Draft) -> Settings:
     return draft.follow(arguments, "config", first).settings.under(values, arguments)
 
 
-def with_deepspeed(launch: Launch, draft: Draft) -> Launch:
-    """The command without the name of DeepSpeed's file where that is open-instruct's own and not there: as it ships."""
-    path = launch.options.values.get("deepspeed_config_file")
-    shipped = DS_CONFIGS.get(PurePosixPath(str(path)).name)
-    if shipped is None or "deepspeed" in draft.beside:
-        return launch
-    try:
-        draft.follow(launch.options, "deepspeed_config_file", str(path))
-    except InvalidJob:
-        where = launch.options.where("deepspeed_config_file")
-        draft.remarks.append(f"{where}: {str(path)[:80]} is not here: read as open-instruct has it")
-        deepspeed.read_settings(Settings(f"{where}: {str(path)[:80]}", shipped), draft)
-        values = {key: value for key, value in launch.options.values.items() if key not in OF_ZERO}
-        return replace(launch, options=replace(launch.options, values=values))
-    return launch
-
-
 SWITCHES = ("use_flash_attn", "gradient_checkpointing", "use_lora", "use_qlora", "packing", "load_ref_policy",
              "concatenated_forward", "fused_optimizer")  # fmt: skip
-
-
-OF_ZERO = ("deepspeed_config_file", "use_deepspeed")

@@ -1,6 +1,7 @@
 """DeepSpeed configs that come with a framework and are named by their path in it, where a user's project holds none.
 
-Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/, XTuner 0.1.23 configs/deepspeed/.
+Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/, XTuner 0.1.23 configs/deepspeed/,
+allenai/open-instruct@e6c3044 configs/ds_configs/.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _FLAT: dict[str, Any] = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8
 _ZERO2: dict[str, Any] = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True,
                           "overlap_comm": True}  # fmt: skip
 _XTUNER: dict[str, Any] = {"overlap_comm": True}
+_OPEN: dict[str, Any] = {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto"}
+_OPEN_3: dict[str, Any] = {**_OPEN, **_AUTO, "stage": 3, "sub_group_size": 1e9, "stage3_max_live_parameters": 1e9,
+                           "stage3_max_reuse_distance": 1e9}  # fmt: skip
 _BF16 = {"bf16": {"enabled": True}}
 ZERO: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "deepspeed_configs/zero1.json": ("Axolotl", {"stage": 1, "overlap_comm": True}),
@@ -52,17 +56,27 @@ ZERO: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "xtuner/deepspeed_zero3.json": ("XTuner", {"stage": 3, **_XTUNER}),
     "xtuner/deepspeed_zero3_offload.json": (
         "XTuner", {"stage": 3, **_XTUNER, "offload_optimizer": _CPU, "offload_param": _CPU}),
+    "ds_configs/stage2_no_offloading_accelerate.conf": ("open-instruct", {"stage": 2, **_OPEN}),
+    "ds_configs/stage3_no_offloading_accelerate.conf": ("open-instruct", _OPEN_3),
+    "ds_configs/stage3_no_offloading.conf": ("open-instruct", _OPEN_3),
+    "ds_configs/stage3_offloading_accelerate.conf": (
+        "open-instruct", {**_OPEN_3, "offload_optimizer": _CPU, "offload_param": _CPU}),
+    "ds_configs/stage3_offloading.conf": (
+        "open-instruct", {**_OPEN_3, "offload_optimizer": _CPU, "offload_param": _CPU}),
 }  # fmt: skip
 """``zero_optimization`` by path, and whose it is."""
+_ADAMW = {"optimizer": {"type": "AdamW", "params": {}}}
+_MORE = dict.fromkeys(("ds_configs/stage3_no_offloading.conf", "ds_configs/stage3_offloading.conf"), _ADAMW)
 
 
 def shipped(reference: str) -> Document | None:
     """The config that comes with a framework under this path."""
     name = "/".join(reference.replace("\\", "/").split("/")[-2:])
     name = f"examples/{name}" if name.startswith("deepspeed/") else name
+    name = f"ds_configs/{name.rpartition('/')[2]}" if name.endswith(".conf") else name
     if name not in ZERO:
         return None
     whose, zero = ZERO[name]
     path = f"{whose}'s {name}"
     dtypes = _BF16 if "bf16" in name else {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    return Document(path, "json", Settings(path, {"zero_optimization": zero, **dtypes}))
+    return Document(path, "json", Settings(path, {"zero_optimization": zero, **dtypes, **_MORE.get(name, {})}))

@@ -48,10 +48,11 @@ def read(document: Document, draft: Draft) -> None:
     framework = FRAMEWORK._replace(title=title, version=version if title == "verl" else "0.3")
     draft.read[-1:] = [f"{framework.label} ({document.path})"]
     keys = VerlKeys(draft, found.settings, framework, changed(usual, version))
-    draft.put("trainer", "verl", Origin(FILE, f"{keys.settings.path}: {title}'s settings"))
     if version != FRAMEWORK.version:
         draft.put("trainer_version", version, Origin("trainer", f"the settings are {title} {framework.version}'s"))
     {RL: read_rl, SFT: read_old_sft, ENGINE: read_sft}[found.kind](keys, found)
+    name = draft.facts.get("verl trainer", "verl")
+    draft.put("trainer", name, Origin(FILE, f"{keys.settings.path}: {title}'s settings"))
     _close(keys)
 
 

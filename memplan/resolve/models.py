@@ -50,7 +50,7 @@ def policy_model(given: JobInput, job: Job, notes: Notes) -> ModelSpec:
 def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Trainer, ModelSpec]:
     """Method, trainer, and the model with the head that they train. Raises InvalidJob where one cannot have another."""
     spec = policy_model(given, job, notes)
-    method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "", on_megatron(job))
+    method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
     check_method(method, trainer, job.trainer_version or "")
     if is_newer(job.trainer, job.trainer_version or ""):
         notes.remark(
@@ -60,12 +60,6 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
     check_task(job, method, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     return method, trainer, trained_without_dropout(job, trainer, spec, notes)
-
-
-def on_megatron(job: Job) -> bool:
-    """Whether the job asks for Megatron's engine: by its optimizer, or by degrees of parallelism under DDP."""
-    degrees = (job.tensor_parallel, job.pipeline_parallel, job.expert_parallel, job.expert_tensor_parallel)
-    return job.sharding == "distributed-optimizer" or (job.sharding == "ddp" and max(degrees) > 1)
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.tables.trainer import Trainer
+from memplan.tables.trainers import on_megatron
 
 
 def with_framework(job: Job, notes: Notes) -> Job:
@@ -88,13 +89,13 @@ def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) 
     given = [key for key in DEGREES if getattr(job, key) > 1]
     if not given or trainer.megatron:
         return
-    from memplan.resolve.native import MEGATRON, native
+    from memplan.resolve.native import native
 
     if native(job, trainer, split, spec):
         return
     raise InvalidJob(
         f"{given[0]}: {getattr(job, given[0])} with {trainer.title} and sharding {split.name} is not modelled",
-        f"use {MEGATRON}, or leave {given[0]} out",
+        f"use trainer: {on_megatron(trainer.name)}, with sharding distributed-optimizer, or leave {given[0]} out",
     )
 
 

@@ -8,6 +8,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.precisions import PRECISIONS, Precision
 from memplan.tables.trainer import Trainer
+from memplan.tables.trainers import on_megatron
 from memplan.units import DTYPE_BYTES
 
 
@@ -46,7 +47,7 @@ def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
     if name == "distributed-optimizer" and not trainer.megatron:
         raise InvalidJob(
             f"sharding: distributed-optimizer is Megatron's, and {trainer.title} does not run on it",
-            "use trainer megatron, or zero_stage 1",
+            f"use trainer {on_megatron(trainer.name)}, or zero_stage 1",
         )
     if name == "none" and job.num_gpus > 1:
         notes.remark(f"sharding none on {job.num_gpus} GPUs: each GPU is a job of its own")

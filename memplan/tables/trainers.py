@@ -53,6 +53,7 @@ NEWEST = {
     "llamafactory": "0.9.5",
     "openrlhf": "0.11",
     "verl": "0.9",
+    "verl-megatron": "0.9",
     "litgpt": "0.5",
 }
 """The newest version of a trainer that was read. Those without a name here are read at one commit."""
@@ -64,13 +65,15 @@ def is_newer(name: str, version: str) -> bool:
     return bool(newest) and version_key(version)[: len(newest)] > newest
 
 
-def find_trainer(name: str, version: str = "", megatron: bool = False) -> Trainer:
-    """The era of a trainer that a version falls in; the newest without a version, the first for older ones.
-    ``megatron``: as it is where Megatron runs it, of a trainer with several engines."""
-    if megatron and name in trainers_of_others.ON_MEGATRON:
-        return trainers_of_others.ON_MEGATRON[name]
+def find_trainer(name: str, version: str = "") -> Trainer:
+    """The era of a trainer that a version falls in; the newest without a version, the first for older ones."""
     eras = TRAINERS[name]
     if not version:
         return eras[-1]
     fitting = [era for era in eras if version_key(era.since) <= version_key(version)]
     return fitting[-1] if fitting else eras[0]
+
+
+def on_megatron(name: str) -> str:
+    """The trainer on Megatron that a trainer's users have: its own, else Megatron-LM."""
+    return next((each for each in (f"{name}-megatron", f"megatron-{name}") if each in TRAINERS), "megatron")

@@ -65,20 +65,6 @@ _VERL = Trainer(
     switches=VERL,
     source="verl 0.9 workers/engine/fsdp/transformer_impl.py, utils/torch_functional.py: logprobs_from_logits",
 )
-ON_MEGATRON = {
-    "verl": _VERL._replace(
-        runs_on="megatron",
-        optimizer_impl="fused",
-        checkpointing=Checkpointing(),
-        parallelism=Parallelism("distributed-optimizer"),
-        loss=Loss(heads={"*": "megatron-log-probs"}),
-        logits=_FP32_LOGITS,
-        entropy=Entropy("clone", scoring=True),
-        switches=MEGATRON,
-        source="verl 0.6 workers/megatron_workers.py, actor/megatron_actor.py, utils/megatron/tensor_parallel.py",
-    )
-}
-"""Trainers with an engine on Megatron beside another, as they are there."""
 ROWS = (
     Trainer(
         "llamafactory",
@@ -210,5 +196,18 @@ ROWS = (
         loss=Loss(heads={"*": "shared-softmax"}),
         entropy=_SLIME.entropy._replace(by="shared"),
         source="THUDM/slime@624b824 utils/ppo_utils.py: _VocabParallelLogProbEntropy",
+    ),
+    _VERL._replace(
+        name="verl-megatron",
+        title="verl on Megatron",
+        runs_on="megatron",
+        optimizer_impl="fused",
+        checkpointing=Checkpointing(),
+        parallelism=Parallelism("distributed-optimizer"),
+        loss=Loss(heads={"*": "megatron-log-probs"}),
+        logits=_FP32_LOGITS,
+        entropy=Entropy("clone", scoring=True),
+        switches=MEGATRON,
+        source="verl 0.6 workers/megatron_workers.py, actor/megatron_actor.py, utils/megatron/tensor_parallel.py",
     ),
 )
