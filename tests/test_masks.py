@@ -54,3 +54,18 @@ def test_mamba_multiplies_by_the_mask_that_it_is_given() -> None:
     padded = estimate({**job, "trainer": "pytorch", "padded": True}).per_gpu.phases["backward"]
     assert given > bare
     assert padded > bare
+
+
+def test_the_residual_streams_gradient_is_gone_when_the_tied_heads_is_added() -> None:
+    """At the sum there are three gradients of the vocabulary's size, and nothing of the tokens."""
+    config = {**MISTRAL, "tie_word_embeddings": True, "vocab_size": 64000, "sliding_window": None}
+    job = {"model": config, "trainer": "pytorch", "method": "sft", "optimizer": "sgd", "precision": "bf16"}
+    small, large = (
+        estimate({**job, "sequence_length": length, "batch_size": 1, "freeze": []}).per_gpu for length in (32, 64)
+    )
+    assert small.peak_instant == large.peak_instant == "policy.embedding-backward"
+    tokens = 32 * 256 * 2
+    assert large.allocated_bytes - small.allocated_bytes < tokens
+    one_gpu = estimate({**job, "sequence_length": 64, "batch_size": 1, "gpu": "h200"}).per_gpu
+    row = next(row for row in one_gpu.ledger if row.name == "gradient of the residual stream, embedding")
+    assert row.bytes == 2 * tokens, "a card adds in place, while the embedding's own backward runs"
