@@ -284,8 +284,14 @@ def test_falcon_s_linears_are_no_plain_ones() -> None:
 
 @pytest.mark.parametrize("sharding", ["fsdp", "fsdp2"])
 def test_fsdp_offloads_packed_weights_too_but_not_their_scales(sharding: str) -> None:
-    job = {"model": "llama-3.1-8b", "trainer": "transformers", "sharding": sharding, "num_gpus": 2, "lora": {"r": 8}}
-    job |= {"quantization": "nf4-double", "precision": "bf16", "gradient_checkpointing": "full"}
+    job: dict[str, Any] = {"model": "llama-3.1-8b", "trainer": "transformers", "method": "sft", "lora": {"r": 8}}
+    job |= {
+        "sharding": sharding,
+        "num_gpus": 2,
+        "quantization": "nf4-double",
+        "precision": "bf16",
+        "gradient_checkpointing": "full",
+    }
     kept, away = (estimate({**job, **more}).per_gpu for more in ({}, {"fsdp": {"cpu_offload": True}}))
     places = {row.name: row.place for row in away.ledger if "quantised weights of the policy" in row.name}
     assert places["quantised weights of the policy"] == "host"
