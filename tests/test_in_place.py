@@ -19,7 +19,8 @@ def test_a_real_device_adds_in_place(method: str, model: str) -> None:
     more = [after - before - workspaces for before, after in zip(traced.totals(), real.totals(), strict=True)]
     assert max(more) <= 0
     if model == "llama-3.2-1b":
-        assert min(more) <= -128256 * 2048 * 2, "the tied embedding's gradient is added to the head's"
+        tokens = 2 * 1024  # whose gradient is gone where the sum is another tensor, and not where it is in place
+        assert min(more) <= -(128256 - tokens) * 2048 * 2, "the tied embedding's gradient is added to the head's"
 
 
 def test_the_math_kernel_asks_each_score_whether_it_is_minus_infinity() -> None:

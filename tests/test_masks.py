@@ -54,3 +54,30 @@ def test_mamba_multiplies_by_the_mask_that_it_is_given() -> None:
     padded = estimate({**job, "trainer": "pytorch", "padded": True}).per_gpu.phases["backward"]
     assert given > bare
     assert padded > bare
+
+
+def test_the_residual_streams_gradient_is_gone_when_the_tied_heads_is_added() -> None:
+    """At the sum there are three gradients of the vocabulary's size, and nothing of the tokens."""
+    config = {**MISTRAL, "tie_word_embeddings": True, "vocab_size": 64000, "sliding_window": None}
+    job = {"model": config, "trainer": "pytorch", "method": "sft", "optimizer": "sgd", "precision": "bf16"}
+    small, large = (
+        estimate({**job, "sequence_length": length, "batch_size": 1, "freeze": []}).per_gpu for length in (32, 64)
+    )
+    assert small.peak_instant == large.peak_instant == "policy.embedding-backward"
+    tokens = 32 * 256 * 2
+    assert large.allocated_bytes - small.allocated_bytes < tokens
+    one_gpu = estimate({**job, "sequence_length": 64, "batch_size": 1, "gpu": "h200"}).per_gpu
+    row = next(row for row in one_gpu.ledger if row.name == "gradient of the residual stream, embedding")
+    assert row.bytes == 2 * tokens, "a card adds in place, while the embedding's own backward runs"
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel"),
+    [("4.45", "repeated"), ("4.48", "repeated"), ("4.53", "repeated"), ("4.54", "grouped"), ("5.0", "grouped")],
+)
+def test_transformers_before_4_54_repeats_keys_before_sdpa(version: str, kernel: str) -> None:
+    config = {**MISTRAL, "num_key_value_heads": 1, "sliding_window": None}
+    job = {"model": config, "trainer": "transformers", "trainer_version": version, "method": "sft"}
+    rows = estimate({**job, "precision": "fp32", "sequence_length": LENGTH}).per_gpu.ledger
+    labels = {row.name.partition(",")[0] for row in rows}
+    assert ("attention scores" in labels or "attention probabilities" in labels) is (kernel == "grouped")

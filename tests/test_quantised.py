@@ -22,6 +22,7 @@ from memplan.spec.parts import Linear
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.quantizations import QUANTIZATIONS
+from memplan.units import GiB
 
 SAVED = json.loads((Path(__file__).parent / "data/adapters/saved_by_nf4_layers.json").read_text())["rows"]
 MEASURED: dict[str, Any] = {
@@ -279,3 +280,22 @@ def test_falcon_s_linears_are_no_plain_ones() -> None:
     assert any("type(module) is nn.Linear" in said for said in recipe(model, quantization="nf4").provenance.warnings)
     old = recipe(model, quantization="nf4", trainer="trl", trainer_version="0.19")
     assert not any("type(module)" in said for said in old.provenance.warnings)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp2"])
+def test_fsdp_offloads_packed_weights_too_but_not_their_scales(sharding: str) -> None:
+    job: dict[str, Any] = {"model": "llama-3.1-8b", "trainer": "transformers", "method": "sft", "lora": {"r": 8}}
+    job |= {
+        "sharding": sharding,
+        "num_gpus": 2,
+        "quantization": "nf4-double",
+        "precision": "bf16",
+        "gradient_checkpointing": "full",
+    }
+    kept, away = (estimate({**job, **more}).per_gpu for more in ({}, {"fsdp": {"cpu_offload": True}}))
+    places = {row.name: row.place for row in away.ledger if "quantised weights of the policy" in row.name}
+    assert places["quantised weights of the policy"] == "host"
+    assert places["scales of the quantised weights of the policy"] == "gpu"
+    packed = next(row.bytes for row in kept.ledger if row.name == "quantised weights of the policy")
+    assert packed > 1.5 * GiB
+    assert kept.phases["step"] - away.phases["step"] >= packed

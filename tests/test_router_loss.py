@@ -220,3 +220,25 @@ def test_models_without_routers_know_no_such_loss() -> None:
     dense = parse_config({"model_type": "llama", **SHAPE}, "cut")
     sparse = parse_config({**MIXTRAL}, "cut")
     assert (dense.router_loss, sparse.router_loss) == ("none", "off")
+
+
+@pytest.mark.parametrize("family", ["granitemoe", "phimoe"])
+@pytest.mark.parametrize(
+    ("keys", "runs"),
+    [
+        ({"method": "sft"}, False), ({"method": "dpo"}, False), ({"method": "sft", "trainer_version": "1.9"}, False),
+        ({"method": "sft", "router_aux_loss": False}, True), ({"method": "dpo", "trainer_version": "1.9"}, True),
+        ({"method": "orpo"}, True), ({"method": "sft", "trainer": "transformers"}, True),
+    ],
+)  # fmt: skip
+def test_trl_fails_where_its_own_loss_asks_a_config_for_num_experts(
+    family: str, keys: dict[str, Any], runs: bool
+) -> None:
+    job = {"trainer": "trl", "model": {"model_type": family}, **keys}
+    if runs:
+        assert resolve(read_job(job)).model.family == family
+        return
+    with pytest.raises(InvalidJob) as caught:
+        resolve(read_job(job))
+    assert "reads num_experts" in caught.value.message
+    assert "router_aux_loss_coef: 0" in caught.value.hint

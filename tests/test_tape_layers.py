@@ -284,3 +284,16 @@ def test_lora_follows_one_rule_in_every_family(family: str, x: Shape) -> None:
     narrow = sum(shared.values()) - shared["o_proj"] + 2 * RANK * len(layer.linears)
     assert lora(x, layer, BF16, adapter(layer, 4)) == pytest.approx(frozen + wide, rel=1e-12)
     assert lora(x, layer, BF16, adapter(layer, 2)) == pytest.approx(frozen + narrow, rel=1e-12)
+
+
+def test_autocast_keeps_no_copy_of_falcons_weights_which_are_multiplied_as_views() -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64}
+    autocast = Mode(Numerics(4, autocast=2), Operators("sdpa"))
+    falcon, neox = (
+        trace_layer(
+            parse_config({"model_type": family, **sizes, **more}, "cut").runs[0].layer, autocast, 1, 64, "checkpoint"
+        )
+        for family, more in (("falcon", {"new_decoder_architecture": False}), ("gpt_neox", {"intermediate_size": 512}))
+    )
+    assert falcon.casts == 0
+    assert neox.casts > 0

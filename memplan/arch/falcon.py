@@ -62,8 +62,8 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
 
 
 def _adding(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
-    """``FalconLinear``: a product, to which a bias is added."""
-    return tuple(linear.model_copy(update={"adds_bias": linear.bias}) for linear in linears)
+    """``FalconLinear``: a product with a view of the weight, to which a bias is added."""
+    return tuple(linear.model_copy(update={"adds_bias": linear.bias, "multiplies_view": True}) for linear in linears)
 
 
 def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:

@@ -21,7 +21,7 @@ from memplan.engine.parallel.fsdp2.units import (
 )
 from memplan.engine.parallel.sharding import gradient_mode, second_mode
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
-from memplan.engine.resident_models import reference_pass, teacher_pass
+from memplan.engine.resident_models import reference_pass, repeats_keys, teacher_pass
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import GradientMode, PassStyle
 from memplan.units import ceil_div
@@ -29,8 +29,6 @@ from memplan.units import ceil_div
 
 def policy_mode(recipe: Recipe) -> Mode:
     """How the policy's modules run."""
-    models, flash = recipe.trainer.models, recipe.operators.attention == "flash"
-    repeats = models.repeats or (flash and recipe.model.family in models.repeats_flash)
     return Mode(
         numerics=recipe.numerics,
         operators=recipe.operators,
@@ -49,7 +47,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         flat=flat_mode(recipe),
         in_place=recipe.hardware.gpu is not None,
         loops_experts=_loops_experts(recipe),
-        repeats_keys=repeats,
+        repeats_keys=repeats_keys(recipe),
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
         ulysses=recipe.divided.context > 1 and recipe.trainer.parallelism.ulysses,

@@ -176,7 +176,7 @@ def enter_frozen(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Hel
         _enter_stored(ledger, recipe, f"frozen weights of the {owner}", "parameters", frozen, held)
         return
     packed = [weight for weight in frozen if weight.quantised_by(base)]
-    enter_quantised(ledger, base, "the policy", "parameters", packed, held.parameter_shards)
+    enter_quantised(ledger, base, "the policy", "parameters", packed, held.parameter_shards, place_of(recipe))
     rest = [weight for weight in frozen if not weight.quantised_by(base)]
     why = f"embeddings, head, norms and biases are not quantised{'' if base.experts else ', stacked experts neither'}"
     _enter_stored(ledger, recipe, "unquantised weights of the policy", "parameters", rest, held, why)
@@ -196,11 +196,19 @@ def enter_frozen(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Hel
 
 
 def enter_quantised(
-    ledger: Ledger, base: Quantised, owner: str, category: str, weights: list[Weight], shards: int = 1
+    ledger: Ledger,
+    base: Quantised,
+    owner: str,
+    category: str,
+    weights: list[Weight],
+    shards: int = 1,
+    place: str = "gpu",
 ) -> int:
     """The tensors that quantised matrices become, each rounded up as the allocator does; returns their bytes.
 
     ``shards``: packed weights are split over so many ranks (FSDP); scales are no parameters, and whole on each.
+    ``place``: where FSDP has what is packed, a parameter as any; scales stay on the card, where they were made
+    (AnswerDotAI/fsdp_qlora train.py: ``type(param)(value.data.to("cpu"), **value.__dict__)``).
     """
     packed = scales = elements = 0
     for weight in weights:
@@ -211,14 +219,20 @@ def enter_quantised(
         packed, scales = packed + ceil_div(first, shards) * matrices, scales + sum(rest) * matrices
         elements += weight.elements * weight.copies
     scheme = base.scheme
-    for label, size, why in (
-        ("quantised weights", packed, f"{scheme.title}: {scheme.bits} bits for each weight of the layers' linears"),
-        ("scales of the quantised weights", scales, "scales, zeros and codes, rounded up to 512 bytes a tensor"),
+    for label, size, where, why in (
+        (
+            "quantised weights",
+            packed,
+            place,
+            f"{scheme.title}: {scheme.bits} bits for each weight of the layers' linears",
+        ),
+        ("scales of the quantised weights", scales, "gpu", "scales, zeros and codes, rounded up to 512 bytes a tensor"),
     ):
         ledger.add(
             f"{label} of {owner}",
             category,
             size,
+            place=where,
             template="elements × bytes per element",
             numbers=(elements, round(size / max(elements, 1), 6)),
             why=why,

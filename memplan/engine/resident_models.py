@@ -14,6 +14,13 @@ from memplan.spec.groups import Operators, Resident
 from memplan.spec.recipe import Recipe
 
 
+def repeats_keys(recipe: Recipe) -> bool:
+    """Whether the classes of the trainer's time repeat keys and values before the kernel that runs."""
+    models, kernel = recipe.trainer.models, recipe.operators.attention
+    named = recipe.model.family in models.repeats_flash
+    return models.repeats or (kernel == "flash" and named) or (kernel == "sdpa" and models.repeats_sdpa)
+
+
 def reference_pass(recipe: Recipe, rows: int) -> TracedPass | None:
     """The no-grad forward that scores the batch with the reference; None when nothing is scored in the step."""
     if not has_reference_pass(recipe):
@@ -40,6 +47,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         Operators(recipe.operators.attention),
         trained=unfrozen,
         padded=recipe.batch.padded,
+        repeats_keys=repeats_keys(recipe),
         quantised=quantised,
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,

@@ -8,6 +8,7 @@ from memplan.spec.groups import Loss
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.routing import RouterLoss
+from memplan.tables.families import WITHOUT_NUM_EXPERTS
 from memplan.tables.methods import Method
 from memplan.tables.styles import RouterUse
 from memplan.tables.trainer import Trainer, by_method
@@ -15,6 +16,8 @@ from memplan.tables.trainer import Trainer, by_method
 KEY = "router_aux_loss"
 READING = ("model", "always", "recorded")
 """Ways of a trainer whose loss can have the term (``Loss.router_term`` of its row)."""
+OWN_BALANCE = ("fused", "chunked-nll")
+"""Heads of TRL that make it of ``text_config.num_experts`` (trl 1.16 trainer/utils.py, 1.9 trainer/sft_trainer.py)."""
 
 
 def with_router_loss(
@@ -28,10 +31,11 @@ def with_router_loss(
     notes: Notes,
 ) -> Loss:
     """The loss, with where the routers' is made. Raises InvalidJob where that is asked for and cannot be."""
-    return loss._replace(router=_router_loss(job, trainer, method, spec, in_megatron, reference, notes))
+    return loss._replace(router=_router_loss(loss, job, trainer, method, spec, in_megatron, reference, notes))
 
 
 def _router_loss(
+    loss: Loss,
     job: Job,
     trainer: Trainer,
     method: Method,
@@ -58,6 +62,12 @@ def _router_loss(
     if asked is None and read:
         why = "the model's output_router_logits" if told else f"{trainer.title} asks for it wherever a class has one"
         notes.fill(KEY, True, "default" if told else "trainer", why)
+    if read and loss.head in OWN_BALANCE and trainer.name == "trl" and spec.family in WITHOUT_NUM_EXPERTS:
+        raise InvalidJob(
+            f"{KEY}: {trainer.title} fails on {spec.family} with it: its loss reads num_experts, which the config of "
+            "this type does not have",
+            f"{KEY}: false, which is router_aux_loss_coef: 0 in TRL's own arguments",
+        )
     stacked = trainer.models.transformers_4
     if read or made:
         hot = f"a one-hot mask of {_one_hot(job, spec):,} bytes for each sequence"

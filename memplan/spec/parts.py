@@ -41,6 +41,8 @@ class Linear(Described):
     bias: bool = False
     adds_bias: bool = False
     """The bias is added behind the product (``FalconLinear``)."""
+    multiplies_view: bool = False
+    """The product is with ``weight.T`` (``FalconLinear``), of which autocast keeps no copy: it is a view."""
     bypassed: bool = False
     """Its class reads the weight itself, past any adapter, which so never gets a gradient (Mamba's dt_proj)."""
     transposed: bool = False

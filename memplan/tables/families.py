@@ -59,3 +59,6 @@ their probabilities alone; GPT-2's and BERT's attention reads ``self.dropout.p``
 MASK_AS_GIVEN = frozenset(("mamba", "falcon_mamba"))
 """Types whose mixers multiply by the batch's mask though it be all ones, which others ask about first
 (transformers 5.23 models/mamba/modeling_mamba.py; masking_utils.py: create_recurrent_attention_mask)."""
+
+WITHOUT_NUM_EXPERTS = frozenset(("granitemoe", "granitemoehybrid", "granitemoeshared", "phimoe"))
+"""Types whose config says num_local_experts alone (transformers 5.23 models/*/configuration_*.py: no attribute_map)."""

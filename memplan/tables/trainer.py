@@ -33,6 +33,9 @@ class ModelClasses(NamedTuple):
     checkpoints itself, within its unit; experts are modules of their own."""
     repeats_flash: tuple[str, ...] = ()
     """Model types that repeat keys and values for flash attention, as for eager."""
+    repeats_sdpa: bool = False
+    """They repeat keys and values before SDPA whether or not there is a mask (transformers 4.53 and before,
+    integrations/sdpa_attention.py; from 4.54 on ``use_gqa_in_sdpa`` asks for grouped heads instead)."""
     repeats: bool = False
     """Its attention repeats keys and values, whatever the kernel."""
     unties: bool = False

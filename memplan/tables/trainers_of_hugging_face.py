@@ -43,7 +43,7 @@ _TRANSFORMERS_4_0 = Trainer(
     since="4.0",
     runs_on="accelerate",
     methods=Methods(("sft",)),
-    models=ModelClasses(transformers_4=True, repeats_flash=_REPEATING),
+    models=ModelClasses(transformers_4=True, repeats_sdpa=True, repeats_flash=_REPEATING),
     numerics=_AMP,
     checkpointing=Checkpointing(on_if_quantised=True, reentrant=True),
     parallelism=Parallelism(syncs_each_batch=False),
@@ -61,7 +61,7 @@ _TRANSFORMERS_4_46 = _TRANSFORMERS_4_0._replace(
 )
 _TRANSFORMERS_4_48 = _TRANSFORMERS_4_46._replace(
     since="4.48",
-    models=ModelClasses(transformers_4=True),
+    models=ModelClasses(transformers_4=True, repeats_sdpa=True),
     source="transformers 4.48 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py",
 )
 _TRANSFORMERS_4_49 = _TRANSFORMERS_4_48._replace(
@@ -69,7 +69,12 @@ _TRANSFORMERS_4_49 = _TRANSFORMERS_4_48._replace(
     loss=Loss(heads={"*": "cross-entropy"}, liger_heads={"sft": "liger"}),
     source="transformers 4.53 trainer.py: adamw_torch, from_pretrained loads fp32; loss/loss_utils.py: labels",
 )
-_TRANSFORMERS_5_0 = _TRANSFORMERS_4_49._replace(
+_TRANSFORMERS_4_54 = _TRANSFORMERS_4_49._replace(
+    since="4.54",
+    models=ModelClasses(transformers_4=True),
+    source="transformers 4.54 integrations/sdpa_attention.py: use_gqa_in_sdpa; trainer.py as before",
+)
+_TRANSFORMERS_5_0 = _TRANSFORMERS_4_54._replace(
     since="5.0",
     models=ModelClasses(),
     numerics=_AMP._replace(weights="checkpoint"),
@@ -108,7 +113,7 @@ _TRL_0_7 = Trainer(
     methods=Methods(
         first_versions={"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}, ended={"ppo": "1.13"}
     ),
-    models=ModelClasses(transformers_4=True),
+    models=ModelClasses(transformers_4=True, repeats_sdpa=True),  # TRL before 0.19 came out beside transformers 4.52
     numerics=_AMP,
     optimizer_impl="fused",
     checkpointing=Checkpointing(reentrant=True),
@@ -149,6 +154,7 @@ _TRL_0_16 = _TRL_0_7._replace(
 )
 _TRL_0_19 = _TRL_0_16._replace(
     since="0.19",
+    models=ModelClasses(transformers_4=True),
     logits=_TRL_0_16.logits._replace(hidden_states=True),
     entropy=Entropy(used_as=_GROUP_ENTROPY),
     reference=_TRL_0_16.reference._replace(by_method=NO_KL),
@@ -214,6 +220,7 @@ ROWS = (
     _TRANSFORMERS_4_46,
     _TRANSFORMERS_4_48,
     _TRANSFORMERS_4_49,
+    _TRANSFORMERS_4_54,
     _TRANSFORMERS_5_0,
     _TRL_0_7,
     _TRL_0_16,

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from transformers import masking_utils
+from transformers.integrations import sdpa_attention
 
 from memplan.trace import known
 from memplan.trace.attention import scaled_dot_product_attention
@@ -67,6 +68,15 @@ def fake_device(device: str) -> Iterator[None]:
 
 
 @contextmanager
+def repeating_keys(repeats: bool) -> Iterator[None]:
+    """transformers before 4.54 asks SDPA for no grouped heads."""
+    with ExitStack() as stack:
+        if repeats:
+            stack.enter_context(mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", _no))
+        yield
+
+
+@contextmanager
 def whole_rows(padded: bool) -> Iterator[None]:
     """A mask of the batch is all ones, unless the job is padded: what fake numbers do not say."""
     with ExitStack() as stack:
@@ -74,9 +84,14 @@ def whole_rows(padded: bool) -> Iterator[None]:
             answer = partial(_without_padding, getattr(masking_utils, name))
             stack.enter_context(mock.patch.object(masking_utils, name, answer))
         if not padded:
-            stack.enter_context(mock.patch.object(masking_utils, "is_tracing", return_value=False))
+            stack.enter_context(mock.patch.object(masking_utils, "is_tracing", _no))
             stack.enter_context(mock.patch.object(torch, "all", _all_of_a_mask))
         yield
+
+
+def _no(*_: Any) -> bool:
+    """Not a mock, which would remember the tensors that it was asked about."""
+    return False
 
 
 _all = torch.all

@@ -21,7 +21,7 @@ from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.trace import building, liger, parallel, quantised
-from memplan.trace.device import fake_device, real_device, whole_rows
+from memplan.trace.device import fake_device, real_device, repeating_keys, whole_rows
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
 from memplan.trace.ledger import PHASES
@@ -52,6 +52,7 @@ def run(
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
         stack.enter_context(whole_rows(recipe.batch.padded))
+        stack.enter_context(repeating_keys(recipe.trainer.models.repeats_sdpa))
         if recipe.quantised is not None:
             stack.enter_context(quantised.dequantising())
         stack.enter_context(tracker)

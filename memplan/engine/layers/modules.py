@@ -194,12 +194,28 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
     if quantised and p.mode.quantised is not None:
         return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
     weight = weight_of(p, linear, cast=True)
+    if linear.multiplies_view:
+        weight = _cast_of_view(p.tape, weight)
     bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
     if bias is not None and linear.adds_bias:
         from memplan.engine.layers.norms import add_bias
 
         return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
     return ops.linear(p.tape, x, weight, out, label, bias)
+
+
+def _cast_of_view(tape: Tape, weight: Param) -> Param:
+    """Autocast's copy of a view, which only what multiplies by it holds (torch 2.13 aten/src/ATen/autocast_mode.cpp:
+    cached_cast keeps those of leaves that are no views)."""
+    size = weight.dim, weight.itemsize
+    if not tape.autocast or weight.itemsize == tape.autocast:
+        return weight
+    node = tape.node((weight,), (), lambda t, g: (t.gradient(size, "weight gradients"),))
+    label = "autocast copies of weights"
+    copy = tape.new(weight.dim, tape.autocast, label, node, category="autocast_weights")
+    cast = Param(tape, weight.name, weight.dim.elements, tape.autocast, trained=False)
+    cast.storage, cast.node, cast.needs_grad = copy.storage, copy.node, copy.needs_grad
+    return cast
 
 
 def weight_of(p: Pass, linear: Linear, *, cast: bool = False) -> Param:

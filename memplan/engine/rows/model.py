@@ -23,34 +23,38 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
     plan, spec = traced.plan, traced.plan.spec
     instant = f"{plan.name}.embedding-backward"
     images_last = traced.cross_attention.reached  # then the tower's backward comes after the embedding's
+    saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
+    width = spec.embedding_width or spec.hidden_size
+    size = spec.vocab_size * width * plan.mode.numerics.itemsize
+    rows: list[tuple[str, str, str]] = []
+    if (plan.mode.trained and "embed_tokens" not in spec.frozen) or saved:
+        until = kept.last(ledger, plan.name) if kept.layers or kept.root else instant
+        tied = spec.head_is_tied and not saved
+        if consumer:
+            until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
+        rows = _embedding_gradients(tied, plan.gradients, ledger, traced, instant, until)
+        if images_last:
+            before = f"{plan.name}.vision-backward"
+            rows.append(("gradient of the embedding, before the images'", before, before))
+        rows = added_in_place(ledger, rows) if plan.mode.in_place else rows
+    summed = size if any(label.startswith("sum") and born == instant for label, born, _ in rows) else 0
+    residual = traced.input_gradient if (plan.embedding_trained or not plan.mode.trained) and not images_last else 0
     ledger.add(
         "gradient of the residual stream, embedding",
         "temporaries",
-        traced.input_gradient if (plan.embedding_trained or not plan.mode.trained) and not images_last else 0,
+        max(residual - summed, 0),
         instant,
         instant,
         template="T × h × bytes",
-        source="torch.autograd",
+        why="gone when the embedding's gradient is added to another" if summed else "",
+        source="torch/csrc/autograd/engine.cpp: call_function takes its inputs by move",
     )
     enter_front_backward(ledger, traced, kept, instant)
     enter_inputs_backward(ledger, traced, kept)
     enter_relative_gradient(ledger, traced, kept)
     enter_copys_gradient(ledger, traced)
-    saved = plan.mode.adapter is not None and "embed_tokens" in plan.mode.adapter.saved
-    if (not plan.mode.trained or "embed_tokens" in spec.frozen) and not saved:
-        return
-    width = spec.embedding_width or spec.hidden_size
-    size = spec.vocab_size * width * plan.mode.numerics.itemsize
     keep = plan.gradients in ("keep", "join")
-    until = kept.last(ledger, plan.name) if kept.layers or kept.root else instant
-    tied = spec.head_is_tied and not saved
-    if consumer:
-        until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
-    rows = _embedding_gradients(tied, plan.gradients, ledger, traced, instant, until)
-    if images_last:
-        before = f"{plan.name}.vision-backward"
-        rows.append(("gradient of the embedding, before the images'", before, before))
-    for label, born, dies in rows if not plan.mode.in_place else added_in_place(ledger, rows):
+    for label, born, dies in rows:
         ledger.add(
             label,
             "gradients",
