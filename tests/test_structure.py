@@ -52,6 +52,7 @@ LAYERS = (
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls
+    "snapshot",  # what an allocator recorded
     "frameworks",  # training frameworks' files <-> Job
     "render",
     "torch",  # pair schedules for training scripts
