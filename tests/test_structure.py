@@ -213,7 +213,6 @@ OF_OTHERS = (
     "memplan.engine.layers.attention.bert",
     "memplan.engine.layers.attention.mla",
     "memplan.engine.layers.state_space.mamba",
-    "memplan.engine.layers.lora",
     "memplan.engine.layers.moe.experts",
     "memplan.engine.losses.chunked_heads",
     "memplan.engine.parallel.fsdp1.rows",

@@ -58,7 +58,7 @@ def _snapshot(values: Mapping[str, Any]) -> int:
     from memplan.snapshot.reading import read_snapshot
 
     to = output.read_output(values)
-    job = values.get("model") or any(values.get(name) for name in ("total_params", "with_"))
+    job = any(values.get(name) for name in ("target", "total_params", "with_"))
     report = _estimated(values) if job else None
     with Progress("replaying"):
         found = explain(read_snapshot(str(values["snapshot_"])), report)

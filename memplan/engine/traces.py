@@ -15,7 +15,7 @@ from memplan.engine.layers.shared_inputs import gradients_above, hand_on, made, 
 from memplan.engine.losses.heads import Head
 from memplan.engine.losses.tail import casts_of, leave_autocast, tail_forward
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Node, Tensor
+from memplan.engine.tape.graph import Frame, Node, Tensor
 from memplan.engine.tape.shared_weights import applied
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
@@ -105,11 +105,14 @@ def _now(tape: Tape) -> Alive:
     return Alive(tape.live, tape.log, len(tape.log))
 
 
-def _checkpoint(tape: Tape, dim: Dim, itemsize: int, size: int) -> Alive:
+def _checkpoint(tape: Tape, frame: Frame | None, dim: Dim, itemsize: int, size: int) -> Alive:
     """What a checkpoint keeps: the layer's input, and what its functions keep where checkpointing does not reach."""
     tags = {Tag("activations", "checkpoints: the layer's input", dim.symbol, itemsize, dim.elements): size}
     tags = tags if size else {}
-    kept = {"int8 linears": tape.context, "selective checkpointing": tape.policy.kept if tape.policy else ()}
+    kept = {
+        "int8 linears": tape.context,
+        "selective checkpointing": frame.policy.kept if frame and frame.policy else (),
+    }
     for keeper, storages in (kept | {"a checkpoint within": tape.closures}).items():
         for storage in storages:
             tag = storage.tag._replace(label=f"{storage.tag.label}, kept by {keeper}")
@@ -146,8 +149,7 @@ def trace_layer(
     itemsize = (mode.numerics.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     tape.applied = applied(layer, False)
-    if style == "checkpoint":
-        tape.start_hollow(mode.recompute.policy)
+    frame = tape.start_hollow(mode.recompute.policy) if style == "checkpoint" else None
     from memplan.engine.tape.offloading import OFFLOADS
 
     away = OFFLOADS[mode.offload]() if mode.offload and style != "no-grad" else None
@@ -163,6 +165,7 @@ def trace_layer(
     given = dict(p.shared)
     p.returned = [] if style == "reentrant" else None
     y = decoder_layer(p, layer, x)
+    tape.end_hollow()
     unread, p.returned = [(each.dim, each.itemsize) for each in p.returned or ()], None
     places |= made(p, reads)
     shared = watch(p)
@@ -182,7 +185,7 @@ def trace_layer(
         away.host_bytes += boundary if style != "plain" else 0
         keeps_input = style == "plain" and watched is not None and watched() is not None
     lasts = sum(storage.size for storage in tape.context)
-    saved = _now(tape) if style == "plain" else _checkpoint(tape, dim, itemsize, boundary if away is None else 0)
+    saved = _now(tape) if style == "plain" else _checkpoint(tape, frame, dim, itemsize, boundary if away is None else 0)
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
     tape.category = "recomputation"
@@ -201,14 +204,14 @@ def trace_layer(
         start += zeros[: node.outputs - 1] if node else []
         remade += shared_by(p, layer)
         leave_autocast(tape)
-    if style == "checkpoint":
+    if frame is not None:
         width = layer.width * layer.streams
         again = held.copy()
 
         def back() -> Tensor:
             return again.pop() if again else _input(tape, p, width, itemsize, input_needs_grad, "checkpoints")
 
-        tape.recompute = lambda: recompute(tape, p, layer, back(), given, remade)
+        frame.run = lambda hollow: recompute(hollow, p, layer, back(), given, remade)
     host = away.host_bytes if away is not None else 0
     if node is None:
         return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host)
@@ -224,7 +227,6 @@ def trace_layer(
     if "projections" in backward:  # the last part of the attention's
         backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
-    tape.recompute = tape.policy = None
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     waits = sum(grad.storage.size for grad in tape.waiting.values() if grad.storage) if tape.applied else 0
     tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``
@@ -235,14 +237,15 @@ def trace_layer(
 
 
 def recompute(
-    tape: Tape, p: Pass, layer: Layer, x: Tensor, given: Mapping[str, Tensor], remade: list[Tensor] | None = None
+    frame: Frame, p: Pass, layer: Layer, x: Tensor, given: Mapping[str, Tensor], remade: list[Tensor] | None = None
 ) -> None:
     """The forward again, from the checkpointed input and what other layers made, under an autocast of its own.
     What it makes for later layers, it makes again.
     """
+    tape = p.tape
     tape.shared_casts = ""
     p.shared = dict(given)
-    tape.refill(lambda: decoder_layer(p, layer, x))
+    tape.refill(frame, lambda: decoder_layer(p, layer, x))
     if remade is not None:
         remade += shared_by(p, layer)
     p.shared = {}

@@ -112,7 +112,7 @@ STEPS: dict[str, Callable[[Pass, ModelSpec, Tensor, list[Tensor]], Tensor]] = {
 """A program for each step of ``ModelSpec.front``; ``held``: locals of the model's forward."""
 
 
-def _adapted(p: Pass, spec: ModelSpec, x: Tensor) -> Tensor:
+def adapted_output(p: Pass, spec: ModelSpec, x: Tensor) -> Tensor:
     """The embedding's output with its adapters, or with the rows that are trained."""
     adapter, scaled = p.mode.adapter, spec.embedding_multiplier and not spec.scaled_outside
     assert adapter is not None
@@ -136,7 +136,7 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
     p = Pass(tape, mode, rows, length)
     x = tape.new(p.dim("h", spec.embedding_width or spec.hidden_size), mode.numerics.itemsize, "embedding output")
     if mode.adapts_embedding:
-        x = _adapted(p, spec, x)
+        x = adapted_output(p, spec, x)
     elif grad and needs_grad:
         # Beside frozen weights it is a leaf, which autograd holds for its gradient's sake.
         leaf = (x.storage,) if mode.embedding_rests else ()

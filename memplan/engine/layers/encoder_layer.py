@@ -46,7 +46,7 @@ def dropped(p: Pass, layer: Layer, branch: str, x: Tensor) -> Tensor:
 
 def pooled(p: Pass, pooler: Pooler, hidden: Tensor) -> tuple[Pass, Tensor]:
     """The dense layer over the first position of each row, or over the mean of all; and a pass over one position."""
-    tape, one = p.tape, Pass(p.tape, p.mode, p.rows, 1)
+    tape, one = p.tape, p.part(p.rows, 1)
     width = hidden.dim.elements // p.tokens
     if pooler.mean:
         weighed = ops.with_constant(tape, hidden, hidden.itemsize, "weighed states")

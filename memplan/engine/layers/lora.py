@@ -128,7 +128,7 @@ def _dora(
     """
     tape, itemsize, rank = p.tape, x.itemsize, adapter.rank_of(linear.name)
     lora_a, lora_b = _pair(p, linear, adapter)
-    magnitude = Param(tape, linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize, trained=True)
+    magnitude = p.adapter(linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize)
     if adapter.dropout:
         x = ops.dropout(tape, x)
     matrix = Dim("in·out", linear.inputs * linear.outputs)
@@ -200,8 +200,8 @@ def stack_sides(p: Pass, name: str, shape: tuple[int, ...], rank: int) -> list[T
     assert adapter is not None
     *_, outputs, inputs = shape
     wide = rank * _experts(shape)
-    lora_a = Param(tape, name + ".lora_A", wide * inputs, adapter.itemsize, trained=True)
-    lora_b = Param(tape, name + ".lora_B", outputs * wide, adapter.itemsize, trained=True)
+    lora_a = p.adapter(name + ".lora_A", wide * inputs, adapter.itemsize)
+    lora_b = p.adapter(name + ".lora_B", outputs * wide, adapter.itemsize)
     return [
         ops.cast(tape, side, p.mode.numerics.itemsize, "adapters in the weight's dtype") for side in (lora_b, lora_a)
     ]

@@ -139,6 +139,10 @@ class Pass:
         self.routers: list[Tensor] = []
         """The logits of every router, in the tail of a model with a load-balancing loss."""
 
+    def part(self, rows: int, length: int) -> "Pass":
+        """A pass over other tokens through the same modules."""
+        return Pass(self.tape, self.mode, rows, length)
+
     def dim(self, symbol: str, width: int) -> Dim:
         """``width`` elements per token."""
         return Dim("T·" + symbol, self.tokens * width)

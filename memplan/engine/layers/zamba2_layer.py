@@ -55,7 +55,7 @@ def within(p: Pass, layer: Layer, x: Tensor, block: Tensor) -> Tensor | None:
     copy waits.
     """
     tape = p.tape
-    if tape.to_recompute is not None and block.storage is not None:
+    if tape.frame is not None and block.storage is not None:
         tape.closures.append(block.storage)
     if tape.category != "recomputation" or tape.phase != "forward":
         return None

@@ -199,7 +199,7 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     length = p.tokens // scored.rows
     rounds = min(32, ceil_div(length, LITGPT_CHUNK))
     pieces = ops.split(tape, hidden, rounds, Dim("chunk·h", hidden.dim.elements // rounds))
-    one = Pass(tape, p.mode, 1, p.tokens // rounds)
+    one = p.part(1, p.tokens // rounds)
     one.params = {weight.name: weight}  # and its adapters
     assert scored.linear is not None
     logits = [project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False) for piece in pieces]
@@ -257,7 +257,7 @@ def _eighths(p: Pass, x: Tensor) -> list[Tensor]:
 
 def _chunk_logits(p: Pass, piece: Tensor, weight: Param, scored: Scored) -> Tensor:
     """The head of a chunk, with its adapters."""
-    one = Pass(p.tape, p.mode, 1, max(1, p.tokens // TORCHTUNE_CHUNKS))
+    one = p.part(1, max(1, p.tokens // TORCHTUNE_CHUNKS))
     one.params = {weight.name: weight}
     assert scored.linear is not None
     return project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False)

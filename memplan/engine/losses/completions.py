@@ -16,7 +16,7 @@ def project_completions(p: Pass, spec: ModelSpec, hidden: Tensor, length: int) -
     """
     if length >= p.length:
         return p, hidden
-    tape, part = p.tape, Pass(p.tape, p.mode, p.rows, length)
+    tape, part = p.tape, p.part(p.rows, length)
     trained = p.mode.trained and spec.head.name not in p.mode.frozen
     hidden = ops.view(tape, hidden, part.dim("h", spec.head.inputs), whole=False)
     if trained and p.rows > 1 and tape.autocast in (0, hidden.itemsize):
@@ -32,7 +32,7 @@ def completions_of(p: Pass, logits: Tensor, length: int, divided: bool = False) 
     """
     if length >= p.length:
         return p, logits
-    tape, part = p.tape, Pass(p.tape, p.mode, p.rows, length)
+    tape, part = p.tape, p.part(p.rows, length)
     whole, dim, itemsize = logits.dim, part.dim("V", logits.dim.elements // p.tokens), logits.itemsize
 
     def backward(t: Tape, grads: Grads) -> Grads:

@@ -27,11 +27,12 @@ def casts_of(tape: Tape) -> int:
 
 
 def tail_forward(
-    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor]
+    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor], forward: list[Tensor] | None = None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The loss, what the caller holds through backward, and what it holds until the loss is whole.
 
-    Takes the hidden states out of the list, so that nobody else holds them.
+    Takes the hidden states out of the list, so that nobody else holds them, and the locals of the model's ``forward``
+    when it returns.
     """
     tape, x = p.tape, inputs.pop()
     with tape.at("final-norm"):
@@ -49,6 +50,8 @@ def tail_forward(
             hidden = ops.dropout(tape, hidden, "final hidden states")
         if spec.project_out:
             hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
+    if forward is not None:
+        forward.clear()
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []

@@ -10,6 +10,7 @@ from memplan.engine.tape.offloading import Place
 from memplan.engine.tape.tags import Dim, Tag
 
 if TYPE_CHECKING:
+    from memplan.engine.tape.selective_checkpointing import Policy
     from memplan.engine.tape.tape import Tape
 
 
@@ -33,10 +34,29 @@ class Storage:
         tape.log.append((-self.size, self.tag))
 
 
+class Frame:
+    """One checkpoint without reentrant autograd: what of its nodes is made again when the first of them runs back."""
+
+    __slots__ = ("held", "nodes", "policy", "run")
+
+    def __init__(self, policy: Policy | None) -> None:
+        self.policy = policy
+        self.nodes: list[Node] = []
+        self.run: Callable[[Frame], None] | None = None
+        self.held: list[Tensor] = []
+        """What the function was called with: alive as long as one of its nodes has not run."""
+
+    def recompute(self) -> None:
+        """Run the function again, once."""
+        run, self.run = self.run, None
+        if run is not None:
+            run(self)
+
+
 class Node:
     """A step of the graph: what it saved, where its input gradients go, and how it makes them."""
 
-    __slots__ = ("backward", "edges", "outputs", "packed", "places", "point", "quiet", "saved", "sequence")
+    __slots__ = ("backward", "edges", "frame", "outputs", "packed", "places", "point", "quiet", "saved", "sequence")
 
     def __init__(self, tape: Tape, edges: list[Edge], saved: Sequence[Storage | None], backward: Backward) -> None:
         tape.sequence += 1
@@ -47,6 +67,7 @@ class Node:
         self.backward: Backward | None = backward
         self.outputs = 1
         self.packed = False
+        self.frame: Frame | None = None
         self.places: Sequence[Storage | Place | None] = ()
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from memplan.engine.tape.graph import Accumulate, Backward, Edge, Node, Param, Storage, Tensor, dependencies, is_own
+from memplan.engine.tape import graph
+from memplan.engine.tape.graph import Accumulate, Backward, Edge, Frame, Node, Param, Storage, Tensor, is_own
 from memplan.engine.tape.offloading import Offload
 from memplan.engine.tape.selective_checkpointing import Policy
 from memplan.engine.tape.tags import Dim, Log, Tag
@@ -54,9 +55,8 @@ class Tape:
         self.gradients: list[Tensor] = []
         self.policy: Policy | None = None
         self.offload: Offload | None = None
-        self.to_recompute: list[Node] | None = None
+        self.frame: Frame | None = None
         self.refilling: list[Node] | None = None
-        self.recompute: Callable[[], None] | None = None
         self.running: Node | None = None
         self.cached: list[Param] = []
         self.context: list[Storage] = []
@@ -93,7 +93,7 @@ class Tape:
         if self.refilling is not None:
             return Tensor(dim, itemsize, policy.kept.pop(), node)
         result = self.new(dim, itemsize, label, node)
-        if self.to_recompute is not None and result.storage is not None:
+        if self.frame is not None and result.storage is not None:
             policy.kept.append(result.storage)
         return result
 
@@ -109,36 +109,42 @@ class Tape:
         storages = [tensor.storage for tensor in saved if tensor is not None]
         if self.refilling is not None:
             return self._refill([tensor.edge for tensor in inputs], storages)
-        if self.to_recompute is None and (self.offload is None or self.point in self.offload.skips):
+        if self.frame is None and (self.offload is None or self.point in self.offload.skips):
             return Node(self, [tensor.edge for tensor in inputs], storages, backward)
         node = Node(self, [tensor.edge for tensor in inputs], (), backward)
         if storages:
             node.packed = True
-            if self.to_recompute is not None:
-                self.to_recompute.append(node)
+            if self.frame is not None:
+                self.frame.nodes.append(node)
+                node.frame = self.frame
             elif self.offload is not None:
                 node.places = self.offload.pack(saved, self.quiet or 1)
         return node
 
     # -- non-reentrant checkpointing: nodes hold nothing until the first of them runs ---------------------------------
 
-    def start_hollow(self, policy: SavedBy = "") -> None:
-        """From here on nodes keep nothing: torch.utils.checkpoint's pack hooks hold places, not tensors. What a
-        ``policy`` of that name saves is kept.
+    def start_hollow(self, policy: SavedBy = "") -> Frame:
+        """From here to ``end_hollow`` nodes keep nothing: torch.utils.checkpoint's pack hooks hold places in a frame,
+        not tensors. What a ``policy`` of that name saves is kept.
         """
-        self.to_recompute, self.policy = [], Policy(policy) if policy else None
+        self.frame = frame = Frame(Policy(policy) if policy else None)
+        self.policy = frame.policy
+        return frame
 
-    def refill(self, forward: Callable[[], object]) -> None:
-        """Run the forward again: each node of ``to_recompute`` gets what it saves; the last ends it (early stop)."""
-        assert self.to_recompute is not None
-        self.refilling, self.to_recompute = self.to_recompute[::-1], None
+    def end_hollow(self) -> None:
+        """What is checkpointed has run."""
+        self.frame = self.policy = None
+
+    def refill(self, frame: Frame, forward: Callable[[], object]) -> None:
+        """Run the forward again: each node of a frame gets what it saves; the last ends it (early stop)."""
+        self.refilling, frame.nodes = frame.nodes[::-1], []
         phase, place = self.phase, self.place
-        self.phase = "recompute"
+        self.phase, self.policy = "recompute", frame.policy
         if self.policy is not None:
             self.policy.rewind()
         with suppress(_AllRecomputed):
             forward()
-        self.refilling, self.phase, self.place = None, phase, place
+        self.refilling, self.phase, self.place, self.policy = None, phase, place, None
 
     def _refill(self, edges: list[Edge], storages: Sequence[Storage | None]) -> Node:
         """A node of the second graph, which holds the same tensors until the recomputation is left."""
@@ -192,7 +198,7 @@ class Tape:
         Takes the gradients of ``start``'s outputs out of the list, so that nobody else holds them, and those out of
         ``before`` that wait already, from what ran back earlier.
         """
-        waiting = dependencies(start)
+        waiting = graph.dependencies(start)
         buffers = {} if before is None else before
         buffers[start] = list(grads)
         grads.clear()
@@ -207,9 +213,9 @@ class Tape:
             if isinstance(node, Accumulate):
                 self._accumulate(node.param, grads)
                 continue
-            if node.packed and self.recompute is not None:
-                recompute, self.recompute = self.recompute, None
-                recompute()
+            if node.frame is not None:
+                node.frame.recompute()
+                node.frame = None  # each unpack hook holds the frame until its node has run
             if node.places and self.offload is not None:
                 self.offload.unpack(self, node)
             self.running = node
@@ -283,4 +289,4 @@ class Tape:
 
 
 class _AllRecomputed(Exception):
-    """Raised inside a recomputation when no node of ``to_recompute`` is left."""
+    """Raised inside a recomputation when no node of the frame is left."""

@@ -92,7 +92,7 @@ def relative_table(p: Pass, mixer: DisentangledAttention) -> Tensor:
 
 def positions_by_heads(p: Pass, mixer: DisentangledAttention, table: Tensor, linear: Linear) -> Tensor:
     """A projection of the table, gathered by heads and repeated for every row."""
-    of_table = Pass(p.tape, p.mode, 1, mixer.rows)
+    of_table = p.part(1, mixer.rows)
     of_table.params = p.params
     made = ops.copy(p.tape, project(of_table, table, linear, "q", POSITIONS), POSITIONS)
     return repeated(p.tape, made, p.rows)

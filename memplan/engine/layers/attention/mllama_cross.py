@@ -20,8 +20,8 @@ def image_cross(p: Pass, mixer: ImageCross, x: Tensor) -> tuple[Tensor, Tensor |
     """Queries of the text, keys and values of the images' states, each head's norm of queries and keys; a mask over
     tiles.
     """
-    tape, heads, kv_heads = p.tape, mixer.num_heads, mixer.num_kv_heads
-    keys = Pass(tape, p.mode, p.rows, p.memory)
+    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    keys = p.part(p.rows, p.memory)
     q = norm(p, mixer.norms[0], project(p, x, mixer.linears[0], "q", QKV), "q", "H", heads)
     k, v = (project(keys, p.shared[MEMORY], linear, "kv", QKV) for linear in mixer.linears[1:3])
     k = norm(keys, mixer.norms[1], k, "kv", "K", kv_heads)

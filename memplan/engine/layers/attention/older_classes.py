@@ -36,7 +36,7 @@ def projected(p: Pass, mixer: Attention, x: Tensor) -> list[Tensor]:
 
 def queries_and_keys(p: Pass, mixer: Attention, x: Tensor, cross: bool) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
     """Queries of x; keys and values of x, or of what the encoder gave, and how long its rows are."""
-    source, keys = (p.shared[MEMORY], Pass(p.tape, p.mode, p.rows, p.memory)) if cross else (x, p)
+    source, keys = (p.shared[MEMORY], p.part(p.rows, p.memory)) if cross else (x, p)
     q = project(p, x, mixer.linears[0], "q", QKV)
     k, v = (project(keys, source, linear, "q", QKV) for linear in mixer.linears[1:3])
     return (q, k, v), keys.length

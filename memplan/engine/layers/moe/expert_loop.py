@@ -17,7 +17,7 @@ FAMILIES = frozenset(["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
 def one_by_one(p: Pass, spec: Experts, x: Tensor, weights: Tensor) -> Tensor:
     """Rows of an expert are gathered, put through its three linears, weighted, and added to the result in place."""
     tape, count, hidden = p.tape, spec.count, x.dim.elements // p.tokens
-    own = Pass(tape, p.mode, 1, max(1, p.tokens * spec.active // count))
+    own = p.part(1, max(1, p.tokens * spec.active // count))
     first, second, last = (
         Linear(name=name, inputs=inputs, outputs=outputs)
         for name, inputs, outputs in (

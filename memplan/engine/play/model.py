@@ -1,0 +1,212 @@
+"""One pass of a model, whole: embedding, every layer, norm, head and loss on one graph, forward and backward.
+
+The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transformers 5.23): the embedding's output,
+masks and rotary tables until it returns, and as long as nodes or checkpoints hold them.
+"""
+
+from __future__ import annotations
+
+from memplan.engine.layers.decoder_layer import decoder_layer, start_of
+from memplan.engine.layers.embedding import STEPS, adapted_output
+from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
+from memplan.engine.losses.tail import leave_autocast, tail_forward
+from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
+from memplan.engine.passes import PassPlan
+from memplan.engine.play.weights import OUTSIDE, ModelPass, Weights
+from memplan.engine.tape import ops
+from memplan.engine.tape.graph import Frame, Node, Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tape.tape import Tape
+from memplan.spec.layer import Layer
+from memplan.tables.styles import PassStyle
+
+GRAPH = ("plain", "checkpoint")
+"""Styles of a layer whose forward makes nodes."""
+
+
+class PassRun:
+    """One pass over one model's weights; ``masks``: how many its forward makes, bytes of each, and whether layers keep
+    them for backward."""
+
+    def __init__(self, weights: Weights, plan: PassPlan, masks: tuple[int, int, bool]) -> None:
+        spec = plan.spec
+        self.plan, self.masks, self.tape = plan, masks, weights.tape
+        self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
+        self.p = ModelPass(weights, self.outside, plan.rows, plan.length)
+        self.layers = list(spec.layers())
+        self.forward_locals: list[Tensor] = []
+        self.shared: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.whole: list[Tensor] = []
+        self.loss: Node | None = None
+
+    def forward(self, leaves: bool = True) -> None:
+        """Embedding, layers, tail; then only what backward needs is left. ``leaves`` autocast with its end."""
+        tape, plan = self.tape, self.plan
+        tape.phase, tape.autocast = "forward", plan.mode.numerics.autocast
+        tape.grad_enabled = plan.style != "no-grad"
+        hidden = [self._hidden_states()]
+        tape.grad_enabled = plan.style != "no-grad"
+        loss, self.outputs, self.whole = tail_forward(
+            self.p, plan.spec, plan.head, plan.rows, hidden, self.forward_locals
+        )
+        self.loss = loss.node
+        del loss  # ``.backward()`` needs its node alone
+        if leaves:
+            leave_autocast(tape)
+        tape.grad_enabled = True
+        if plan.style == "no-grad":
+            self.shared.clear()
+            self.whole.clear()
+
+    def _hidden_states(self) -> Tensor:
+        """From the tokens to the last layer's output."""
+        plan, p, held = self.plan, self.p, self.forward_locals
+        x = self._embedded(held)
+        masks, tables = self._masks(), self._rotary_tables()
+        held += [*masks, *tables]
+        checkpointed = plan.style in ("checkpoint", "reentrant")
+        self.shared = tables if plan.spec.keeps_rotary or checkpointed else []
+        self.shared += masks if self.masks[2] else []
+        arguments = [*masks, *tables] if checkpointed else []
+        for i, layer in enumerate(self.layers):
+            p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
+            p.returned = []
+            x = self._layer(layer, x, plan.style_of(i), arguments)
+            outputs, p.returned = p.returned, None
+            logits = p.shared.pop(ROUTER_LOGITS, None)
+            if logits is not None:
+                p.routers.append(logits)
+        p.scope, p.mode = OUTSIDE, self.outside
+        del outputs  # ``outputs = block(…)``: the loop names what the layer before gave back (BloomModel.forward)
+        return x
+
+    def _embedded(self, held: list[Tensor]) -> Tensor:
+        """The embedding's output, and what stands between it and the first layer."""
+        tape, spec, p = self.tape, self.plan.spec, self.p
+        width = spec.embedding_width or spec.hidden_size
+        table = p.param("embed_tokens", spec.vocab_size * width)
+        x = ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize)
+        if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
+            x = ops.scale(tape, x, "embedding output")
+        if p.mode.adapts_embedding:
+            x = adapted_output(p, spec, x)
+        elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
+            x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
+        if spec.scaled_outside:
+            held.append(x)
+            x = ops.scale(tape, x, "residual stream")
+        held.append(x)
+        for step in spec.front:
+            x = STEPS[step](p, spec, x, held)
+        return x
+
+    def _masks(self) -> list[Tensor]:
+        count, size, _ = self.masks
+        return [self.tape.new(Dim("mask", size), 1, "attention mask", category="batch") for _ in range(count)]
+
+    def _rotary_tables(self) -> list[Tensor]:
+        spec, plan = self.plan.spec, self.plan
+        positions = plan.length * (plan.rows if spec.rotary_by_row else 1)
+        dim, itemsize = Dim("s·d", positions * spec.rotary_width), spec.rotary_itemsize(plan.mode.numerics.itemsize)
+        return [self.tape.new(dim, itemsize, "rotary tables", category="buffers") for _ in range(2)]
+
+    def _layer(self, layer: Layer, x: Tensor, style: PassStyle, arguments: list[Tensor]) -> Tensor:
+        """A layer, checkpointed or not. ``arguments``: what its checkpoint is given beside the hidden states."""
+        p, tape = self.p, self.tape
+        tape.grad_enabled = style in GRAPH
+        if style == "checkpoint":
+            frame = tape.start_hollow(p.mode.recompute.policy)
+            frame.held = [x, *arguments]
+            p.checkpointed = True
+            y = decoder_layer(p, layer, x)
+            p.checkpointed = False
+            tape.end_hollow()
+            frame.run = _Again(self, layer)
+            return y
+        y = decoder_layer(p, layer, x)
+        unread = [(each.dim, each.itemsize) for each in p.returned or ()]
+        if style != "reentrant" or not x.needs_grad:
+            return y
+        return Tensor(y.dim, y.itemsize, y.storage, self._reentrant(layer, x, arguments, unread))
+
+    def _reentrant(self, layer: Layer, x: Tensor, arguments: list[Tensor], unread: list[tuple[Dim, int]]) -> Node:
+        """``CheckpointFunction`` (torch 2.13 utils/checkpoint.py). Gradients of ``unread`` outputs are zeros."""
+        p, mode, scope, dim, itemsize = self.p, self.p.mode, self.p.scope, x.dim, x.itemsize
+        held = [x.storage, *(each.storage for each in arguments)]
+
+        def backward(tape: Tape, grads: list[Tensor | None]) -> list[Tensor | None]:
+            found: list[Tensor | None] = []
+            phase, outer = tape.phase, (p.mode, p.scope, tape.autocast, tape.category)
+
+            def catch(_: Tape, caught: list[Tensor | None]) -> tuple[()]:
+                found.extend(caught)
+                return ()
+
+            assert tape.running is not None
+            leaf = Tensor(dim, itemsize, tape.running.saved[0], Node(tape, [], (), catch))
+            zeros = [tape.gradient(each, "gradients of unread outputs") for each in unread]
+            p.mode, p.scope, tape.autocast = mode, scope, self.plan.mode.numerics.autocast
+            tape.phase, tape.category, p.returned = "recompute", "recomputation", []
+            outputs = [decoder_layer(p, layer, leaf), *p.returned]
+            p.shared.clear()
+            leave_autocast(tape)
+            tape.category, tape.phase, p.returned = outer[3], phase, None
+            start = start_of(tape, outputs)
+            if start is not None:
+                arrived = [*grads, *zeros[: start.outputs - 1]]
+                tape.backward(start, arrived)
+            del outputs, leaf  # ``outputs`` and ``detached_inputs`` end with the function
+            p.mode, p.scope, tape.autocast = outer[:3]
+            return found
+
+        tape = self.tape
+        tape.grad_enabled = True
+        node = tape.node((x,), (), backward)
+        tape.grad_enabled = False
+        assert node is not None
+        node.saved = held
+        return node
+
+
+class _Again:
+    """A checkpoint's recomputation: the layer's forward from its input, under an autocast of its own."""
+
+    def __init__(self, run: PassRun, layer: Layer) -> None:
+        self.run, self.layer = run, layer
+        self.mode, self.scope = run.p.mode, run.p.scope
+
+    def __call__(self, frame: Frame) -> None:
+        p, tape = self.run.p, self.run.tape
+        outer = p.mode, p.scope, tape.category, tape.autocast
+        p.mode, p.scope, tape.category = self.mode, self.scope, "recomputation"
+        tape.autocast = self.mode.numerics.autocast
+        p.checkpointed = True
+        x = frame.held[0]
+        tape.refill(frame, lambda: decoder_layer(p, self.layer, x))
+        p.checkpointed = False
+        p.shared.clear()
+        leave_autocast(tape)
+        p.mode, p.scope, tape.category, tape.autocast = outer
+
+
+def play_back(tape: Tape, runs: list[PassRun]) -> None:
+    """``loss.backward()`` of a loss that is made of these passes."""
+    starts = [run.loss for run in runs if run.loss is not None]
+    for run in runs:
+        run.whole.clear()
+        run.loss = None
+    if not starts:
+        return
+    node = starts[0]
+    if len(starts) > 1:
+        node = Node(tape, [(start, 0) for start in starts], (), lambda t, grads: [grads[0]] * len(starts))
+        starts_left, starts = starts, []
+        del starts_left
+    else:
+        starts.clear()
+    tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32)), *[None] * (node.outputs - 1)])
+    tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``
+    for run in runs:
+        run.outputs.clear()
+        run.shared.clear()

@@ -1,0 +1,74 @@
+"""What is on the card before the first step, in the order in which a trainer puts it there."""
+
+from __future__ import annotations
+
+from memplan.engine.overhead import HANDLES, workspace_bytes
+from memplan.engine.parallel.sharding import held
+from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tape.tape import Tape
+from memplan.engine.tensors import Weight, layer_weights, marked, model_weights, tower_weights
+from memplan.spec.groups import Quantised
+from memplan.spec.groups import Resident as OtherModel
+from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Recipe
+
+
+class Resident:
+    """Weights, adapters, models beside them, buffers and workspaces."""
+
+    def __init__(self, recipe: Recipe, tape: Tape) -> None:
+        self.tape, self.held = tape, list[Tensor]()
+        adapter, holds = recipe.adapter, held(recipe)
+        weights = in_order(recipe.model, adapter is None, adapter)
+        self.trained = [weight for weight in weights if weight.trained]
+        for weight in sorted(weights, key=lambda weight: weight.adapter):
+            if not self._packed(weight, recipe.quantised):
+                self._hold(weight.elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
+        self._buffers(recipe.model, recipe.numerics.itemsize)
+        for model in recipe.others.residents:
+            self._beside(recipe, model)
+        if recipe.hardware.gpu is not None:
+            for _ in range(HANDLES):
+                self._hold(workspace_bytes(recipe.hardware.gpu), "matmul workspace", "workspaces")
+
+    def _beside(self, recipe: Recipe, model: OtherModel) -> None:
+        category = model.role if model.role == "reference" else "extra_models"
+        for weight in in_order(model.spec, False, None):
+            own = 0 if recipe.storage.precision.master else weight.itemsize
+            if not self._packed(weight, model.quantised, category):
+                self._hold(weight.elements * (own or model.itemsize), weight.name, category)
+        self._buffers(model.spec, model.itemsize)
+
+    def _packed(self, weight: Weight, base: Quantised | None, category: str = "parameters") -> bool:
+        """The tensors that a quantised matrix becomes; False for what is none."""
+        if base is None or weight.trained or weight.adapter or not weight.quantised_by(base):
+            return False
+        for _ in range(weight.stacked):
+            for name, size in base.scheme.tensors(weight.rows, weight.columns).items():
+                self._hold(size, f"{weight.name}.{name}", category)
+        return True
+
+    def _buffers(self, spec: ModelSpec, itemsize: int) -> None:
+        self._hold(spec.buffer_bytes + spec.buffer_elements * itemsize, "buffers", "buffers")
+
+    def _hold(self, size: int, label: str, category: str) -> None:
+        if size:
+            self.held.append(self.tape.new(Dim("n", size), 1, label, category=category))
+
+
+def in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[Weight]:
+    """Every parameter by itself, in the model's order: layer after layer, not kind after kind."""
+    weights = model_weights(spec, trained, adapter)
+    layers = [
+        weight
+        for run in spec.runs
+        for _ in range(run.count)
+        for weight in marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen)
+    ]
+    tower = tower_weights(spec, spec.tower, trained, adapter) if spec.tower else ()
+    beside = [weight._replace(copies=1) for weight in tower for _ in range(weight.copies)]
+    before = [weight for weight in weights if weight.unit == "embedding"]
+    after = [weight for weight in weights if weight.unit in ("norm", "head")]
+    return [*beside, *before, *layers, *after]
