@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
 from memplan.render.words import category_title
+from memplan.report import Report
 from memplan.snapshot.explaining import SHOWN, Explained, Left
 from memplan.units import format_bytes
 
@@ -30,10 +31,20 @@ def snapshot_blocks(found: Explained) -> Iterator[Block]:
     yield Prose(_agreement(found), "dim")
     if report is not None:
         yield Heading(f"Estimated at the peak ({report.per_gpu.peak_instant})")
-        sizes = report.per_gpu.by_category.items()
-        body = tuple((category_title(name), format_bytes(size)) for name, size in sizes)
-        yield Table((Column("category"), Column("bytes", right=True)), body)
+        yield _rows(found, report)
         yield from _explained(found)
+
+
+def _rows(found: Explained, report: Report) -> Table:
+    """The ledger's categories at its peak, and how much of each was measured storage by storage."""
+    columns = [Column("category"), Column("estimated", right=True)]
+    sizes = report.per_gpu.by_category
+    names = dict.fromkeys((*sizes, *found.by_category))
+    rows: list[tuple[Cell, ...]] = [(category_title(name), format_bytes(sizes.get(name, 0))) for name in names]
+    if found.played_peak:
+        columns.append(Column("also measured", right=True))
+        rows = [(*row, format_bytes(found.by_category.get(name, 0))) for row, name in zip(rows, names, strict=True)]
+    return Table(tuple(columns), tuple(rows))
 
 
 def _agreement(found: Explained) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.engine.allocator.caching import OutOfMemory
@@ -54,6 +55,8 @@ class Explained(NamedTuple):
     report: Report | None = None
     played_peak: int = 0
     explained_bytes: int = 0
+    by_category: Mapping[str, int] = MappingProxyType({})
+    """Of storages of the same size on both sides, what they are in the play."""
     unaccounted: tuple[Left, ...] = ()
     """Alive at the measured peak, and not in the play's; largest first."""
     missing: tuple[Left, ...] = ()
@@ -79,6 +82,7 @@ class Explained(NamedTuple):
             found |= {
                 "played_bytes": self.played_peak,
                 "explained_bytes": self.explained_bytes,
+                "explained_by_category": dict(self.by_category),
                 "unaccounted": [row._asdict() for row in self.unaccounted],
                 "missing": [row._asdict() for row in self.missing],
             }
@@ -107,7 +111,8 @@ def explain(snapshot: Snapshot, report: Report | None = None) -> Explained:
 
 
 def _matched(found: Explained, alive: Mapping[int, int], recorded: StepEvents) -> Explained:
-    measured, played = Counter(alive.values()), Counter(of_play(recorded))
+    storages = of_play(recorded)
+    measured, played = Counter(alive.values()), Counter(size for size, _ in storages)
     both = measured & played
     only, other = measured - both, played - both
     near = _near(only, other)
@@ -116,6 +121,7 @@ def _matched(found: Explained, alive: Mapping[int, int], recorded: StepEvents) -
     return found._replace(
         played_peak=sum(size * count for size, count in played.items()),
         explained_bytes=explained,
+        by_category=_categories(storages, both),
         unaccounted=_listed(only, places),
         missing=_listed(other, {}),
     )
@@ -166,8 +172,18 @@ def _alive_after(recording: Recording, last: int) -> dict[int, int]:
     return alive
 
 
-def of_play(recorded: StepEvents) -> list[int]:
-    """Bytes of the storages alive at the last step's peak."""
+def _categories(storages: Sequence[tuple[int, str]], both: Counter[int]) -> dict[str, int]:
+    """Bytes by category of those that are on both sides."""
+    found, left = Counter[str](), Counter(both)
+    for size, category in storages:
+        if left[size] > 0:
+            left[size] -= 1
+            found[category] += size
+    return dict(found.most_common())
+
+
+def of_play(recorded: StepEvents) -> list[tuple[int, str]]:
+    """Bytes and category of the storages alive at the last step's peak."""
     live = peak = 0
     at = len(recorded.events)
     for position, (_, size) in enumerate(recorded.events):
@@ -180,4 +196,5 @@ def of_play(recorded: StepEvents) -> list[int]:
             alive[number] = round_up(size, GPU_ROUNDING)
         else:
             del alive[number]
-    return list(alive.values())
+    tags = recorded.tags
+    return [(size, tags[number].category if tags else "") for number, size in alive.items()]
