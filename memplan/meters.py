@@ -64,7 +64,7 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     """The reserved meter as the simulated allocator has it, where the job's step can be played."""
     gpu, allocated = recipe.hardware.gpu, of.allocated
     below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
-    room = _room(of, recipe) if gpu else None
+    room = room_of(of, recipe) if gpu else None
     found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
     if isinstance(found, str):
         return of._replace(why_not=found)
@@ -78,7 +78,7 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
 
 
-def _room(of: Totals, recipe: Recipe) -> Room:
+def room_of(of: Totals, recipe: Recipe) -> Room:
     """What the job's card leaves to segments."""
     gpu = recipe.hardware.gpu
     assert gpu is not None
