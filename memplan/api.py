@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
+from memplan.lengths.collators import longest_assumed
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.comparison import Comparison
+    from memplan.drawn import Lengths
     from memplan.planner import Plans
+    from memplan.spec.recipe import Recipe
 
 __all__ = ["compare", "estimate", "load_model", "plan"]
 
@@ -50,13 +53,23 @@ def estimate(
     known.
     """
     given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
-    report = build_report(resolve(given), play)
+    recipe = resolve(given)
+    report = build_report(recipe, play)
     return replace(
         report,
+        lengths=_drawn(given, recipe) if given.job.lengths is not None else None,
+        assumptions=(*report.assumptions, *longest_assumed(given, recipe)),
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
         from_sft=Found(lambda: from_sft(given, report)),
     )
+
+
+def _drawn(given: JobInput, recipe: Recipe) -> Lengths | None:
+    """What batches of the job's lengths need."""
+    from memplan.lengths.runs import drawn_lengths
+
+    return drawn_lengths(given, recipe)
 
 
 def compare(

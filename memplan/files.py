@@ -2,11 +2,13 @@
 
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 
 
-def write_whole(path: str, text: str, force: bool) -> None:
-    """Write a file. With ``force`` one that is there is replaced once the new one is complete; else it stays.
+def write_whole(path: str, text: str | Iterable[str], force: bool) -> None:
+    """Write a file, of a text or of its parts as they come. With ``force`` one that is there is replaced once the new
+    one is complete; else it stays.
 
     The new file is written beside the old, in UTF-8, with its mode and owner; a link is followed, and a device or a
     pipe is written to. Raises OSError, or ValueError for a path that cannot be.
@@ -22,7 +24,7 @@ def write_whole(path: str, text: str, force: bool) -> None:
         _filled_or_gone(descriptor, path, text)
 
 
-def _replaced(target: str, text: str) -> None:
+def _replaced(target: str, text: str | Iterable[str]) -> None:
     """Put a new file in the place of an old one that may be written."""
     import tempfile
 
@@ -36,7 +38,7 @@ def _replaced(target: str, text: str) -> None:
     os.replace(beside, target)
 
 
-def _filled_or_gone(descriptor: int, path: str, text: str) -> None:
+def _filled_or_gone(descriptor: int, path: str, text: str | Iterable[str]) -> None:
     """Fill a file that is ours; half of one is taken away, whatever ended it."""
     try:
         _filled(descriptor, text)
@@ -46,9 +48,9 @@ def _filled_or_gone(descriptor: int, path: str, text: str) -> None:
         raise
 
 
-def _filled(descriptor: int, text: str) -> None:
+def _filled(descriptor: int, text: str | Iterable[str]) -> None:
     with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
         file.flush()
         with suppress(OSError):  # what is no file cannot be synchronised
             os.fsync(descriptor)

@@ -26,9 +26,10 @@ run.
 
 
 def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
-    """What would make the job fit its card, by the search for plans around it; nothing where it fits as it is."""
+    """What would make the job fit its card, by the search for plans around it; nothing where it fits as it is, or where
+    the job is not understood."""
     recipe, verdict = report.recipe, report.verdict
-    if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits == "yes":
+    if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits in ("yes", "unclear"):
         return ()
     from memplan.planner.remedies import remedies as search
 
@@ -44,11 +45,12 @@ GPU_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
-    """Every card of the catalogue, smallest first: whether the job fits, or how many GPUs with ZeRO-3 do it."""
+    """Every card of the catalogue, smallest first: whether the job fits, or how many GPUs with ZeRO-3 do it; none for
+    a job that is not understood."""
     from memplan.gpus import load_gpus
 
     recipe = report.recipe
-    if recipe is None or recipe.hardware.gpu is not None:
+    if recipe is None or recipe.hardware.gpu is not None or report.unclear:
         return ()
     base = report.per_gpu.device_bytes
     rows, needed = [], _Needed(given, recipe)
@@ -129,6 +131,9 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
         "temperature": None,
         "recompute_loss": None,
         "eval_batch_size": None,
+        "token_budget": None,
+        "logprob_token_budget": None,
+        "padded": recipe.batch.padded,
         "sequence_length": recipe.batch.sequence_length,
         "completion_length": recipe.batch.completion_length,
     } | ({"batch_size": recipe.rows, "global_batch_size": None} if recipe.batch.group > 1 else {})

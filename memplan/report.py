@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
+from memplan.drawn import Lengths
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -147,8 +148,7 @@ class Host:
 @dataclass(slots=True, eq=False, repr=False)
 class Verdict:
     """Whether the job fits the card: yes (the high figure of what it needs, less the margin), tight (the expected one),
-    or no;
-    in the JSON unclear in place of yes and tight, where something that decides memory was not understood."""
+    or no; unclear, whatever the figures are, where something that decides memory was not understood."""
 
     gpu: str
     fits: str
@@ -220,6 +220,8 @@ class Report:
     cards: Sequence[Card] = ()
     from_sft: Sequence[Step] = ()
     """For preference methods: the peak as a difference from supervised fine-tuning."""
+    lengths: Lengths | None = None
+    """Steps as the data's lengths make them; null where the job says nothing of lengths."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unclear: str = ""
@@ -229,10 +231,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
-        data = {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
-        if self.unclear and data["verdict"] is not None and data["verdict"]["fits"] != "no":
-            data["verdict"]["fits"] = "unclear"  # nobody who reads the JSON alone may take it for a fit
-        return data
+        return {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
 
 
 class Found(Sequence[_T]):

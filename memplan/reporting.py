@@ -32,11 +32,13 @@ from memplan.spec.recipe import Recipe
 
 
 def _verdict(of: Totals, recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card, and no wherever the node's own memory is short."""
+    """On the card, and no wherever the node's own memory is short; of another job than the one that runs, nobody
+    knows."""
     if recipe.hardware.gpu is None:
         return None
     verdict = judge(of.to_fit, recipe.hardware.gpu, recipe.hardware.margin)
-    return replace(verdict, fits="no") if host.fits is False else verdict
+    known = "no" if host.fits is False else verdict.fits
+    return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
 
 
 def phase_of(instant: str) -> str:

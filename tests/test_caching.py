@@ -411,6 +411,23 @@ JOBS: dict[str, dict[str, object]] = {
     "kto": {"method": "kto", "batch_size": 2},
     "tied": {"model": {**TINY, "tie_word_embeddings": True}},
     "gemma": {"model": "gemma-2-2b", "sequence_length": 512},
+    "two forwards, accumulated": {"method": "simpo", "pair_pass": "two-forward", "gradient_accumulation_steps": 2},
+    "8-bit states": {"optimizer": "adamw-8bit"},
+    "muon": {"optimizer": "muon"},
+    "lomo": {"optimizer": "lomo"},
+    "experts": {"model": "qwen3-30b-a3b", "sequence_length": 256},
+    "qlora": {"lora": {"r": 8}, "quantization": "nf4", "gradient_checkpointing": True},
+    "ddp": {"num_gpus": 2, "sharding": "ddp"},
+    "fsdp2": {"num_gpus": 2, "sharding": "fsdp2", "gradient_checkpointing": True},
+    "fsdp2, kept whole": {"num_gpus": 4, "sharding": "fsdp2", "reshard_after_forward": False},
+    "fsdp2, accumulated whole": {
+        "num_gpus": 2,
+        "sharding": "fsdp2",
+        "gradient_accumulation_steps": 4,
+        "sync_each_batch": False,
+    },
+    "fsdp2, dpo": {"num_gpus": 2, "sharding": "fsdp2", "method": "dpo"},
+    "fsdp1": {"num_gpus": 2, "sharding": "fsdp", "gradient_checkpointing": True},
 }
 
 
@@ -454,10 +471,9 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"optimizer": "adamw-8bit"},
-        {"num_gpus": 2, "sharding": "ddp"},
         {"sharding": "zero2", "num_gpus": 2},
-        {"method": "simpo", "pair_pass": "two-forward", "gradient_accumulation_steps": 2},
+        {"sharding": "fsdp", "num_gpus": 2, "lora": {"r": 8}},
+        {"model": "gemma-4-e2b"},
     ],
 )
 def test_what_is_not_played_is_refused(keys: dict[str, object]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from commands import Run, runner_of
 
+from memplan.api import estimate as estimate_job
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.deciding import subject_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,13 +199,68 @@ def test_the_published_examples_call_what_there_is(name: str) -> None:
         assert word.partition("=")[0] in ("--gpu", "--num-gpus", "--with", "--format", "--margin"), word
 
 
-def test_an_estimate_of_an_unclear_file_gives_no_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unclear_job_fits_nowhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whoever asks, in whichever form: no yes, no tight, no remedy, no plan, and never exit code 0."""
+    from memplan.cli.options import read_given
+
+    path = str(tmp_path / "odd.yaml")
     (tmp_path / "odd.yaml").write_text(TRL.format(batch=1) + "use_q_lora: true\n")
-    estimate = runner_of(capsys, "estimate")
-    code, out, _ = estimate(str(tmp_path / "odd.yaml"), "--gpu", "24GB")
-    assert code == 0
-    assert "Unclear: use_q_lora (adapters) is not counted" in out
-    assert "Without that: Fits 24GB" in " ".join(out.split())
-    assert estimate(str(tmp_path / "odd.yaml"), "--gpu", "24GB", "--fail-over")[0] == 2
-    told = json.loads(estimate(str(tmp_path / "odd.yaml"), "--gpu", "24GB", "--json")[1])
-    assert (told["verdict"]["fits"], bool(told["unclear"])) == ("unclear", True)
+    estimate, compare, plan, emit = (runner_of(capsys, name) for name in ("estimate", "compare", "plan", "emit"))
+    code, out, _ = estimate(path, "--gpu", "24GB")
+    assert (code, "Unclear: use_q_lora (adapters) is not counted" in out, "Fits" in out) == (2, True, False)
+    code, out, _ = estimate(path)
+    assert (code, "Unclear: " in out, "hold" in out) == (2, True, False)
+    told = json.loads(estimate(path, "--gpu", "24GB", "--json")[1])
+    assert (told["verdict"]["fits"], bool(told["unclear"]), told["remedies"]) == ("unclear", True, [])
+    for options in ([], ["--vary", "batch_size=1,2"]):
+        code, out, _ = compare(path, "--gpu", "24GB", "--json", *options)
+        found = json.loads(out)
+        assert (code, {row["fits"] for row in found["rows"]}) == (2, {"unclear"})
+        assert found["recommendation"].startswith("Unclear: use_q_lora (adapters)")
+        assert "astest" not in found["recommendation"]
+    code, out, err = plan(path, "--gpu", "24GB", "--num-gpus", "8")
+    assert (code, out, "unclear: use_q_lora (adapters) is not counted" in err) == (2, "", True)
+    (tmp_path / "grid.yaml").write_text("vary: {batch_size: [1, 2]}\n")
+    assert compare(path, "--gpu", "24GB", "--grid", str(tmp_path / "grid.yaml"))[0] == 2
+    code, out, _ = emit("trl", path, "--gpu", "24GB")
+    assert (code, "UNCLEAR" in out, "It fits" in out) == (2, True, False)
+    report = estimate_job(read_given({"target": path, "gpu": "24GB"}))
+    assert report.verdict is not None
+    assert (report.verdict.fits, list(report.remedies)) == ("unclear", [])
+
+
+def test_what_was_asked_for_and_varies_is_clear(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A key of the job that the file leaves open is answered by the grid."""
+    text = "accelerate launch --num_processes $(python n.py) sft.py --max_length 1024 --model_name_or_path gpt2"
+    (tmp_path / "run.sh").write_text(text + " --bf16 true --per_device_train_batch_size 1\n")
+    compare = runner_of(capsys, "compare")
+    code, out, _ = compare(str(tmp_path / "run.sh"), "--gpu", "24GB", "--vary", "num_gpus=1,2", "--json")
+    assert (code, [row["fits"] for row in json.loads(out)["rows"]]) == (0, ["yes", "yes"])
+
+
+def test_a_model_of_images_says_what_of_them_is_not_counted(tmp_path: Path) -> None:
+    """Of LLaMA-Factory the tower rests by default, said or not; another choice is unclear."""
+    text = "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\ntemplate: qwen2_vl\n"
+    path = tmp_path / "train.yaml"
+    for model, more, fits, words in (
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "", "yes", ("counted as trained", "if it trains on images")),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: true", "yes", ("counted as trained",)),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: false", "unclear", ("freeze_vision_tower",)),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "freeze_vision_tower: true", "yes", ()),
+    ):
+        path.write_text(f"model_name_or_path: {model}\n{text}{more}\n")
+        found = check_file(str(path), {"gpu": "h200-141gb", "num_gpus": 1})
+        assert (found.fits, bool(found.warnings)) == (fits, bool(words)), (model, more, found.text, found.warnings)
+        assert all(word in " ".join(found.warnings) for word in words), found.warnings
+
+
+def test_a_program_with_a_loop_of_its_own_is_not_its_arguments(tmp_path: Path) -> None:
+    """Arguments named like the Trainer's say nothing of a loop that the program writes itself."""
+    command = "accelerate launch --num_processes 1 train.py --model_name_or_path gpt2 --bf16 True --max_length 512 "
+    (tmp_path / "run.sh").write_text(f"{command}--per_device_train_batch_size 1 --num_train_epochs 1\n")
+    for program, fits in (
+        ("loss.backward()\noptimizer.step()\n", "unclear"),
+        ("Trainer(model=model).train()\n", "yes"),
+    ):
+        (tmp_path / "train.py").write_text(f"model = load()\n{program}")
+        assert check_file(str(tmp_path / "run.sh"), {"gpu": "h200-141gb"}).fits == fits

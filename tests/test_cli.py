@@ -138,7 +138,8 @@ def test_full_help_gives_choices_defaults_and_other_names(run: Run) -> None:
 def test_every_scalar_key_of_a_job_is_an_option(key: str) -> None:
     name = "--" + key.replace("_", "-")
     is_flag = any(option.parameter == key and not option.metavar for option in job_options())
-    value = {"gradient_checkpointing": "full"}.get(key, True) if is_flag else "x"
+    named: dict[str, Any] = {"lengths": {"file": "x"}}
+    value = {"gradient_checkpointing": "full"}.get(key, True) if is_flag else named.get(key, "x")
     assert given(name, *([] if is_flag else ["x"])) in ({key: value}, {})
     if key != "model":
         assert given(name, *([] if is_flag else ["x"])) == {key: value}
@@ -174,6 +175,7 @@ VALUES: dict[str, Any] = {
     "rollout": {"group_size": 4},
     "images": {"tokens": 10},
     "lora": {"r": 4},
+    "lengths": {"file": "lengths.txt"},
 }
 
 

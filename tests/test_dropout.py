@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.engine.layers.modules import Mode
 from memplan.engine.traces import trace_layer
 from memplan.errors import ModelError
+from memplan.resolve import resolve
 from memplan.spec.groups import Numerics, Operators
 from memplan.spec.model import ModelSpec
+from memplan.spec.reading import read_job
 
 ROWS, LENGTH, HIDDEN, HEADS = 2, 512, 512, 8
 TOKENS = ROWS * LENGTH
@@ -99,3 +102,45 @@ def test_llama_vision_drops_the_probabilities_of_both_kinds_of_attention() -> No
 def test_dropout_is_a_probability(value: object) -> None:
     with pytest.raises(ModelError, match="attention_dropout"):
         model("llama", attention_dropout=value)
+
+
+DROPS = dict.fromkeys(
+    ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "attention_dropout", "residual_dropout"), 0.1
+)
+
+
+def places(spec: ModelSpec) -> set[str]:
+    """Where a model drops anything out."""
+    layers = [run.layer for run in spec.runs]
+    found = {"probabilities" for layer in layers if layer.mixer and layer.mixer.dropout}
+    found |= {"branches" for layer in layers if layer.dropout}
+    return found | ({"front"} if "dropout" in spec.front else set())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "method"), [("trl", "dpo"), ("trl", "reward"), ("llamafactory", "kto"), ("simpo-repo", "simpo")]
+)
+@pytest.mark.parametrize(
+    ("family", "drops", "stays"),
+    [
+        pytest.param("gpt2", "probabilities branches front", "", id="every dropout of GPT-2 is a module"),
+        pytest.param("gptj", "probabilities branches front", "", id="so it is in GPT-J"),
+        pytest.param("gpt_neox", "probabilities branches front", "probabilities", id="not GPT-NeoX's probabilities"),
+        pytest.param("phi3", "probabilities branches", "probabilities", id="nor Phi-3's"),
+        pytest.param("bloom", "probabilities branches", "branches", id="Bloom adds its branches by dropout_add"),
+        pytest.param("seed_oss", "probabilities branches", "probabilities branches", id="Seed-OSS calls a function"),
+    ],
+)
+def test_trainers_of_preferences_turn_off_dropout_that_is_a_module(
+    family: str, drops: str, stays: str, trainer: str, method: str
+) -> None:
+    config = {"model_type": family, **DROPS, "hidden_size": 512, "num_attention_heads": 8, "head_dim": 64}
+    keys = {"model": config, "trainer": trainer, "method": method}
+    assert places(resolve(read_job(keys)).model) == set(stays.split())
+    assert places(resolve(read_job({**keys, "trainer": "pytorch", "method": "sft"})).model) == set(drops.split())
+
+
+def test_what_is_turned_off_is_said() -> None:
+    job = {"model": {"model_type": "gpt2"}, "trainer": "trl", "method": "dpo"}
+    assert any("sets every nn.Dropout to 0 in dpo" in said for said in estimate(job).assumptions)
+    assert not any("nn.Dropout" in said for said in estimate({**job, "method": "sft"}).assumptions)

@@ -44,7 +44,11 @@ def test_an_actor_beside_rollouts_on_other_gpus(tmp_path: Path) -> None:
     job = found.job
     assert framework_of(str(tmp_path / "train.yaml")).name == "areal"
     assert (job.trainer, job.method, job.num_gpus, job.sharding, job.precision) == ("areal", "grpo", 4, "fsdp2", "bf16")
-    assert (job.batch_size, job.sequence_length, job.gradient_accumulation_steps) == (1, 10240, 128 * 2048 // 10240 + 1)
+    assert (job.token_budget, job.sequence_length, job.gradient_accumulation_steps) == (
+        10240,
+        2048,
+        128 * 2048 // 10240 + 1,
+    )
     assert (job.reference, job.gradient_checkpointing, job.attention) == ("none", "full", "flash")
     assert not decided(found)
     assert resolve(found)
@@ -54,7 +58,7 @@ def test_an_actor_beside_rollouts_on_other_gpus(tmp_path: Path) -> None:
     ("old", "new", "key", "value"),
     [
         ("kl_ctl: 0.0", "kl_ctl: 0.1", "reference", "resident"),
-        ("mb_spec: {max_tokens_per_mb: 10240}", "mb_spec: {max_tokens_per_mb: 1024}", "sequence_length", 2048),
+        ("mb_spec: {max_tokens_per_mb: 10240}", "mb_spec: {max_tokens_per_mb: 1024}", "token_budget", 2048),
         ("mb_spec: {max_tokens_per_mb: 10240}", "mb_spec: {n_mbs: 32}", "batch_size", 4),
         ("type: rl", "type: sft", "method", "sft"),
         ('"fsdp:d4p1t1"', '"fsdp:d2t2"', "tensor_parallel", 2),

@@ -102,7 +102,7 @@ def test_what_generates_beside_the_trainer_is_not_counted(
 def test_a_config_over_another_says_what_is_otherwise(tmp_path: Path) -> None:
     more = "policy:\n  max_total_sequence_length: 4096\n  sequence_packing: {enabled: true}\ncluster: {num_nodes: 1}\n"
     job = over(tmp_path, SFT, more).job
-    assert (job.sequence_length, job.num_gpus, job.batch_size, job.attention) == (4096, 8, 2, "flash")
+    assert (job.sequence_length, job.num_gpus, job.token_budget, job.attention) == (4096, 8, 8192, "flash")
 
 
 def test_a_section_may_stand_in_place_of_the_others(tmp_path: Path) -> None:

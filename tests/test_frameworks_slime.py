@@ -66,7 +66,7 @@ def test_an_engine_of_its_own_leaves_the_trainer_whole(tmp_path: Path) -> None:
         8,
         2,
     )
-    assert (job.batch_size, job.sequence_length, job.gradient_accumulation_steps) == (1, 9216, 64)
+    assert (job.token_budget, job.sequence_length, job.gradient_accumulation_steps) == (9216, 8192, 64)
     assert (job.reference, job.gradient_checkpointing, job.sharding) == ("offloaded", "full", "distributed-optimizer")
     assert not decided(found)
     assert resolve(found)
@@ -87,8 +87,8 @@ def test_a_model_that_is_sourced_is_the_one_that_is_counted(tmp_path: Path) -> N
     ("old", "new", "key", "value"),
     [
         ("--use-kl-loss ", "", "reference", "none"),
-        ("--max-tokens-per-gpu 9216", "--max-tokens-per-gpu 2048", "sequence_length", 8192),
-        ("--tensor-model-parallel-size 2", "--context-parallel-size 2", "sequence_length", 18432),
+        ("--max-tokens-per-gpu 9216", "--max-tokens-per-gpu 2048", "token_budget", 8192),
+        ("--tensor-model-parallel-size 2", "--context-parallel-size 2", "token_budget", 18432),
         ("--entropy-coef 0.00", "--entropy-coef 0.01", "entropy", "loss"),
         ("--advantage-estimator grpo", "--loss-type sft_loss", "method", "sft"),
     ],

@@ -54,16 +54,26 @@ def deciding(found: JobInput) -> dict[str, str]:
         (f"{RL} {A}ulysses_sequence_parallel_size=2", {"context_parallel": 2, "gradient_accumulation_steps": 8}),
         (f"{RL} {A}fsdp_config.fsdp_size=8", {"fsdp": {"sharding_strategy": "HYBRID_SHARD", "replicate": 2}}),
         (f"{RL} {A}strategy=fsdp2 {A}fsdp_config.fsdp_size=8", {"fsdp": {"replicate": 2}, "sharding": "fsdp2"}),
-        (f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192", {"batch_size": 8, "sequence_length": 1024}),
-        (f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=3000", {"batch_size": 2, "sequence_length": 1500}),
-        (f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=512", {"batch_size": 1, "sequence_length": 1024}),
+        (
+            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192",
+            {"token_budget": 8192, "sequence_length": 1024},
+        ),
+        (
+            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=3000",
+            {"token_budget": 3000, "sequence_length": 1024},
+        ),
+        (
+            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=512",
+            {"token_budget": 1024, "sequence_length": 1024},
+        ),
+        (f"{RL} {R}log_prob_micro_batch_size_per_gpu=16", {"batch_size": 4, "logprob_token_budget": 16384}),
         (RL.replace("python3 -m verl.trainer.main_ppo", "python3 -m recipe.dapo.main_dapo"), {"method": "grpo"}),
         (
             RL.replace("python3 -m verl.trainer.main_ppo", "python3 train.py --config-name ppo_trainer"),
             {"method": "grpo"},
         ),
         (f"{RL} critic.enable=False algorithm.adv_estimator=gae", {"method": "grpo"}),
-        (NEW, {"method": "sft", "batch_size": 8, "sequence_length": 1024, "num_gpus": 4, "sharding": "fsdp"}),
+        (NEW, {"method": "sft", "token_budget": 8192, "sequence_length": 1024, "num_gpus": 4, "sharding": "fsdp"}),
         (f"{NEW} data.use_dynamic_bsz=False", {"batch_size": 4, "gradient_accumulation_steps": 16}),
         (
             f"{NEW} engine=megatron engine.tensor_model_parallel_size=2",
@@ -197,7 +207,6 @@ def test_a_switch_that_is_not_in_the_file_is_told(tmp_path: Path) -> None:
     [
         ("reward_model.enable=True", "reward_model.enable", "model"),
         ("+trainer.val_only=True", "trainer.val_only", "method"),
-        (f"{R}log_prob_micro_batch_size_per_gpu=16", f"{R}log_prob_micro_batch_size_per_gpu", "batch"),
         ("data.max_start_length=2048", "data.max_start_length", "lengths"),
         ("model_engine=veomni", "model_engine", "parallelism"),
         (f"{A}strategy=megatron {A}megatron.use_megatron_fsdp=True", f"{A}megatron.use_megatron_fsdp", "parallelism"),

@@ -108,7 +108,7 @@ def test_a_value_is_followed_to_where_it_is_written(tmp_path: Path, before: str,
 @pytest.mark.parametrize(
     "value",
     [
-        "len(data)", "args.batch", "int(os.environ['B'])", "2 if len(data) > 9 else 4", "cfg['b']", "pick(3)",
+        "len(data)", "args.batch", "int(os.environ['B'])", "cfg['b']", "pick(3)",
         "from_elsewhere.B", "[b for b in data][0]", "10**10**10", "'9' * 10**9",
     ],
 )  # fmt: skip
@@ -123,8 +123,10 @@ def test_branches_that_nobody_can_decide_are_asked_about(tmp_path: Path) -> None
     either = "if len(data) > 3:\n    n = 1\nelse:\n    n = {}\n" + MODEL
     text = either + SFT.replace("max_length", "per_device_train_batch_size=n, max_length")
     assert read(tmp_path, text.format(1)).job.batch_size == 1
-    given = read(tmp_path, text.format(2))
-    assert "depends on len(data) > 3" in given.unread[0].why
+    most = read(tmp_path, text.format(2))
+    assert (most.job.batch_size, most.sources["batch_size"], asked(most)) == (2, "default", set())
+    assert "depends on len(data) > 3: of 1 and 2 what needs the most" in most.origins["batch_size"]
+    assert asked(read(tmp_path, text.format("data.n"))) == {"batch_size"}
     changed = MODEL + "if len(data) > 3:\n    model = get_peft_model(model, LoraConfig(r=8))\n" + SFT
     assert asked(read(tmp_path, changed)) == {"lora"}
 
@@ -224,7 +226,10 @@ def test_unsloth_is_its_own_kernels(tmp_path: Path) -> None:
     assert len(job.lora.targets) == 7
     assert read(tmp_path, UNSLOTH, gpu="t4-16gb").job.precision == "fp16"
     dpo = UNSLOTH.replace("SFT", "DPO").replace("tokenizer=tokenizer", "ref_model=None")
-    assert decides(read(tmp_path, dpo)) == {"loss"}
+    assert (read(tmp_path, dpo).job.kernels, decides(read(tmp_path, dpo))) == ("none", set())
+    assert any("hold no less" in each for each in read(tmp_path, dpo).warnings)
+    engine = UNSLOTH.replace("load_in_4bit", "fast_inference=True, load_in_4bit")
+    assert decides(read(tmp_path, engine)) == {"engine"}
 
 
 def cells(*texts: str) -> str:

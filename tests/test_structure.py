@@ -41,9 +41,11 @@ LAYERS = (
     "jobs",  # a name or a file -> Job
     "resolve",  # Job -> Recipe
     "engine",  # Recipe -> Ledger
+    "drawn",  # what a report says of the lengths that come
     "report",  # what a report is
     "meters",  # allocated, reserved, device
     "reporting",  # Ledger -> Report
+    "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step
     "planner",  # the search
     "remedies",

@@ -5,11 +5,13 @@ what is kept between. They were measured on transformers 5.23 and trl 1.16 code 
 bytes per token of real layers at the end.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import Head
@@ -211,3 +213,16 @@ def test_measured_bytes_of_real_layers(case: str) -> None:
     saved = trace_layer(spec.runs[0].layer, mode, 1, tokens, style).saved.tags
     bytes_without_copies = sum(size for tag, size in saved.items() if tag.category != "autocast_weights")
     assert abs(bytes_without_copies / tokens - measured) <= tolerance
+
+
+def test_trls_forward_casts_one_tile_of_the_head_at_a_time() -> None:
+    hidden, tile = 256, 32768
+    config = {"model_type": "llama", "hidden_size": hidden, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 512, "tie_word_embeddings": False}
+    job = {"trainer": "trl", "method": "sft", "precision": "bf16-amp", "optimizer": "sgd", "sequence_length": 512}
+    peaks = [
+        estimate({**job, "model": config | {"vocab_size": tiles * tile}}).per_gpu.phases["forward"]
+        for tiles in (1, 2, 3)
+    ]
+    weights = 2 * tile * hidden * 4
+    assert [b - a for a, b in itertools.pairwise(peaks)] == [weights, weights]

@@ -239,3 +239,19 @@ def test_some_trainers_turn_the_adapters_dropout_off(trainer: str, method: str, 
     assert recipe.adapter is not None
     assert recipe.adapter.dropout is drops
     assert drops != any("turns dropout off" in line for line in recipe.provenance.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "precision"),
+    [
+        ("cpo", {}, "bf16"), ("simpo", {}, "bf16"), ("orpo", {}, "bf16"), ("dpo", {}, "bf16-amp"),
+        ("cpo", {"trainer_version": "0.24"}, "bf16-amp"), ("orpo", {"dtype": "fp16"}, "fp16-amp"),
+        ("cpo", {"model": SMALL | {"torch_dtype": "float32"}}, "bf16-amp"),
+    ],
+)  # fmt: skip
+def test_trl_loads_the_policy_of_cpo_and_orpo_by_the_checkpoints_dtype(
+    method: str, keys: dict[str, Any], precision: str
+) -> None:
+    recipe = recipe_of(trainer="trl", method=method, **keys)
+    assert recipe.storage.precision.name == precision
+    assert recipe.numerics.autocast == 2

@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "Whether training configs fit: a line a file, and an exit code.",
     "trace": "The same, measured: the real model on fake tensors, without a GPU.",
     "measure": "The same on the devices of this machine, beside the estimate.",
+    "lengths": "How long the rows of a data set are, for a job's --lengths.",
     "accuracy": "How far estimates are from measured training steps.",
     "show": "What memplan knows: gpus, models, jobs, methods and more.",
     "explain": "What a term of a report means; with a job, its numbers.",

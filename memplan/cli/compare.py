@@ -7,7 +7,7 @@ from memplan.cli import options, output
 from memplan.cli.edge import warn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.errors import EXIT_DONE, UsageError
+from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from memplan.render.progress import spinner
 from memplan.spec.reading import canonical_key
 
@@ -63,7 +63,7 @@ def compare(values: Mapping[str, Any]) -> int:
     to.write(Result(found.to_dict, lambda width: compare_blocks(found, width), lambda: compare_rows(found)))
     for text in dict.fromkeys(text for row in found.rows for text in row.report.warnings):
         warn(text)
-    return EXIT_DONE
+    return EXIT_USAGE if any(row.report.unclear for row in found.rows) else EXIT_DONE
 
 
 def comparison(values: Mapping[str, Any]) -> "Comparison":

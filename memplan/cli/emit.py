@@ -8,7 +8,7 @@ from typing import Any
 from memplan.cli import options
 from memplan.cli.edge import note, warn
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.errors import EXIT_DONE, UsageError
+from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 
 HELP = """Ready-to-run files of a job for a framework: its arguments, how it is launched, the environment.
 
@@ -62,7 +62,7 @@ def emit(values: Mapping[str, Any]) -> int:
                 note(f"memplan check {path} reads them all")
     for text in found.report.warnings:
         warn(text)
-    return EXIT_DONE
+    return EXIT_USAGE if found.report.unclear else EXIT_DONE
 
 
 def _onto(path: str, text: str, folder: str | None, force: bool) -> None:

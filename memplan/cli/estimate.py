@@ -37,7 +37,7 @@ def parameters() -> list[Parameter]:
 
 
 def estimate(values: Mapping[str, Any]) -> int:
-    """Read, compute, write; the exit code says whether it fits where --fail-over asks."""
+    """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
     to = output.read_output(values)
     report = report_of(values)
     if values.get("fail_over") and report.verdict is None:
@@ -48,9 +48,7 @@ def estimate(values: Mapping[str, Any]) -> int:
     to.write(_result(report, shown))
     for text in report.warnings:
         warn(text)
-    if not values.get("fail_over"):
-        return EXIT_DONE
-    too_large = report.verdict is not None and report.verdict.fits == "no"
+    too_large = report.verdict is not None and report.verdict.fits == "no" and values.get("fail_over")
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 

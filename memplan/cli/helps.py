@@ -56,6 +56,11 @@ EXTRA = {
     "files": "Training configs, scripts or jobs.",
     "form": "Form of the answer: text, github (annotations), json.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
+    "tokenizer": "A folder with tokenizer.json, or the file.",
+    "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
+    "no_template": "Count contents, and five tokens of marks a message, in place of the chat template.",
+    "lengths_to": "The file of lengths to write.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
 COMMON: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ from memplan.cli.parameters import Parameter, argument, option
 from memplan.cli.spelling import LORA_B_BIAS
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job
+from memplan.spec.lengths import in_full
 from memplan.spec.lora import ALL_LINEAR, Lora
 from memplan.spec.reading import canonical_key
 from memplan.tables.choices import ALIASES, CHOICES
@@ -30,7 +31,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "gradient_accumulation_steps",
         "global_batch_size",
     ),
-    "Sequences": ("sequence_length", "completion_length", "padded", "eval_batch_size"),
+    "Sequences": (
+        "sequence_length",
+        "completion_length",
+        "token_budget",
+        "logprob_token_budget",
+        "padded",
+        "lengths",
+        "eval_batch_size",
+    ),
     "Precision and optimizer": (
         "dtype",
         "precision",
@@ -194,6 +203,8 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise UsageError(f"--no-lora contradicts --lora-{next(iter(lora)).replace('_', '-')}", "leave one of them out")
     if lora:
         given["lora"] = lora
+    if "lengths" in given:
+        given["lengths"] = in_full(given["lengths"])
     for flag, name in (("--set", "set_"), ("--fix", "fix")):
         for assignment in values.get(name) or ():
             assign(given, assignment, flag)

@@ -56,12 +56,14 @@ def sweep(values: Mapping[str, Any], axes: Sequence["Axis"]) -> int:
 
 def _over(values: Mapping[str, Any], axes: Sequence["Axis"]) -> dict[str, Any]:
     """What MODEL and the options say, over the grid's base."""
+    from memplan.spec.reading import understood
+
     targets = values.get("targets") or []
     if axes or len(targets) > 1:
         raise UsageError(
             "a sweep takes one MODEL and one value for each option", "put what varies into the grid's file"
         )
-    given = options.read_given({**values, "target": targets[0] if targets else None})
+    given = understood(options.read_given({**values, "target": targets[0] if targets else None}), "every row")
     return given.job.model_dump(exclude_unset=True)
 
 

@@ -12,7 +12,7 @@ from memplan.gpus import find_gpu
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
 from memplan.spec.plain import check_plain
-from memplan.spec.reading import JobInput, build_job, canonical_key, merged, normalise
+from memplan.spec.reading import JobInput, build_job, canonical_key, merged, normalise, unanswered
 from memplan.tables.choices import ALIASES, TRAINING_ONLY
 
 SHORTHANDS = ("use_lora", "load_in_4bit", "load_in_8bit")
@@ -106,7 +106,12 @@ def varied(given: JobInput, flat: Mapping[str, Any]) -> JobInput:
     values = applied(given.job.model_dump(exclude_unset=True), flat)
     keys = placed(flat)
     sources = {key: "option" if key in keys else given.sources.get(key, "option") for key in values}
-    return given._replace(job=build_job(values), sources=sources, spec=None if "model" in keys else given.spec)
+    return given._replace(
+        job=build_job(values),
+        sources=sources,
+        spec=None if "model" in keys else given.spec,
+        unread=unanswered(given.unread, keys),
+    )
 
 
 def cases_of(jobs: Sequence[tuple[str, JobInput]], axes: Sequence[Axis]) -> list[Case]:

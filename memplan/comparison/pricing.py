@@ -45,7 +45,7 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
         SCHEMA_VERSION,
         cases[0].name,
         rows,
-        fastest_that_fits(rows) if _same_training(rows) else "",
+        recommended(rows, fastest_that_fits(rows) if _same_training(rows) else ""),
         tuple(assumptions),
         speed_from,
         tuple(impossible),
@@ -112,9 +112,16 @@ def _passes(recipe: Recipe) -> float:
     return 3 + (1 if recipe.checkpointing.layers else 0) + extra + reference
 
 
+def recommended(rows: Sequence[CompareRow], *lines: str) -> str:
+    """What makes rows unclear, then these lines."""
+    doubts = dict.fromkeys(row.report.unclear for row in rows if row.report.unclear)
+    unclear = [f"Unclear: {text}; the figures are those without that." for text in doubts]
+    return "\n".join(line for line in (*unclear, *lines) if line)
+
+
 def fastest_that_fits(rows: Sequence[CompareRow], where: str = "") -> str:
-    """Which row to take, where cards are named."""
-    judged = [row for row in rows if row.fits]
+    """Which row to take, where cards are named; of what is unclear none."""
+    judged = [row for row in rows if row.fits and row.fits != "unclear"]
     if not judged or len(rows) == 1:
         return ""
     fits = f"fits {where}" if where else "fits its card"

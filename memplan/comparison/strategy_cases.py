@@ -1,10 +1,9 @@
 """Many ways to run one job: the strategies of a file, priced and ranked."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memplan.comparison.pricing import Case, fastest_that_fits, ranked
+from memplan.comparison.pricing import Case, fastest_that_fits, ranked, recommended
 from memplan.comparison.result import Comparison
 from memplan.errors import InvalidJob, MemplanError
 from memplan.remedies import changed
@@ -37,10 +36,10 @@ def compare_strategies(given: JobInput, path: Path | None = None) -> Comparison:
     assert first is not None
     rows, speed_from, more = ranked(priced)
     where = first.hardware.gpu.title if first.hardware.gpu else ""
-    found = Comparison(
-        SCHEMA_VERSION, priced[0][0].name, rows, fastest_that_fits(rows, where), (*assumptions, *more), speed_from
+    lines = [] if first.provenance.unclear else _recommendation(strategies, first, fastest_that_fits(rows, where))
+    return Comparison(
+        SCHEMA_VERSION, priced[0][0].name, rows, recommended(rows, *lines), (*assumptions, *more), speed_from
     )
-    return replace(found, recommendation=_recommendation(strategies, first, found.recommendation))
 
 
 def _apply(given: JobInput, strategy: Strategy, base: dict[str, Any]) -> Report:
@@ -53,10 +52,9 @@ def _apply(given: JobInput, strategy: Strategy, base: dict[str, Any]) -> Report:
         raise InvalidJob(f"strategy {strategy.name}: {error.message}", error.hint) from None
 
 
-def _recommendation(strategies: StrategyFile, recipe: Recipe, choice: str) -> str:
+def _recommendation(strategies: StrategyFile, recipe: Recipe, choice: str) -> list[str]:
     """By class of card where one is named, else all classes in a line each."""
     if recipe.hardware.gpu is None:
-        return "\n".join(f"{row.title}: {row.words}" for row in strategies.recommendations)
+        return [f"{row.title}: {row.words}" for row in strategies.recommendations]
     found = strategies.recommendation(recipe.hardware.gpu.memory_bytes)
-    words = f"{found.title}: {found.words}" if found else ""
-    return "\n".join(line for line in (choice, words) if line)
+    return [choice, f"{found.title}: {found.words}" if found else ""]

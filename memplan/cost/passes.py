@@ -104,9 +104,11 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
     elif again.policy or recipe.checkpointing.layers:
         checkpointed = again.policy or "full"
     adapted, elements = _adapted(recipe) if adapter else (0, 0.0)
+    batch = recipe.batch
+    several = max(1, batch.sequence_length // batch.longest) if batch.longest else 1  # each attends within itself
     return Shape(
-        rows=recipe.rows,
-        length=recipe.batch.sequence_length,
+        rows=recipe.rows * several,
+        length=batch.sequence_length // several,
         tensor=degrees.tensor,
         context=degrees.context,
         expert=degrees.expert,

@@ -24,6 +24,7 @@ from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.resident_models import reference_pass, teacher_pass
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import GradientMode, PassStyle
+from memplan.units import ceil_div
 
 
 def policy_mode(recipe: Recipe) -> Mode:
@@ -175,11 +176,11 @@ def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
     policy are trained on them."""
-    mode, before = gradient_mode(recipe), []
+    mode, before, scoring = gradient_mode(recipe), [], _scoring(recipe)
     if recipe.trainer.rollouts.scored:
-        plan = policy_plan(recipe, "old", recipe.rows, "no-grad")
-        before.append((traced_pass(plan._replace(head=rollout_head(recipe, recipe.rows))), "forward"))
-    reference = reference_pass(recipe, recipe.rows)
+        plan = policy_plan(scoring, "old", scoring.rows, "no-grad")
+        before.append((traced_pass(plan._replace(head=rollout_head(scoring, scoring.rows))), "forward"))
+    reference = reference_pass(scoring, scoring.rows)
     before += [(reference, "forward")] if reference else []
     policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
     update = [(policy, "forward"), (policy, "backward")]
@@ -189,6 +190,16 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     if recipe.others.critic.together:
         return [*before, (critic, "forward"), *update, (critic, "backward")]
     return [*before, (critic, "forward"), (critic, "backward"), *update]
+
+
+def _scoring(recipe: Recipe) -> Recipe:
+    """The recipe of the passes that score a rollout, whose rows may be packed to a limit of their own."""
+    batch = recipe.batch
+    if not batch.scoring:
+        return recipe
+    completions = ceil_div(batch.scoring * batch.completion_length, batch.sequence_length)
+    own = batch._replace(size=1, group=1, sequence_length=batch.scoring, completion_length=completions)
+    return recipe._replace(batch=own)
 
 
 def _two_forwards(recipe: Recipe, gradients: GradientMode) -> tuple[TracedPass, TracedPass]:

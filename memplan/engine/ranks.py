@@ -44,5 +44,6 @@ def _of_rank(recipe: Recipe) -> Recipe:
     batch = recipe.batch._replace(
         sequence_length=ceil_div(recipe.batch.sequence_length, degrees.context),
         completion_length=ceil_div(recipe.batch.completion_length, degrees.context),
+        scoring=ceil_div(recipe.batch.scoring, degrees.context),
     )
     return recipe._replace(model=part_of(recipe.model, degrees), batch=batch)

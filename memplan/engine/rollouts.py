@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.head_of_pass import teacher_logits_itemsize
-from memplan.engine.losses.heads import Head
+from memplan.engine.losses.heads import INSIDE, Head
 from memplan.engine.passes import TracedPass
 from memplan.engine.tape.ops import FP32
 from memplan.engine.traces import trace_tail
@@ -83,13 +83,18 @@ def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:
 
 def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> None:
     """TRL's PPO names the policy's outputs (logits and every hidden state) and the distribution that it logs the
-    entropy of until the next micro-step has its own, so over backward and the optimizer's step."""
-    if not recipe.loss.code.step_outputs:
+    entropy of until the next micro-step has its own, so over backward and the optimizer's step. Composer's state holds
+    the logits alone, until a forward that makes the loss itself has ended.
+    """
+    if not recipe.loss.code.step_outputs or recipe.evaluating:
         return
     plan, name = policy.plan, policy.plan.name
     tokens, vocabulary, wide = plan.rows * plan.length, plan.spec.head.outputs, plan.head.loss.fp32_outputs
     itemsize = FP32 if wide else plan.mode.numerics.autocast or plan.mode.numerics.itemsize
     logits, stream = tokens * vocabulary * itemsize, _stream_bytes(policy)
+    if plan.head.program in INSIDE:
+        _enter_logits_of_state(ledger, name, logits)
+        return
     hidden = stream // plan.mode.residual_itemsize * (FP32 if wide else plan.mode.residual_itemsize)
     copied, kept = hidden > stream, _keeps_streams(policy)
     scored = plan.rows * min(recipe.batch.completion_length, plan.length - 1)
@@ -126,6 +131,25 @@ def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> No
         for instant, _ in policy.layer_instants(i):
             enter(f"hidden states above layer {i}", one * (plan.spec.num_layers - i), instant, instant)
     enter("hidden states, held over the step", hidden, f"{name}.embedding-backward", "")
+
+
+def _enter_logits_of_state(ledger: Ledger, name: str, logits: int) -> None:
+    """Logits of the micro-step before, and those of this one from where its tail's backward has ended."""
+    for label, born, dies in (
+        ("logits of the micro-step before", "", f"{name}.loss"),
+        ("logits, held over the step", ledger.after(f"{name}.final-norm-backward"), ""),
+    ):
+        ledger.add(
+            label,
+            "logits",
+            logits,
+            born,
+            dies,
+            template="T × V × bytes",
+            numbers=(logits,),
+            why="state.outputs holds them until the next micro-step gives it new ones",
+            source="composer 0.32 trainer/trainer.py: _train_microbatch",
+        )
 
 
 def _stream_bytes(traced: TracedPass) -> int:

@@ -17,6 +17,10 @@ def evaluation_of(recipe: Recipe) -> Recipe | None:
     if not recipe.batch.eval_size:
         return None
     batch = recipe.batch._replace(size=recipe.batch.eval_size, accumulation=1)
+    if batch.longest:
+        batch = batch._replace(
+            sequence_length=batch.longest, completion_length=min(batch.completion_length, batch.longest)
+        )
     return recipe._replace(batch=batch, evaluating=True)
 
 

@@ -13,10 +13,8 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.launch import launches
 
 TABLE = r"""
-Megatron-Bridge $megatron[./]bridge | $run_recipe\.py | $--recipe \w+_(config|pretrain|sft|peft)
 prime-rl        trainer orchestrator | orchestrator inference | $\brl @ .*\.toml | max_async_level
-llm-foundry     max_seq_len train_loader | variables max_seq_len | $\bcomposer .*\.py
-xtuner          $\bxtuner (train|chat|convert) | $NPROC_PER_NODE=\d+ xtuner
+xtuner          $\bxtuner (chat|convert)
 NeMo            exp_manager trainer.devices | $examples/nlp/language_modeling/megatron_gpt | $\bnemo llm
 NeMo-Aligner    $examples/nlp/gpt/train_gpt_(sft|dpo|ppo|rm|reinforce)
 ColossalAI      $\bcolossalai run

@@ -134,7 +134,7 @@ def _where(keys: Keys) -> None:
 
 
 def _batch(keys: Keys, method: str) -> None:
-    """Micro-batches of tokens, each counted as one sequence; without a budget, whole sequences."""
+    """Micro-batches of tokens; without a budget, whole sequences."""
     prompt = keys.whole("train_dataset.max_length") or 0
     longest = prompt + (keys.whole("gconfig.max_new_tokens") or 0 if method in ("grpo", "ppo") else 0)
     tokens, where = keys.whole(TOKENS), keys.settings.where(TOKENS)
@@ -144,11 +144,11 @@ def _batch(keys: Keys, method: str) -> None:
     halves = 2 if method in ("dpo", "reward") else 1
     keys.skip("actor.mb_spec.n_mbs", "actor.mb_spec.granularity", "actor.mb_spec.packing_algorithm")
     if tokens:
-        length = max(ceil_div(tokens, halves), longest)
-        keys.put("batch_size", 1, TOKENS)
-        keys.put("sequence_length", length, TOKENS)
-        keys.put("gradient_accumulation_steps", max(1, ceil_div(rows * max(longest, 1), length)), TOKENS)
-        keys.draft.remarks.append(f"{where}: a micro-batch of tokens is counted as one sequence of {length}")
+        length = longest or tokens // halves
+        budget = max(tokens, longest * halves)
+        keys.put("token_budget", budget, TOKENS)
+        keys.put("sequence_length", length, *(["train_dataset.max_length"] if longest else [TOKENS]))
+        keys.put("gradient_accumulation_steps", max(1, ceil_div(rows * max(longest, 1) * halves, budget)), TOKENS)
     elif longest:
         parts = max(1, keys.whole("actor.mb_spec.n_mbs") or 1)
         keys.put("batch_size", ceil_div(rows, parts), "actor.mb_spec.n_mbs", "train_dataset.batch_size")

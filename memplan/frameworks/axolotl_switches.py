@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.row_making import read_rows
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 PLUGINS = (
@@ -39,6 +40,7 @@ def read_switches(keys: Keys, method: str) -> None:
     if keys.flag("sample_packing") and keys.flag("sdpa_varlen") is False and attention == "sdpa":
         keys.put("padded", True, "sdpa_varlen")  # documents of a row are told apart by a 4-D mask
     keys.skip("sample_packing", "sdpa_varlen")
+    read_rows(keys)
     if keys.flag("use_ray") and (keys.whole("ray_num_workers") or 1) > 1:
         keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
     keys.skip("use_ray", "ray_num_workers")

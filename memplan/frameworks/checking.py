@@ -25,6 +25,7 @@ from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 WORDS = {"yes": "fits", "tight": "fits tightly", "no": "does not fit"}
+EXIT_CODES = {"no": EXIT_DOES_NOT_FIT, "unclear": EXIT_USAGE}
 
 
 @dataclass(frozen=True)
@@ -139,17 +140,17 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     needs = f"{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
-    fits, code, hint = verdict.fits, EXIT_DOES_NOT_FIT if verdict.fits == "no" else EXIT_DONE, ""
-    text = f"{WORDS[fits]} {cards}: {needs}, {left}"
-    line, _ = _placed(given.origins.get("batch_size", ""), path)
-    deciding = [each for each in given.unread if each.decides]
-    if deciding:
-        fits, code, hint = "unclear", EXIT_USAGE, next((each.hint for each in deciding if each.hint), "")
+    hint, where = "", given.origins.get("batch_size", "")
+    if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"
-        line, _ = _placed(f"{deciding[0].where}: ", path)
+        deciding = [each for each in given.unread if each.decides]
+        hint, where = next((each.hint for each in deciding if each.hint), ""), f"{deciding[0].where}: "
+    else:
+        text = f"{WORDS[verdict.fits]} {cards}: {needs}, {left}"
+    line, _ = _placed(where, path)
     return Checked(
         path,
-        fits,
+        verdict.fits,
         text,
         line,
         given.framework,
@@ -164,7 +165,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         ),
         report.warnings,
         hint,
-        code,
+        EXIT_CODES.get(verdict.fits, EXIT_DONE),
     )
 
 

@@ -7,7 +7,7 @@ import posixpath
 import re
 from pathlib import Path
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.documents import (
     FORMS,
     Document,
@@ -49,6 +49,21 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         raise _missing(settings, key, f"{reference[:80]!r} is outside of {top}", "give it with --with")
     hint = "run from the project's folder, or give it with --with"
     raise _missing(settings, key, f"there is no file {reference[:80]!r} here", hint)
+
+
+_BACKWARD, _TRAINER = re.compile(r"^.*\.backward\(", re.MULTILINE), re.compile(r"Trainer\b|trainer\.train\(")
+
+
+def own_loop(path: str, program: str) -> str:
+    """Where a program that a script starts, and that lies here, runs a training loop of its own; empty elsewhere."""
+    if not program.endswith(".py"):
+        return ""
+    try:
+        document = open_reference(Settings(path, {}), "program", program)
+    except MemplanError:
+        return ""
+    found = None if _TRAINER.search(document.text) else _BACKWARD.search(document.text)
+    return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
 
 def open_written(script: Document, reference: str) -> Document | None:

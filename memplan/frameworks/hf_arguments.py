@@ -12,6 +12,7 @@ from memplan.frameworks import deepspeed, fsdp_keys
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.hf_switches import NOT_MODELLED, mapping, read_compile, read_liger_parts, warn_where_on
+from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
 from memplan.tables.trainers import TRAINERS
 
@@ -102,6 +103,7 @@ def read_arguments(keys: Keys) -> None:
     keys.skip("liger_kernel_config")
     _evaluation(keys)
     _wrapping(keys)
+    read_rows(keys)
     warn_where_on(keys, NOT_MODELLED)
     if keys.flag("auto_find_batch_size"):
         keys.warn("auto_find_batch_size", "the batch size is halved until it fits; the one that is written is counted")

@@ -72,7 +72,7 @@ def read_adapter(dialect: Dialect) -> None:
         rank = switch = rank_on
     off = full or any(keys.get(name) is not None and keys.flag(name) is False for name in dialect.names("lora"))
     lora = bool(not full and (switch or mode))
-    if not (lora or off) and mode is None:
+    if not (lora or off) and mode is None and "program" not in keys.draft.facts:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
             keys.warn(rank, "whether adapters are on is the script's own: say --lora-r, or --lora none", "adapters")

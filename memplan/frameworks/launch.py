@@ -24,6 +24,8 @@ LAUNCHERS = {
     "accelerate.commands.launch": "accelerate",
     "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
+    "composer": "composer",
+    "composer.cli.launcher": "composer",
     "python": "python",
     "python3": "python",
 }

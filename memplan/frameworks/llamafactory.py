@@ -17,7 +17,7 @@ from memplan.frameworks.hf_switches import warn_where_on
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory_keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
 from memplan.frameworks.llamafactory_write import write
-from memplan.frameworks.own_names import config_of, is_command_of, lora_targets
+from memplan.frameworks.own_names import PICTURES, config_of, is_command_of, lora_targets, remark_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
 
 VERBS = ("train", *llamafactory_v1.COMMANDS)
@@ -78,6 +78,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")
+    remark_images(keys, "model_name_or_path")
     if keys.has("model_revision") and keys.text("model_revision") != "main":
         keys.copy("revision", "model_revision")
     keys.skip("model_revision", "do_train", "do_eval")
@@ -198,20 +199,23 @@ def _optimizer(keys: Keys) -> None:
     keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
 
 
+RESTING = {"freeze_vision_tower": True, "freeze_multi_modal_projector": True, "freeze_language_model": False}
+"""What of a model with a vision tower rests in full fine-tuning, where nobody says otherwise (the trainer's row)."""
+
+
 def _finetuning(keys: Keys) -> None:
     """lora, full, freeze or oft; of a model with a vision tower what is frozen."""
     kind = (keys.text("finetuning_type") or "lora").lower()
     own = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target")
     keys.skip(*own, "oft_rank", "oft_block_size", "oft_target", "freeze_trainable_layers", "freeze_trainable_modules")
-    frozen = [
-        pattern
-        for key, pattern in (("freeze_vision_tower", "visual"), ("freeze_multi_modal_projector", "projector"))
-        if keys.has(key) and keys.flag(key)
-    ]
-    keys.skip("freeze_vision_tower", "freeze_multi_modal_projector")
+    keys.skip(*RESTING)
     if kind == "full":
-        if frozen:
-            keys.warn("freeze_vision_tower", "of a model with a vision tower, it is counted as trained: add --freeze")
+        other = next((key for key, rests in RESTING.items() if keys.has(key) and keys.flag(key) != rests), "")
+        if other:
+            keys.warn(other, "of a model with a vision tower, it is counted as trained: add --freeze", "freezing")
+        elif PICTURES.search(str(keys.get("model_name_or_path") or "")):
+            keys.draft.remarks.append(f"{keys.settings.path}: the vision tower and its projector rest, and are counted "
+                                      "as trained, which needs more")  # fmt: skip
         keys.put("lora", None, "finetuning_type")
         return
     if kind == "freeze":

@@ -16,6 +16,7 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.megatron_keys import (
     BEARING,
+    DECIDES,
     DEFAULTS,
     DEFAULTS_OF_EXPERTS,
     FUSED_LINEARS,
@@ -259,7 +260,7 @@ def _close(keys: Keys) -> None:
     for key, why in NOT_MODELLED.items():
         value = keys.get(key)
         if value not in (None, False, "", "none"):
-            keys.warn(key, why)
+            keys.warn(key, why, DECIDES.get(key))
     for key, value in keys.settings.values.items():
         if keys.took(key) or key in KNOWN or value in (None, False):
             continue

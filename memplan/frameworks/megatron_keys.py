@@ -60,6 +60,18 @@ OTHER_NAMES = {
     "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
     "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
 }
+DECIDES = {
+    **dict.fromkeys(
+        words(
+            """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern is_hybrid_model
+            vision_model_type img_h heterogeneous_layers_config_path"""
+        ),
+        "model",
+    ),
+    "num_layer_list": "parallelism",
+    "grpo_group_size": "method",
+}
+"""What of memory some of these decide, whose names do not say it."""
 NOT_MODELLED = {
     "spec": "a spec of layers of its own is not read: standard layers are counted",
     "fp8_format": "products in fp8 are not modelled",

@@ -123,20 +123,39 @@ def _batch(keys: Keys, method: str, copies: int) -> None:
         keys.put("sequence_length", length, f"{POLICY}max_total_sequence_length")
     micro = keys.whole(f"{POLICY}train_micro_batch_size") or 1
     said = f"{POLICY}train_micro_batch_size"
+    packed = _packed(keys, method, length)
     for part in ("sequence_packing", "dynamic_batching"):
         tokens = keys.number(f"{POLICY}{part}.train_mb_tokens") if keys.flag(f"{POLICY}{part}.enabled") else None
         if tokens:
             micro, said = max(1, ceil_div(int(tokens), length)), f"{POLICY}{part}.train_mb_tokens"
-            keys.draft.remarks.append(
-                f"{keys.settings.path}: micro-batches of up to {int(tokens)} tokens are counted as {micro} of {length}"
-            )
-    keys.put("batch_size", micro, said)
+            if not packed:
+                keys.draft.remarks.append(f"{keys.settings.path}: micro-batches of up to {int(tokens)} tokens are "
+                                          f"counted as {micro} of {length}")  # fmt: skip
+    if not packed:
+        keys.put("batch_size", micro, said)
     total = keys.whole(f"{POLICY}train_global_batch_size") or micro
     keys.put(
         "gradient_accumulation_steps",
         max(1, ceil_div(total, micro * max(1, copies))),
         f"{POLICY}train_global_batch_size",
     )
+
+
+def _packed(keys: Keys, method: str, length: int) -> bool:
+    """Whether sequences are packed into one row of so many tokens, by the update and by the scores before it."""
+    at = f"{POLICY}sequence_packing."
+    tokens = keys.number(f"{at}train_mb_tokens") if keys.flag(f"{at}enabled") else None
+    if not tokens or method in ("dpo", "reward") or "batch_size" in keys.draft.given:
+        return False
+    keys.put("token_budget", max(int(tokens), length), f"{at}train_mb_tokens")
+    scored = keys.number(f"{at}logprob_mb_tokens")
+    if method != "grpo" or not scored or scored == tokens:
+        return True
+    if not keys.flag(f"{MEGATRON}enabled"):
+        keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
+    elif scored > tokens:
+        keys.warn(f"{at}logprob_mb_tokens", "scores are counted at the update's micro-batch", "batch")
+    return True
 
 
 def _dtensor(keys: Keys, gpus: int) -> None:
@@ -223,7 +242,7 @@ def _method_settings(keys: Keys, method: str) -> None:
         group = keys.whole("grpo.num_generations_per_prompt") or 1
         values = {**keys.draft.values, **keys.draft.options}
         gpus = int(values.get("num_gpus") or 1)
-        if group > 1 and (values["batch_size"] * values["gradient_accumulation_steps"] * gpus) % group == 0:
+        if group > 1 and (values.get("batch_size", 1) * values["gradient_accumulation_steps"] * gpus) % group == 0:
             keys.put("rollout", {"group_size": group}, "grpo.num_generations_per_prompt")
 
 

@@ -179,10 +179,7 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
     if keys.flag("train.dynamic_batch_enable"):
         tokens = keys.whole("train.max_tokens_per_gpu") or length
         micro = max(1, ceil_div(tokens, length))
-        keys.put("batch_size", micro, "train.max_tokens_per_gpu")
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: a micro-batch of up to {tokens} tokens is counted as {micro} sequences of {length}"
-        )
+        keys.put("token_budget", max(tokens, length), "train.max_tokens_per_gpu")
     else:
         keys.put("batch_size", micro, "train.micro_batch_size")
     steps = max(1, ceil_div(total, micro * gpus))

@@ -48,6 +48,16 @@ def warn_of_images(keys: Keys, key: str) -> None:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")
 
 
+def remark_images(keys: Keys, key: str) -> None:
+    """A model that sees images, whose tower rests: what a sample's length holds of them is counted, their pass is
+    not."""
+    if "images" not in keys.draft.given and PICTURES.search(str(keys.get(key) or "")):
+        keys.draft.remarks.append(
+            f"{keys.settings.where(key)}: {key}: if it trains on images, their pass through the vision tower is not "
+            "counted: add --images"
+        )
+
+
 def module_names(pattern: str) -> tuple[str, ...]:
     """The linears that a regular expression ends in: ``…\\.(q|k)_proj`` is q_proj and k_proj; empty where unclear."""
     last = re.split(r"\\?\.", pattern)[-1]

@@ -3,7 +3,7 @@
 A number that the text does not hold is asked for, and never taken as one. Sources: torch 2.13 distributed/run.py (one
 process without ``--nproc_per_node``), DeepSpeed 0.19 launcher/runner.py (all GPUs of a node without an option),
 accelerate 1.15 commands/launch.py (the machine's default config, else all GPUs), LLaMA-Factory 0.9.5 launcher.py,
-transformers 5.23 training_args.py (``n_gpu``: nn.DataParallel).
+composer 0.32 cli/launcher.py, transformers 5.23 training_args.py (``n_gpu``: nn.DataParallel).
 """
 
 from __future__ import annotations
@@ -176,6 +176,16 @@ def _deepspeed(launch: Launch) -> Count:
     return _said(launch, "", visible(launch.command.environment) if alone else None, nodes, True)
 
 
+def _composer(launch: Launch) -> Count:
+    """``-n``, else every GPU; ``--world_size`` over nodes of so many."""
+    values = launch.options.values
+    key = next((key for key in ("nproc", "n") if key in values), "")
+    each = number(values[key]) if key else visible(launch.command.environment)
+    world = number(values.get("world_size")) or each
+    nodes = max(1, world // each) if each and world else None if "world_size" in values else 1
+    return _said(launch, key, each, nodes, not key)
+
+
 def _said(launch: Launch, key: str, each: int | None, nodes: int | None, every: bool = False) -> Count:
     """A count with the words that say it."""
     value = launch.options.values.get(key)
@@ -243,6 +253,7 @@ def _one_process(launch: Launch, draft: Draft) -> None:
 _READERS: dict[str, Callable[[Launch], Count | None]] = {
     "torchrun": _torchrun,
     "deepspeed": _deepspeed,
+    "composer": _composer,
 }
 
 

@@ -22,6 +22,7 @@ from memplan.frameworks.python_models import TRAINERS
 from memplan.frameworks.python_reading import read_training
 from memplan.frameworks.python_run import Known, Run
 from memplan.frameworks.python_text import Program, program_of
+from memplan.frameworks.python_usage import mark_shown, shown_command, wants_options
 from memplan.frameworks.python_values import Thing
 from memplan.frameworks.transformers import read_launcher
 
@@ -53,7 +54,12 @@ def _read_started(document: Document, draft: Draft) -> None:
 def _read_program(document: Document, known: Known, draft: Draft) -> None:
     program = program_of(document.text, document.path)
     run = followed(document, known)
-    found = [each for each in trainings(run) if document.place in (0, _place_of(each))]
+    found = _trainers(run, document)
+    command = shown_command(document, known) if len(found) == 1 and not known.arguments else None
+    if command is not None and wants_options(found[0]):
+        known, run = command, followed(document, command)
+        found = _trainers(run, document)
+        draft.finishers["shown"] = lambda draft: mark_shown(known, draft)
     for place in program.faults:
         draft.warn("cell", place, "is no Python that can be read", "method" if not found else "")
     if not found:
@@ -66,10 +72,14 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
         _read_one(found[0], run, program, document, draft)
 
 
+def _trainers(run: Run, document: Document) -> list[Thing]:
+    return [each for each in trainings(run) if document.place in (0, _place_of(each))]
+
+
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
     _put_gpus(run, draft)
     read_training(trainer, run, dict(program.pins), document.path, draft)
-    draft.finishers["model"] = _need_model
+    draft.finishers["model"] = lambda draft: _need_model(draft, run.uncalled)
     draft.finishers["sharded"] = lambda draft: _need_sharding(run, draft)
     draft.finishers["lengths"] = lambda draft: put_length(run, TRAINERS[trainer.last], draft)
     if run.asked_card:
@@ -114,6 +124,9 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
     """A loop of the program's own is unclear; anything else trains nothing."""
     if program.faults:
         raise NotKnown(f"{program.faults[0]}: no Python that can be read", "name a notebook of Python 3")
+    other = next(_others(program), None)
+    if other is not None:
+        raise NotKnown(f"{other[0]}: {other[1]} is a trainer that is not read", "write its job in memplan's keys")
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
@@ -128,17 +141,26 @@ def _need_sharding(run: Run, draft: Draft) -> None:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
 
 
-def _need_model(draft: Draft) -> None:
+def _need_model(draft: Draft, uncalled: bool) -> None:
     """Raises NotKnown where nothing says which model is trained."""
     if not {"model", "total_params"} & {*draft.values, *draft.given}:
         asked = next((each for each in draft.unread if each.asks == "model"), None)
         others = ", ".join(dict.fromkeys(each.asks for each in draft.unread if each.asks not in ("model", "")))
-        if asked and ", a parameter of " in asked.why:
+        if asked and (uncalled or ", a parameter of " in asked.why):
             raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", "check the program that calls it")
         text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
         raise NotKnown(
             f"{text}{f'; nor {others}' if others else ''}", "add --model, or check the script that starts it"
         )
+
+
+def _others(program: Program) -> Iterator[tuple[str, str]]:
+    """Trainers of other packages that a program makes."""
+    for part in program.parts:
+        for node in ast.walk(part.tree):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name.endswith("Trainer") and name not in TRAINERS:
+                yield f"{part.path}, line {getattr(node, 'lineno', 1)}", name
 
 
 def _loops(program: Program) -> Iterator[str]:

@@ -84,8 +84,19 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft) -> None:
             lora[FIELDS[key]] = plain(value)
         elif _bears(key, value):
             draft.warn(key, where, "not modelled" if key in NOT_MODELLED else "not understood", "adapters")
+    if unsloth:
+        _ends(lora)
     _targets(lora, config, draft)
     draft.put("lora", lora, Origin(FILE, f"{config.place}: {config.last}"))
+
+
+def _ends(lora: dict[str, Any]) -> None:
+    """Unsloth trains embeddings and the head whole where they are named among the targets (models/llama.py)."""
+    targets = lora.get("targets")
+    ends = [each for each in targets if each in ("lm_head", "embed_tokens")] if isinstance(targets, list) else []
+    if ends:
+        lora["targets"] = [each for each in targets or () if each not in ends]
+        lora["modules_to_save"] = list(dict.fromkeys([*(lora.get("modules_to_save") or ()), *ends]))
 
 
 def _bears(key: str, value: Any) -> bool:

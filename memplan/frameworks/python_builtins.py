@@ -16,6 +16,7 @@ from memplan.frameworks.python_values import (
     is_plain,
     joined,
     known,
+    overlay,
     plain,
     truth,
 )
@@ -52,13 +53,18 @@ def of_plain(call: Call) -> Any:
 def _of_mapping(owner: dict[Any, Any], name: str, call: Call, doubtful: bool) -> Any:
     key, other = call.get(0, "key"), call.get(1, "default")
     if name in ("get", "pop", "setdefault") and is_plain(key):
-        return call.unknown() if f"?{key}" in owner or ("**" in owner and key not in owner) else owner.get(key, other)
+        found = call.unknown() if f"?{key}" in owner or ("**" in owner and key not in owner) else owner.get(key, other)
+        if name == "pop" and not doubtful:
+            owner.pop(key, None)
+        return found
+    if name == "update" and key is not None and not isinstance(key, dict):
+        overlay(owner, call.unknown())
+        return None
     if name == "update" and not doubtful:
-        owner |= key if isinstance(key, dict) else {"**": call.unknown()} if key is not None else {}
-        owner |= call.named
+        owner |= {**(key or {}), **call.named}
         return None
     if name == "update":
-        more = {**key, **call.named} if isinstance(key, dict) else call.named if key is None else {"**": call.unknown()}
+        more = {**(key or {}), **call.named}
         text = f"depends on {call.run.doubts[-1]}" if call.run.doubts else "made in a loop"
         owner |= {each: joined([owner.get(each), value], text, call.place) for each, value in more.items()}
         return None
@@ -81,7 +87,7 @@ def _environment(call: Call) -> Any:
     return (
         other
         if (given and other != "") or name in ("LOCAL_RANK", "RANK")
-        else Unknown(f"the environment's {name}", call.place)
+        else Unknown(f"the environment's {name}", call.place, (), f"the environment's {name}")
     )
 
 
@@ -113,6 +119,12 @@ def _path(call: Call) -> Any:
     return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
 
 
+def _made_path(call: Call) -> Any:
+    """``Path("a", b)``: one path, whatever it is made of."""
+    text = _path(call)
+    return call._replace(args=[text], named={}).thing("pathlib.Path")
+
+
 def _of_numbers(kind: Callable[..., Any]) -> Callable[[Call], Any]:
     def made(call: Call) -> Any:
         values = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], list) else call.args
@@ -133,13 +145,42 @@ def _getattr(call: Call) -> Any:
     return call.unknown() if missing else value
 
 
+TYPES = {"dict": dict, "list": list, "tuple": tuple, "str": str, "int": int, "float": float, "bool": bool}
+
+
+def _isinstance(call: Call) -> Any:
+    """Of Python's own values and kinds; of anything else nobody knows."""
+    value, kind = call.get(0, "o"), call.get(1, "class")
+    several = kind if isinstance(kind, tuple) and not isinstance(kind, Ref) else (kind,)
+    kinds = [TYPES.get(each.name) if isinstance(each, Ref) else None for each in several]
+    if (
+        None in kinds
+        or isinstance(value, (Ref, Method))
+        or not (is_plain(value) or isinstance(value, (dict, list, tuple)))
+    ):
+        return call.unknown()
+    return isinstance(value, tuple(each for each in kinds if each))
+
+
+def _hasattr(call: Call) -> Any:
+    owner, name = call.get(0, "o"), call.get(1, "name")
+    if isinstance(owner, Thing) and isinstance(name, str) and (owner.own is not None or name in owner.values):
+        return name in owner.values or (owner.own is not None and owner.own.method(name) is not None)
+    return True if isinstance(owner, Ref) and owner.known else call.unknown()
+
+
 def _setattr(call: Call) -> None:
-    if len(call.args) == 3 and isinstance(call.args[1], str):
-        call.run.put(call.args[0], call.args[1], call.args[2], call.place)
+    owner, name, value = call.args if len(call.args) == 3 else (None, "", None)
+    if isinstance(name, str):
+        call.run.put(owner, name, value, call.place)
+    elif isinstance(owner, Thing) and not call.run.aside:
+        overlay(owner.values, call.unknown())
 
 
 def _mapping(call: Call) -> Any:
     value = call.get(0, "o")
+    if call.name == "vars" and isinstance(value, Thing):
+        return value.values
     found = value.values if isinstance(value, Thing) else value if isinstance(value, dict) else {}
     if call.args and not isinstance(value, (Thing, dict)):
         found = {"**": call.unknown()}
@@ -160,6 +201,14 @@ def _card(call: Call) -> bool:
 def _capability(call: Call) -> tuple[int, int]:
     call.run.asked_card = True
     return call.run.known.capability
+
+
+def _properties(call: Call) -> Thing:
+    """``torch.cuda.get_device_properties(0)``: what the card says of itself, where it is named."""
+    card, place = call.run.known, call.place
+    memory = card.memory or Unknown("the memory of the card", place)
+    values = {"total_memory": memory, "major": card.capability[0], "minor": card.capability[1]}
+    return Thing("device", place, values, dict.fromkeys(values, place))
 
 
 def _count(call: Call) -> Any:
@@ -207,12 +256,20 @@ def _replaced(call: Call) -> Any:
     return Thing(owner.name, owner.place, {**owner.values, **call.named}, {**owner.places, **call.places}, owner.own)
 
 
+def _exists(call: Call) -> Any:
+    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
+    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
+    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+
+
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "os.environ.get": _environment,
     "os.getenv": _environment,
     "os.path.join": _path,
+    **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
     "os.path.dirname": _folder,
     "os.path.realpath": _text,
+    **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),
     "os.path.expanduser": _text,
     "os.path.abspath": _text,
     "*.is_bfloat16_supported": _card,
@@ -220,7 +277,8 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "*.is_torch_bf16_gpu_available": _card,
     "*.get_device_capability": _capability,
     "torch.cuda.is_available": lambda call: True,
-    "hasattr": lambda call: True if isinstance(call.get(0, "o"), Ref) and call.get(0, "o").known else call.unknown(),
+    "hasattr": _hasattr,
+    "isinstance": _isinstance,
     **dict.fromkeys(
         (
             "torch.backends.mps.is_available",
@@ -232,6 +290,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
         ),
         lambda call: False,
     ),
+    "*.get_device_properties": _properties,
     "torch.cuda.device_count": _count,
     "fire.Fire": _begin,
     "typer.run": _begin,
@@ -279,6 +338,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
 
 
 OF_PATHS: Mapping[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("exists", "is_file"), _exists),
     **dict.fromkeys(("expanduser", "resolve", "absolute", "as_posix"), lambda call: call.owner),
     **dict.fromkeys(("open", "read_text", "read"), lambda call: call.owner),
 }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memplan.frameworks.python_operators import written
 from memplan.frameworks.python_run import Run
-from memplan.frameworks.python_values import Place, Thing, Unknown
+from memplan.frameworks.python_values import Place, Thing, Unknown, root_of
 
 
 class Call(NamedTuple):
@@ -28,7 +28,8 @@ class Call(NamedTuple):
 
     def unknown(self) -> Unknown:
         """That its result is not known."""
-        return Unknown(written(self.node), self.place)
+        given = (self.owner, *self.args, *self.named.values())
+        return Unknown(written(self.node), self.place, (), next((root for root in map(root_of, given) if root), ""))
 
     def thing(self, name: str) -> Thing:
         """An object with its arguments, those without a name by their number."""

@@ -21,9 +21,12 @@ from memplan.frameworks.python_values import (
     Ref,
     Thing,
     Unknown,
+    root_of,
     truth,
 )
 
+CONFIGS = ("megatron.bridge.",)
+"""Libraries whose objects hold others: what is set within them, and what their methods make, is kept."""
 ALL_LINEAR = re.compile(r"(find|get)_(all_)?(linear|target)_?(layers?|modules?|names?)?\w*|find_all_linear\w*")
 """Names of functions that collect the model's linears for LoRA: QLoRA's ``find_all_linear_names`` and its copies."""
 
@@ -48,14 +51,15 @@ def bind(run: Run, callee: Function, frame: Frame, args: list[Any], named: dict[
             frame.names[name] = values.pop(0)
         elif name in named:
             frame.names[name] = named[name]
+        elif "**" in named:
+            frame.names[name] = named["**"]
         elif name in declared:
             frame.names[name] = declared[name]
         elif name in defaults:
             frame.names[name] = default(run, run.evaluate(defaults[name], callee.frame))
         else:
-            frame.names[name] = Unknown(
-                f"{name}, a parameter of {callee.node.name}()", Place(callee.path, callee.node.lineno)
-            )
+            whose = f"{name}, a parameter of {callee.node.name}()"
+            frame.names[name] = Unknown(whose, Place(callee.path, callee.node.lineno), (), whose)
     if given.vararg:
         frame.names[given.vararg.arg] = tuple(values)
     if given.kwarg:
@@ -86,7 +90,7 @@ def element(run: Run, value: Any, node: ast.AST) -> Any:
         return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
     if python_models.root_model(value) is not None:
         return Method(value, "each", run.place(node))
-    return Unknown(f"each of {written(node)}", run.place(node))
+    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
 
 
 def assigned(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:
@@ -121,11 +125,12 @@ def library(
 ) -> Any:
     """A call of what the program does not define."""
     _note_length(run, callee, named, places, place)
+    run.functions += [each for each in (*args, *named.values()) if isinstance(each, Function) and each.bound]
     if isinstance(callee, Method):
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
         return _method(call)
     if not isinstance(callee, Ref):
-        return Unknown(written(node), place)
+        return Call(run, args, named, places, place, node, callee).unknown()
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)
@@ -134,8 +139,11 @@ def library(
     work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)
     if work is not None:
         return work(call)
-    made = python_models.made(call, callee)
-    return made if made is not None else call.thing(callee.name) if callee.known else call.unknown()
+    made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
+    if made is not None or not callee.known:
+        return call.unknown() if made is None else made
+    run.things.append(call.thing(callee.name))
+    return run.things[-1]
 
 
 def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str, Place], place: Place) -> None:
@@ -151,8 +159,24 @@ def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str,
         run.lengths.append((named["model_max_length"], places["model_max_length"]))
 
 
+def part(owner: Any) -> Any:
+    """``config.train`` of a config that a library made: an object of its own, once something is put into it."""
+    if not isinstance(owner, Method):
+        return owner
+    whole = part(owner.owner)
+    if not isinstance(whole, Thing) or not whole.name.startswith(CONFIGS):
+        return owner
+    if owner.name not in whole.values:
+        whole.set(owner.name, Thing(f"{whole.name}.{owner.name}", owner.place, depth=whole.depth), owner.place)
+    return whole.values[owner.name]
+
+
 def _method(call: Call) -> Any:
     owner = call.owner
+    if isinstance(owner, Thing) and owner.name.startswith(CONFIGS):
+        made = call.thing(f"{owner.name}.{call.name}")
+        made.set("?self", owner, call.place)
+        return made
     if call.name in ("is_bf16_supported", "get_device_capability"):
         return FUNCTIONS[f"*.{call.name}"](call)
     if isinstance(owner, Thing) and owner.last in ("Path", "file") and call.name in OF_PATHS:

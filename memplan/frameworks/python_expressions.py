@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import islice
 from typing import Any
 
 from memplan.frameworks.python_operators import (
@@ -29,15 +30,23 @@ from memplan.frameworks.python_values import (
     is_plain,
     joined,
     known,
+    overlay,
     plain,
+    root_of,
     truth,
+    unknown_option,
 )
+
+LOOKED_AT = 24
+"""Parts of an expression that are looked at for what it comes from."""
 
 
 class Expressions:
     """Works out expressions; ``call`` is the interpreter's."""
 
     path: str
+    frame: Frame
+    """Of the expression that is worked out."""
 
     def step(self, node: ast.AST) -> None:
         """Count one more step. Raises InvalidJob beyond what a training's script takes."""
@@ -59,9 +68,26 @@ class Expressions:
         """Where a node stands."""
         return Place(self.path, getattr(node, "lineno", 1))
 
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Bind a name, an attribute, an element, or several of these."""
+        raise NotImplementedError
+
     def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
         """That a node's value is not known."""
-        return Unknown(written(node), self.place(node), either)
+        return Unknown(written(node), self.place(node), either, self._root(node))
+
+    def _root(self, node: ast.AST) -> str:
+        """What an expression comes from: the first of its names that comes from something."""
+        for each in islice(ast.walk(node), LOOKED_AT):
+            owner = each.value if isinstance(each, ast.Attribute) else each
+            try:
+                value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
+            except KeyError:
+                continue
+            root = root_of(value.values.get(each.attr) if each is not owner and isinstance(value, Thing) else value)
+            if root:
+                return root
+        return ""
 
     def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:
         """The value of an expression."""
@@ -71,7 +97,10 @@ class Expressions:
         if isinstance(node, ast.Constant):
             return node.value if is_plain(node.value) else self.unknown(node)
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
-        return handler(node, frame) if handler else self.unknown(node)
+        self.frame = frame
+        value = handler(node, frame) if handler else self.unknown(node)
+        self.frame = frame
+        return value
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:
         try:
@@ -99,11 +128,14 @@ class Expressions:
     def _of_thing(self, thing: Thing, name: str, node: ast.AST) -> Any:
         if name in thing.values:
             return thing.values[name]
+        if name == "__dict__":
+            return thing.values
         if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):
             return PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None
         if method is None:
-            return Method(thing, name, self.place(node))
+            library = thing.own is None and thing.values.get("?command") is False
+            return unknown_option(name, self.place(node)) if library else Method(thing, name, self.place(node))
         bound = Function(method.node, method.frame, method.path, thing)
         if any(isinstance(each, ast.Name) and each.id == "property" for each in method.node.decorator_list):
             return self.invoke(bound, [], {}, self.place(node))
@@ -162,7 +194,10 @@ class Expressions:
         for key, each in zip(node.keys, node.values, strict=True):
             value = self.evaluate(each, frame)
             if key is None:
-                found |= value if isinstance(value, dict) else {"**": self.unknown(each)}
+                if isinstance(value, dict):
+                    found |= value
+                else:
+                    overlay(found, self.unknown(each))
                 continue
             name = self.evaluate(key, frame)
             found[plain(name) if known(name) and is_plain(plain(name)) else f"?{written(key)}"] = value
@@ -177,6 +212,27 @@ class Expressions:
             len(node.generators) == 1 and [getattr(node.key, "id", ""), getattr(node.value, "id", "-")] == names
         )
         return dict(pairs) if plain_copy and are_pairs(pairs) else self.unknown(node)
+
+    def _listcomp(self, node: ast.ListComp, frame: Frame) -> Any:
+        """``[each for each in known if …]``: of a list that the text holds, those that a filter is known to keep."""
+        loop = node.generators[0]
+        values = self.evaluate(loop.iter, frame)
+        if (
+            len(node.generators) > 1
+            or type(values) not in (list, tuple)
+            or len(values) > MAX_ITEMS
+            or not known(values)
+        ):
+            return self.unknown(node)
+        found: list[Any] = []
+        for each in values:
+            inner = Frame({}, frame)
+            self.assign(loop.target, each, inner)
+            kept = [truth(self.evaluate(test, inner)) for test in loop.ifs]
+            if None in kept:
+                return self.unknown(node)
+            found += [self.evaluate(node.elt, inner)] if all(kept) else []
+        return found
 
     def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
         parts: list[str] = []
@@ -240,6 +296,8 @@ class Expressions:
         op = node.ops[0]
         if isinstance(op, (ast.Is, ast.IsNot)):
             return self._is(op, left, right, node)
+        if isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, dict) and "**" not in right:
+            right = [key for key in right if str(key)[:1] != "?"]
         if not (known(left) and known(right)):
             return self.unknown(node)
         try:

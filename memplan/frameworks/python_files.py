@@ -10,6 +10,7 @@ from memplan.errors import MemplanError
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference
 from memplan.frameworks.python_values import LIBRARIES
+from memplan.frameworks.sourced import project_of
 
 MOST_FILES = 16
 DATA = (".yaml", ".yml", ".json", ".toml")
@@ -20,10 +21,17 @@ class Files:
 
     def __init__(self, path: str) -> None:
         self.path, self.opened = path, 0
+        self._data: dict[str, Document | None] = {}
+
+    def has(self, reference: str) -> bool:
+        """Whether a config lies here."""
+        return reference.endswith(DATA) and might_be(self.path, reference)
 
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
-        return self._open(self.path, reference) if reference.endswith(DATA) else None
+        if self.has(reference) and reference not in self._data:
+            self._data[reference] = self._open(self.path, reference)
+        return self._data.get(reference)
 
     def module(self, name: str, level: int, importer: str) -> Document | None:
         """The Python of ``import name``: in the program's folder or the project's, a relative one in the importer's."""
@@ -49,5 +57,7 @@ class Files:
 
 
 def might_be(base: str, reference: str) -> bool:
-    """Whether such a file is beside the program or in the working directory."""
-    return any((folder / reference).is_file() for folder in (Path(base).parent, Path.cwd()))
+    """Whether such a file is beside the program, in its project, or in a folder between."""
+    here = Path(base).resolve().parent
+    top = project_of(here)
+    return any((each / reference).is_file() for each in (here, *here.parents) if each.is_relative_to(top))

@@ -19,34 +19,33 @@ from memplan.gpus import find_gpu
 def known_of(draft: Draft) -> Known:
     """What the options say of the card and of the GPUs."""
     gpus = draft.options.get("num_gpus")
-    capability = _capability(draft.options.get("gpu"))
-    return Known(capability >= (8, 0), capability, int(gpus) if gpus else None)
+    capability, memory = _card(draft.options.get("gpu"))
+    return Known(capability >= (8, 0), capability, memory, int(gpus) if gpus else None)
 
 
-def _capability(gpu: Any) -> tuple[int, int]:
-    """Compute capability of a card; an Ampere where it is known by its size alone."""
+def _card(gpu: Any) -> tuple[tuple[int, int], int]:
+    """Compute capability of a card, an Ampere's where it is known by its size alone, and its bytes."""
     try:
-        major, _, minor = find_gpu(str(gpu)).architecture.partition(".") if gpu else ("", "", "")
+        card = find_gpu(str(gpu)) if gpu else None
     except MemplanError:
-        return (8, 0)
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (8, 0)
+        card = None
+    if card is None:
+        return (8, 0), 0
+    major, _, minor = card.architecture.partition(".")
+    known = major.isdigit() and minor.isdigit()
+    return (int(major), int(minor)) if known else (8, 0), card.memory_bytes
 
 
 def followed(document: Document, known: Known) -> Run:
     """The program, gone through once. Raises InvalidJob."""
-    arguments = tuple(known.arguments.items()) if known.arguments else ()
-    if arguments:
-        return _followed(document, known)
-    return _cached(document.text, document.path, known.bf16, known.capability, known.num_gpus)
+    if known.arguments:
+        return _go(document.text, document.path, known)
+    return _cached(document.text, document.path, known.bf16, known.capability, known.memory, known.num_gpus)
 
 
 @lru_cache(maxsize=4)
-def _cached(text: str, path: str, bf16: bool, capability: tuple[int, int], num_gpus: int | None) -> Run:
-    return _go(text, path, Known(bf16, capability, num_gpus))
-
-
-def _followed(document: Document, known: Known) -> Run:
-    return _go(document.text, document.path, known)
+def _cached(text: str, path: str, bf16: bool, capability: tuple[int, int], memory: int, num_gpus: int | None) -> Run:
+    return _go(text, path, Known(bf16, capability, memory, num_gpus))
 
 
 def _go(text: str, path: str, known: Known) -> Run:

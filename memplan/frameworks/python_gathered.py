@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.frameworks.base import Draft
+from memplan.frameworks.base import ASSUMED, Draft, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.hf_arguments import FIELDS
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
-from memplan.frameworks.python_values import Method, Place, Ref, Thing, Unknown, known, plain
+from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.python_values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl_keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 
 ASKS: Mapping[str, str] = {
@@ -40,6 +42,17 @@ ASKS: Mapping[str, str] = {
 }
 """A setting -> the job's key that an option gives in its place."""
 HINTS = {"lora": "add --lora-r, and --lora-targets", "precision": "add --precision, such as --precision bf16"}
+LARGEST: Mapping[str, Any] = {
+    **dict.fromkeys(
+        words(
+            """per_device_train_batch_size per_device_eval_batch_size max_length max_seq_length max_completion_length
+            max_prompt_length"""
+        ),
+        max,
+    ),
+    "gradient_checkpointing": min,
+}
+"""Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
 WITHOUT = words("num_generations eval_strategy evaluation_strategy temperature packing")
 """Settings that decide little where they are not known."""
 ONLINE = words("max_prompt_length beta")
@@ -75,6 +88,8 @@ class Gathered:
     places: dict[str, Place] = field(default_factory=dict)
     open: list[tuple[str, Unknown, Place]] = field(default_factory=list)
     """Settings whose values are not known."""
+    bounds: dict[str, str] = field(default_factory=dict)
+    """Job's keys whose value is the one of several that needs the most memory, and why."""
 
     def add(self, key: str, value: Any, place: Place, over: bool = True) -> None:
         """A setting; ``over``: in place of an earlier one."""
@@ -85,11 +100,24 @@ class Gathered:
         self.places[key] = place
         if key == "model_name_or_path" and value in (None, ""):
             value = Unknown("not in the text", place)
+        if key == "model_name_or_path":
+            value = self._of_hub(value)
         if known(value):
             self.values[key] = plain(value)
         else:
-            shown = value if isinstance(value, Unknown) else Unknown(described(value), place)
+            shown = value if isinstance(value, Unknown) else Unknown(described(value), place, (), root_of(value))
             self.open.append((key, shown, place))
+
+    def _of_hub(self, value: Any) -> Any:
+        """Of a folder that is not here and a name of the Hub, as a program falls back on it, the name."""
+        names = value.either if isinstance(value, Unknown) else ()
+        if not all(isinstance(each, str) for each in names):
+            return value
+        hub = [each for each in names if not is_folder(each)]
+        if len(set(hub)) != 1 or len(hub) == len(names) or any(os.path.exists(each) for each in names):
+            return value
+        self.bounds["model"] = f"{value.place}: {verb(value)}: the folder is not here"
+        return hub[0]
 
     def drop(self, key: str) -> None:
         """Take a setting out, which is read elsewhere."""
@@ -110,7 +138,7 @@ class Gathered:
         """Ask for what is not known, by the job's key. ``online``: whether a policy generates."""
         asked: set[str] = set()
         for key, unknown, place in self.open:
-            if key in ONLINE and not online:
+            if (key in ONLINE and not online) or self._bounded(key, unknown, place):
                 continue
             job_key, what = ASKS.get(key, ""), f"{key} {verb(unknown)}"
             if key == "gradient_accumulation_steps":
@@ -123,7 +151,23 @@ class Gathered:
             elif key == "model_init_kwargs":
                 draft.warn(key, str(place), f"its value {verb(unknown)}", "quantisation")
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
-                draft.warn(key, str(place), f"its value is {unknown.text}", subject_of(key))
+                draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
+
+    def _bounded(self, key: str, unknown: Unknown, place: Place) -> bool:
+        """Whether of several values the one that needs most is taken, which is said."""
+        kind = bool if key == "gradient_checkpointing" else int
+        if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
+            return False
+        self.values[key] = LARGEST[key](unknown.either)
+        several = " and ".join(dict.fromkeys(str(each).lower() for each in unknown.either))
+        self.bounds[ASKS[key]] = f"{place}: {key} {verb(unknown)}: of {several} what needs the most is counted"
+        return True
+
+    def mark(self, draft: Draft) -> None:
+        """That of several values one is assumed, once the reader has taken it."""
+        for key, why in self.bounds.items():
+            if key in draft.origins:
+                draft.origins[key] = Origin(ASSUMED, why)
 
 
 def described(value: Any) -> str:
@@ -142,4 +186,4 @@ def described(value: Any) -> str:
 
 def verb(unknown: Unknown) -> str:
     """'is x.y', 'depends on n > 1'."""
-    return unknown.text if unknown.text.startswith("depends on ") else f"is {unknown.text}"
+    return unknown.why if unknown.text.startswith("depends on ") else f"is {unknown.why}"

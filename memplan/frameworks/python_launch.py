@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from memplan.errors import MemplanError
@@ -45,7 +46,7 @@ def with_options(launch: Launch, known: Known) -> Known:
     """What is known, with the command's options over the program's defaults."""
     arguments = launch.arguments()
     places = {key: Place(launch.path, line) for key, line in arguments.lines.items()}
-    return Known(known.bf16, known.capability, known.num_gpus, arguments.values, places)
+    return replace(known, arguments=arguments.values, places=places)
 
 
 def _is_plain(trainer: Thing) -> bool:

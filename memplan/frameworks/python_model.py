@@ -9,7 +9,7 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.python_adapters import put_adapters, put_upcast
-from memplan.frameworks.python_gathered import HINTS, MODEL_HARMLESS, Gathered
+from memplan.frameworks.python_gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.python_quantised import put_quantisation
 from memplan.frameworks.python_run import Run
@@ -48,6 +48,8 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
         gathered.add("model_name_or_path", model, place)
     elif not found:
         _unknown(model, place, gathered, draft)
+    elif isinstance(model, Unknown) and any(each is not None and each not in found for each in model.either):
+        draft.warn("model", str(place), f"the trainer's model {verb(model)}: one of several is counted", "model")
     thing = found[0] if found else None
     if thing is not None:
         _loading(thing, trainer, gathered, run, draft, old)
@@ -112,7 +114,7 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         if key not in READ and key not in MODEL_HARMLESS and key[:1] not in "*?" and truth(values[key]) is not False:
             draft.warn(key, str(thing.places[key]))
     if values.get("**") is not None:
-        draft.warn("**", str(thing.places["**"]), "more arguments than the text holds", "quantisation")
+        draft.warn("**", str(thing.places.get("**", thing.place)), "more arguments than the text holds", "quantisation")
     if (
         plain(values.get("device_map")) in ("auto", "balanced", "sequential")
         and int(draft.options.get("num_gpus") or 1) > 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from memplan.frameworks.python_call import Call
 from memplan.frameworks.python_run import Run
-from memplan.frameworks.python_values import Function, Method, Place, Ref, Thing, Unknown
+from memplan.frameworks.python_values import Function, Method, Place, Ref, Thing, Unknown, known, plain, truth
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
 NO_MODELS = (
@@ -43,6 +44,7 @@ TRAINERS: Mapping[str, str] = {
 }
 """A trainer's class -> the method that it trains by."""
 PACKAGES = ("trl", "transformers", "unsloth", "peft", "optimum")
+SAVES = ("save_model", "save_pretrained", "save_pretrained_merged")
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
     "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
@@ -77,11 +79,43 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
         name = _of_config(name if name is not None else model.values.get("config"), call)
     if cls.last.startswith("AutoPeft"):
         name = Unknown(f"the base model of the adapter {name if isinstance(name, str) else ''}".strip(), call.place)
+    found = call.run.saved.get(folder_of(name))
+    if found is not None:
+        name = _again(model, *found, unsloth=cls.last in UNSLOTH, place=call.place)
     model.set("class", cls.last if cls.known else cls.name, call.place)
     model.set("model_name_or_path", name, call.places.get("model_name", call.place))
     if cls.last not in UNSLOTH:
         return model
     return (model, Unknown("the tokenizer", call.place))
+
+
+def folder_of(name: Any) -> str:
+    """A folder's name without what it may be written with; empty for none."""
+    text = plain(name) if known(name) else ""
+    return posixpath.normpath(text) if isinstance(text, str) and text else ""
+
+
+def _again(model: Thing, before: Thing, adapters: Any, unsloth: bool, place: Place) -> Any:
+    """The name of a model that the program itself has saved, with its adapters where it goes on with them."""
+    if adapters is not None:
+        model.set("peft_config" if unsloth else "adapter", adapters if unsloth else "?", place)
+    return before.values.get("model_name_or_path")
+
+
+def _save(call: Call) -> Any:
+    """``trainer.save_model("out")``, ``model.save_pretrained("out")``: what is loaded from there later is this."""
+    owner = call.owner
+    of_trainer = owner.name != "model"
+    found = things(owner.values.get("model", owner.values.get("*0"))) if of_trainer else [owner]
+    folder = call.get(0, "output_dir" if of_trainer else "save_directory")
+    arguments = owner.values.get("args")
+    if folder is None and of_trainer and isinstance(arguments, Thing):
+        folder = arguments.values.get("output_dir", arguments.values.get("*0"))
+    if len(found) == 1 and folder_of(folder):
+        config = owner.values.get("peft_config") or found[0].values.get("peft_config")
+        whole = "merged" in call.name and str(call.get(2, "save_method", "")) != "lora"
+        call.run.saved[folder_of(folder)] = (found[0], None if whole else config)
+    return call.unknown()
 
 
 def _of_config(config: Any, call: Call) -> Any:
@@ -96,10 +130,12 @@ def _of_config(config: Any, call: Call) -> Any:
 
 
 def _adapted(call: Call) -> Any:
-    """``PeftModel.from_pretrained(model, "adapter")``: adapters of a rank that the text does not hold."""
-    model = call.get(0, "model")
+    """``PeftModel.from_pretrained(model, "adapter")``: adapters of a rank that the text holds where it saves them."""
+    model, name = call.get(0, "model"), call.get(1, "model_id") or "?"
+    config = call.run.saved.get(folder_of(name), (None, None))[1]
+    trains = config is not None and truth(call.named.get("is_trainable")) is True
     for each in things(model):
-        call.run.put(each, "adapter", call.get(1, "model_id") or "?", call.place)
+        call.run.put(each, "peft_config" if trains else "adapter", config if trains else name, call.place)
     return model
 
 
@@ -140,6 +176,8 @@ def method(call: Call) -> Any:
     work = MODEL.get(name) if isinstance(owner, Thing) and owner.name == "model" else None
     if work is not None:
         return work(call)
+    if name in SAVES and isinstance(owner, Thing) and (owner.name == "model" or owner.last in TRAINERS):
+        return _save(call)
     if isinstance(owner, Thing) and owner.last in TRAINERS:
         if name == "train":
             owner.set("?trained", True, call.place)

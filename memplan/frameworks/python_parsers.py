@@ -13,9 +13,10 @@ from memplan.frameworks.python_values import (
     Function,
     Ref,
     Thing,
-    Unknown,
+    is_open,
     plain,
     truth,
+    unknown_option,
 )
 
 
@@ -45,7 +46,7 @@ def _argument(call: Call) -> None:
     if "default" not in call.named and action in ("store_true", "store_false"):
         value = action == "store_false"
     elif "default" not in call.named and (truth(call.named.get("required")) or not flags[:1] or flags[0][:1] != "-"):
-        value = Unknown(f"the option --{name} of its command", call.place)
+        value = unknown_option(name, call.place)
     where = call.run.known.places.get(name, call.places.get("default", call.place))
     call.owner.set(name, arguments.get(name, value), where)
 
@@ -68,6 +69,8 @@ def _instances(call: Call) -> Any:
         if isinstance(each, Class):
             made = run.made(each, [], mine, places, call.place)
             made.values["?command"] = bool(left)
+            for name in [name for name in each.all_fields() if name not in mine and is_open(made.values[name])]:
+                made.values[name] = unknown_option(name, made.places[name])
             found.append(made)
         else:
             rest = {name: value for name, value in mine.items() if name not in taken}

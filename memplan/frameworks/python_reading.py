@@ -53,7 +53,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     method = TRAINERS[trainer.last]
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
-    gathered = Gathered(path)
+    gathered, draft.facts["program"] = Gathered(path), path
     arguments = _arguments(trainer)
     _gather(gathered, trainer, arguments, run)
     model = trainer.values.get("model", trainer.values.get("*0"))
@@ -74,6 +74,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _changed_loss(trainer, draft)
     gathered.ask(draft, method in COMPLETIONS)
     _read(gathered, method, trainer, draft)
+    gathered.mark(draft)
     label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
         package, f"transformers {version or transformers.FRAMEWORK.version}"
     )
@@ -150,7 +151,7 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
     elif isinstance(arguments, Thing) and "**" in arguments.values:
         draft.warn(
             "**",
-            str(arguments.places["**"]),
+            str(arguments.places.get("**", arguments.place)),
             f"more arguments than the text holds: {arguments.values['**'].text}",
             "batch",
         )

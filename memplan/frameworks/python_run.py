@@ -23,11 +23,14 @@ from memplan.frameworks.python_values import (
     Thing,
     Unknown,
     joined,
+    overlay,
 )
 
 MAX_STEPS = 150_000
 MAX_CALLS = 14
 """Functions of the program within one another."""
+AGAIN = 2
+"""How often one may call itself: a merge of nested settings does."""
 CUTS = re.compile(
     r"max_?(seq_?|sequence_?|input_?|source_?|text_?|token_?)?len|cutoff|block_?size|context_len|max_tokens",
     re.IGNORECASE,
@@ -42,6 +45,8 @@ class Known:
     bf16: bool = True
     """Whether the card has bfloat16."""
     capability: tuple[int, int] = (8, 0)
+    memory: int = 0
+    """Bytes of the card, where it is named."""
     num_gpus: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that starts the program."""
@@ -57,12 +62,18 @@ class Run(Statements):
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
         self.trainers: list[Thing] = []
+        self.things: list[Thing] = []
+        """Objects that calls of libraries make, but models and trainers, in their order."""
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
+        self.uncalled = False
+        """Whether its trainers are made in functions that nothing in the file calls."""
         self.done: set[int] = set()
         """Functions that were called, by their node."""
-        self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.saved: dict[str, tuple[Thing, Any]] = {}
+        """Models that the program saves, by their folders, with the adapters that are saved by themselves."""
         self.sharded: Place | None = None
         """Where the program speaks to DeepSpeed, whose settings its launcher has."""
         self.functions: list[Function] = []
@@ -93,6 +104,7 @@ class Run(Statements):
                 self.path = part.path
                 self.block(part.tree.body, self.globals)
             if not self.trainers:
+                self.uncalled = True
                 self._uncalled(parts)
             self._handed_on()
         except RecursionError:
@@ -126,6 +138,7 @@ class Run(Statements):
         """``owner.name = value``: under a condition that is not known, either the old or the new."""
         if self.aside:
             return
+        owner = self.calls.part(owner)
         if not isinstance(owner, Thing):
             self.calls.assigned(self, owner, name, value, place)
             return
@@ -231,6 +244,8 @@ class Run(Statements):
             thing.set(name, value, where)
         begin = own.method("__init__")
         fields = list(own.all_fields())
+        if begin is None and isinstance(named.get("**"), Unknown):
+            overlay(thing.values, named["**"])
         if begin is not None:
             self.invoke(Function(begin.node, begin.frame, begin.path, thing), args, named, place)
         for name, value in () if begin else [*zip(fields, args, strict=False), *named.items()]:
@@ -240,7 +255,7 @@ class Run(Statements):
     def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
         """Go through a function of the program; what it returns."""
         node = function.node
-        if node in self.stack or len(self.stack) >= MAX_CALLS:
+        if self.stack.count(node) > AGAIN or len(self.stack) >= MAX_CALLS:
             return Unknown(f"{node.name}()", place)
         frame = Frame(outer=function.frame)
         self.done.add(id(node))

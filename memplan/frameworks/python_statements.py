@@ -8,10 +8,12 @@ from typing import Any
 
 from memplan.frameworks.python_expressions import Expressions
 from memplan.frameworks.python_operators import written
-from memplan.frameworks.python_values import Frame, Method, Place, Ref, joined, truth
+from memplan.frameworks.python_values import Frame, Method, Place, Ref, Unknown, joined, root_of, truth
 
-UNROLLED = 6
+UNROLLED = 40
 """Elements of a list of literals that a loop is gone through for."""
+GOES_ON, LEAVES_TURN, LEAVES_LOOP, LEAVES = 0, 1, 2, 3
+"""How a block ends: not at all, by ``continue``, by ``break``, by what leaves the function."""
 
 
 class Statements(Expressions):
@@ -29,18 +31,19 @@ class Statements(Expressions):
         """``owner.name = value``."""
         raise NotImplementedError
 
-    def block(self, body: Sequence[ast.stmt], frame: Frame) -> bool:
-        """Statements in their order; whether they end the function."""
+    def block(self, body: Sequence[ast.stmt], frame: Frame) -> int:
+        """Statements in their order; how they end."""
         for node in body:
             self.step(node)
             handler = getattr(self, f"_{type(node).__name__.lower()}", None)
-            if handler is not None and handler(node, frame):
-                return True
-        return False
+            ended = handler(node, frame) if handler is not None else GOES_ON
+            if ended:
+                return int(ended)
+        return GOES_ON
 
-    def _expr(self, node: ast.Expr, frame: Frame) -> bool:
+    def _expr(self, node: ast.Expr, frame: Frame) -> int:
         value = self.evaluate(node.value, frame)
-        return isinstance(value, Ref) and value.name == "sys.exit()"
+        return LEAVES if isinstance(value, Ref) and value.name == "sys.exit()" else GOES_ON
 
     def _assign(self, node: ast.Assign, frame: Frame) -> None:
         value = self.evaluate(node.value, frame)
@@ -65,7 +68,8 @@ class Statements(Expressions):
             values = list(value) if several and len(value) == len(target.elts) else None
             for place, each in enumerate(target.elts):
                 inner = each.value if isinstance(each, ast.Starred) else each
-                self.assign(inner, values[place] if values else self.unknown(each), frame)
+                unknown = Unknown(written(each), self.place(each), (), root_of(value))
+                self.assign(inner, values[place] if values else unknown, frame)
         elif isinstance(target, ast.Attribute):
             self.put(self.evaluate(target.value, frame), target.attr, value, self.place(target))
         elif isinstance(target, ast.Subscript):
@@ -74,19 +78,24 @@ class Statements(Expressions):
     def _element(self, target: ast.Subscript, value: Any, frame: Frame) -> None:
         owner, key = self.evaluate(target.value, frame), self.evaluate(target.slice, frame)
         if isinstance(owner, dict):
-            owner[key if isinstance(key, str) else f"?{written(target.slice)}"] = (
-                self.unknown(target) if self.loops or (self.doubts and owner.get(key) is not None) else value
-            )
+            name = key if isinstance(key, str) else f"?{written(target.slice)}"
+            if self.loops:
+                value = self.unknown(target)
+            elif self.doubts and owner.get(name) is not None:
+                value = joined([owner[name], value], f"depends on {self.doubts[-1]}", self.place(target))
+            owner[name] = value
         elif isinstance(owner, Ref) and owner.name == "os.environ" and isinstance(key, str):
             self.globals.names[f"os.environ.{key}"] = value
 
-    def _if(self, node: ast.If, frame: Frame) -> bool:
+    def _if(self, node: ast.If, frame: Frame) -> int:
         answer = truth(self.evaluate(node.test, frame))
         if answer is not None:
-            return self.block(node.body if answer else node.orelse, frame)
+            body = node.body if answer else node.orelse
+            refuses = bool(body) and isinstance(body[-1], ast.Raise)  # a program that trains does not
+            return GOES_ON if refuses else self.block(body, frame)
         return self.branches([node.body, node.orelse], frame, node.test)
 
-    def branches(self, bodies: Sequence[Sequence[ast.stmt]], frame: Frame, test: ast.AST) -> bool:
+    def branches(self, bodies: Sequence[Sequence[ast.stmt]], frame: Frame, test: ast.AST) -> int:
         """Several ways from here on, of which one is taken."""
         before, outcomes = frame.names, []
         self.steps += len(before) // 40  # what it takes to keep both ways apart
@@ -99,7 +108,7 @@ class Statements(Expressions):
         frame.names = self._joined(going, f"depends on {text}", self.place(test)) if going else outcomes[0][1]
         if frame is self.globals or frame.outer is None:
             self.globals.names = frame.names
-        return not going
+        return GOES_ON if going else min(ended for ended, _ in outcomes)
 
     def _joined(self, several: list[dict[str, Any]], text: str, place: Place) -> dict[str, Any]:
         if len(several) == 1:
@@ -110,21 +119,27 @@ class Statements(Expressions):
             names[name] = values[0] if len(values) == 1 else joined(values, text, place)
         return names
 
-    def _match(self, node: ast.Match, frame: Frame) -> bool:
+    def _match(self, node: ast.Match, frame: Frame) -> int:
         return self.branches([case.body for case in node.cases], frame, node.subject)
 
-    def _for(self, node: ast.For, frame: Frame) -> bool:
+    def _for(self, node: ast.For, frame: Frame) -> int:
         value = self.evaluate(node.iter, frame)
         several = isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method))
         if several and 0 < len(value) <= UNROLLED:
-            ends = [self._body(node, each, frame) for each in value]
-            return any(ends)
+            return self._turns(node, value, frame)
         self.loops += 1
         ended = self._body(node, self.calls.element(self, value, node.iter), frame)
         self.loops -= 1
-        return ended and False
+        return LEAVES if ended == LEAVES else GOES_ON
 
-    def _body(self, node: ast.For, value: Any, frame: Frame) -> bool:
+    def _turns(self, node: ast.For, values: Sequence[Any], frame: Frame) -> int:
+        for each in values:
+            ended = self._body(node, each, frame)
+            if ended >= LEAVES_LOOP:
+                return LEAVES if ended == LEAVES else GOES_ON
+        return self.block(node.orelse, frame)
+
+    def _body(self, node: ast.For, value: Any, frame: Frame) -> int:
         self.assign(node.target, value, frame)
         return self.block(node.body, frame)
 
@@ -136,7 +151,7 @@ class Statements(Expressions):
         self.block(node.body, frame)
         self.loops -= 1
 
-    def _with(self, node: ast.With, frame: Frame) -> bool:
+    def _with(self, node: ast.With, frame: Frame) -> int:
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
             if item.optional_vars is not None:
@@ -145,23 +160,24 @@ class Statements(Expressions):
 
     _asyncwith = _with
 
-    def _try(self, node: ast.Try, frame: Frame) -> bool:
+    def _try(self, node: ast.Try, frame: Frame) -> int:
         ended = self.block(node.body, frame) or self.block(node.orelse, frame)
         return self.block(node.finalbody, frame) or ended
 
     _trystar = _try
 
-    def _return(self, node: ast.Return, frame: Frame) -> bool:
+    def _return(self, node: ast.Return, frame: Frame) -> int:
         frame.returns.append(self.evaluate(node.value, frame))
-        return True
+        return LEAVES
 
-    def _raise(self, node: ast.Raise, frame: Frame) -> bool:
-        return True
+    def _raise(self, node: ast.Raise, frame: Frame) -> int:
+        return LEAVES
 
-    def _continue(self, node: ast.Continue, frame: Frame) -> bool:
-        return True
+    def _continue(self, node: ast.Continue, frame: Frame) -> int:
+        return LEAVES_TURN
 
-    _break = _continue
+    def _break(self, node: ast.Break, frame: Frame) -> int:
+        return LEAVES_LOOP
 
     def _global(self, node: ast.Global, frame: Frame) -> None:
         frame.shared.update(node.names)

@@ -29,12 +29,15 @@ def put_unsloth(thing: Thing, trainer: Thing, config: Any, gathered: Gathered, d
         place = config.places.get("use_gradient_checkpointing", config.place)
     on = truth(said)
     gathered.add("gradient_checkpointing", Unknown("not known", place) if on is None else on, place)
+    if truth(thing.values.get("fast_inference", False)) is not False:
+        why = "the generation engine beside the trainer is not counted"
+        draft.warn("fast_inference", str(thing.places["fast_inference"]), why, "engine")
     draft.facts["unsloth"] = (str(thing.place), said)
     draft.finishers["unsloth"] = kernels
 
 
 def kernels(draft: Draft) -> None:
-    """Unsloth's kernels where they are modelled for the job; elsewhere it is unclear, and nearest the trainer's own."""
+    """Unsloth's kernels where they are modelled for the job; elsewhere transformers' own layers, which hold more."""
     where, checkpointing = draft.facts["unsloth"]
     given = {**draft.values, **draft.options}
     modelled = given.get("method") == "sft" and given.get("lora") and int(given.get("num_gpus") or 1) == 1
@@ -46,8 +49,8 @@ def kernels(draft: Draft) -> None:
         return
     family = _family(given) or "this model"
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
-    why = f"Unsloth's memory is not modelled for {what}: transformers' own layers are counted"
-    draft.warn("FastLanguageModel", where, why, "loss")
+    why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
+    draft.warn("FastLanguageModel", where, why, "")
 
 
 def _family(given: Mapping[str, Any]) -> str:

@@ -41,11 +41,15 @@ LIBRARIES = frozenset(
         "copy",
         "json",
         "typing",
+        "types",
         "modelscope",
+        "megatron",
     ]
 )
 """Packages whose names mean what they say; a name of any other is the project's own."""
 MAX_TEXT = 20_000
+OPTION = "the option --"
+"""How the origin of a value begins that the program's command gives."""
 
 
 class Place(NamedTuple):
@@ -67,6 +71,24 @@ class Unknown:
     place: Place
     either: tuple[Any, ...] = ()
     """The values that it may have, where these are known."""
+    root: str = ""
+    """What it comes from in the end: an option of the command, a parameter of a function that nobody calls here."""
+
+    @property
+    def why(self) -> str:
+        """'cfg["model"] (of the option --config of its command)'."""
+        return self.text if not self.root or self.root in self.text else f"{self.text} (of {self.root})"
+
+
+def unknown_option(name: str, place: Place) -> Unknown:
+    """What an option of the program's command says, which nobody gave."""
+    whose = f"{OPTION}{name} of its command"
+    return Unknown(whose, place, (), whose)
+
+
+def is_open(value: Any) -> bool:
+    """Whether nothing at all is known of a value."""
+    return isinstance(value, Unknown) and not value.either
 
 
 class Ref(NamedTuple):
@@ -188,6 +210,25 @@ class Frame:
         frame.names[name] = value
 
 
+def root_of(value: Any) -> str:
+    """What a value that only a run knows comes from; empty where that is no one thing."""
+    for _ in range(20):
+        if not isinstance(value, Method):
+            break
+        value = value.owner
+    if isinstance(value, Unknown):
+        return value.root or next((root for root in map(root_of, value.either) if root), "")
+    if isinstance(value, Thing) and value.last in ("Path", "file"):
+        return next((root for root in map(root_of, value.values.values()) if root), "")
+    return root_of(value[0]) if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and value else ""
+
+
+def overlay(values: dict[Any, Any], by: Unknown) -> None:
+    """Put settings that nobody knows over these: any of them may be another one now."""
+    values.update(dict.fromkeys([key for key in values if str(key)[:1] != "?"], by))
+    values["**"] = by
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is a value that could stand in a file of settings."""
     return value is None or isinstance(value, (str, int, float, bool))
@@ -223,6 +264,8 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values are the same for a reader."""
     if one is other:
         return True
+    if isinstance(one, Unknown) and isinstance(other, Unknown):
+        return one.text == other.text and one.root == other.root and not one.either and not other.either
     return type(one) is type(other) and known(one) and known(other) and bool(one == other)
 
 
@@ -239,7 +282,8 @@ def joined(values: list[Any], text: str, place: Place) -> Any:
     for value in values:
         flat += value.either if isinstance(value, Unknown) and value.either else [value]
     certain = all(not isinstance(value, (Unknown, Method)) for value in flat)
-    return Unknown(text, place, tuple(flat[:8]) if certain else ())
+    root = next((root for root in map(root_of, flat) if root), "")
+    return Unknown(text, place, tuple(flat[:8]) if certain else (), root)
 
 
 def _merged(things: list[Thing], text: str, place: Place) -> Thing:

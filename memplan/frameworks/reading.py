@@ -19,7 +19,7 @@ from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
-from memplan.spec.reading import JobInput, build_job, merged, normalise
+from memplan.spec.reading import JobInput, build_job, merged, normalise, unanswered
 
 
 def read_target(
@@ -173,7 +173,7 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
     said = {key: origin for key, origin in draft.origins.items() if key in values and key not in from_options}
     defaults = [f"{key}: {shown(values[key])} ({said[key].text})" for key in said if said[key].kind == DEFAULT]
     assumed = [f"{key}: {shown(values[key])} ({said[key].text})" for key in said if said[key].kind == ASSUMED]
-    unread = tuple(each for each in draft.unread if each.asks not in from_options)
+    unread = unanswered(draft.unread, from_options)
     where = next((origin.text.partition(",")[0] for origin in said.values() if origin.kind == FILE), "")
     return JobInput(
         build_job(values, f"{where}: " if where else ""),

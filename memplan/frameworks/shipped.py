@@ -1,6 +1,6 @@
 """DeepSpeed configs that come with a framework and are named by their path in it, where a user's project holds none.
 
-Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/.
+Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/, XTuner 0.1.23 configs/deepspeed/.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _FLAT: dict[str, Any] = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8
                          "contiguous_gradients": True, "round_robin_gradients": True}  # fmt: skip
 _ZERO2: dict[str, Any] = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True,
                           "overlap_comm": True}  # fmt: skip
+_XTUNER: dict[str, Any] = {"overlap_comm": True}
 _BF16 = {"bf16": {"enabled": True}}
 ZERO: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "deepspeed_configs/zero1.json": ("Axolotl", {"stage": 1, "overlap_comm": True}),
@@ -45,6 +46,12 @@ ZERO: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "examples/deepspeed/ds_z3_config.json": ("LLaMA-Factory", _FACTORY),
     "examples/deepspeed/ds_z3_offload_config.json": (
         "LLaMA-Factory", {**_FACTORY, "offload_optimizer": _CPU, "offload_param": _CPU}),
+    "xtuner/deepspeed_zero1.json": ("XTuner", {"stage": 1, **_XTUNER}),
+    "xtuner/deepspeed_zero2.json": ("XTuner", {"stage": 2, **_XTUNER}),
+    "xtuner/deepspeed_zero2_offload.json": ("XTuner", {"stage": 2, **_XTUNER, "offload_optimizer": _CPU}),
+    "xtuner/deepspeed_zero3.json": ("XTuner", {"stage": 3, **_XTUNER}),
+    "xtuner/deepspeed_zero3_offload.json": (
+        "XTuner", {"stage": 3, **_XTUNER, "offload_optimizer": _CPU, "offload_param": _CPU}),
 }  # fmt: skip
 """``zero_optimization`` by path, and whose it is."""
 

@@ -65,24 +65,25 @@ def _arguments(command: Sequence[Word]) -> list[Word]:
 
 
 def _as_megatron(own: Settings) -> Settings:
-    """What slime sets of Megatron's arguments itself, and a micro-batch of tokens as one sequence."""
+    """What slime sets of Megatron's arguments itself, beside a micro-batch of tokens."""
     values = dict(own.values)
     values |= {"bf16": not values.get("fp16"), "use_distributed_optimizer": True, "micro_batch_size": 1}
-    values |= {"no_create_attention_mask_in_dataloader": True, "seq_length": _tokens(own)}
+    longest, budget = _tokens(own)
+    values |= {"no_create_attention_mask_in_dataloader": True, "seq_length": longest or budget or None}
     values.setdefault("hidden_dropout", 0.0)
     if own.values.get("micro_batch_size") and not own.values.get("use_dynamic_batch_size"):
         values["micro_batch_size"] = own.values["micro_batch_size"]
     return Settings(own.path, {key: value for key, value in values.items() if value is not None}, own.lines)
 
 
-def _tokens(own: Settings) -> int | None:
-    """Tokens of a micro-batch: the budget of a GPU times those that share a sequence, or the longest sample."""
+def _tokens(own: Settings) -> tuple[int, int]:
+    """(tokens of the longest sample, of a micro-batch: the budget of a GPU times those that share a sequence)."""
     said = own.values
     whole = {key: value for key, value in said.items() if isinstance(value, int) and not isinstance(value, bool)}
     longest = whole.get("rollout_max_response_len", 0) + whole.get("rollout_max_prompt_len", 0)
     longest = whole.get("rollout_max_context_len", longest) or whole.get("seq_length", 0)
     budget = whole.get("max_tokens_per_gpu", 0) * whole.get("context_parallel_size", 1)
-    return max(longest, budget if said.get("use_dynamic_batch_size") else 0) or None
+    return longest, budget if said.get("use_dynamic_batch_size") else 0
 
 
 def _read(keys: Keys, own: Settings) -> None:
@@ -110,8 +111,18 @@ def _read(keys: Keys, own: Settings) -> None:
         keys.warn("use_opd", "the model that teaches is not counted", "model")
     keys.skip(*HARMLESS, *(key for key in keys.settings.values if OWN.fullmatch(key)))
     megatron.read_arguments(keys, launcher)
-    if "gradient_accumulation_steps" in draft.values and keys.flag("use_dynamic_batch_size"):
-        draft.remarks.append(f"{path}: a micro-batch of tokens is counted as one sequence of {keys.get('seq_length')}")
+    _budget(keys, own)
+
+
+def _budget(keys: Keys, own: Settings) -> None:
+    """A micro-batch of tokens; a longer sample is one by itself. Scores are counted within the update's."""
+    longest, budget = _tokens(own)
+    if not budget or "batch_size" in keys.draft.given:
+        return
+    keys.put("token_budget", max(longest, budget), "max_tokens_per_gpu")
+    said = own.values.get("log_probs_max_tokens_per_gpu")
+    if isinstance(said, int) and said > (own.values.get("max_tokens_per_gpu") or 0):
+        keys.warn("log_probs_max_tokens_per_gpu", "scores are counted at the update's micro-batch", "batch")
 
 
 def _rollouts(keys: Keys, path: str) -> None:

@@ -16,7 +16,7 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_arguments import read_arguments
 from memplan.frameworks.launch import launches
-from memplan.frameworks.own_names import OTHERS
+from memplan.frameworks.own_names import OTHERS, remark_images
 from memplan.frameworks.swift_keys import (
     ATTENTIONS,
     BY_VERSION,
@@ -144,6 +144,8 @@ def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
             f"{keys.settings.path}: {(named or sizes[0])} bounds images, whose pass through the vision tower is not "
             "counted: add --images"
         )
+    else:
+        remark_images(keys, "model")
     keys.skip("max_pixels", "max_image_size")
 
 

@@ -90,6 +90,8 @@ def defaults_of(method: str, version: str) -> dict[str, Any]:
         found["bf16"] = False
     if since < (0, 14) and method in ("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward"):
         found["max_length"] = None if method in ("dpo", "ipo") and since >= (0, 12) else 512
+    if since >= (0, 29) and method in ("cpo", "simpo", "orpo"):
+        found["dtype"] = "auto"  # cpo.py and orpo.py read no ModelConfig.dtype, nor does their trainer (trl 1.16)
     if since < (0, 29) and method in ("dpo", "ipo", "kto", "orpo", "cpo", "simpo"):
         found["max_prompt_length"] = 512
     if since < (0, 18) and method == "grpo":

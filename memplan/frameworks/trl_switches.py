@@ -6,7 +6,7 @@ transformers 5.23 masking_utils.py: find_packed_sequence_indices.
 
 from __future__ import annotations
 
-from memplan.frameworks.base import Keys
+from memplan.frameworks.base import ASSUMED, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.hf_switches import warn_where_on
 from memplan.tables.trainer import version_key
@@ -52,12 +52,10 @@ def read_switches(keys: Keys, method: str) -> None:
 def _dropout(keys: Keys, method: str) -> None:
     """``disable_dropout`` where it is not what the trainer does by itself."""
     lora, off = keys.draft.values.get("lora"), keys.flag("disable_dropout")
-    if not lora or not lora.get("dropout") or off is None or "lora" in keys.draft.given:
-        return
-    if off:
+    if off and lora and lora.get("dropout") and "lora" not in keys.draft.given:
         keys.draft.values["lora"] = {**lora, "dropout": 0.0}
-    elif method in find_trainer("trl").adapters.disables_dropout:
-        keys.warn("disable_dropout", "dropout of adapters is counted as off")
+    elif off is False and method in find_trainer("trl").disables_dropout:
+        keys.warn("disable_dropout", "dropout is counted as off")
 
 
 def _teacher(keys: Keys, method: str) -> None:
@@ -85,5 +83,10 @@ def _packing(keys: Keys, method: str, version: tuple[int, ...]) -> None:
     key = "padding_free" if flat else "packing"
     if method == "sft" and attention == "sdpa" and "padded" not in keys.draft.given:
         keys.put("padded", True, key)
-    if int(keys.draft.values.get("batch_size") or 1) > 1:
+    rows, length = (int(keys.draft.values.get(name) or 0) for name in ("batch_size", "sequence_length"))
+    if rows > 1 and (method != "sft" or not length or {"batch_size", "sequence_length"} & keys.draft.given):
         keys.warn(key, "the rows of a batch become one, whose mask is counted row by row: use flash attention")
+    elif rows > 1:
+        why = f"{keys.settings.where(key)}: {key} makes one row of {rows} x {length} tokens of a batch"
+        for name, value in (("batch_size", 1), ("sequence_length", rows * length)):
+            keys.draft.values[name], keys.draft.origins[name] = value, Origin(ASSUMED, why)

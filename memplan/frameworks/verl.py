@@ -72,7 +72,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     shared = copies_shared(keys, at) if megatron else ulysses(keys, ACTOR, at)
     world = gpus(keys, 8, shared)
     tokens_shared = degrees(keys, at).get("context_parallel", 1) if megatron else shared
-    update_batch(keys, (prompt + response, response), world, shared, tokens_shared)
+    tokens = update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
     kl = bool(keys.flag(f"{ACTOR}use_kl_loss")) or bool(keys.flag("algorithm.use_kl_in_reward"))
     key = f"{ACTOR}use_kl_loss" if keys.flag(f"{ACTOR}use_kl_loss") else "algorithm.use_kl_in_reward"
     rank = read_model(keys, MODEL, megatron)
@@ -85,7 +85,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     read_engine(keys, strategy, said, at, ACTOR, world)
     read_switches(keys, MODEL, at)
     if method == "ppo":
-        read_critic(keys, megatron, keys.draft.values["batch_size"] * keys.draft.values["sequence_length"])
+        read_critic(keys, megatron, tokens)
     read_optimizer(keys, f"{ACTOR}optim.")
     _beside(keys, found)
 

@@ -12,28 +12,23 @@ from memplan.frameworks.verl_keys import ACTOR, ROLLOUT
 from memplan.units import ceil_div
 
 REF = "actor_rollout_ref.ref."
+LENGTHS = ("data.max_response_length", "data.max_prompt_length", "data.max_length")
 
 
-def of_tokens(keys: Keys, tokens: int, length: int, completion: int, key: str, multiple: int = 1) -> int:
-    """A micro-batch that is packed up to so many tokens: as many sequences as it holds, as long as makes its tokens. A
-    longer sequence is one by itself. ``multiple``: what a length must divide by. The number of sequences."""
-    batch = max(1, tokens // length)
-    each = max(length, tokens // batch // multiple * multiple)
-    keys.put("batch_size", batch, key)
-    keys.put("sequence_length", each, key)
+def of_tokens(keys: Keys, tokens: int, length: int, completion: int, key: str) -> int:
+    """A micro-batch that is packed up to so many tokens; a longer sequence is one by itself. Sequences in it."""
+    keys.put("token_budget", max(tokens, length), key)
+    keys.put("sequence_length", length, *LENGTHS)
     if completion:
-        keys.put("completion_length", min(completion + each - length, each - 1), key)
-    if each != length:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: a micro-batch of up to {tokens} tokens ({key}) is counted as {batch} of {each}: "
-            f"sequences of at most {length} are packed"
-        )
-    return batch
+        keys.put("completion_length", completion, LENGTHS[0])
+    return max(1, tokens // length)
 
 
-def update_batch(keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, tokens_shared: int) -> None:
+def update_batch(
+    keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, tokens_shared: int, megatron: bool
+) -> int:
     """Completions of a micro-batch, micro-batches of a mini-batch, completions of a prompt. ``shared``: GPUs that hold
-    one copy of a sequence's work; ``tokens_shared``: those that divide its tokens."""
+    one copy of a sequence's work; ``tokens_shared``: those that divide its tokens. The tokens of a micro-batch."""
     length, completion = lengths
     ranks = max(1, gpus // shared)
     group = known(keys, f"{ROLLOUT}n")
@@ -42,7 +37,8 @@ def update_batch(keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, t
     if keys.flag(f"{ACTOR}use_dynamic_bsz"):
         key = f"{ACTOR}ppo_max_token_len_per_gpu"
         tokens = known(keys, key, "batch_size", length) * tokens_shared
-        batch = of_tokens(keys, tokens, length, completion, key, 2 * shared)
+        batch = of_tokens(keys, tokens, length, completion, key)
+        keys.skip(f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size")
     else:
         keys.put("sequence_length", length, "data.max_response_length", "data.max_prompt_length")
         if completion:
@@ -55,7 +51,10 @@ def update_batch(keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, t
     keys.put("gradient_accumulation_steps", steps, f"{ACTOR}ppo_mini_batch_size")
     if group > 1 and (batch * steps * gpus) % group == 0 and "rollout" not in keys.draft.given:
         keys.put("rollout", {"group_size": group}, f"{ROLLOUT}n")
-    _scoring(keys, batch * keys.draft.values.get("sequence_length", length), length, ranks, tokens_shared)
+    update = keys.draft.values.get("token_budget", batch * length)
+    counted = not megatron and "images" not in keys.draft.given
+    _scoring(keys, update, length, (ranks, tokens_shared), counted)
+    return int(update)
 
 
 def _micro(keys: Keys, ranks: int) -> tuple[str, int]:
@@ -69,9 +68,12 @@ def _micro(keys: Keys, ranks: int) -> tuple[str, int]:
     return "", 1
 
 
-def _scoring(keys: Keys, tokens: int, length: int, ranks: int, tokens_shared: int) -> None:
-    """Log-probabilities before the update are counted at the update's micro-batch: a larger one is told."""
+def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], counted: bool) -> None:
+    """Log-probabilities before the update, of the policy and of the reference: the larger micro-batch of both, where it
+    is not the update's. Where they are not ``counted`` by themselves (Megatron), a larger one is told."""
+    ranks, tokens_shared = divided
     scores = bool(keys.flag(f"{ACTOR}use_kl_loss")) or bool(keys.flag("algorithm.use_kl_in_reward"))
+    sizes = {}
     for at in (ROLLOUT, REF) if scores else (ROLLOUT,):
         budget, each, whole = (f"{at}log_prob_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu",
                                                                   "micro_batch_size"))  # fmt: skip
@@ -84,5 +86,9 @@ def _scoring(keys: Keys, tokens: int, length: int, ranks: int, tokens_shared: in
         else:
             key, size = whole, known(keys, whole, usual=0) // ranks * length
         keys.skip(budget, each, whole)
-        if size > tokens:
-            keys.warn(key, f"scoring up to {size} tokens at once is counted at the update's {tokens}", "batch")
+        sizes[key] = size
+    key, size = max(sizes.items(), key=lambda pair: pair[1])
+    if not counted and size > tokens:
+        keys.warn(key, f"scoring up to {size} tokens at once is counted at the update's {tokens}", "batch")
+    elif counted and size and size != tokens:
+        keys.put("logprob_token_budget", max(size, length), key)

@@ -44,7 +44,7 @@ def read_critic(keys: Keys, megatron: bool, tokens: int) -> None:
 def _batch(keys: Keys, tokens: int) -> None:
     """The critic's micro-batch, where it is larger than the policy's."""
     each = "critic.ppo_micro_batch_size_per_gpu"
-    policy = keys.draft.values["batch_size"]
+    policy = keys.draft.values.get("batch_size") or tokens // keys.draft.values["sequence_length"]
     if keys.flag("critic.use_dynamic_bsz") or (
         not keys.has("critic.use_dynamic_bsz") and keys.flag(f"{ACTOR}use_dynamic_bsz")
     ):

@@ -29,7 +29,7 @@ def read_sft(keys: Keys, found: Given) -> None:
         key = "data.max_token_len_per_gpu"
         divided = degrees(keys, "engine.").get("context_parallel", 1) if megatron else shared
         tokens = known(keys, key, "batch_size", length) * divided
-        micro = of_tokens(keys, tokens, length, 0, key, 2 * shared)
+        micro = of_tokens(keys, tokens, length, 0, key)
         keys.skip("data.micro_batch_size_per_gpu")
     else:
         micro = _sequences(keys, length)
@@ -52,6 +52,9 @@ def read_old_sft(keys: Keys, found: Given) -> None:
         if known(keys, whole, "batch_size") != usual:
             why = f"verl 0.1 divides it among the GPUs, later ones read micro_batch_size_per_gpu alone ({usual})"
             keys.warn(whole, why, "batch", f"write {each}")
+    elif keys.has(whole) and not keys.has(each):
+        keys.draft.remarks.append(f"{keys.settings.where(whole)}: {whole} is not read by {keys.framework.label}: "
+                                  f"{each} is {keys.defaults[each]}")  # fmt: skip
     keys.skip(whole, "use_remove_padding")
     micro = _sequences(keys, length)
     _steps(keys, micro, world // shared)

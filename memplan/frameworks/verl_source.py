@@ -41,6 +41,10 @@ class Given(NamedTuple):
     """Name of the Hydra config."""
 
 
+MICRO_BATCHES = {"micro_batch_size_per_gpu", "micro_batch_size", "max_token_len_per_gpu"}
+"""Any of which a config of supervised fine-tuning has under ``data``."""
+
+
 def marks(document: Document) -> tuple[str, ...]:
     """What tells verl's files: names of its settings."""
     if document.form == "shell":
@@ -55,7 +59,7 @@ def marks(document: Document) -> tuple[str, ...]:
     worker, data = values.get("worker"), values.get("data")
     if isinstance(worker, Mapping) and isinstance(worker.get("actor"), Mapping):
         return ("worker",)
-    batched = isinstance(data, Mapping) and {"micro_batch_size_per_gpu", "micro_batch_size"} & set(data)
+    batched = isinstance(data, Mapping) and MICRO_BATCHES & set(data)
     if batched and "trainer" in document.keys:
         return ("data",)
     if _default_config(values) in ("ppo_trainer", "ppo_megatron_trainer"):

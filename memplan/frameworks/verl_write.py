@@ -76,14 +76,22 @@ def _optimizer(job: Job) -> dict[str, Any]:
     return {"optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}.get(job.optimizer, job.optimizer)}
 
 
+def _micro_batch(job: Job, of: str, tokens_of: str) -> tuple[int, dict[str, Any]]:
+    """Sequences of a micro-batch, and its settings: so many sequences, or so many tokens."""
+    if job.token_budget is None:
+        return job.batch_size, {of: job.batch_size, "use_dynamic_bsz": False}
+    each = job.token_budget // job.context_parallel
+    return max(1, job.token_budget // job.sequence_length), {"use_dynamic_bsz": True, tokens_of: each}
+
+
 def _sft(job: Job, writing: Writing) -> dict[str, Any]:
-    batch = job.batch_size * job.gradient_accumulation_steps * job.num_gpus
+    each, micro = _micro_batch(job, "micro_batch_size_per_gpu", "max_token_len_per_gpu")
+    batch = each * job.gradient_accumulation_steps * job.num_gpus
     data = {
         "train_files": "DATASET",
         "val_files": None,
         "train_batch_size": batch,
-        "micro_batch_size_per_gpu": job.batch_size,
-        "use_dynamic_bsz": False,
+        **micro,
         "max_length": job.sequence_length,
     }
     return {"data": data, "model": _model(job, writing), "engine": _engine(job), "optim": _optimizer(job)}
@@ -97,15 +105,15 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
             f"add --completion-length, less than the {job.sequence_length} of sequence_length",
         )
     group = (job.rollout.group_size if job.rollout else None) or 1
-    each = job.batch_size * job.gradient_accumulation_steps * job.num_gpus
+    count, micro = _micro_batch(job, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
+    each = count * job.gradient_accumulation_steps * job.num_gpus
     if each % group:
         raise InvalidJob(f"rollout.group_size: {group} does not divide the {each} completions of a step", "change it")
     kl = job.reference != "none"
     actor = {
         "strategy": job.sharding,
         "ppo_mini_batch_size": each // group,
-        "ppo_micro_batch_size_per_gpu": job.batch_size,
-        "use_dynamic_bsz": False,
+        **micro,
         "use_kl_loss": kl,
         "entropy_coeff": 0.001 if job.entropy == "loss" else 0,
         "calculate_entropy": job.entropy == "metric",
@@ -113,7 +121,11 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         "fsdp_config": _engine(job),
         "optim": _optimizer(job),
     }
-    forward = {"log_prob_micro_batch_size_per_gpu": job.batch_size}  # without it verl does not start
+    forward: dict[str, Any] = {"log_prob_micro_batch_size_per_gpu": job.batch_size}  # without it verl does not start
+    scored = job.logprob_token_budget or job.token_budget
+    if scored is not None:
+        tokens = scored // job.context_parallel
+        forward = {"log_prob_use_dynamic_bsz": True, "log_prob_max_token_len_per_gpu": tokens}
     rollout = {"name": "vllm", "n": group, "temperature": job.temperature or 1.0, "tensor_model_parallel_size": 1}
     values: dict[str, Any] = {
         "algorithm": {"adv_estimator": ESTIMATORS[job.method], "use_kl_in_reward": False},

@@ -120,7 +120,9 @@ def expects(report: Report, job: Job) -> tuple[str, ...]:
         f"  {format_bytes(gpu.allocated_bytes)} allocated at the peak ({gpu.peak_instant}),",
         f"  {format_bytes(device.expected)} in nvidia-smi, {format_bytes(device.high)} at most.",
     ]
-    if report.verdict is not None:
+    if report.unclear:
+        lines.append(f"  UNCLEAR, whatever these figures are: {report.unclear}.")
+    elif report.verdict is not None:
         words = {"yes": "It fits", "tight": "It fits tightly", "no": "It does NOT fit"}
         lines.append(f"  {words[report.verdict.fits]}: {format_bytes(report.verdict.usable_bytes)} are usable.")
     data = [key for key in OF_THE_DATA if key in job.model_fields_set and getattr(job, key) not in (None, False)]

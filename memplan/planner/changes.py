@@ -50,9 +50,11 @@ def _change(name: str, job: Job) -> Change | None:
         return Change(name, "8-bit optimizer states", values) if optimizer else None
     if name == "shorter":
         lengths = []
-        length = job.sequence_length // 2
+        length = (job.token_budget or job.sequence_length) // 2
         while length >= LEAST_LENGTH:
-            lengths.append({"sequence_length": length, "completion_length": None})
+            packed = {"token_budget": length} if job.token_budget else {}
+            own = min(job.sequence_length, length)
+            lengths.append({"sequence_length": own, "completion_length": None, **packed})
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
     if name == "lora":

@@ -108,7 +108,11 @@ def _evaluations(recipe: Recipe) -> Iterator[Move]:
 
 def _batches(space: Space, recipe: Recipe) -> Iterator[Move]:
     """Smaller micro-batches with the same global batch, the smallest last."""
-    ranks = recipe.parallel.data
+    ranks, tokens = recipe.parallel.data, space.job.token_budget or 0
+    if recipe.batch.longest:
+        while (tokens := tokens // 2) >= recipe.batch.longest * (2 if recipe.method.pairs else 1):
+            yield Move(BATCH, f"micro-batches of {tokens} tokens", {"token_budget": tokens}, ranks)
+        return
     for size, steps in reversed(batches(space, ranks)):
         if size < recipe.batch.size and steps:
             yield Move(BATCH, f"batch size {size}", {BATCH: size}, ranks)

@@ -22,10 +22,11 @@ from memplan.reporting import build_report, price
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
+from memplan.resolve.packing import sequences_of
 from memplan.spec.gpu import Gpu
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
-from memplan.spec.reading import JobInput, build_job
+from memplan.spec.reading import JobInput, build_job, understood
 from memplan.tables.trainers import find_trainer
 from memplan.units import ceil_div, format_bytes, parse_count
 
@@ -68,7 +69,8 @@ def _without_settings(given: JobInput, fixed: Mapping[str, Any]) -> tuple[JobInp
 
 
 def question(given: JobInput) -> Question:
-    """What is fixed and what is free. Raises UsageError where the job names no card."""
+    """What is fixed and what is free. Raises UsageError where the job names no card, InvalidJob where it is unclear."""
+    given = understood(given, "a plan")
     given, gone = _without_settings(given, dict.fromkeys(k for k, s in given.sources.items() if s == "option"))
     job, _ = with_cluster(given.job, Notes(dict(given.sources)))
     if job.gpu is None:
@@ -109,10 +111,15 @@ def _spec(job: Job, assumptions: list[str]) -> ModelSpec:
     return spec
 
 
-def _global_batch(given: JobInput, fixed: Mapping[str, Any], assumptions: list[str]) -> int:
+def _global_batch(given: JobInput, fixed: dict[str, Any], assumptions: list[str]) -> int:
     """The examples of an optimizer step: given, what a job file's own batch makes, or the default; 0 where micro-batch
     and accumulation are both fixed."""
     job, sources = given.job, given.sources
+    if job.token_budget is not None:
+        rows = ceil_div(job.global_batch_size or GLOBAL_BATCH, sequences_of(job) * job.num_gpus) * job.num_gpus
+        assumptions.append(f"token_budget: an optimizer step is counted as {rows} packed rows")
+        fixed.setdefault("batch_size", 1)
+        return rows
     if job.global_batch_size is not None:
         return job.global_batch_size
     if "batch_size" in fixed and "gradient_accumulation_steps" in fixed:

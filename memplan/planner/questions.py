@@ -167,4 +167,7 @@ def answers(asked: Question, names: Sequence[str], tell: Tell = nothing) -> tupl
     for name in names:
         if name not in QUESTIONS:
             raise UsageError(f"no such question: {name[:40]!r}", did_you_mean(name, tuple(QUESTIONS)))
+    packed = next((name for name in names if name in ("batch_size", "sequence_length")), None)
+    if packed and asked.space.job.token_budget is not None:
+        raise UsageError(f"--maximize {packed}: micro-batches are packed to token_budget", "leave token_budget out")
     return tuple(QUESTIONS[name](asked, tell) for name in names)

@@ -6,6 +6,7 @@ from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
 from memplan.render.cards_view import cards_blocks
 from memplan.render.instants import instant_words
+from memplan.render.lengths_view import lengths_blocks
 from memplan.render.verdict_view import verdict_blocks
 from memplan.report import Report, Reserved
 from memplan.units import format_bytes, words_of
@@ -22,6 +23,7 @@ def estimate_blocks(report: Report, width: int) -> list[Block]:
         *_meters(report, width),
         *_from_sft(report),
         *verdict_blocks(report, width),
+        *lengths_blocks(report),
         *cards_blocks(report),
         *_assumptions(report),
     ]

@@ -61,11 +61,13 @@ def _common(best: "Plan") -> list[tuple[Cell, Cell]]:
     job = best.job
     examples = job["batch_size"] * job["gradient_accumulation_steps"] * _data_ranks(best)
     pairs = words.is_pairwise(job)
-    unit = "pairs" if pairs else "sequences"
+    length, packed = job["sequence_length"], job.get("token_budget")
+    unit = "packed rows" if packed else "pairs" if pairs else "sequences"
+    length = packed or length
     rows: list[tuple[Cell, Cell]] = [
         ("model", words.model_words(best.report)),
         ("method", words.method_words(job)),
-        ("batch", f"{examples:,} {unit} of {job['sequence_length']:,} tokens each optimizer step"),
+        ("batch", f"{examples:,} {unit} of {length:,} tokens each optimizer step"),
         ("GPUs", f"{job['num_gpus']} × {job['gpu']}"),
     ]
     return [*rows, ("changes", ", ".join(best.training))] if best.training else rows

@@ -9,21 +9,23 @@ from memplan.units import format_bytes
 
 ROOMY = 120
 """From this width on there is a column for what a change frees, beside the new total."""
-STYLES = {"yes": "good", "tight": "warn", "no": "bad"}
+STYLES = {"yes": "good", "tight": "warn", "no": "bad", "unclear": "warn"}
 
 
 def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
-    """The verdict on the named card; nothing without one."""
+    """The verdict on the named card; nothing without one, but for what makes it unclear."""
     verdict = report.verdict
+    if report.unclear:
+        yield Heading(f"Unclear: {report.unclear}", STYLES["unclear"])
+        device = format_bytes(report.per_gpu.device_bytes.expected)
+        usable = f" of {format_bytes(verdict.usable_bytes)} usable on {verdict.gpu}" if verdict else ""
+        yield Prose(f"Without that: {device}{usable}")
+        return
     if verdict is None:
         return
     if report.host.fits is False:
         yield from _short_host(report.host)
         yield from _changes(report, verdict, width)
-        return
-    if report.unclear:
-        yield Heading(f"Unclear: {report.unclear}", STYLES["tight"])
-        yield Prose(f"Without that: {verdict_line(verdict)}")
         return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")

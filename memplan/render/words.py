@@ -143,11 +143,14 @@ def storage_words(job: Mapping[str, Any]) -> str:
 def batch_words(job: Mapping[str, Any]) -> str:
     """What goes through a GPU in a micro-step."""
     pairs, size, length = is_pairwise(job), job["batch_size"], job["sequence_length"]
+    steps = job["gradient_accumulation_steps"]
+    micro_steps = f"{steps} micro-step{'' if steps == 1 else 's'} per optimizer step"
+    if job.get("token_budget"):
+        return f"{job['token_budget']:,} packed tokens per GPU and micro-step, up to {length:,} each; {micro_steps}"
     unit = ("pair" if pairs else "sequence") + ("" if size == 1 else "s")
     sequences = size * (2 if pairs else 1)
     words = f"{size} {unit} per GPU and micro-step: {sequences} × {length:,} tokens = {sequences * length:,}"
-    steps = job["gradient_accumulation_steps"]
-    return f"{words}; {steps} micro-step{'' if steps == 1 else 's'} per optimizer step"
+    return f"{words}; {micro_steps}"
 
 
 def program_words(job: Mapping[str, Any]) -> str:

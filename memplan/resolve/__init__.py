@@ -17,6 +17,7 @@ from memplan.resolve.megatron import megatron_settings, runs_in_megatron
 from memplan.resolve.models import other_models, what_trains
 from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
+from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.provenance import NOTHING_YET, provenance
 from memplan.resolve.quantised import quantised_base
@@ -38,20 +39,22 @@ def resolve(given: JobInput) -> Recipe:
     job = with_framework(with_stage(job, notes), notes)
     method, trainer, spec = what_trains(given, job, notes)
     check_lengths(job, method)
+    said, job = packed(job, method, spec, notes)
     images = image_batch(job, spec, notes)
     lora, spec = adapted_model(job, spec, notes, trainer)
     split, adapts = sharding(job, trainer, notes), lora is not None
     spec = as_seen(spec, images is not None, split.is_deepspeed, job.sequence_length)
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
-    base = quantised_base(job, trainer, spec, precision(job, trainer, split, adapts, notes), split, notes)
+    base = quantised_base(job, trainer, spec, precision(job, trainer, spec, split, adapts, notes), split, notes)
     loss, entropy = head(job, method, trainer, base.stored, split, adapts, notes)
     check_teacher(job, method, spec, split, base.stored.precision.dtype)
     others = other_models(job, method, trainer, base, split, spec, adapts, notes)
     whole, spec = spec, frozen_model(job, trainer, spec, notes)
-    check_positions(job, spec, notes)
+    check_positions(said, spec, notes)
     attention = attention_form(job, trainer, spec, base.stored, notes)
-    steps = accumulated(job, job.num_gpus // degrees.model, notes)
+    steps = accumulated(said, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, split.name, steps, notes)
+    job = kept_apart(job, attention, in_megatron, method, notes)
     again = checkpointing(job, trainer, spec, base, attention, notes)
     layers = operators(job, trainer, spec, again.recompute, base, lora, attention, notes)
     again = with_offload(job, trainer, split, again, layers.kernels, notes)
@@ -67,6 +70,9 @@ def resolve(given: JobInput) -> Recipe:
     loss = with_router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes)
     zero = zero_settings(job, trainer, split, spec, base.stored, chosen.row, notes)
     shared = divided(job, trainer, split, degrees, steps, zero, fsdp, notes)
+    scores = trainer.rollouts.scored or others.reference in ("resident", "adapter", "offloaded")
+    row = scoring_row(job, in_megatron, scores, notes)
+    evaluation = evaluated(job, method, degrees, in_megatron, notes)
     found = Recipe(
         hardware=hardware(job, nodes, base.stored.precision.dtype, attention, notes),
         model=spec,
@@ -76,7 +82,9 @@ def resolve(given: JobInput) -> Recipe:
         operators=layers,
         storage=base.storage(zero.communication if split.is_deepspeed else base.stored.reduce_itemsize),
         optimizer=chosen,
-        batch=batch(job, spec, images, steps, group, evaluated(job, method, degrees, in_megatron, notes)),
+        batch=batch(job, trainer, spec, images, steps, group, evaluation)._replace(
+            longest=said.sequence_length if said.token_budget else 0, scoring=row
+        ),
         checkpointing=again,
         loss=loss,
         others=others,
@@ -88,4 +96,4 @@ def resolve(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
-    return found._replace(provenance=provenance(job, found, entropy, base, notes))
+    return found._replace(provenance=provenance(said, found, entropy, base, notes))

@@ -62,7 +62,7 @@ class Targets(NamedTuple):
             notes.assume(
                 f"lora.dtype: {trainer.adapters.quantised_dtype} ({trainer.title} casts adapters over a quantised base)"
             )
-        off = lora.dropout > 0 and self.method in trainer.adapters.disables_dropout
+        off = lora.dropout > 0 and self.method in trainer.disables_dropout
         if off:
             how = f"{trainer.title} turns dropout off in the policy that it trains by {self.method}"
             notes.assume(f"lora.dropout: off ({how})")

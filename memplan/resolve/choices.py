@@ -8,13 +8,16 @@ import re
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
+from memplan.resolve.packing import sequences_of
 from memplan.spec.cluster import Cluster
 from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Batch, Hardware, ImageBatch
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.tables.families import MASK_AS_GIVEN
 from memplan.tables.methods import Method
-from memplan.units import GiB
+from memplan.tables.trainer import Trainer
+from memplan.units import GiB, ceil_div
 
 
 def with_method_head(method: Method, spec: ModelSpec) -> ModelSpec:
@@ -53,15 +56,20 @@ def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Note
     return Hardware(gpu, job.margin, job.allocator, job.gpus_per_node, cluster)
 
 
-def batch(job: Job, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int) -> Batch:
+def batch(
+    job: Job, trainer: Trainer, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int
+) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
+    padded = job.padded or (images is not None and spec.tower is not None and spec.tower.masked)
+    padded = padded or (trainer.passes_mask and spec.family in MASK_AS_GIVEN)
     return Batch(
         size=job.batch_size,
         accumulation=steps,
         sequence_length=length,
         completion_length=min(job.completion_length or length, length),
-        padded=job.padded or (images is not None and spec.tower is not None and spec.tower.masked),
+        padded=padded,
+        masked=padded or trainer.passes_mask,
         images=images,
         group=group,
         eval_size=eval_size,
@@ -113,7 +121,12 @@ def accumulated(job: Job, ranks: int, notes: Notes) -> int:
     """Micro-steps of an optimizer step, over so many data-parallel ranks. Raises InvalidJob where keys contradict."""
     if job.global_batch_size is None:
         return notes.plain("gradient_accumulation_steps", job.gradient_accumulation_steps)
-    step = job.batch_size * ranks
+    step = sequences_of(job) * ranks
+    if job.token_budget is not None:
+        steps = job.gradient_accumulation_steps
+        if not notes.is_given("gradient_accumulation_steps"):
+            steps = ceil_div(job.global_batch_size, step)
+        return notes.plain("gradient_accumulation_steps", steps)
     steps, rest = divmod(job.global_batch_size, step)
     if rest or not steps:
         raise InvalidJob(

@@ -7,6 +7,7 @@ from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.choices import with_method_head
+from memplan.resolve.dropouts import trained_without_dropout
 from memplan.resolve.encoders import check_task
 from memplan.resolve.heads import check_method
 from memplan.resolve.notes import Notes
@@ -57,7 +58,8 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
             "that was read: its defaults are taken"
         )
     check_task(job, method, trainer, spec, notes)
-    return method, trainer, as_trainer_ties(trainer, with_method_head(method, spec), notes)
+    spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
+    return method, trainer, trained_without_dropout(job, trainer, spec, notes)
 
 
 def on_megatron(job: Job) -> bool:

@@ -64,7 +64,9 @@ def _resolved(job: Job, recipe: Recipe, entropy: str) -> dict[str, Any]:
         or _said(job.reduce_dtype, _dtype(storage.reduce_itemsize, half)),
         "sft_term": recipe.loss.sft_term,
         "entropy": entropy,
-        "completion_length": recipe.batch.completion_length,
+        "completion_length": job.completion_length or job.sequence_length
+        if recipe.batch.longest
+        else recipe.batch.completion_length,
         **balance_shown(recipe.model, recipe.loss.router),
         "sharding": recipe.sharding.name,
         "attention": recipe.operators.attention,

@@ -55,6 +55,8 @@ def completions_per_example(job: Job, method: Method, trainer: Trainer, accumula
     if not method.online or method.pairs:
         return 1
     group = job.rollout.group_size if job.rollout else None
+    if group is not None and job.token_budget is not None:
+        return 1  # a packed row holds what it holds, of whichever prompts
     if group is None:
         notes.assume("batch_size: counts completions; rollout.group_size says how many each prompt has")
         return 1

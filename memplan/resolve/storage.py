@@ -5,6 +5,7 @@ from typing import NamedTuple
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.tables.precisions import PRECISIONS, Precision
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
@@ -62,11 +63,11 @@ class Stored(NamedTuple):
     reduce_itemsize: int
 
 
-def precision(job: Job, trainer: Trainer, split: Split, lora: bool, notes: Notes) -> Stored:
+def precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, lora: bool, notes: Notes) -> Stored:
     """The storage scheme, and what follows from it."""
     name = job.precision
     if name == "auto":
-        name = notes.fill("precision", *_auto_precision(job, trainer, split, lora))
+        name = notes.fill("precision", *_auto_precision(job, trainer, spec, split, lora))
     row = PRECISIONS[name]
     if job.dtype is not None and job.dtype != row.dtype:
         raise InvalidJob(
@@ -116,7 +117,7 @@ def check_gradients(job: Job, trainer: Trainer, stored: Stored, split: Split) ->
         )
 
 
-def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tuple[str, str, str]:
+def _auto_precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, lora: bool) -> tuple[str, str, str]:
     """(scheme, source, why) where the job leaves precision to memplan."""
     dtype = job.dtype or "bf16"
     if dtype == "fp32":
@@ -130,7 +131,9 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
             f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)",
         )
     numerics = trainer.numerics
-    loaded = "checkpoint" if numerics.loads_dtype and job.dtype == "bf16" else numerics.weights
+    half = "fp16" not in (dtype, spec.dtype) and spec.dtype != "fp32"
+    own = "checkpoint" if job.method in numerics.checkpoints_dtype and half else numerics.weights
+    loaded = "checkpoint" if numerics.loads_dtype and job.dtype == "bf16" else own
     if split.is_fsdp and lora and loaded != "fp32" and (trainer.runs_on == "accelerate" or loaded == "trained-fp32"):
         return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights; only trained ones are upcast"
     if split.is_fsdp:
@@ -141,5 +144,5 @@ def _auto_precision(job: Job, trainer: Trainer, split: Split, lora: bool) -> tup
         return f"{dtype}-amp", "trainer", f"{trainer.title} trains fp32 weights under autocast"
     if trainer.name == "pytorch":
         return dtype, "default", f"a bare loop over a {dtype} model: weights, gradients and states in {dtype}"
-    whose = "the checkpoint's" if loaded == numerics.weights else "what dtype says:"
+    whose = "the checkpoint's" if loaded == own else "what dtype says:"
     return dtype, "trainer", f"{trainer.title} loads {whose} {dtype} weights"

@@ -191,12 +191,18 @@ class Batch(NamedTuple):
     completion_length: int
     padded: bool = False
     """A padding mask reaches attention."""
+    masked: bool = False
+    """The model is given a mask, whether or not it masks anything: what it makes of it has a row for each of ours."""
     images: ImageBatch | None = None
     """The images of an example."""
     group: int = 1
     """Completions that one example of the batch stands for."""
     eval_size: int = 0
     """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
+    longest: int = 0
+    """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
+    scoring: int = 0
+    """Tokens of a packed row that is scored before the update; 0 where rows are the update's."""
 
 
 class Checkpointing(NamedTuple):

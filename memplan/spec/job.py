@@ -11,6 +11,7 @@ from memplan.spec.base import Frozen
 from memplan.spec.cluster import Cluster
 from memplan.spec.deepspeed import DeepSpeed
 from memplan.spec.fsdp import Ddp, Fsdp
+from memplan.spec.lengths import Lengths, in_full
 from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
@@ -135,8 +136,14 @@ class Job(Frozen):
     """Tokens per sequence as it enters the model."""
     completion_length: Positive | None = None
     """Tokens per sequence that the loss scores; all of them when not given."""
+    token_budget: Positive | None = None
+    """Tokens of a micro-batch that is packed up to a limit, in place of batch_size × sequence_length."""
+    logprob_token_budget: Positive | None = None
+    """Tokens of a packed micro-batch of the passes that score a rollout before the update."""
     padded: bool = False
     """An attention mask with padding reaches the model."""
+    lengths: Annotated[Lengths | str | None, BeforeValidator(in_full)] = None
+    """How long sequences are: a file of lengths, {p50, p90, p99, max}, or {mean, sigma, max} in tokens."""
     dtype: Choice | None = None
     """What the matmuls run in."""
     precision: Choice = "auto"

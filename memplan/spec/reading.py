@@ -1,12 +1,13 @@
 """From a mapping that a person wrote to a Job: aliases, unknown keys, keys that only training uses, ranges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, did_you_mean
 from memplan.spec.deepspeed import lift_shared
 from memplan.spec.job import Job
+from memplan.spec.lengths import beneath, in_full
 from memplan.spec.lora import in_own_words
 from memplan.spec.model import ModelSpec
 from memplan.spec.plain import check_plain
@@ -115,6 +116,8 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
             )
     if isinstance(job.get("lora"), dict):
         job["lora"] = in_own_words(job["lora"])
+    if "lengths" in job:
+        job["lengths"] = in_full(job["lengths"])
     lift_shared(job, where)
     for name, value in shorthands.items():
         _SHORTHANDS[name](job, value)
@@ -170,7 +173,7 @@ def _as_invalid_job(error: Any, where: str) -> InvalidJob:
     complaints = error.errors(include_url=False)
     about = [each for each in complaints if each["loc"][0] == complaints[0]["loc"][0]]
     first = max(about, key=lambda each: len(each["loc"]))
-    kinds = ("str", "dict", "int", "float", "Cluster")
+    kinds = ("str", "dict", "int", "float", "Cluster", "function-after")
     key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(kinds))
     value = "null" if first.get("input") is None else str(first["input"])[:80]
     if first["type"] == "extra_forbidden":
@@ -226,7 +229,7 @@ def read_job(options: Mapping[str, Any], file: Mapping[str, Any] | None = None, 
 
 def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """High over low; mappings are merged key by key; sharding and zero_stage, two names of one thing, replace each
-    other.
+    other, as do batch_size and token_budget.
     """
     values = dict(low)
     if "sharding" in high or "zero_stage" in high:
@@ -234,8 +237,13 @@ def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
         values.pop("zero_stage", None)
     if "model" in high and "revision" not in high:  # the revision of another model
         values.pop("revision", None)
+    for key, other in (("batch_size", "token_budget"), ("token_budget", "batch_size")):
+        if key in high and other not in high:
+            values.pop(other, None)
     if "global_batch_size" in high and "gradient_accumulation_steps" not in high:
         values.pop("gradient_accumulation_steps", None)
+    if isinstance(values.get("lengths"), dict) and isinstance(high.get("lengths"), dict):
+        values["lengths"] = beneath(values["lengths"], high["lengths"])
     for key, value in high.items():
         both = isinstance(value, dict) and isinstance(values.get(key), dict) and key != "model"
         values[key] = {**values[key], **value} if both else value
@@ -249,4 +257,24 @@ def with_changes(given: JobInput, changes: Mapping[str, Any]) -> JobInput:
     }
     set_ = {key: value for key, value in changes.items() if value is not None}
     sources = given.sources | dict.fromkeys(changes, "option")
-    return given._replace(job=build_job(merged(stay, set_)), sources=sources)
+    return given._replace(job=build_job(merged(stay, set_)), sources=sources, unread=unanswered(given.unread, changes))
+
+
+INSTEAD = {"batch_size": "token_budget"}
+"""What answers a question for a key as well."""
+
+
+def unanswered(unread: Iterable[Unread], keys: Iterable[str]) -> tuple[Unread, ...]:
+    """What is left that was not understood, once these keys of the job are given."""
+    return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & set(keys)))
+
+
+def understood(given: JobInput, what: str) -> JobInput:
+    """The job itself. Raises InvalidJob where something that decides memory was not understood: ``what`` would be
+    another job's."""
+    doubt = undecided(given.unread)
+    if doubt:
+        hint = next((each.hint for each in given.unread if each.decides and each.hint), "")
+        own = "take that key out of a copy, or write the job in memplan's own keys: memplan schema job"
+        raise InvalidJob(f"unclear: {doubt}; {what} would be another job's", hint or own)
+    return given

@@ -40,3 +40,22 @@ WITHOUT_FLASH = frozenset(
 )
 """Model types whose class says ``_supports_flash_attn = False``, or does not say it: from_pretrained raises ValueError
 (transformers 5.23 modeling_utils.py: _flash_attn_can_dispatch)."""
+
+PROBABILITIES_ALONE = frozenset(("probabilities",))
+_NOTHING: frozenset[str] = frozenset()
+_EVERYTHING = frozenset(("probabilities", "branches", "inner", "front"))
+FUNCTIONAL_DROPOUT = {
+    **dict.fromkeys(("gpt2", "gptj", "codegen", "gpt_neo", "deberta", "deberta-v2", "electra", "distilbert"), _NOTHING),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "albert"), _NOTHING),
+    **dict.fromkeys(("opt", "starcoder2", "seed_oss", "bart", "mbart"), _EVERYTHING),
+    **dict.fromkeys(("bloom", "falcon"), frozenset(("branches",))),
+    "mpt": frozenset(("probabilities", "branches")),
+}
+"""Where a class calls ``nn.functional.dropout`` with a number of its config, which stays when its modules are set to 0:
+attention probabilities, outputs of branches, what goes into a feed-forward's last linear, what stands before the layers
+(transformers 5.23 models/*/modeling_*.py; Bloom's and Falcon's ``dropout_add``). Types that are not named call it for
+their probabilities alone; GPT-2's and BERT's attention reads ``self.dropout.p`` of a module."""
+
+MASK_AS_GIVEN = frozenset(("mamba", "falcon_mamba"))
+"""Types whose mixers multiply by the batch's mask though it be all ones, which others ask about first
+(transformers 5.23 models/mamba/modeling_mamba.py; masking_utils.py: create_recurrent_attention_mask)."""

@@ -45,6 +45,8 @@ class Numerics(NamedTuple):
     """Dtypes of weights and outputs."""
 
     weights: LoadedWeights = "checkpoint"
+    checkpoints_dtype: tuple[str, ...] = ()
+    """Methods whose trainer calls from_pretrained without a dtype, which then is the checkpoint's."""
     loads_dtype: bool = False
     """A job that says ``dtype: bf16`` says what from_pretrained loads, whatever it would load by itself."""
     autocast: bool = False
@@ -93,8 +95,6 @@ class Adapters(NamedTuple):
     """Dtype that adapters over a quantised base are cast to, where no such preparation is made."""
     lists_linears: bool = False
     """It hands PEFT the names of all linear modules in place of all-linear, so that stacked experts rest."""
-    disables_dropout: tuple[str, ...] = ()
-    """Methods whose trainer sets every dropout of the policy to 0, once the adapters are there."""
 
 
 class Loss(NamedTuple):
@@ -216,6 +216,8 @@ class Trainer(NamedTuple):
     checkpointing: Checkpointing = Checkpointing()
     parallelism: Parallelism = Parallelism()
     adapters: Adapters = Adapters()
+    disables_dropout: tuple[str, ...] = ()
+    """Methods in which it sets every ``nn.Dropout`` of policy and reference to 0, once the adapters are there."""
     loss: Loss = Loss()
     logits: Logits = Logits()
     entropy: Entropy = Entropy()
@@ -226,6 +228,12 @@ class Trainer(NamedTuple):
     switches_over_several: Mapping[str, tuple[Any, ...]] = _NONE
     """Where that is otherwise on several GPUs."""
     source: str = ""
+
+    @property
+    def passes_mask(self) -> bool:
+        """Whether its batches have an attention mask where nothing is padded (transformers 5.23 data/data_collator.py,
+        trl 1.16 trainer/sft_trainer.py and dpo_trainer.py, openrlhf 0.11 models/actor.py: forward)."""
+        return self.runs_on == "accelerate" or self.name == "openrlhf"
 
     @property
     def megatron(self) -> bool:

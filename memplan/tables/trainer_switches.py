@@ -124,6 +124,37 @@ TORCHTUNE: Switches = MappingProxyType(
 )
 """torchtune 0.7 recipes/: fsdp_cpu_offload, fsdp_reshard_after_forward, enable_activation_checkpointing,
 enable_activation_offloading, quantize_base."""
+LLM_FOUNDRY: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "ddp", "fsdp"),
+        "fsdp": (),
+        "offload": (),
+        "gradient_checkpointing": ("none",),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("auto", "loop"),
+        "optimizer": ("adamw", "lion"),
+        "attention": ("sdpa", "flash", "eager"),
+        "kernels": ("none",),
+        "quantization": ("none",),
+    }
+)
+LLM_FOUNDRY_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("none", "full")})
+"""llm-foundry 0.22 command_utils/train.py; composer 0.32 utils/parallelism.py: FSDPConfig.activation_checkpointing."""
+XTUNER: Switches = MappingProxyType(
+    {
+        **OWN_HEAD,
+        "sharding": ("none", "ddp", *_ZERO),
+        "offload": ("optimizer", "parameters"),
+        "gradient_checkpointing": ("none", "full"),
+        "gradient_as_bucket_view": (False,),
+        "optimizer_impl": ("auto", "foreach", "fused"),
+        "attention": ("sdpa", "flash", "eager"),
+        "kernels": ("none",),
+        "reference": ("auto",),
+    }
+)
+"""xtuner 0.1.23 model/sft.py: use_activation_checkpointing; configs/deepspeed/."""
 LITGPT_OVER_SEVERAL: Switches = MappingProxyType({"gradient_checkpointing": ("full",)})
 MEGATRON: Switches = MappingProxyType(
     {

@@ -113,10 +113,8 @@ _TRL_0_7 = Trainer(
     optimizer_impl="fused",
     checkpointing=Checkpointing(reentrant=True),
     parallelism=Parallelism(syncs_each_batch=False),
-    adapters=Adapters(
-        kbit_upcast={"*": "norms"},
-        disables_dropout=("dpo", "ipo", "kto", "cpo", "simpo", "orpo", "reward", "online-dpo", "distill", "ppo"),
-    ),
+    adapters=Adapters(kbit_upcast={"*": "norms"}),
+    disables_dropout=("dpo", "ipo", "kto", "cpo", "simpo", "orpo", "reward", "online-dpo", "distill", "ppo"),
     loss=Loss(
         heads={"sft": "shifted-cross-entropy", "*": "log-softmax"},
         sft_term=("cpo", "orpo"),
@@ -164,6 +162,8 @@ _TRL_0_27 = _TRL_0_19._replace(
 _TRL_0_29 = _TRL_0_27._replace(
     since="0.29",
     models=ModelClasses(),
+    # trl 1.0 to 1.16 experimental/cpo/cpo_trainer.py, experimental/orpo/orpo_trainer.py: from_pretrained without dtype
+    numerics=_AMP._replace(checkpoints_dtype=("cpo", "simpo", "orpo")),
     checkpointing=Checkpointing(on=True),
     # prepare_peft_model and peft_module_casting_to_bf16 (models/utils.py) are CPO's alone from here on (TRL 1.16)
     adapters=_TRL_0_27.adapters._replace(kbit_upcast=_CPO_NORMS, quantised_dtype="bf16"),

@@ -90,7 +90,7 @@ ROWS = (
         optimizer_impl="fused",
         checkpointing=Checkpointing(on=True),
         parallelism=Parallelism(syncs_each_batch=False),
-        adapters=Adapters(disables_dropout=_PREFERENCES),
+        disables_dropout=_PREFERENCES,
         loss=Loss(
             heads={"sft": "cross-entropy", "*": "log-softmax"},
             liger_heads={"sft": "liger"},
@@ -128,6 +128,7 @@ ROWS = (
         checkpointing=Checkpointing(on=True),
         parallelism=Parallelism(syncs_each_batch=False),
         adapters=Adapters(kbit_upcast={"*": "norms"}),
+        disables_dropout=("simpo",),
         loss=Loss(heads={"*": "log-softmax"}, router_term={"*": "unread"}),
         logits=Logits(fp32=("simpo",), freed=True, held=("simpo",)),
         switches=OLD_REPOSITORY,

@@ -1,10 +1,12 @@
-"""Trainers of torchtune, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind Megatron-LM and slime, since
-plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
+"""Trainers of torchtune, LLM Foundry, XTuner, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind
+Megatron-LM and slime, since plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
 
-Sources: torchtune 0.7, inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
+Sources: torchtune 0.7, mosaicml/llm-foundry 0.22, InternLM/xtuner 0.1.23, inclusionAI/AReaL 1.0.4,
+NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
 """
 
 from memplan.tables.trainer import (
+    Adapters,
     Checkpointing,
     Logits,
     Loss,
@@ -16,7 +18,14 @@ from memplan.tables.trainer import (
     Rollouts,
     Trainer,
 )
-from memplan.tables.trainer_switches import MEGATRON, TORCHTUNE, VERL
+from memplan.tables.trainer_switches import (
+    LLM_FOUNDRY,
+    LLM_FOUNDRY_OVER_SEVERAL,
+    MEGATRON,
+    TORCHTUNE,
+    VERL,
+    XTUNER,
+)
 
 _TORCHTUNE = Trainer(
     "torchtune",
@@ -71,6 +80,35 @@ ROWS = (
         parallelism=Parallelism("fsdp2"),
         loss=_TORCHTUNE.loss._replace(heads={"sft": "linear-chunks", "*": "log-softmax"}),
         source="torchtune 0.7 modules/loss/cross_entropy_loss.py, modules/attention.py, training/_distributed.py",
+    ),
+    Trainer(
+        "llm-foundry",
+        "LLM Foundry",
+        methods=Methods(("sft",)),
+        models=ModelClasses(transformers_4=True),
+        numerics=Numerics("fp32", autocast=True),
+        checkpointing=Checkpointing(reentrant=True),
+        optimizer_impl="loop",
+        parallelism=Parallelism("fsdp", "fp32"),
+        loss=Loss(heads={"*": "cross-entropy"}),
+        logits=Logits(step_outputs=("sft",)),
+        switches=LLM_FOUNDRY,
+        switches_over_several=LLM_FOUNDRY_OVER_SEVERAL,
+        source="llm-foundry 0.22 models/hf/hf_base.py; composer 0.32 trainer/trainer.py: state.outputs",
+    ),
+    Trainer(
+        "xtuner",
+        "XTuner",
+        methods=Methods(("sft", "dpo", "ipo", "orpo", "reward")),
+        models=ModelClasses(transformers_4=True),
+        numerics=Numerics("checkpoint", autocast=True),
+        checkpointing=Checkpointing(on=True, reentrant=True),
+        adapters=Adapters(kbit_upcast={"*": "all"}),
+        loss=Loss(heads={"sft": "shifted-cross-entropy", "*": "log-softmax"}, sft_term=("orpo",)),
+        logits=Logits(fp32=("*",), freed=True, held=("dpo", "ipo", "orpo")),
+        reference=Reference(offloads=False),
+        switches=XTUNER,
+        source="InternLM/xtuner 0.1.23 model/sft.py, dpo.py, orpo.py; transformers 4.42: logits.float() in the model",
     ),
     _AREAL,
     _NEMO_RL,

@@ -30,7 +30,8 @@ _SWIFT_2 = Trainer(
     numerics=Numerics(autocast=True, fp32_outputs=True),
     checkpointing=Checkpointing(on=True, reentrant=True),
     parallelism=Parallelism(syncs_each_batch=False),
-    adapters=Adapters(lists_linears=True, disables_dropout=("kto", "ppo")),
+    adapters=Adapters(lists_linears=True),
+    disables_dropout=("kto", "ppo"),
     loss=Loss(
         heads={"sft": "shifted-cross-entropy", "distill": "jensen-shannon", "*": "log-softmax"},
         liger_heads={"sft": "liger"},

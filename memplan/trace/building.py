@@ -125,8 +125,15 @@ def stored_dtype(recipe: Recipe) -> torch.dtype:
     return torch.float32 if recipe.storage.precision.weights == 4 else NAMED[recipe.storage.precision.dtype]
 
 
-def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
-    """PEFT's LoRA over the model, its adapters in the job's dtype; some trainers turn their dropout off."""
+def disable_dropout(model: Any, recipe: Recipe) -> None:
+    """TRL's disable_dropout_in_model, in methods whose trainer calls it (trl 1.16, trainer/utils.py)."""
+    for module in model.modules() if recipe.method.name in recipe.trainer.disables_dropout else ():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0
+
+
+def with_adapters(model: Any, job: Job, device: str) -> Any:
+    """PEFT's LoRA over the model, its adapters in the job's dtype."""
     from peft import LoraConfig, get_peft_model
 
     assert job.lora is not None
@@ -157,9 +164,6 @@ def with_adapters(model: Any, job: Job, device: str, drops: bool) -> Any:
     with torch.device(device), stay:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     _check_routers(adapted)
-    for module in adapted.modules() if job.lora.dropout and not drops else ():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # TRL's disable_dropout_in_model
     dtype = NAMED[job.lora.dtype]
     for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
         if "lora_" in name or "trainable_tokens" in name:

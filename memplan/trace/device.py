@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -63,6 +64,30 @@ def fake_device(device: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(Mode(allow_non_fake_inputs=True))
         yield
+
+
+@contextmanager
+def whole_rows(padded: bool) -> Iterator[None]:
+    """A mask of the batch is all ones, unless the job is padded: what fake numbers do not say."""
+    with ExitStack() as stack:
+        for name in () if padded else ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+            answer = partial(_without_padding, getattr(masking_utils, name))
+            stack.enter_context(mock.patch.object(masking_utils, name, answer))
+        if not padded:
+            stack.enter_context(mock.patch.object(masking_utils, "is_tracing", return_value=False))
+            stack.enter_context(mock.patch.object(torch, "all", _all_of_a_mask))
+        yield
+
+
+_all = torch.all
+
+
+def _all_of_a_mask(asked: Any, *args: Any, **kwargs: Any) -> Any:
+    return _all(asked, *args, **kwargs) if args or kwargs else True
+
+
+def _without_padding(asked: Callable[..., Any], padding: Any, *args: Any) -> Any:
+    return asked(None, *args)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ class Tiles(torch.autograd.Function):
         for start in range(0, count, Tiles.ROWS):
             chunk = hidden[start : start + Tiles.ROWS].to(dtype)
             for column in range(0, vocabulary, Tiles.COLUMNS):
-                part = weight[column : column + Tiles.COLUMNS].to(dtype)
-                torch.mm(chunk, part.t(), out=buffer[: chunk.shape[0], : part.shape[0]])
+                tile = buffer[: chunk.shape[0], : min(Tiles.COLUMNS, vocabulary - column)]
+                torch.mm(chunk, weight[column : column + Tiles.COLUMNS].to(dtype).t(), out=tile)
         found = statistics[6] - (statistics[0] + torch.log(statistics[1]))
         ctx.save_for_backward(hidden, weight, targets, found)
         ctx.dtype = dtype

@@ -80,7 +80,8 @@ class Models:
         place = "cpu" if recipe.sharding.name == "fsdp2" else device.kind
         policy = self._make(config, building.stored_dtype(recipe), place, weights)
         if recipe.adapter is not None:
-            policy = building.with_adapters(policy, job, place, recipe.adapter.dropout)
+            policy = building.with_adapters(policy, job, place)
+        building.disable_dropout(policy, recipe)
         building.freeze(policy, job.freeze)
         if recipe.checkpointing.layers:
             building.enable_checkpointing(policy, recipe)

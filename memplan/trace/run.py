@@ -21,7 +21,7 @@ from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.trace import building, liger, parallel, quantised
-from memplan.trace.device import fake_device, real_device
+from memplan.trace.device import fake_device, real_device, whole_rows
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
 from memplan.trace.ledger import PHASES
@@ -51,6 +51,7 @@ def run(
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
+        stack.enter_context(whole_rows(recipe.batch.padded))
         if recipe.quantised is not None:
             stack.enter_context(quantised.dequantising())
         stack.enter_context(tracker)
@@ -90,9 +91,10 @@ class _State:
         if recipe.numerics.norm_itemsize:
             quantised.upcast_norms(self.policy)
         if recipe.adapter is not None:
-            self.policy = building.with_adapters(self.policy, job, device, recipe.adapter.dropout)
+            self.policy = building.with_adapters(self.policy, job, device)
             if recipe.quantised is not None and recipe.adapter.itemsize < recipe.adapter.magnitude_itemsize:
                 quantised.narrow_adapters(self.policy)
+        building.disable_dropout(self.policy, recipe)
         building.freeze(self.policy, job.freeze)
         self.unpatch = liger.patch(self.policy, recipe.operators.kernels)
         if recipe.checkpointing.layers:

@@ -42,7 +42,8 @@ def make_batch(recipe: Recipe, device: str, image_token: int = 1) -> Batch:
     """A batch at the job's full length, with ``image_token`` where images stand."""
     shape = (recipe.rows, recipe.batch.sequence_length)
     ids = torch.ones(shape, dtype=torch.long, device=device)
-    mask = torch.ones(shape, dtype=torch.long, device=device) if recipe.batch.padded else None
+    given = recipe.batch.padded or (recipe.batch.masked and recipe.operators.attention != "flash")
+    mask = torch.ones(shape, dtype=torch.long, device=device) if given else None
     images = image_inputs(recipe, device, recipe.rows)
     if images:
         one = [image_token if kind else 0 for kind in token_types(recipe)]
@@ -124,6 +125,8 @@ class MicroStep:
             self.balance.append(out.aux_loss)
         if self.recipe.method.score_head:
             return logits[:, 0], None
+        if self.recipe.loss.code.frees_logits:
+            del out
         wide = self.recipe.loss.code.frees_logits and self.recipe.loss.to_fp32
         if wide or self.recipe.loss.fp32_outputs:
             logits = logits.float()

@@ -50,6 +50,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("total_params: there is no model to trace", "name a preset, a config.json or a Hub id")
     if any(resident.role == "teacher" for resident in recipe.others.residents) and not recipe.teacher:
         raise InvalidJob(f"extra_models: {recipe.method.name} asks no teacher, so none is traced", "leave it out")
+    if recipe.batch.longest or recipe.batch.scoring:
+        raise InvalidJob("token_budget: packed rows cannot be traced", "use batch_size and sequence_length")
     _check_online(recipe)
     if recipe.provenance.job.get("images") and recipe.model.tower is None:
         raise InvalidJob(f"images: {recipe.model.family} has no vision tower to trace", "leave images out")

@@ -1,42 +1,41 @@
 """Every allocation and free of whole training steps, in order: what the caching allocator is simulated with."""
 
 from memplan.engine.allocator.replay import StepEvents
-from memplan.engine.play.step import played
 from memplan.spec.recipe import Recipe
-
-PLAYED = ("elementwise", "factored")
-"""Rules of optimizers that are one optimizer, and step on tensors in the model's order."""
-
 
 SHARING = ("shared-block", "layer-inputs", "streams", "hyper")
 """Forms of layers that read more than the residual stream."""
+SHARDINGS = ("fsdp", "fsdp2", "ddp")
+"""Those whose hooks are played."""
 
 
 def step_events(recipe: Recipe, steps: int = 2) -> StepEvents | None:
     """The events of so many steps; None for what is not played yet."""
     if not is_covered(recipe):
         return None
+    from memplan.engine.play.step import played  # which a search never loads
+
     tape, start = played(recipe, steps)
-    streams = getattr(tape, "streams", {})
-    return StepEvents(tuple(tape.events), start, streams, marks=tuple(tape.marks), tags=tape.tags)
+    return StepEvents(tuple(tape.events), start, tape.streams, marks=tuple(tape.marks), tags=tape.tags)
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """One GPU without DeepSpeed, one trained model, optimizer states of whole elements; accumulation not with two
-    forwards."""
+    """Decoders without images, one trained model, on one GPU or under DDP and FSDP."""
     return (
-        not recipe.several
+        (not recipe.several or _has_played_hooks(recipe))
         and recipe.zero_stage < 0
+        and not recipe.in_megatron
         and not recipe.storage.precision.master
-        and recipe.optimizer.row.rule in PLAYED
-        and recipe.optimizer.row.blocks is None
-        and not recipe.fused_backward
         and recipe.batch.images is None
         and recipe.model.encoder is None
         and not any(run.layer.form in SHARING for run in recipe.model.runs)
         and not recipe.checkpointing.offload
-        and not recipe.loss.router.policy
         and recipe.others.critic is None
         and recipe.teacher is None
-        and (recipe.batch.accumulation == 1 or recipe.loss.pair_pass != "two-forward")
+        and not recipe.evaluating
     )
+
+
+def _has_played_hooks(recipe: Recipe) -> bool:
+    adapters = recipe.sharding.name == "fsdp" and recipe.adapter is not None
+    return recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not adapters

@@ -6,6 +6,7 @@ head_dim, F feed-forward width, H heads, K key/value heads, s sequence length, E
 rank.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine.layers.quantised_linear import quantised_linear
@@ -117,7 +118,7 @@ class Pass:
 
     __slots__ = (
         *("checkpointed", "held", "length", "memory", "mode", "params"),
-        *("returned", "routers", "rows", "shared", "tape", "tokens"),
+        *("leaving", "returned", "routers", "rows", "shared", "tape", "tokens"),
     )
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
@@ -132,6 +133,8 @@ class Pass:
         self.shared: dict[str, Tensor] = {}
         """What all layers of a stack read beside the residual stream, by name: an encoder's output, tables of
         relative positions. Their bytes are counted elsewhere."""
+        self.leaving: Callable[[Tensor], Tensor] | None = None
+        """What wraps the model does to its logits."""
         self.params: dict[str, Param] | None = None
         """Weights that several calls of one module share, while there are any."""
         self.memory = 0

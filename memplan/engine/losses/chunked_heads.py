@@ -45,8 +45,9 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     want_hidden, want_weight = hidden.needs_grad, weight.needs_grad
     weight_dim, weight_size, hidden_size = weight.dim, weight.itemsize, hidden.itemsize
 
-    def casts() -> list[Tensor | None]:
-        """Casts of the tiles, each named until the next of its kind is there."""
+    def casts(named: bool = True) -> list[Tensor | None]:
+        """Casts of the tiles, each named until the next of its kind is there; but in ``forward`` those of the weight
+        are an argument of ``torch.mm`` (``weight[start:end].to(compute_dtype).t()``)."""
         part: Tensor | None = None
         chunk: Tensor | None = None
         for row in rows:
@@ -54,6 +55,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
                 chunk = tape.new(Dim("tile·h", row * width), itemsize, "tile of weights and inputs")
             for column in columns if weight_size != itemsize else ():
                 part = tape.new(Dim("tile·h", column * width), itemsize, "tile of weights and inputs")
+                part = part if named else None
         return [part, chunk]
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -72,7 +74,7 @@ def trl_tiles(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
 
     statistics = tape.new(Dim("N·7", scored.tokens * 7), ops.FP32, "log-probability statistics")
     block = tape.new(tile, itemsize, "logits tile")
-    parts = casts()
+    parts = casts(named=False)
     del block, statistics, parts  # ``tile`` and the running statistics are locals of ``forward`` (chunked_logprob.py)
     node = tape.node((compact, weight), (compact, weight), backward)
     return tape.new(Dim("N", scored.tokens), ops.FP32, "log-probabilities", node)

@@ -7,11 +7,11 @@ masks and rotary tables until it returns, and as long as nodes or checkpoints ho
 from __future__ import annotations
 
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
-from memplan.engine.layers.embedding import STEPS, adapted_output
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import leave_autocast, tail_forward
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.passes import PassPlan
+from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.weights import OUTSIDE, ModelPass, Weights
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Frame, Node, Tensor
@@ -28,11 +28,14 @@ class PassRun:
     """One pass over one model's weights; ``masks``: how many its forward makes, bytes of each, and whether layers keep
     them for backward."""
 
-    def __init__(self, weights: Weights, plan: PassPlan, masks: tuple[int, int, bool]) -> None:
-        spec = plan.spec
+    def __init__(
+        self, weights: Weights, plan: PassPlan, masks: tuple[int, int, bool], sharding: Sharding | None = None
+    ) -> None:
+        spec, self.sharding = plan.spec, sharding or Sharding()
         self.plan, self.masks, self.tape = plan, masks, weights.tape
         self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
         self.p = ModelPass(weights, self.outside, plan.rows, plan.length)
+        self.p.leaving = lambda x: self.sharding.logits(self, x)
         self.layers = list(spec.layers())
         self.forward_locals: list[Tensor] = []
         self.shared: list[Tensor] = []
@@ -45,11 +48,14 @@ class PassRun:
         tape, plan = self.tape, self.plan
         tape.phase, tape.autocast = "forward", plan.mode.numerics.autocast
         tape.grad_enabled = plan.style != "no-grad"
+        self.sharding.begin(self)
         hidden = [self._hidden_states()]
         tape.grad_enabled = plan.style != "no-grad"
+        hidden.append(self.sharding.tail(self, hidden.pop()))
         loss, self.outputs, self.whole = tail_forward(
             self.p, plan.spec, plan.head, plan.rows, hidden, self.forward_locals
         )
+        self.sharding.end(self)
         self.loss = loss.node
         del loss  # ``.backward()`` needs its node alone
         if leaves:
@@ -72,7 +78,11 @@ class PassRun:
         for i, layer in enumerate(self.layers):
             p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
             p.returned = []
-            x = self._layer(layer, x, plan.style_of(i), arguments)
+            x = self.sharding.before(self, i, x)
+            y = self._layer(layer, x, plan.style_of(i), arguments)
+            self.tape.grad_enabled = plan.style != "no-grad"
+            x = self.sharding.after(self, i, y)
+            del y
             outputs, p.returned = p.returned, None
             logits = p.shared.pop(ROUTER_LOGITS, None)
             if logits is not None:
@@ -90,13 +100,20 @@ class PassRun:
         if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
             x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:
+            from memplan.engine.layers.embedding import adapted_output
+
             x = adapted_output(p, spec, x)
         elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
             x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
         if spec.scaled_outside:
             held.append(x)
             x = ops.scale(tape, x, "residual stream")
+        x = self.sharding.embedded(self, x)
         held.append(x)
+        if not spec.front:
+            return x
+        from memplan.engine.layers.embedding import STEPS
+
         for step in spec.front:
             x = STEPS[step](p, spec, x, held)
         return x
@@ -205,7 +222,10 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
         del starts_left
     else:
         starts.clear()
-    tape.backward(node, [tape.gradient((Dim("1", 1), ops.FP32)), *[None] * (node.outputs - 1)])
+    start = [tape.gradient((Dim("1", 1), ops.FP32)), *[None] * (node.outputs - 1)]
+    runs[-1].sharding.backward_begins(runs)
+    tape.backward(node, start)
+    runs[-1].sharding.backward_ends(runs)
     tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``
     for run in runs:
         run.outputs.clear()

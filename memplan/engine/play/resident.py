@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.engine.model_states import shard_elements
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.parallel.sharding import held
 from memplan.engine.tape.graph import Tensor
@@ -13,6 +14,7 @@ from memplan.spec.groups import Resident as OtherModel
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
+from memplan.units import ceil_div
 
 
 class Resident:
@@ -21,11 +23,14 @@ class Resident:
     def __init__(self, recipe: Recipe, tape: Tape) -> None:
         self.tape, self.held = tape, list[Tensor]()
         adapter, holds = recipe.adapter, held(recipe)
-        weights = in_order(recipe.model, adapter is None, adapter)
+        self.weights = weights = in_order(recipe.model, adapter is None, adapter)
+        shards, by_rows = holds.parameter_shards, recipe.sharding.name == "fsdp2"
         self.trained = [weight for weight in weights if weight.trained]
         for weight in sorted(weights, key=lambda weight: weight.adapter):
-            if not self._packed(weight, recipe.quantised):
-                self._hold(weight.elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
+            if recipe.sharding.fsdp.cpu_offload or self._packed(weight, recipe.quantised, shards):
+                continue
+            elements = shard_elements([weight], shards, by_rows)
+            self._hold(elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
         self._buffers(recipe.model, recipe.numerics.itemsize)
         for model in recipe.others.residents:
             self._beside(recipe, model)
@@ -34,19 +39,25 @@ class Resident:
                 self._hold(workspace_bytes(recipe.hardware.gpu), "matmul workspace", "workspaces")
 
     def _beside(self, recipe: Recipe, model: OtherModel) -> None:
+        shards = recipe.sharding.ranks if model.sharded else 1
         category = model.role if model.role == "reference" else "extra_models"
         for weight in in_order(model.spec, False, None):
             own = 0 if recipe.storage.precision.master else weight.itemsize
-            if not self._packed(weight, model.quantised, category):
-                self._hold(weight.elements * (own or model.itemsize), weight.name, category)
+            if (model.sharded and recipe.sharding.fsdp.cpu_offload) or self._packed(
+                weight, model.quantised, 1, category
+            ):
+                continue
+            elements = shard_elements([weight], shards, recipe.sharding.name == "fsdp2")
+            self._hold(elements * (own or model.itemsize), weight.name, category)
         self._buffers(model.spec, model.itemsize)
 
-    def _packed(self, weight: Weight, base: Quantised | None, category: str = "parameters") -> bool:
+    def _packed(self, weight: Weight, base: Quantised | None, shards: int, category: str = "parameters") -> bool:
         """The tensors that a quantised matrix becomes; False for what is none."""
         if base is None or weight.trained or weight.adapter or not weight.quantised_by(base):
             return False
         for _ in range(weight.stacked):
-            for name, size in base.scheme.tensors(weight.rows, weight.columns).items():
+            (first, packed), *rest = base.scheme.tensors(weight.rows, weight.columns).items()
+            for name, size in ((first, ceil_div(packed, shards)), *rest):
                 self._hold(size, f"{weight.name}.{name}", category)
         return True
 

@@ -7,12 +7,12 @@ between gradients that are still alive. From the second step on all steps are al
 from __future__ import annotations
 
 from memplan.engine.micro_step import stages
-from memplan.engine.optimizer.states import Stepped, paged_bytes, state_bytes, stepped
-from memplan.engine.optimizer.temporaries import PROGRAMS
-from memplan.engine.parallel.sharding import held
+from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
+from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.resident import Resident
+from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import Weights
 from memplan.engine.rows.model import keeps_masks, mask_bytes
@@ -22,15 +22,38 @@ from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 
+def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
+    """The hooks of what divides the policy's states."""
+    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+        from memplan.engine.play.units import policy_units
+
+        return policy_units(recipe, tape, weights)
+    if recipe.several and recipe.sharding.name == "ddp":
+        from memplan.engine.play.ddp import Ddp
+
+        return Ddp(recipe, tape, weights)
+    return Sharding()
+
+
+def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
+    """The hooks of a reference that is divided as the policy is."""
+    from memplan.engine.play.units import reference_units
+
+    return reference_units(recipe, tape, plan)
+
+
 class Player:
     """Plays steps of one recipe on one tape."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.tape = recipe, PlayTape()
         self.tape.in_place = recipe.hardware.gpu is not None
+        self.tape.gradient_mode = recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
         self.weights: dict[str, Weights] = {}
-        self.states: list[Tensor] = []
+        self.beside: dict[str, Sharding] = {}
+        self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
+        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
@@ -43,21 +66,39 @@ class Player:
             )
         return self.weights[own]
 
+    def sharding_of(self, plan: PassPlan) -> Sharding:
+        """What divides the model of a pass."""
+        if plan.name != "reference" or self.recipe.others.reference != "resident":
+            return self.sharding
+        if plan.name not in self.beside:
+            sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
+            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
+        return self.beside[plan.name]
+
+    def _stepped(self) -> list[Weight]:
+        """What the optimizer is given: of flat parameters, the part that a rank holds."""
+        if not flattens(self.recipe):
+            return self.resident.trained
+        found = fullest(self.recipe, self.resident.weights)
+        return [weight._replace(copies=1) for weight in found for _ in range(weight.copies)]
+
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""
         return self.tape.new(Dim("n", elements), itemsize, label, category=category)
 
     def step(self) -> None:
         """Micro-steps (two stand for many: all but the first are alike), the optimizer, zero_grad."""
-        for _ in range(min(self.recipe.batch.accumulation, 2)):
-            self._micro_step()
+        count = min(self.recipe.batch.accumulation, 2)
+        for i in range(count):
+            self._micro_step(last=i + 1 == count)
         self.tape.mark("step.optimizer")
-        if not self.states:
-            self.states = [state for weight in self.resident.trained for state in self._states_of(weight)]
-        self._optimizer_temporaries()
+        if not self.recipe.sharding.fsdp.cpu_offload:
+            self.optimizer.step()
         self.tape.stored.clear()
+        self.tape.gradients.clear()  # what a fused update left for its end
+        self.sharding.zero_grad()
 
-    def _micro_step(self) -> None:
+    def _micro_step(self, *, last: bool) -> None:
         recipe = self.recipe
         batch = self._batch()
         runs: dict[int, PassRun] = {}
@@ -65,12 +106,12 @@ class Player:
         together = joined and not recipe.loss.code.leaves_autocast
         passes = stages(recipe)
         waiting: list[PassRun] = []
-        for traced, half in passes:
+        for position, (traced, half) in enumerate(passes):
             name = traced.plan.name
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
-                run = PassRun(self.weights_of(traced.plan), traced.plan, masks)
+                run = PassRun(self.weights_of(traced.plan), traced.plan, masks, self.sharding_of(traced.plan))
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run
@@ -79,6 +120,7 @@ class Player:
             waiting.append(runs.pop(id(traced)))
             if joined and runs:
                 continue
+            self.sharding.reduces = not self.sharding.late or (last and position + 1 == len(passes))
             play_back(self.tape, waiting[::-1])
             waiting.clear()
         del batch
@@ -89,42 +131,6 @@ class Player:
         count = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
         batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
         return [*batch, self.new(recipe.image_bytes * recipe.rows, 1, "pixels", "batch")]
-
-    def _stepped(self, weight: Weight) -> Stepped:
-        itemsize = held(self.recipe).stepped_itemsize(self.recipe, weight)
-        return stepped(self.recipe, weight, itemsize, 1)
-
-    def _states_of(self, weight: Weight) -> list[Tensor]:
-        """As ``state_bytes`` counts them; what is paged is not torch's."""
-        tensor = self._stepped(weight)
-        sizes = state_bytes(self.recipe, tensor)
-        if paged_bytes(self.recipe, tensor):
-            whole = sizes[0]
-            sizes = [size for size in sizes if size != whole]
-        return [self.new(size, 1, "optimizer states", "optimizer_states") for size in sizes]
-
-    def _optimizer_temporaries(self) -> None:
-        """foreach: a buffer for every tensor, none freed before all are there; loop: the variables of the optimizer's
-        program, tensor by tensor.
-        """
-        recipe, optimizer = self.recipe, self.recipe.optimizer.row
-        trained, kind = self.resident.trained, "optimizer_temporaries"
-        if recipe.optimizer.implementation == "foreach":
-            sizes = [self._stepped(weight) for weight in trained]
-            buffers = [
-                self.new(each.elements, each.itemsize, "foreach buffers", kind)
-                for _ in range(optimizer.foreach_copies)
-                for each in sizes
-            ]
-            del buffers
-        elif recipe.optimizer.implementation == "loop":
-            program, variables = PROGRAMS[optimizer.step], dict[str, Tensor]()
-            for weight in trained:
-                for name, size in program(self._stepped(weight), recipe.optimizer.settings):
-                    if size:
-                        variables[name] = self.new(size, 1, name, kind)
-                    else:
-                        variables.pop(name, None)
 
 
 def played(recipe: Recipe, steps: int = 2) -> tuple[PlayTape, int]:

@@ -7,9 +7,14 @@ runs them. Parameters are the same over all passes, and keep their gradient from
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param, Storage, Tensor
 from memplan.engine.tape.tags import Tag
 from memplan.engine.tape.tape import Tape
+from memplan.tables.styles import Fused
 
 
 class PlayedStorage(Storage):
@@ -24,11 +29,14 @@ class PlayedStorage(Storage):
         tape.tags.append(tag)
         if size:
             tape.live += size
+            if tape.stream:
+                tape.streams[number] = tape.stream
             tape.events.append((number, size))
 
     def __del__(self) -> None:
         if self.size:
             tape = self.tape
+            assert isinstance(tape, PlayTape)
             tape.live -= self.size
             tape.events.append((self.number, -self.size))
 
@@ -48,6 +56,19 @@ class PlayTape(Tape):
         self.marks: list[tuple[int, str]] = []
         self.stored: dict[Param, Tensor] = {}
         """``.grad`` of each parameter that has one."""
+        self.scopes: dict[Param, object] = {}
+        """Where each parameter is: a layer's number, or outside."""
+        self.sharding = Sharding()
+        self.stream = 0
+        self.streams: dict[int, int] = {}
+        """The stream of each storage that is not of the one that computes."""
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Allocate on another stream."""
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""
@@ -55,6 +76,12 @@ class PlayTape(Tape):
 
     def _accumulate(self, param: Param, grads: list[Tensor | None]) -> None:
         """``AccumulateGrad``: a first gradient is taken as it is, another is added to it in place."""
+        if isinstance(self.gradient_mode, Fused):
+            super()._accumulate(param, grads)
+            return
         grad = grads.pop()
         if grad is not None:
+            is_new = param not in self.stored
             self.stored.setdefault(param, grad)
+            del grad
+            self.sharding.took(param, self.scopes.get(param), is_new=is_new)

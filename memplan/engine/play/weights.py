@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memplan.engine.layers.modules import Mode, Pass
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Accumulate, Param
-from memplan.engine.tape.tape import Tape
 
 Name = tuple[object, str, str, int]
 """The layer, or the part outside the layers; the point within it, for a mixer and a feed-forward may have modules of
@@ -15,7 +15,7 @@ OUTSIDE = "outside the layers"
 class Weights:
     """The parameters of one model, made when they are first used."""
 
-    def __init__(self, tape: Tape, tied: dict[str, str]) -> None:
+    def __init__(self, tape: PlayTape, tied: dict[str, str]) -> None:
         self.tape, self.tied = tape, tied
         self.params: dict[Name, Param] = {}
 
@@ -26,6 +26,7 @@ class Weights:
         found = self.params.get(key)
         if found is None:
             found = self.params[key] = Param(self.tape, name, elements, itemsize, trained)
+            self.tape.scopes[found] = scope
         if trained and found.node is None:
             found.node, found.needs_grad = Accumulate(self.tape, found), True
         return found
@@ -38,7 +39,8 @@ class ModelPass(Pass):
 
     def __init__(self, weights: Weights, mode: Mode, rows: int, length: int) -> None:
         super().__init__(weights.tape, mode, rows, length)
-        self.weights, self.scope = weights, OUTSIDE
+        self.weights = weights
+        self.scope: object = OUTSIDE
 
     def part(self, rows: int, length: int) -> Pass:
         """A pass over other tokens through the same modules."""

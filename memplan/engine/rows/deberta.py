@@ -33,7 +33,7 @@ def enter_relative(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     inside = f"{name}.layer-forward"
     kept = plan.style in ("checkpoint", "reentrant")
     until = f"{name}.first-layer-backward" if kept else inside
-    each = 8 if plan.mode.padded else 4
+    each = 8 if recipe.batch.masked else 4
     mask = plan.rows * pairs * each
     positions = 8 * pairs if mixer.rows else 0
     ledger.add(
@@ -84,6 +84,18 @@ def enter_relative(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
             why="made once for all layers",
             source=SOURCE,
         )
+    widened = mixer.normed and plan.mode.numerics.autocast and plan.mode.numerics.itemsize < 4
+    ledger.add(
+        "table of relative positions in fp32",
+        "activations",
+        mixer.rows * plan.spec.hidden_size * 4 if widened and plan.mode.trained and plan.style != "no-grad" else 0,
+        inside,
+        f"{name}.first-layer-backward",
+        template="rows of the table × h × 4",
+        numbers=(mixer.rows, plan.spec.hidden_size, 4),
+        why="its norm, in fp32 under autocast, keeps what goes in",
+        source=SOURCE,
+    )
 
 
 def enter_relative_gradient(ledger: Ledger, traced: TracedPass, kept: KeptGradients) -> None:

@@ -109,8 +109,9 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
     """The windows of the masks that are made, and bytes of each: one for every kind of window of the class
     (transformers 5.23, masking_utils.py).
 
-    Eager adds a 4-D mask of the residual's dtype for every row. SDPA gets a boolean one when there is padding, or, the
-    same for all rows, when the sequence fills a window.
+    Eager adds a 4-D mask of the residual's dtype for every row. SDPA gets a boolean one when there is padding, or when
+    the sequence fills a window: the same for all rows, unless the batch has a mask, all of ones though it may be
+    (``sdpa_mask``: ``and_masks(mask_function, padding_mask_function(padding_mask))``).
     """
     plan = traced.plan
     if relative_mixer(traced):
@@ -131,7 +132,7 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
         return [], 0
     if recipe.batch.padded:
         return windows, plan.rows * square
-    rows = plan.rows if plan.spec.row_masks else 1
+    rows = plan.rows if plan.spec.row_masks or recipe.batch.masked else 1
     return [window for window in windows if window is not None and plan.length >= window], rows * square
 
 

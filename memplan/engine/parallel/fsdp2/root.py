@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memplan.engine.parallel.fsdp2.units import NOTHING, Frame, Unit, head_gathered_whole, layer_units, padded, unit_of
 from memplan.engine.parallel.fsdp2.vision import units_of
 from memplan.engine.passes import PassPlan
@@ -22,25 +24,37 @@ def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
     return found._replace(tower=units_of(recipe, tower))
 
 
-def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    place = "host" if recipe.sharding.fsdp.cpu_offload else "gpu"
+class Parts(NamedTuple):
+    """The weights outside the layers, by the unit that holds them."""
+
+    root: list[Weight]
+    first: list[Weight]
+    tail: list[Weight]
+    opens: bool = False
+    """See ``Frame.opens``."""
+
+
+def parts_of(recipe: Recipe, weights: list[Weight]) -> Parts:
+    """Which weights outside the layers are the root's, and which are units of their own."""
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
     if head_gathered_whole(recipe):
         outside = [weight for weight in outside if weight.name not in _tail_names(recipe, recipe.adapter is not None)]
-    layers, resharding = layer_units(recipe), recipe.sharding.reshard_after_forward
     if not recipe.sharding.fsdp.own_ends:
-        root, first = _root_and_first(recipe, spec, outside)
-        return Frame(layers, unit_of(root, recipe), resharding, unit_of(first, recipe), place=place)
+        return Parts(*_root_and_first(recipe, spec, outside), [])
     ends = _tail_names(recipe, recipe.adapter is not None)
     if spec.head_is_tied:
         tail = [weight for weight in outside if weight.name in ends or _of_embedding(weight)]
-        root = [weight for weight in outside if weight not in tail]
-        return Frame(layers, unit_of(root, recipe), resharding, NOTHING, unit_of(tail, recipe), True, place)
+        return Parts([weight for weight in outside if weight not in tail], [], tail, True)
     first = [weight for weight in outside if _of_embedding(weight)]
     tail = [weight for weight in outside if weight.name in ends]
-    root = [weight for weight in outside if weight not in first and weight not in tail]
-    own = (unit_of(each, recipe) for each in (root, first, tail))
-    return Frame(layers, next(own), resharding, next(own), next(own), place=place)
+    return Parts([weight for weight in outside if weight not in first and weight not in tail], first, tail)
+
+
+def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
+    place, parts = "host" if recipe.sharding.fsdp.cpu_offload else "gpu", parts_of(recipe, weights)
+    root, first, tail = (unit_of(part, recipe) for part in parts[:3])
+    resharding = recipe.sharding.reshard_after_forward
+    return Frame(layer_units(recipe), root, resharding, first, tail, parts.opens, place)
 
 
 def _tail_names(recipe: Recipe, adapted: bool) -> set[str]:
@@ -65,25 +79,32 @@ def _root_and_first(recipe: Recipe, spec: ModelSpec, outside: list[Weight]) -> t
     return [weight for weight in outside if weight not in first], first
 
 
-def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
-    """The reference's units, in the dtype that it computes in; none is reduced."""
-    itemsize, spec, ranks = plan.mode.numerics.itemsize, plan.spec, recipe.sharding.ranks
+def frozen_unit(recipe: Recipe, plan: PassPlan, weights: list[Weight]) -> Unit:
+    """A unit that is gathered alone, in the dtype that its model computes in."""
+    elements = sum(padded(weight, recipe.sharding.ranks) * weight.copies for weight in weights)
+    return NOTHING._replace(gathered=elements * plan.mode.numerics.itemsize)
 
-    def unit(weights: list[Weight]) -> Unit:
-        return NOTHING._replace(gathered=sum(padded(weight, ranks) * weight.copies for weight in weights) * itemsize)
 
-    layers: list[Unit] = []
-    for run in spec.runs:
-        layers += [unit(list(layer_weights(run.layer, 1, False, None)))] * run.count
-    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
+def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:
+    """The reference's weights outside the layers; all of it where it is one unit."""
     if recipe.sharding.fsdp.reference_whole:
-        whole = unit(model_weights(spec, False))
-        return Frame([NOTHING] * len(layers), whole, True)
+        return Parts(model_weights(spec, False), [], [])
+    outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
     if not recipe.sharding.fsdp.own_ends or spec.head_is_tied:
-        root, first = _root_and_first(recipe, spec, outside)
-        return Frame(layers, unit(root), recipe.sharding.reshard_after_forward, unit(first))
+        return Parts(*_root_and_first(recipe, spec, outside), [])
     ends = _tail_names(recipe, adapted=False)
     first = [weight for weight in outside if weight.name == "embed_tokens"]
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]
-    return Frame(layers, unit(root), recipe.sharding.reshard_after_forward, unit(first), unit(tail))
+    return Parts(root, first, tail)
+
+
+def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
+    """The reference's units, in the dtype that it computes in; none is reduced."""
+    whole, layers = recipe.sharding.fsdp.reference_whole, list[Unit]()
+    for run in plan.spec.runs:
+        weights = [] if whole else list(layer_weights(run.layer, 1, False, None))
+        layers += [frozen_unit(recipe, plan, weights)] * run.count
+    root, first, tail, _ = frozen_parts(recipe, plan.spec)
+    ends = (frozen_unit(recipe, plan, part) for part in (root, first, tail))
+    return Frame(layers, next(ends), whole or recipe.sharding.reshard_after_forward, next(ends), next(ends))

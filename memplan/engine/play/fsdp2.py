@@ -1,0 +1,262 @@
+"""FSDP2's hooks on the play: units are gathered before they run, freed behind them, and their gradients reduced.
+
+torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wait_for_unshard, post_backward),
+``_fsdp_collectives.py`` (what is allocated on which stream), ``_fsdp_state.py`` (the root, and the end of backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
+from memplan.engine.parallel.fsdp2.root import Parts
+from memplan.engine.parallel.fsdp2.units import waits_for_reduction
+from memplan.engine.play.group import Group, Measure
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.weights import OUTSIDE
+from memplan.engine.tape.graph import Node, Param, Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.play.model import PassRun
+
+GATHERING, REDUCING = 1, 2
+"""Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
+
+
+class Fsdp2(Sharding):
+    """The units of one model."""
+
+    def __init__(
+        self, recipe: Recipe, tape: PlayTape, parts: Parts, layers: list[list[Weight]], measure: Measure
+    ) -> None:
+        self.recipe, self.tape = recipe, tape
+        self.root, self.first, self.last = (Group(part, measure) for part in parts[:3])
+        self.opens = parts.opens
+        self.layers = [Group(weights, measure) for weights in layers]
+        self.outside = {
+            weight.name: group
+            for group, part in ((self.root, parts.root), (self.first, parts.first), (self.last, parts.tail))
+            for weight in part
+        }
+        self.reshards = recipe.sharding.reshard_after_forward is True
+        self.parts = max(1, int(recipe.sharding.reshard_after_forward))
+        self.nothing = tape.new(Dim("n", 0), 1, "")
+        self.within = loss_is_inside(recipe)
+        self.late, self.reduces = waits_for_reduction(recipe), True
+        self.order: list[Group] = []
+        self.begun = False
+        """The root has gathered ahead in this backward: it does so once, before the first of two uses."""
+        self.gathered_before: Tensor | None = None
+        self.reduced_before: Tensor | None = None
+
+    def _new(self, size: int, label: str, category: str, stream: int = 0) -> Tensor:
+        with self.tape.on(stream):
+            return self.tape.new(Dim("n", size), 1, label, category=category)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def begin(self, run: PassRun) -> None:
+        """The root's ``pre_forward``, then the embedding's."""
+        self._enter(self.root)
+        if self.opens:
+            self._enter(self.last)
+        self._enter(self.first)
+
+    def embedded(self, run: PassRun, x: Tensor) -> Tensor:
+        """The embedding's ``post_forward``, where it is a unit."""
+        return self._leave(self.first, x) if self.first.sizes else x
+
+    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+        """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
+        self._enter(self.layers[layer])
+        return self._then(x, self.layers[layer], self._post_backward)
+
+    def after(self, run: PassRun, layer: int, y: Tensor) -> Tensor:
+        """``post_forward``, which hooks the gradient of the output."""
+        return self._leave(self.layers[layer], y)
+
+    def tail(self, run: PassRun, x: Tensor) -> Tensor:
+        """Norm and head, where they are a unit."""
+        if self.opens or not self.last.sizes:
+            return x
+        self._enter(self.last)
+        return self._then(x, self.last, self._post_backward)
+
+    def logits(self, run: PassRun, x: Tensor) -> Tensor:
+        """The head has run, and the model's forward with it where the loss is not within."""
+        if self.last.sizes:
+            self._record(self.last)
+            x = self._then(x, self.last, self._pre_backward)
+        if not self.within:
+            self._record(self.root)
+            x = self._then(x, self.root, self._pre_backward)
+            self.gathered_before = None
+        return x
+
+    def end(self, run: PassRun) -> None:
+        """The root's ``post_forward``: the last all-gather's output is let go."""
+        if self.within:
+            self._record(self.root)
+        self.gathered_before = None
+        if self.recipe.sharding.fsdp.root_reshards:
+            self.root.whole.clear()
+
+    def _enter(self, group: Group) -> None:
+        self._unshard(group)
+        self._wait(group, forward=True)
+
+    def _leave(self, group: Group, y: Tensor) -> Tensor:
+        if self.parts > 1:
+            self._part(group)
+        elif self.reshards:
+            group.whole.clear()
+        self._record(group)
+        return self._then(y, group, self._pre_backward)
+
+    def _part(self, group: Group) -> None:
+        """``to_sharded_post_forward``: a part of each is cloned, and the whole freed."""
+        for i, size in enumerate(group.sizes):
+            group.parts.append(self._new(size // self.parts, "parts of gathered weights", "gathered_parameters"))
+            group.whole[i] = self.nothing
+        group.whole = []
+
+    def _record(self, group: Group) -> None:
+        group.forwards.append(len(self.order))
+        self.order.append(group)
+
+    def _then(self, x: Tensor, group: Group, hook: Callable[[Group], None]) -> Tensor:
+        """The same tensor, whose gradient passes a hook."""
+        if not (self.tape.grad_enabled and x.needs_grad):
+            return x
+
+        def backward(tape: PlayTape, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+            hook(group)
+            return (grads[0],)
+
+        return Tensor(x.dim, x.itemsize, x.storage, Node(self.tape, [x.edge], (), backward))  # type: ignore[arg-type]
+
+    def _unshard(self, group: Group) -> None:
+        """The all-gather's output, and what its input is copied or cast to."""
+        if group.is_whole or group.output is not None or not group.sizes:
+            return
+        copied = self._inputs(group)
+        group.output = self._new(group.unit.gathered, "all-gather output", "gathered_parameters", GATHERING)
+        del copied
+
+    def _inputs(self, group: Group) -> list[Tensor]:
+        """``all_gather_inputs``: copies in the gathered dtype; shards on the host come to the card one after another
+        before that."""
+        fsdp, ranks = self.recipe.sharding.fsdp, self.recipe.sharding.ranks
+        if not fsdp.cpu_offload:
+            size = group.unit.cast if group.parts or self.parts == 1 else group.cast
+            return [self._new(size, "all-gather input", "buffers", GATHERING)]
+        made, wide = list[Tensor](), self.recipe.storage.precision.weights
+        for size in group.sizes:
+            elements = size // self.recipe.numerics.itemsize // ranks
+            from_host = self._new(elements * wide, "shard from the host", "buffers", GATHERING)
+            if elements * wide != size // ranks:
+                from_host = self._new(size // ranks, "all-gather input", "buffers", GATHERING)
+            made.append(from_host)
+            del from_host
+        return made
+
+    def _wait(self, group: Group, *, forward: bool) -> None:
+        """Weights are copied out; in forward the output waits for the next copy-out (``AllGatherState``)."""
+        if group.output is None:
+            return
+        before = self.gathered_before if forward else None
+        if forward:
+            self.gathered_before = None
+        group.whole = [self._new(size, "gathered weights", "gathered_parameters") for size in group.sizes]
+        if forward:
+            self.gathered_before = group.output
+        group.output = None
+        group.parts.clear()
+        del before
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward_begins(self, runs: list[PassRun]) -> None:
+        """The root's hook is on the loss where the model's forward makes it."""
+        if self.within:
+            self._pre_backward(self.root)
+
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
+        """A gradient of a unit has come."""
+        if not is_new:
+            return
+        group = self.outside.get(param.name, self.root) if scope == OUTSIDE else self.layers[int(scope)]  # type: ignore[call-overload]
+        group.arrived.append(param)
+
+    def _pre_backward(self, group: Group) -> None:
+        """Gathered, unless it is, and the unit before it in forward gathered ahead."""
+        self._unshard(group)
+        self._wait(group, forward=False)
+        if group.forwards:
+            ahead = group.forwards.pop() - 1
+            if ahead >= 0 and not (group is self.root and self.begun):
+                self._unshard(self.order[ahead])
+        self.begun = self.begun or group is self.root
+
+    def _post_backward(self, group: Group) -> None:
+        """Gradients that wait are added to; or all of the unit's are put together, reduced and let go of."""
+        if not self.reduces:
+            self._keep(group)
+            group.whole.clear()
+            return
+        grads = self._gradients(group)
+        group.whole.clear()
+        if not grads:
+            return
+        unit = group.unit
+        self.reduced_before = None
+        copied = self._new(unit.reduced, "reduce-scatter input", "buffers")
+        del grads[:-1]
+        shard = self._new(unit.reduced // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
+        group.replicated = shard if self.recipe.sharding.fsdp.replicas > 1 else None
+        if unit.scattered > shard.dim.elements:
+            shard = self._new(unit.shard, "shards of gradients", "gradients", REDUCING)
+        if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
+            group.shard = shard
+        self.reduced_before = copied
+
+    def _keep(self, group: Group) -> None:
+        """``to_accumulated_grad_if_needed``: in the reduction's dtype, where that is another than autograd's."""
+        wide, stored = self.recipe.storage.reduce_itemsize, self.tape.stored
+        if all(stored[param].itemsize == wide for param in group.arrived):
+            return
+        first = not group.waiting
+        for param in group.arrived:
+            grad = stored.pop(param)
+            if first:
+                group.waiting.append(self.tape.new(grad.dim, wide, "gradients that wait", category="gradients"))
+            del grad
+        group.arrived = []
+
+    def _gradients(self, group: Group) -> list[Tensor]:
+        """All of a unit, added to those that waited."""
+        arrived, group.arrived = group.arrived, []
+        arrived.sort(key=lambda param: group.place.get(param.name, 0))
+        grads = [self.tape.stored.pop(param) for param in arrived]
+        waiting, group.waiting = group.waiting, []
+        return waiting or grads
+
+    def backward_ends(self, runs: list[PassRun]) -> None:
+        """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""
+        for group in (self.root, self.first, *self.layers, self.last):
+            if group.is_whole or group.arrived or group.output is not None:
+                self._post_backward(group)
+            group.output = group.replicated = None
+            group.forwards.clear()
+        self.order.clear()
+        self.reduced_before, self.begun = None, False
+
+    def zero_grad(self) -> None:
+        """The optimizer has stepped."""
+        for group in (self.root, self.first, *self.layers, self.last):
+            group.shard = None

@@ -1,0 +1,57 @@
+"""What divides the model states does within a step: hooks on the play, which do nothing on one GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.engine.tape.graph import Param, Tensor
+
+if TYPE_CHECKING:
+    from memplan.engine.play.model import PassRun
+
+
+class Sharding:
+    """Hooks at the places where wrappers have theirs."""
+
+    late = False
+    """Some backward of the step reduces nothing."""
+    reduces = True
+    """This one does."""
+
+    def begin(self, run: PassRun) -> None:
+        """The forward of the whole model begins."""
+
+    def embedded(self, run: PassRun, x: Tensor) -> Tensor:
+        """The embedding has run."""
+        return x
+
+    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+        """A layer is about to run forward."""
+        return x
+
+    def after(self, run: PassRun, layer: int, y: Tensor) -> Tensor:
+        """It has."""
+        return y
+
+    def tail(self, run: PassRun, x: Tensor) -> Tensor:
+        """Norm and head are about to run."""
+        return x
+
+    def logits(self, run: PassRun, x: Tensor) -> Tensor:
+        """The head has run."""
+        return x
+
+    def end(self, run: PassRun) -> None:
+        """The forward of the whole model has returned, the loss too where it is within."""
+
+    def backward_begins(self, runs: list[PassRun]) -> None:
+        """``loss.backward()`` is called."""
+
+    def backward_ends(self, runs: list[PassRun]) -> None:
+        """What autograd calls back when all has run."""
+
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
+        """A gradient is in its place, or added to the one that was there; ``scope``: the layer of its parameter."""
+
+    def zero_grad(self) -> None:
+        """The optimizer has stepped, and gradients go."""

@@ -1,0 +1,40 @@
+"""The units that FSDP makes of a model, with their hooks."""
+
+from __future__ import annotations
+
+from memplan.engine.parallel.fsdp2.root import frozen_parts, frozen_unit, parts_of
+from memplan.engine.parallel.fsdp2.units import unit_of
+from memplan.engine.passes import PassPlan
+from memplan.engine.play.fsdp1 import Fsdp1
+from memplan.engine.play.fsdp2 import Fsdp2
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.spec.recipe import Recipe
+
+
+def kind_of(recipe: Recipe) -> type[Fsdp2]:
+    """FSDP1's hooks, or FSDP2's."""
+    return Fsdp2 if recipe.sharding.name == "fsdp2" else Fsdp1
+
+
+def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
+    """Those of the policy."""
+    adapter, layers = recipe.adapter, list[list[Weight]]()
+    for run in recipe.model.runs:
+        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
+        layers += [of_layer] * run.count
+    found = kind_of(recipe)(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+    if found.parts > 1:
+        whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
+        for group, part in zip(found.layers, layers, strict=True):
+            group.cast = unit_of(part, whole).cast
+    return found
+
+
+def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
+    """Those of a reference that is sharded too, in the dtype that it computes in."""
+    layers = [list(layer_weights(run.layer, 1, False, None)) for run in plan.spec.runs for _ in range(run.count)]
+    parts = frozen_parts(recipe, plan.spec)
+    if recipe.sharding.fsdp.reference_whole:
+        layers = [[] for _ in layers]
+    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))

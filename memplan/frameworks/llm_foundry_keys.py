@@ -1,0 +1,85 @@
+"""LLM Foundry's keys: its defaults, names of precisions and optimizers, what memory does not feel.
+
+Source: mosaicml/llm-foundry 0.22 (8c8dd48) utils/config_utils.py (TrainConfig), optim/__init__.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memplan.frameworks.documents import words
+
+FSDP = "fsdp_config."
+DEFAULTS: dict[str, Any] = {
+    "precision": "amp_bf16",
+    "device_train_microbatch_size": "auto",
+    "model.attn_implementation": "eager",
+    "fsdp_config.sharding_strategy": "FULL_SHARD",
+    "fsdp_config.mixed_precision": "DEFAULT",
+    "fsdp_config.backward_prefetch": "BACKWARD_POST",
+    "fsdp_config.activation_checkpointing": False,
+    "fsdp_config.activation_checkpointing_reentrant": True,
+    "expandable_segments": True,
+}
+PRECISIONS = {
+    "amp_bf16": "bf16-amp",
+    "amp_fp16": "fp16-amp",
+    "fp32": "fp32",
+}
+OPTIMIZERS = {"decoupled_adamw": "adamw", "decoupled_lionw": "lion"}
+LOADS = "model.pretrained_model_name_or_path"
+OTHER_MODELS = words(
+    "hf_t5 hf_prefix_lm mosaic_bert flex_bert hf_bert bert fmapi_causal_lm openai_chat openai_causal_lm"
+)
+"""Models that are no decoders with a head of the vocabulary, or not trained here."""
+HARMLESS = words(
+    """max_duration eval_interval eval_first eval_subset_num_batches eval_loader.name seed global_seed run_name
+    run_name_tag load_path load_weights_only load_strict_model_weights autoresume progress_bar log_to_console
+    console_log_interval python_log_level dist_timeout metadata max_split_size_mb cuda_load_lazy spin_dataloaders
+    only_hf_checkpoint icl_subset_num_batches icl_seq_len icl_tasks icl_tasks_str eval_gauntlet eval_gauntlet_str
+    icl_max_seq_len accumulate_train_batch_on_tokens train_subset_num_batches data_local data_remote tokenizer_name
+    model_name model_name_or_path hf_model_name device only_composer_checkpoint log_config flatten_metadata
+    max_seq_len model.name model.pretrained model.init_device model.trust_remote_code model.use_auth_token
+    model.use_train_metrics model.should_save_peft_only model.init_config model.allow_embedding_resizing algorithms
+    callbacks train_loader.name eval_loaders code_paths"""
+)
+SECTIONS = (
+    "variables.",
+    "tokenizer.",
+    "scheduler.",
+    "train_loader.",
+    "eval_loader.",
+    "callbacks.",
+    "loggers.",
+    "save_",
+    "load_",
+    "metadata.",
+    "algorithms.gradient_clipping",
+    "model.init_config",
+    "icl_tasks",
+    "eval_gauntlet",
+    "profiler",
+    "optimizer.",
+)
+"""Beginnings of names that memory does not feel, or whose parts are read one by one."""
+OF_FSDP = words(
+    """state_dict_type sync_module_states verbose load_monolith_rank0_only load_fsdp_monolith_rank0_only
+    sharded_ckpt_prefix_dir min_params flatten_parameters save_planner load_planner auto_wrap forward_prefetch_limit
+    backward_prefetch_limit use_orig_params te_checkpoint_wrapper"""
+)
+OWN_LAYERS = re.compile(r"mosaicml/mpt-.*|replit/.*", re.IGNORECASE)
+"""Models of the Hub whose code is LLM Foundry's own (``trust_remote_code`` is on by default)."""
+QUIET = words(
+    "max_seq_len attn_config use_cache attention_dropout output_router_logits rope_theta max_position_embeddings"
+)
+"""Overrides of a model's config that memory does not feel."""
+BESIDE_FSDP = (
+    ("activation_cpu_offload", "activations on the host are counted on the card"),
+    ("cpu_offload", "weights on the host are counted on the card"),
+    ("keep_low_precision_grads", "gradients are counted in the dtype of the weights"),
+    ("data_parallel_replicate_degree", "states are counted as sharded over all GPUs"),
+    ("process_group", "states are counted as sharded over all GPUs"),
+    ("te_shard_fp8_weight", "fp8 is not counted"),
+)
+"""Keys of its section that bear and are not modelled."""

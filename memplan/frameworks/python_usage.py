@@ -1,0 +1,59 @@
+"""The command that a program shows in its own text: taken, and said, where the program asks for options it has not."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from memplan.errors import MemplanError
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
+from memplan.frameworks.documents import Document, document_of
+from memplan.frameworks.launch import launches
+from memplan.frameworks.python_gathered import ASKS
+from memplan.frameworks.python_launch import with_options
+from memplan.frameworks.python_models import things
+from memplan.frameworks.python_run import Known
+from memplan.frameworks.python_values import OPTION, Thing, root_of
+
+TOP_LINES = 150
+_SIGNS = re.compile(r"^[\s#$>*]*(?:Usage:|Example:)?\s*")
+
+
+def wants_options(trainer: Thing) -> bool:
+    """Whether what decides memory comes from options that the program's command has to give."""
+    arguments = trainer.values.get("args")
+    given = arguments.values if isinstance(arguments, Thing) else {}
+    names = [model.values.get("model_name_or_path") for model in things(trainer.values.get("model"))]
+    values = [trainer.values.get("model"), *names, *(given.get(key) for key in ASKS)]
+    return given.get("?command") is False or any(root_of(value).startswith(OPTION) for value in values)
+
+
+def shown_command(document: Document, known: Known) -> Known | None:
+    """What is known, under the options of the first command at the top of a program that starts it; None without."""
+    name, lines = posixpath.basename(document.path), document.text.split("\n")[:TOP_LINES]
+    for number, line in enumerate(lines):
+        if name not in line or not re.search(r"\b(python3?|torchrun|accelerate|deepspeed|uv)\b", line):
+            continue
+        text, end = [_SIGNS.sub("", line)], number
+        while text[-1].endswith("\\") and end + 1 < len(lines):
+            text[-1] = text[-1].rstrip("\\") + "\\"
+            end += 1
+            text.append(_SIGNS.sub("", lines[end]))
+        try:
+            script = document_of("\n" * number + "\n".join(text), document.path, "shell")
+        except MemplanError:
+            continue
+        launch = next((each for each in launches(script) if posixpath.basename(each.program) == name), None)
+        if launch is not None and launch.arguments().values:
+            return with_options(launch, known)
+    return None
+
+
+def mark_shown(known: Known, draft: Draft) -> None:
+    """That the command is the program's own example, at every key that it decides."""
+    places = {str(place) for place in known.places.values()}
+    for key, origin in draft.origins.items():
+        if origin.kind == FILE and origin.text.rpartition(": ")[0] in places:
+            draft.origins[key] = Origin(ASSUMED, f"{origin.text}, of the command that the program shows")
+    first = next(iter(known.places.values()))
+    draft.remarks.append(f"{first}: its options are those of the command that the program shows")

@@ -1,0 +1,116 @@
+"""Steps drawn from the lengths of the data: their peaks, and whether a run dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import sqrt
+from random import Random
+
+from memplan.drawn import Lengths as Report
+from memplan.drawn import MicroBatch
+from memplan.errors import InvalidJob
+from memplan.lengths.batches import Batches, batches
+from memplan.lengths.distribution import longest_of
+from memplan.lengths.playing import played
+from memplan.reporting import Peak, peak
+from memplan.resolve import resolve
+from memplan.spec.lengths import Lengths
+from memplan.spec.reading import JobInput, with_changes
+from memplan.spec.recipe import Recipe
+
+Z95 = 1.959964
+"""Standard deviations of a normal distribution within which 95 % lie."""
+
+
+def drawn_lengths(given: JobInput, recipe: Recipe) -> Report | None:
+    """What the job needs of batches drawn from its lengths; None where it names none. Raises InvalidJob."""
+    lengths = given.job.lengths
+    if not isinstance(lengths, Lengths):
+        return None
+    made = batches(recipe, lengths, _can_mask(given, recipe))
+    runs = [_run(made, lengths.steps, seed) for seed in range(lengths.seeds)]
+    every = sorted(length for run in runs for length in run)
+    needs = _Needs(with_changes(given, {"lengths": None}), made)
+    fatal = needs.fatal(every[-1]) if recipe.hardware.gpu else None
+    died = None if recipe.hardware.gpu is None else sum(max(run) >= fatal for run in runs) if fatal else 0
+    p_oom, low, high = (None, None, None) if died is None else wilson(died, len(runs))
+    play, unplayed = played(needs.recipe, runs[0][: lengths.played_steps]) if lengths.played_steps else (None, "")
+    return Report(
+        drawn=made.sequences.words,
+        batches=made.words,
+        steps=lengths.steps,
+        runs=lengths.seeds,
+        p50=needs.micro_batch(every[len(every) // 2]),
+        p99=needs.micro_batch(every[min(len(every) * 99 // 100, len(every) - 1)]),
+        worst=needs.micro_batch(every[-1]),
+        p_oom=p_oom,
+        p_oom_low=low,
+        p_oom_high=high,
+        fatal_length=fatal,
+        fatal_share=made.sequences.at_least(fatal) if fatal and made.by_sequence else None,
+        cut_share=made.sequences.at_least(recipe.batch.sequence_length + 1),
+        notes=(made.note,) if made.note else (),
+        played=play,
+        unplayed=unplayed,
+    )
+
+
+def _run(made: Batches, steps: int, seed: int) -> list[int]:
+    """Tokens of the fullest micro-batch of each step."""
+    rng = Random(seed)
+    return [made.fit(longest_of(made.micro_batches, made.draws, rng)) for _ in range(steps)]
+
+
+def wilson(died: int, runs: int) -> tuple[float, float, float]:
+    """The share, and the interval in which the true one lies (Wilson 1927), 95 of 100 times."""
+    share, square = died / runs, Z95**2 / runs
+    middle = (share + square / 2) / (1 + square)
+    reach = Z95 * sqrt(share * (1 - share) / runs + square / (4 * runs)) / (1 + square)
+    return share, max(0.0, middle - reach) if died else 0.0, min(1.0, middle + reach) if died < runs else 1.0
+
+
+def _can_mask(given: JobInput, recipe: Recipe) -> bool:
+    """Whether nobody said that no mask is there, and the job is one that can be given one."""
+    if recipe.batch.padded or "padded" in given.sources or recipe.parallel.context > 1:
+        return recipe.batch.padded
+    try:
+        resolve(with_changes(given, {"padded": True}))
+    except InvalidJob:
+        return False
+    return True
+
+
+class _Needs:
+    """What a step needs by the tokens of its fullest micro-batch."""
+
+    def __init__(self, given: JobInput, made: Batches) -> None:
+        self.given, self.made = given, made
+        self.recipe: Callable[[int], Recipe] = cache(lambda length: resolve(self._changed(length)))
+        self.peak: Callable[[int], Peak] = cache(lambda length: peak(self.recipe(length)))
+
+    def _changed(self, length: int) -> JobInput:
+        changes = self.made.changes(length)
+        return with_changes(self.given, changes) if changes else self.given
+
+    def fits(self, length: int) -> bool:
+        """Whether the expected device figure does."""
+        recipe = self.recipe(self.made.fit(length))
+        gpu = recipe.hardware.gpu
+        return gpu is None or self.peak(self.made.fit(length)).device.expected <= gpu.usable_bytes
+
+    def fatal(self, longest: int) -> int | None:
+        """The fewest tokens that do not fit, by halving: peaks grow with the tokens."""
+        if self.fits(longest):
+            return None
+        low, high = 0, longest
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(middle) else (low, middle)
+        return high
+
+    def micro_batch(self, length: int) -> MicroBatch:
+        """As the report says it."""
+        found, batch = self.peak(length), self.recipe(length)
+        sizes = found.allocated.expected, found.reserved.expected, found.device.expected
+        return MicroBatch(batch.rows, batch.batch.sequence_length, *sizes)

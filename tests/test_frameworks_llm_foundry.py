@@ -1,0 +1,158 @@
+"""Proves what is read of LLM Foundry's YAML, and that what Composer holds over a step is counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.engine.build import build_ledger
+from memplan.errors import InvalidJob
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.reading import framework_of, read_target
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, read_job
+
+CONFIG = """variables:
+  max_seq_len: 1024
+max_seq_len: ${variables.max_seq_len}
+model:
+  name: hf_causal_lm
+  pretrained: true
+  pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B
+  use_flash_attention_2: true
+  init_device: mixed
+tokenizer:
+  name: Qwen/Qwen2.5-0.5B
+train_loader:
+  name: finetuning
+  dataset:
+    hf_name: tatsu-lab/alpaca
+    max_seq_len: ${max_seq_len}
+    packing_ratio: auto
+optimizer:
+  name: decoupled_adamw
+  lr: 1.0e-5
+scheduler:
+  name: cosine_with_warmup
+max_duration: 1ep
+global_train_batch_size: 64
+device_train_microbatch_size: 4
+precision: amp_bf16
+fsdp_config:
+  sharding_strategy: SHARD_GRAD_OP
+  mixed_precision: PURE
+  activation_checkpointing: true
+  activation_checkpointing_reentrant: false
+  limit_all_gathers: true
+callbacks:
+  speed_monitor: {}
+"""
+ON_A_CARD = {"gpu": "h100-80gb"}
+
+
+def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) -> JobInput:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_target(str(path), options)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in CONFIG
+    return CONFIG.replace(old, new)
+
+
+def unclear(tmp_path: Path, text: str, **options: Any) -> str:
+    path = tmp_path / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = check_file(str(path), {**ON_A_CARD, "num_gpus": 8, **options})
+    assert found.fits == "unclear", found.text
+    return found.text
+
+
+def test_config(tmp_path: Path) -> None:
+    given = read(tmp_path, CONFIG, num_gpus=8)
+    job = given.job
+    assert framework_of(str(tmp_path / "train.yaml")).name == "llm-foundry"
+    assert not given.unread
+    assert (job.model, job.trainer, job.precision, job.attention) == (
+        "Qwen/Qwen2.5-0.5B", "llm-foundry", "bf16-amp", "flash")  # fmt: skip
+    assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length) == (4, 2, 1024)
+    assert (job.sharding, job.reduce_dtype, job.gradient_checkpointing) == ("fsdp", "bf16", "full")
+    assert job.gradient_checkpointing_reentrant is False
+    assert job.fsdp is not None
+    assert (job.fsdp.sharding_strategy, job.fsdp.backward_prefetch) == ("SHARD_GRAD_OP", "BACKWARD_POST")
+    assert (job.optimizer, job.optimizer_impl) == ("adamw", "loop")
+
+
+def test_on_one_gpu_the_section_does_not_hold(tmp_path: Path) -> None:
+    job = read(tmp_path, CONFIG, num_gpus=1).job
+    assert (job.sharding, job.gradient_checkpointing, job.fsdp.sharding_strategy) == ("none", "none", None)
+    assert job.gradient_accumulation_steps == 16
+
+
+def test_a_micro_batch_is_no_larger_than_a_gpus_batch(tmp_path: Path) -> None:
+    job = read(tmp_path, changed("global_train_batch_size: 64", "global_train_batch_size: 16"), num_gpus=8).job
+    assert (job.batch_size, job.gradient_accumulation_steps) == (2, 1)
+
+
+def test_composer_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(CONFIG, encoding="utf-8")
+    changes = "device_train_microbatch_size=8 model.use_flash_attention_2=false"
+    text = f"composer -n 2 scripts/train/train.py train.yaml {changes}\n"
+    given = read(tmp_path, text, "run.sh")
+    assert (given.job.num_gpus, given.job.batch_size, given.job.attention) == (2, 8, "eager")
+    path = tmp_path / "every.sh"
+    path.write_text("composer train.py train.yaml\n", encoding="utf-8")
+    found = check_file(str(path), ON_A_CARD)
+    assert found.fits == "unclear"
+    assert "num_gpus" in found.text
+
+
+def test_platform_file(tmp_path: Path) -> None:
+    inner = "".join(f"  {line}\n" for line in CONFIG.splitlines()).replace("${variables.", "${variables.")
+    text = f"name: run\ncompute:\n  gpus: 16\ncommand: composer train/train.py $PARAMETERS\nparameters:\n{inner}"
+    job = read(tmp_path, text).job
+    assert (job.num_gpus, job.gpus_per_node, job.sequence_length, job.batch_size) == (16, 8, 1024, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("device_train_microbatch_size: 4", "device_train_microbatch_size: auto", "batch_size"),
+        ("precision: amp_bf16", "precision: amp_fp8", "precision"),
+        ("mixed_precision: PURE", "mixed_precision: FULL", "mixed_precision"),
+        ("name: decoupled_adamw", "name: adalr_lion", "optimizer"),
+        ("  init_device: mixed", "  config_overrides:\n    num_hidden_layers: 4", "num_hidden_layers"),
+        ("pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B", "pretrained_model_name_or_path: mosaicml/mpt-7b", "model"),
+        ("callbacks:", "algorithms:\n  alibi: {}\ncallbacks:", "alibi"),
+        ("name: Qwen/Qwen2.5-0.5B\ntrain", "name: google/gemma-7b\ntrain", "tokenizer"),
+        ("callbacks:", "tp_config:\n  strategy: ffn\ncallbacks:", "tp_config"),
+    ],
+)
+def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:
+    assert word in unclear(tmp_path, changed(old, new))
+
+
+def test_own_layers_are_never_taken_for_another_model(tmp_path: Path) -> None:
+    sizes = "name: mpt_causal_lm\n  d_model: 64\n  n_heads: 4\n  n_layers: 2\n  vocab_size: 512\n  expansion_ratio: 4"
+    assert "own layers" in unclear(tmp_path, changed("name: hf_causal_lm", sizes))
+    with pytest.raises(InvalidJob, match="hf_t5"):
+        read(tmp_path, changed("name: hf_causal_lm", "name: hf_t5"), num_gpus=8)
+
+
+def test_adapters(tmp_path: Path) -> None:
+    lora = "peft_config:\n    peft_type: LORA\n    r: 16\n    lora_alpha: 32\n    target_modules: [q_proj, v_proj]"
+    job = read(tmp_path, changed("init_device: mixed", lora), num_gpus=8).job
+    assert job.lora is not None
+    assert (job.lora.r, job.lora.targets) == (16, ("q_proj", "v_proj"))
+    assert "adapters" in unclear(tmp_path, changed("init_device: mixed", lora + "\n    use_dora: true"))
+
+
+def test_logits_of_the_step_before_wait(tmp_path: Path) -> None:
+    """Composer's state holds a micro-step's logits, in bf16, until the next has its own."""
+    job = {"model": "Qwen/Qwen2.5-0.5B", "batch_size": 4, "sequence_length": 1024, "method": "sft", "sharding": "none"}
+    recipe = resolve(read_job({**job, "trainer": "llm-foundry", "attention": "flash", **ON_A_CARD}))
+    rows = {row.name: row for row in build_ledger(recipe).rows}
+    logits = 4 * 1024 * 151936 * 2
+    assert rows["logits of the micro-step before"].bytes == logits
+    assert rows["logits, held over the step"].bytes == logits

@@ -1,0 +1,158 @@
+"""Proves what is read of Megatron-Bridge: recipes under a command's overrides, YAML over one, and programs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.megatron_bridge_recipes import TABLE, recipe
+from memplan.frameworks.reading import framework_of, read_target
+from memplan.spec.reading import JobInput
+
+RUN = """#!/bin/bash
+TP=2
+torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe qwen3_600m_sft_config \\
+    model.tensor_model_parallel_size=$TP model.sequence_parallel=True train.micro_batch_size=2 \\
+    train.global_batch_size=64 dataset.seq_length=4096 model.seq_length=4096 logger.log_interval=1
+"""
+YAML = """recipe:
+  _target_: megatron.bridge.recipes.qwen.qwen3.qwen3_600m_finetune_config
+  peft: null
+train:
+  micro_batch_size: 1
+  global_batch_size: 32
+model:
+  pipeline_model_parallel_size: 2
+  seq_length: 1024
+dataset:
+  packed_sequence_specs:
+    packed_sequence_size: 1024
+"""
+PROGRAM = """from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _sft_common
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.finetune import finetune
+from megatron.bridge.training.gpt_step import forward_step
+
+LENGTH = 1024
+
+
+def own_config() -> ConfigContainer:
+    cfg = _sft_common()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-0.6B").to_megatron_provider(load_weights=False)
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.model.pipeline_model_parallel_size = 1
+    cfg.model.recompute_granularity = "full"
+    cfg.dataset.seq_length = LENGTH * 2
+    cfg.train.global_batch_size = 16
+    cfg.mixed_precision = "bf16_mixed"
+    return cfg
+
+
+if __name__ == "__main__":
+    finetune(config=own_config(), forward_step_func=forward_step)
+"""
+ON_A_CARD = {"gpu": "h100-80gb"}
+
+
+def read(tmp_path: Path, text: str, name: str, **options: Any) -> JobInput:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_target(str(path), options)
+
+
+def unclear(tmp_path: Path, text: str, name: str, **options: Any) -> str:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    found = check_file(str(path), {**ON_A_CARD, "num_gpus": 8, **options})
+    assert found.fits == "unclear", found.text
+    return found.text
+
+
+def test_command_over_a_recipe(tmp_path: Path) -> None:
+    given = read(tmp_path, RUN, "run.sh")
+    job = given.job
+    assert framework_of(str(tmp_path / "run.sh")).name == "megatron-bridge"
+    assert (job.model, job.trainer, job.method) == ("Qwen/Qwen3-0.6B", "megatron", "sft")
+    assert (job.num_gpus, job.tensor_parallel, job.sequence_parallel) == (8, 2, True)
+    assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length) == (2, 8, 4096)
+    assert job.sharding == "distributed-optimizer"
+    assert not given.unread
+    assert job.megatron is not None
+    assert job.megatron.cross_entropy_fusion_impl == "native"
+    assert job.megatron.make_vocab_size_divisible_by == 1
+
+
+def test_yaml_over_a_recipe(tmp_path: Path) -> None:
+    job = read(tmp_path, YAML, "train.yaml", num_gpus=4).job
+    assert (job.pipeline_parallel, job.tensor_parallel, job.sequence_length) == (2, 1, 1024)
+    assert (job.batch_size, job.gradient_accumulation_steps) == (1, 16)
+
+
+def test_program(tmp_path: Path) -> None:
+    given = read(tmp_path, PROGRAM, "train.py", num_gpus=4)
+    job = given.job
+    assert given.framework == "Megatron-Bridge 0.6"
+    assert not given.unread
+    assert (job.model, job.tensor_parallel, job.gradient_checkpointing) == ("Qwen/Qwen3-0.6B", 2, "full")
+    assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length) == (1, 8, 2048)
+
+
+def test_program_whose_config_is_written_over_at_run_time(tmp_path: Path) -> None:
+    over = PROGRAM.replace(
+        "config=own_config()", "config=process_config_with_overrides(own_config(), args.file)"
+    ).replace(
+        "import finetune\n",
+        "import finetune\nfrom megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides\n",
+    )
+    assert over != PROGRAM
+    assert "config_file" in unclear(tmp_path, over, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ("peft.dim=16", "adapters"),
+        ("ddp.use_megatron_fsdp=True", "use_megatron_fsdp"),
+        ("mixed_precision=bf16_with_fp8_delayed_scaling_mixed", "fp8"),
+        ("model.num_layers=4", "num_layers"),
+        ("optimizer.optimizer=dist_muon", "optimizer"),
+    ],
+)
+def test_what_decides_and_is_not_modelled(tmp_path: Path, more: str, word: str) -> None:
+    assert word in unclear(tmp_path, RUN.replace("logger.log_interval=1", more), "run.sh")
+
+
+def test_adapters_by_recipe_or_mode(tmp_path: Path) -> None:
+    assert "adapters" in unclear(tmp_path, RUN.replace("_sft_config", "_peft_config"), "run.sh")
+    assert "adapters" in unclear(tmp_path, RUN.replace("_sft_config", "_finetune_config"), "old.sh")
+    by_mode = RUN.replace("--recipe qwen3_600m_sft_config", "--model qwen3_600m --mode lora")
+    assert "adapters" in unclear(tmp_path, by_mode, "mode.sh")
+
+
+def test_unknown_recipe_is_never_guessed(tmp_path: Path) -> None:
+    text = RUN.replace("qwen3_600m_sft_config", "my_own_sft_config")
+    assert "my_own_sft_config" in unclear(tmp_path, text, "run.sh")
+    assert "my_own_sft_config" in unclear(tmp_path, text, "run.sh", model="Qwen/Qwen3-0.6B")
+
+
+def test_distillation_and_evaluation_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="skip_train"):
+        read(tmp_path, RUN.replace("logger.log_interval=1", "train.skip_train=True"), "run.sh")
+    distilled = PROGRAM.replace("cfg.train.global", "cfg.model = distill(cfg.model)\n    cfg.train.global").replace(
+        "LENGTH = 1024", "from megatron.bridge.training.distill import distill\nLENGTH = 1024"
+    )
+    with pytest.raises(InvalidJob, match="distillation"):
+        read(tmp_path, distilled, "train.py", num_gpus=4)
+
+
+def test_recipes_by_their_names() -> None:
+    assert recipe("qwen3_8b_pretrain_4gpu_h100_bf16_config")[1]["tensor_model_parallel_size"] == 4  # type: ignore[index]
+    assert "tensor_model_parallel_size" not in recipe("qwen3_8b_pretrain_config")[1]  # type: ignore[index]
+    assert recipe("llama3_8b_16k_pretrain_config") == recipe("llama3_8b_pretrain_16gpu_h100_bf16_16k_config")
+    assert recipe("somebody_elses_config") is None
+    names = [line.split()[0] for line in TABLE.replace("\\\n", " ").strip().split("\n")]
+    assert len(names) == len(set(names))
+    assert all(recipe(name) for name in names if "@" not in name)

@@ -1,0 +1,150 @@
+"""Proves ``token_budget``: a micro-batch packed to a limit holds what one row of as many tokens holds."""
+
+from typing import Any
+
+import pytest
+
+from memplan.api import as_input, estimate, plan
+from memplan.errors import InvalidJob, UsageError
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job, with_changes
+
+SFT: dict[str, Any] = {"model": "qwen2.5-7b", "method": "sft", "optimizer": "sgd", "gradient_checkpointing": "full"}
+GRPO: dict[str, Any] = {**SFT, "method": "grpo", "trainer": "verl", "attention": "flash", "completion_length": 1024}
+
+
+def peak(**job: Any) -> int:
+    return estimate(job).per_gpu.allocated_bytes
+
+
+@pytest.mark.parametrize("how", [{"attention": "flash"}, {"padded": True}, {"attention": "eager", "padded": True}])
+def test_a_packed_row_is_one_row_of_its_tokens(how: dict[str, Any]) -> None:
+    """Without flash attention with a mask of all tokens by all, as a padded row has."""
+    kept_apart = {key: value for key, value in how.items() if key != "padded"}
+    one = peak(**SFT, **how, sequence_length=8192)
+    assert peak(**SFT, **kept_apart, sequence_length=1024, token_budget=8192) == one
+    assert peak(**SFT, **kept_apart, sequence_length=512, token_budget=8192) == one
+
+
+def test_pairs_share_the_budget() -> None:
+    job = SFT | {"method": "dpo", "attention": "flash", "sequence_length": 2048}
+    assert peak(**job, token_budget=8192) == peak(**job | {"sequence_length": 4096})
+    with pytest.raises(InvalidJob, match="sdpa"):
+        estimate(job | {"attention": "sdpa", "token_budget": 8192})
+
+
+def test_the_resolved_job_says_the_same_again() -> None:
+    first = estimate({**GRPO, "sequence_length": 2048, "token_budget": 16384, "logprob_token_budget": 32768})
+    said = {key: first.job[key] for key in ("token_budget", "logprob_token_budget", "sequence_length", "padded")}
+    assert said == {
+        "token_budget": 16384,
+        "logprob_token_budget": 32768,
+        "sequence_length": 2048,
+        "padded": False,
+    }
+    again = estimate({key: value for key, value in first.job.items() if value is not None})
+    assert again.per_gpu.allocated_bytes == first.per_gpu.allocated_bytes
+    assert any(text.startswith("token_budget: a micro-batch is one row of 16384 tokens") for text in first.assumptions)
+
+
+def test_scores_are_packed_to_a_limit_of_their_own() -> None:
+    job = GRPO | {"sequence_length": 2048, "token_budget": 4096}
+    own, more, less = (
+        estimate(job | keys) for keys in ({}, {"logprob_token_budget": 65536}, {"logprob_token_budget": 2048})
+    )
+    old = [
+        max(i.allocated_bytes for i in each.per_gpu.instants if i.name.startswith("old.")) for each in (own, more, less)
+    ]
+    assert old[2] < old[0] < old[1]
+    updates = [next(i for i in each.per_gpu.instants if i.name == "policy.last-layer-backward") for each in (own, more)]
+    assert updates[0].allocated_bytes == updates[1].allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("job", "message", "hint"),
+    [
+        ({"token_budget": 1024, "sequence_length": 2048}, "token_budget: 1024 does not hold", "2048 or more"),
+        ({"token_budget": 3000, "sequence_length": 2048, "method": "dpo"}, "of which a pair has two", "4096 or more"),
+        ({"token_budget": 4096, "batch_size": 2}, "batch_size: 2 contradicts token_budget 4096", "leave one"),
+        (
+            {"token_budget": 4096, "model": "llava-1.5-7b", "images": {"width": 336, "height": 336}},
+            "images",
+            "batch_size",
+        ),
+        ({"logprob_token_budget": 4096}, "logprob_token_budget: sft scores no rollout", "grpo"),
+        ({"logprob_token_budget": 4096, "method": "online-dpo"}, "online-dpo scores no rollout", "grpo"),
+        ({"logprob_token_budget": 1024, "method": "grpo"}, "does not hold one sequence_length of 2048", "2048"),
+        ({"token_budget": 0}, "token_budget: '0'|token_budget", ""),
+    ],
+)
+def test_what_contradicts_is_refused(job: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(InvalidJob, match=message) as refused:
+        estimate(SFT | job)
+    assert hint in refused.value.hint
+
+
+def test_a_budget_and_a_batch_size_replace_each_other() -> None:
+    """The option wins over the file, whichever of the two it has."""
+    file = {**SFT, "token_budget": 8192}
+    assert read_job({"batch_size": 2}, file).job.token_budget is None
+    assert read_job({"token_budget": 4096}, {**SFT, "batch_size": 8}).job.batch_size == 1
+    assert resolve(with_changes(as_input(file), {"batch_size": 2})).batch.size == 2
+
+
+def test_examples_of_a_step_make_packed_rows() -> None:
+    """Four sequences of full length in a row at the least: 64 of them are two rows on each of 8 GPUs."""
+    job = {**SFT, "attention": "flash", "num_gpus": 8, "sequence_length": 2048, "token_budget": 8192}
+    assert resolve(as_input(job | {"global_batch_size": 64})).batch.accumulation == 2
+    assert resolve(as_input(job | {"global_batch_size": 65})).batch.accumulation == 3
+
+
+def test_plans_and_remedies_keep_the_micro_batch_packed() -> None:
+    job = {
+        **SFT,
+        "optimizer": "adamw",
+        "attention": "flash",
+        "num_gpus": 8,
+        "sequence_length": 1024,
+        "gpu": "h100-80gb",
+    }
+    found = plan(job | {"token_budget": 8192})
+    assert found.plans
+    assert {each.job["token_budget"] for each in found.plans} == {8192}
+    large = estimate({**job, "sharding": "zero3", "gradient_checkpointing": "none", "token_budget": 131072})
+    assert any(set(each.changes) == {"token_budget"} for each in large.remedies)
+    with pytest.raises(UsageError, match="packed to token_budget"):
+        plan(job | {"token_budget": 8192}, ask=["batch_size"])
+
+
+def test_gpus_that_share_a_sequence_divide_the_row() -> None:
+    job = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "slime", "num_gpus": 8, "context_parallel": 2,
+           "sharding": "distributed-optimizer", "tensor_parallel": 2, "sequence_parallel": True}  # fmt: skip
+    found = resolve(as_input(job | {"sequence_length": 1000, "token_budget": 8001}))
+    assert (found.batch.sequence_length, found.batch.longest) == (8008, 1000)
+    with pytest.raises(InvalidJob, match="Megatron's scores are counted within"):
+        estimate(job | {"token_budget": 8192, "logprob_token_budget": 16384})
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SFT | {"trainer": "verl", "optimizer": "adamw", "num_gpus": 4, "sharding": "fsdp2", "attention": "flash"},
+        GRPO | {"optimizer": "adamw", "num_gpus": 4, "sharding": "fsdp2", "logprob_token_budget": 16384},
+    ],
+)
+def test_verl_is_told_of_budgets(job: dict[str, Any]) -> None:
+    """Emitted files are read back before they are handed out: another job would be refused."""
+    from memplan.frameworks.registry import find_framework
+    from memplan.frameworks.writing import emit
+
+    found = emit(as_input(job | {"sequence_length": 2048, "token_budget": 8192}), find_framework("verl"))
+    assert "max_token_len_per_gpu: 8192" in "".join(found.texts.values())
+
+
+def test_what_a_framework_has_no_word_for_is_named() -> None:
+    from memplan.frameworks.registry import find_framework
+    from memplan.frameworks.writing import emit
+
+    job = as_input(SFT | {"trainer": "trl", "attention": "flash", "optimizer": "adamw", "token_budget": 8192})
+    with pytest.raises(InvalidJob, match="token_budget: 8192 cannot be said to TRL"):
+        emit(job, find_framework("trl"))
