@@ -135,7 +135,7 @@ def test_what_nobody_accounts_for_is_told(tmp_path: Path, run: Run) -> None:
     assert "Nobody accounts for: 77.00 MiB" in out
     assert "train.py:31 keep_copies" in out
     code, out, _ = run("trace", str(job), "--snapshot", str(tmp_path / "snapshot.pickle"), "--json")
-    assert json.loads(out)["unaccounted"] == [{"size": 77 * MiB, "count": 1, "place": "train.py:31 keep_copies"}]
+    assert json.loads(out)["unaccounted"] == [{"size": 77 * MiB, "number": 1, "place": "train.py:31 keep_copies"}]
 
 
 def test_without_a_job_it_is_measured_and_replayed(tmp_path: Path, run: Run) -> None:

@@ -72,9 +72,9 @@ def _left(title: str, rows: Sequence[Left]) -> Iterator[Block]:
     if not rows:
         return
     yield Heading(f"{title}: {format_bytes(sum(row.bytes for row in rows))}")
-    body: list[tuple[Cell, ...]] = [(str(row.count), format_bytes(row.size), row.place) for row in rows[:SHOWN]]
+    body: list[tuple[Cell, ...]] = [(str(row.number), format_bytes(row.size), row.place) for row in rows[:SHOWN]]
     rest = rows[SHOWN:]
     if rest:
         total = format_bytes(sum(row.bytes for row in rest))
-        body.append((str(sum(row.count for row in rest)), total, "together, of other sizes"))
+        body.append((str(sum(row.number for row in rest)), total, "together, of other sizes"))
     yield Table((Column("", right=True), Column("each", right=True), Column("asked for in", wrap=True)), tuple(body))

@@ -28,14 +28,15 @@ class Left(NamedTuple):
     """Storages of one size that only one side has."""
 
     size: int
-    count: int
+    number: int
+    """How many."""
     place: str
     """Where the measured ones were asked for."""
 
     @property
     def bytes(self) -> int:
         """Of all of them."""
-        return self.size * self.count
+        return self.size * self.number
 
 
 class Explained(NamedTuple):
