@@ -37,9 +37,10 @@ class Totals(NamedTuple):
     def reserved_bytes(self) -> Reserved:
         """As the report has them."""
         found = self.played
-        endless, sought = (found.endless, found.sought) if found else (None, False)
-        why = "" if found else self.why_not
-        return Reserved(*self.reserved, self.needs.expected, self.needs.high, endless, sought, found is not None, why)
+        needs = self.needs.expected, self.needs.high
+        if found is None:
+            return Reserved(*self.reserved, *needs, why_not_played=self.why_not)
+        return Reserved(*self.reserved, *needs, found.endless, found.sought, played=True, retries=found.retries)
 
 
 def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False) -> Totals:

@@ -80,6 +80,8 @@ class Reserved:
     played: bool = False
     """The step was played through the allocator's rules; else the figures are a band around the allocated bytes."""
     why_not_played: str = ""
+    retries: int = 0
+    """How often in two steps this card makes the allocator give its cache back; each time the device is waited for."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
