@@ -52,14 +52,23 @@ def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     recipe = report.recipe
     if recipe is None or recipe.hardware.gpu is not None or report.unclear:
         return ()
-    base = report.per_gpu.device_bytes
+    base = _every_phase(report)
     rows, needed = [], _Needed(given, recipe)
     for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         workspace = HANDLES * workspace_bytes(gpu)
-        verdict = judge(_moved(Band(base.low, base.expected, base.high), workspace), gpu, recipe.hardware.margin)
+        verdict = judge(_moved(base, workspace), gpu, recipe.hardware.margin)
         count = None if verdict.fits == "yes" else needed.gpus(gpu, workspace)
         rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count))
     return tuple(rows)
+
+
+def _every_phase(report: Report) -> Band:
+    """What the device holds at most, in the step and in the phases beside it that allocate more."""
+    gpu, bands = report.per_gpu, [report.per_gpu.device_bytes]
+    if any(size > gpu.allocated_bytes for size in gpu.phases.values()):
+        bands += [each.device_bytes for each in gpu.moments]
+    low, expected, high = zip(*((each.low, each.expected, each.high) for each in bands), strict=True)
+    return Band(max(low), max(expected), max(high))
 
 
 class _Needed:

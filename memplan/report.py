@@ -111,6 +111,29 @@ class LedgerRow:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Moment:
+    """A phase beside the steady step: the most of it, its instants and its rows (place: gpu; host, in the memory of
+    every process; node, once in that of a node)."""
+
+    name: str
+    allocated_bytes: int
+    device_bytes: Bytes
+    host_bytes_per_node: int
+    peak_instant: str
+    instants: tuple[Instant, ...]
+    ledger: Sequence[LedgerRow]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Crossing:
+    """Where a job that does not fit dies: the first instant, in the order of the run, at which the card is full."""
+
+    phase: str
+    instant: str
+    device_bytes: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class PerGpu:
     """One GPU of the class that peaks."""
 
@@ -124,6 +147,9 @@ class PerGpu:
     device_bytes: Bytes
     by_category: dict[str, int]
     ledger: Sequence[LedgerRow]
+    moments: Sequence[Moment] = ()
+    """The phases beside the steady step, in the order of the run."""
+    first_crossing: Crossing | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -145,6 +171,8 @@ class Host:
     memory_bytes: int | None = None
     """What a node of the named cluster has."""
     fits: bool | None = None
+    phases: dict[str, int] = field(default_factory=dict)
+    """Of the phases beside the step, bytes per node."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

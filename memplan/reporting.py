@@ -1,25 +1,26 @@
 """Ledger -> Report: the peak, the three meters, the verdict."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.ledger import Ledger, Row
+from memplan.engine.ledger import Ledger
+from memplan.engine.phases.first_step import first_step_totals
+from memplan.engine.phases.registry import FIRST_STEP
 from memplan.engine.rank_ledger import ledger_of, totals_of_rank
 from memplan.engine.ranks import RankClass, rank_classes
-from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled
 from memplan.meters import Totals, judge, measure, with_play
+from memplan.moments import Beside, LedgerRows, beside, first_crossing, moments_of, most_of, phase_of
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
+    Found,
     Group,
     Host,
     Instant,
-    LedgerRow,
     Model,
     Parameters,
     PerGpu,
@@ -31,24 +32,14 @@ from memplan.report import (
 from memplan.spec.recipe import Recipe
 
 
-def _verdict(of: Totals, recipe: Recipe, host: Host) -> Verdict | None:
+def _verdict(to_fit: Band, recipe: Recipe, host: Host) -> Verdict | None:
     """On the card, and no wherever the node's own memory is short; of another job than the one that runs, nobody
     knows."""
     if recipe.hardware.gpu is None:
         return None
-    verdict = judge(of.to_fit, recipe.hardware.gpu, recipe.hardware.margin)
+    verdict = judge(to_fit, recipe.hardware.gpu, recipe.hardware.margin)
     known = "no" if host.fits is False else verdict.fits
     return replace(verdict, fits="unclear" if recipe.provenance.unclear else known)
-
-
-def phase_of(instant: str) -> str:
-    """forward (with the loss, and scoring passes), backward, step or evaluation."""
-    name, point = instant.split(".", 1)
-    if name.startswith(EVALUATION):
-        return EVALUATION
-    if name == "step" or point == "optimizer":
-        return "step"
-    return "backward" if point.endswith(("backward", "reduce")) else "forward"
 
 
 class Priced(NamedTuple):
@@ -57,6 +48,8 @@ class Priced(NamedTuple):
     of: RankClass
     ledger: Ledger | Totalled
     meters: Totals
+    beside: Beside
+    """The phases beside the step."""
 
     @property
     def peak_instant(self) -> str:
@@ -65,9 +58,12 @@ class Priced(NamedTuple):
 
     @property
     def phases(self) -> dict[str, int]:
-        """The most in forward, backward and step."""
-        totals = self.meters.totals
-        return {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
+        """The most in forward, backward, step and the phases beside it; the first step where there are rows."""
+        totals, names = self.meters.totals, self.of.recipe.moments.names
+        found = {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
+        if FIRST_STEP in names and isinstance(self.ledger, Ledger):
+            found[FIRST_STEP] = max(first_step_totals(self.ledger, totals, self.of.recipe))
+        return found | {each.name: each.card[1] for each in self.beside.sums}
 
 
 @lru_cache(maxsize=256)
@@ -86,13 +82,15 @@ def price(recipe: Recipe, detailed: bool = True, search: bool = False) -> list[P
     priced = []
     for of in rank_classes(recipe):
         ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
-        priced.append(Priced(of, ledger, measure(ledger, of.recipe, search)))
+        meters = measure(ledger, of.recipe, search)
+        priced.append(Priced(of, ledger, meters, beside(ledger, of.recipe, meters)))
     return sorted(priced, key=lambda each: -each.meters.device.expected)
 
 
 def totals_of(recipe: Recipe) -> Totals:
-    """The meters alone, of the class of ranks that needs the most."""
-    return price(recipe, detailed=False)[0].meters
+    """The meters alone, of the class of ranks that needs the most; the device's of the step and every phase."""
+    fullest = price(recipe, detailed=False)[0]
+    return fullest.meters._replace(device=most_of(fullest.meters.device, fullest.beside))
 
 
 class Peak(NamedTuple):
@@ -102,7 +100,7 @@ class Peak(NamedTuple):
     reserved: Band
     device: Band
     phases: dict[str, int]
-    """The most in forward, backward and step."""
+    """The most in forward, backward, step and the phases beside it, but the first step."""
     host: Host
     verdict: Verdict | None
     rank: str
@@ -116,18 +114,20 @@ def peak(recipe: Recipe, search: bool = False) -> Peak:
     priced = price(recipe, detailed=False, search=search)
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
-    verdict = _verdict(of, recipe, host)
+    verdict = _verdict(most_of(of.to_fit, fullest.beside), recipe, host)
     return Peak(of.allocated, of.reserved, of.device, fullest.phases, host, verdict, fullest.of.name)
 
 
 def host_of(priced: list[Priced], recipe: Recipe) -> Host:
     """A node's own memory. Its GPUs hold the same stage, as ranks are laid out with the pipeline outermost."""
-    of_rank = max(_on_host(each.ledger) for each in priced)
-    needed, there = (
-        of_rank * min(recipe.parallel.world, recipe.hardware.gpus_per_node),
-        recipe.hardware.cluster.host_memory,
-    )
-    return Host(needed, there, needed <= there if there else None)
+    processes, there = processes_of(recipe), recipe.hardware.cluster.host_memory
+    needed, phases = max(_on_host(each.ledger) for each in priced) * processes, priced[0].beside.on_node(processes)
+    return Host(needed, there, max(needed, *phases.values(), 0) <= there if there else None, phases)
+
+
+def processes_of(recipe: Recipe) -> int:
+    """Processes on one node: one for each of its GPUs."""
+    return min(recipe.parallel.world, recipe.hardware.gpus_per_node)
 
 
 def _on_host(ledger: Ledger | Totalled) -> int:
@@ -149,17 +149,22 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
+    to_fit = most_of(meters.to_fit, fullest.beside)
+    instants = tuple(map(Instant, ledger.schedule, meters.totals))
+    moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe))))
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
         allocated_range=Range(meters.allocated.low, meters.allocated.high),
         peak_instant=where,
-        instants=tuple(map(Instant, ledger.schedule, meters.totals)),
+        instants=instants,
         phases=fullest.phases,
         reserved_bytes=meters.reserved_bytes,
         device_bytes=Bytes(*meters.device),
         by_category=ledger.by_category(where),
         ledger=LedgerRows(ledger),
+        moments=moments,
+        first_crossing=first_crossing(ledger, instants, meters, fullest.beside, fullest.of.recipe),
     )
     return Report(
         schema_version=SCHEMA_VERSION,
@@ -170,7 +175,7 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
         per_gpu=per_gpu,
         ranks=tuple(_rank(each) for each in priced),
         host=host,
-        verdict=_verdict(meters, recipe, host),
+        verdict=_verdict(to_fit, recipe, host),
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
         unclear=recipe.provenance.unclear,
@@ -193,42 +198,6 @@ def _rank(priced: Priced) -> Rank:
         priced.meters.allocated.expected,
         priced.peak_instant,
         Bytes(*priced.meters.device),
-    )
-
-
-class LedgerRows(Sequence[LedgerRow]):
-    """The rows of a ledger, each written out, formula and all, only when it is read."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def __len__(self) -> int:
-        return len(self._ledger.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> LedgerRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LedgerRow, ...]: ...
-    def __getitem__(self, index: int | slice) -> LedgerRow | tuple[LedgerRow, ...]:
-        if isinstance(index, slice):
-            return tuple(_ledger_row(row, self._ledger) for row in self._ledger.rows[index])
-        return _ledger_row(self._ledger.rows[index], self._ledger)
-
-
-def _ledger_row(row: Row, ledger: Ledger) -> LedgerRow:
-    return LedgerRow(
-        row.name,
-        row.category,
-        row.bytes,
-        ledger.schedule[row.born],
-        ledger.schedule[row.dies],
-        row.place,
-        row.meter,
-        row.formula,
-        row.why,
-        row.source,
-        row.low_bytes,
-        row.high_bytes,
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
 from memplan.errors import InvalidJob
+from memplan.report import PerGpu
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.tables.choices import CHOICES
@@ -26,6 +27,11 @@ Keys = dict[str, Any]
 
 def ledger_of(**keys: Any) -> Ledger:
     return build_ledger(resolve(read_job({"model": MODELS["untied"], "batch_size": 2, "sequence_length": 64, **keys})))
+
+
+def step_peak(per_gpu: PerGpu) -> int:
+    """The most in the steady step and the evaluation after it."""
+    return max(size for phase, size in per_gpu.phases.items() if phase in ("forward", "backward", "step", "evaluate"))
 
 
 def choice(key: str) -> st.SearchStrategy[str]:

@@ -264,3 +264,39 @@ def test_a_program_with_a_loop_of_its_own_is_not_its_arguments(tmp_path: Path) -
     ):
         (tmp_path / "train.py").write_text(f"model = load()\n{program}")
         assert check_file(str(tmp_path / "run.sh"), {"gpu": "h200-141gb"}).fits == fits
+
+
+def test_a_program_of_the_project_is_followed_and_one_that_is_absent_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the program sets itself is stronger than TRL's defaults, wherever in the project its script lies."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text("accelerate launch --num_processes 1 train_sft.py --model_name_or_path gpt2 --dataset_name x\n")
+    absent = check_file(str(script), {"gpu": "h200-141gb"})
+    assert any("train_sft.py is not here" in each for each in absent.warnings)
+    (tmp_path / "train_sft.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig(max_length=256, per_device_train_batch_size=3)\n"
+        "SFTTrainer(model='gpt2', args=args).train()\n"
+    )
+    found = check_file(str(script), {"gpu": "h200-141gb"})
+    assert (found.job["batch_size"], found.job["sequence_length"], found.warnings) == (3, 256, ())
+
+
+def test_older_versions_have_their_own_defaults(tmp_path: Path) -> None:
+    """TRL before 0.27 stands on transformers 4, whose FSDP is the first; LLaMA-Factory's ref_model is a model."""
+    fsdp = TRL.format(batch=1) + "fsdp: full_shard auto_wrap\nbf16: true\n"
+    reference = "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: dpo\npref_loss: sigmoid\nfinetuning_type: lora\n"
+    reference += "cutoff_len: 512\nbf16: true\nlora_target: all\n"
+    for text, options, key, value in (
+        (fsdp, {"trainer_version": "0.12"}, "sharding", "fsdp"),
+        (fsdp, {}, "sharding", "fsdp2"),
+        ("model_name_or_path: gpt2\nnum_generations: 8\nmax_length: 512\n", {}, "reference", "none"),
+        ("model_name_or_path: gpt2\nnum_generations: 8\nimage_root: x\n", {}, "reference", "resident"),
+        (reference, {}, "reference", "adapter"),
+        (f"{reference}ref_model: Qwen/Qwen2.5-0.5B\n", {}, "reference", "resident"),
+    ):
+        (tmp_path / "train.yaml").write_text(text)
+        found = check_file(str(tmp_path / "train.yaml"), {"gpu": "h200-141gb", "num_gpus": 4, **options})
+        assert found.job[key] == value, (text, found.text)

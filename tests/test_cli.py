@@ -175,6 +175,8 @@ VALUES: dict[str, Any] = {
     "rollout": {"group_size": 4},
     "images": {"tokens": 10},
     "lora": {"r": 4},
+    "evaluation": {"keeps_logits": True},
+    "phases": ["load", "save"],
     "lengths": {"file": "lengths.txt"},
 }
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from any_jobs import step_peak
 
 from memplan.api import estimate
 from memplan.arch import parse_config
@@ -180,4 +181,4 @@ def test_answers_are_the_decoders_tokens() -> None:
 @pytest.mark.parametrize("model", ["bert-base", "roberta-base", "electra-small", "distilbert-base", "deberta-v3-base"])
 def test_reward_models_of_encoders_have_a_score_for_each_sequence(model: str) -> None:
     report = estimate({"model": model, "method": "reward", "sequence_length": 256, "batch_size": 4})
-    assert report.per_gpu.allocated_bytes == max(dict(report.per_gpu.phases).values())
+    assert report.per_gpu.allocated_bytes == step_peak(report.per_gpu)

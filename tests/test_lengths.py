@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import memplan
 from memplan.api import as_input
 from memplan.drawn import Lengths as Drawn
-from memplan.engine.allocator.events import StepEvents, step_events
+from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.replay import StepEvents
 from memplan.errors import InvalidJob
 from memplan.frameworks.reading import read_target as read_files
 from memplan.lengths import batches as made
@@ -36,8 +37,9 @@ from memplan.lengths.packing import (
     token_budget,
     wrapped,
 )
-from memplan.lengths.playing import between, last_step, played
+from memplan.lengths.playing import between, played, repeated
 from memplan.lengths.runs import wilson
+from memplan.report import Report
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.lengths import Lengths
@@ -82,6 +84,7 @@ def drawn(lengths: Any = None, **keys: Any) -> Drawn:
         ({"p50": 1, "max": 3, "p98": 2}, "unknown key 'lengths.p98'"),
         ("p50=3,max=two", "lengths.max"),
         (7, "lengths"),
+        ("{p50: 4}", "is no JSON"),
         ({"p50": 3, "max": 9, "steps": 100_000, "seeds": 1000}, "more than 1,000,000"),
     ],
 )
@@ -93,6 +96,7 @@ def test_lengths_that_cannot_be_are_refused(said: Any, words: str) -> None:
 def test_a_text_is_a_path_or_says_numbers() -> None:
     assert read_job({"lengths": "a/lengths.txt"}).job.lengths == Lengths(file="a/lengths.txt")
     assert read_job({"lengths": "p50=40, max=90"}).job.lengths == Lengths(p50=40, max=90)
+    assert read_job({"lengths": '{"p50": 40, "max": 90}'}).job.lengths == Lengths(p50=40, max=90)
 
 
 def test_an_option_replaces_the_form_of_a_file_and_keeps_how_rows_are_made() -> None:
@@ -470,19 +474,33 @@ WIDE: dict[str, Any] = {"model": {**MODELS["untied"], "hidden_size": 1024, "voca
 WIDE |= {"trainer": "transformers", "lora": {"r": 8}}
 
 
-def card_for(length: int) -> str:
-    """A card on which rows of this length fit, and of one token more do not."""
-    needs = memplan.estimate({**JOB, **WIDE, "padded": True, "sequence_length": length, "gpu": "80GB"})
-    return f"{needs.per_gpu.device_bytes.expected / 1024:.1f}KiB"
+def report_of(length: int, gpu: str = "80GB", **keys: Any) -> Report:
+    """The job with every row so long."""
+    return memplan.estimate({**JOB, **WIDE, **keys, "padded": True, "sequence_length": length, "gpu": gpu})
+
+
+def card_for(length: int, **keys: Any) -> str:
+    """A card on which rows of this length fit, and much longer ones do not."""
+    per_gpu = memplan.estimate(
+        {**JOB, **WIDE, **keys, "padded": True, "sequence_length": length, "gpu": "80GB"}, play=True
+    ).per_gpu
+    outside = per_gpu.device_bytes.expected - per_gpu.reserved_bytes.expected
+    return f"{(per_gpu.reserved_bytes.needs + outside) / 1024:.1f}KiB"
 
 
 @pytest.mark.parametrize("length", [60, 150, 220])
-def test_the_length_that_kills_a_run_is_found_to_the_token(length: int) -> None:
-    found = drawn(gpu=card_for(length), **WIDE)
+@pytest.mark.parametrize(("keys", "near"), [({}, 256 // 128), ({"num_gpus": 2, "sharding": "zero2"}, 1)])
+def test_the_length_that_kills_a_run_is_found(length: int, keys: dict[str, Any], near: int) -> None:
+    card = card_for(length, **keys)
+    fatal = drawn(gpu=card, **WIDE, **keys).fatal_length
+    assert fatal is not None
+    fits = [report.verdict for report in (report_of(each, card, **keys) for each in (fatal - near, fatal))]
+    assert [each is not None and each.fits for each in fits] == ["tight", "no"]
+
+
+def test_the_share_of_the_data_that_kills_is_that_of_its_lengths() -> None:
+    found = drawn(gpu=card_for(150), **WIDE)
     assert found.fatal_length is not None
-    fits = [memplan.estimate({**JOB, **WIDE, "padded": True, "sequence_length": each, "gpu": card_for(length)})
-            for each in (found.fatal_length - 1, found.fatal_length)]  # fmt: skip
-    assert [each.verdict is not None and each.verdict.fits for each in fits] == ["tight", "no"]
     assert found.fatal_share == pytest.approx(distribution(Lengths(**PERCENTILES)).at_least(found.fatal_length))
 
 
@@ -535,16 +553,35 @@ def at(length: int) -> Recipe:
 
 
 def test_events_between_two_recorded_steps_are_those_of_the_step_between() -> None:
-    low, middle, high = (last_step(found) for found in map(step_events, map(at, (64, 112, 256))) if found)
-    made = list(between(low, high, (112 - 64) / (256 - 64)))
-    differences = [abs(size) - abs(other) for (_, size), (_, other) in zip(made, middle, strict=True)]
+    low, middle, high = (repeated(found) for found in map(step_events, map(at, (64, 112, 256))) if found)
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    found = between(low, high, (112 - 64) / (256 - 64))
+    assert found is not None
+    differences = [abs(x) - abs(y) for (_, x), (_, y) in zip(found.events, middle.events, strict=True)]
     assert all(-512 <= each <= 512 for each in differences)
     assert sum(each == 0 for each in differences) > 0.9 * len(differences)
 
 
 def test_steps_that_make_other_tensors_have_nothing_between_them() -> None:
-    assert list(between([(1, 8), (1, -8)], [(1, 9)], 0.5)) == []
-    assert list(between([(1, 8), (1, -8)], [(1, 9), (2, 9)], 0.5)) == []
+    one, two = StepEvents(((1, 8), (1, -8)), 0), StepEvents(((1, 9), (2, 9)), 0)
+    assert between(one, two, 0.5) is None
+    assert between(one, StepEvents(((1, 8), (1, -8), (2, 8), (2, -8)), 0), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "step"),
+    [
+        (((0, 8), (1, 4), (2, 3), (2, -3), (1, -4)), ((2, 3), (2, -3))),
+        (((0, 8), (9, 1), (1, 4), (2, 3), (1, -4), (2, -3), (0, -8)), ((1, 4), (2, 3), (1, -4), (2, -3))),
+        (((0, 8), (9, 1), (1, 4), (9, -1), (1, -4)), None),
+        (((0, 8), (9, 1), (1, 4)), None),
+    ],
+)
+def test_a_step_is_repeated_that_ends_what_it_makes_and_nothing_else(events: Any, step: Any) -> None:
+    found = repeated(StepEvents(events, 2))
+    assert (found and found.events) == step
 
 
 def test_equal_steps_hold_no_more_with_time_and_changing_ones_do() -> None:
@@ -565,7 +602,7 @@ def test_a_step_without_room_ends_the_run() -> None:
 
 
 def test_what_is_not_played_says_so() -> None:
-    found = drawn({**PERCENTILES, "played_steps": 5}, num_gpus=2, sharding="fsdp2")
+    found = drawn({**PERCENTILES, "played_steps": 5}, trainer="transformers", num_gpus=2, sharding="zero2")
     assert found.played is None
     assert "not played" in found.unplayed
 
@@ -574,7 +611,7 @@ def test_a_play_that_is_of_another_step_than_the_ledger_is_not_shown(monkeypatch
     def doubled(recipe: Recipe) -> StepEvents:
         found = step_events(recipe)
         assert found is not None
-        return StepEvents(tuple((number, 2 * size) for number, size in found.events), found.start)
+        return found._replace(events=tuple((number, 2 * size) for number, size in found.events))
 
     assert played(at, [200, 100])[0] is not None
     monkeypatch.setattr(playing, "step_events", doubled)

@@ -133,6 +133,7 @@ def test_a_template_is_rendered_in_a_sandbox(folder: Path, run: Run, where: str)
         ("{{ raise_exception('only users') }}", "only users"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses a row"),
         ("{% for i in range(999999999) %}x{% endfor %}", "refuses a row"),
+        ("{{ 'x' * 99999999 }}", "more than 64 MiB"),
     ],
 )
 def test_a_template_that_fails_is_one_line(folder: Path, run: Run, template: str, words: str) -> None:

@@ -44,6 +44,7 @@ LAYERS = (
     "drawn",  # what a report says of the lengths that come
     "report",  # what a report is
     "meters",  # allocated, reserved, device
+    "moments",  # the phases beside the steady step
     "reporting",  # Ledger -> Report
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step

@@ -15,7 +15,7 @@ from memplan.engine.build import build_ledger
 from memplan.engine.micro_step import stages
 from memplan.engine.traces import Alive
 from memplan.errors import InvalidJob
-from memplan.reporting import phase_of
+from memplan.moments import phase_of
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe

@@ -190,6 +190,10 @@ def _enter_surroundings(ledger: Ledger, parts: Parts) -> None:
     for enter in (enter_batch, enter_buffers, enter_overhead, enter_mixer_kernels):
         enter(ledger, parts.recipe)
     enter_unpacking(ledger, parts.recipe, parts.weights)
+    if parts.recipe.evaluating and parts.recipe.batch.eval_kept:
+        from memplan.engine.rows.evaluation_logits import enter_kept_logits
+
+        enter_kept_logits(ledger, parts.recipe)
 
 
 SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (

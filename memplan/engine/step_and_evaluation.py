@@ -9,7 +9,9 @@ from memplan.engine.totals import Totalled
 from memplan.spec.recipe import Recipe
 
 EVALUATION = "evaluation"
-"""The phase, and what stands before the names of its passes."""
+"""What stands before the names of its passes."""
+EVALUATE = "evaluate"
+"""The phase."""
 
 
 def evaluation_of(recipe: Recipe) -> Recipe | None:
@@ -50,7 +52,7 @@ class Joined(Ledger):
 
     def __init__(self, step: Ledger, evaluation: Ledger) -> None:
         super().__init__(_schedule(step.schedule, evaluation.schedule))
-        self._step, first, end = step, len(step.schedule), len(evaluation.schedule) - 1
+        self.step, first, end = step, len(step.schedule), len(evaluation.schedule) - 1
         whole = Counter(_anywhen(row) for row in evaluation.rows if not row.born and row.dies == end)
         shared: Counter[Row] = Counter()
         for row in step.rows:
@@ -65,7 +67,7 @@ class Joined(Ledger):
 
     def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
         """Bytes that are there at every instant of the step."""
-        return self._step.lasting(meter, place)
+        return self.step.lasting(meter, place)
 
 
 def _anywhen(row: Row) -> Row:

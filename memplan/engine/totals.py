@@ -9,13 +9,14 @@ small trees. The figures are the ledger's own, to the byte (tests/test_quick.py)
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memplan.engine.build import SECTIONS, Parts, _enter_sharding
 from memplan.engine.ledger import Ledger
 from memplan.engine.memo import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
+_T = TypeVar("_T")
 Kind = tuple[str, str]
 """Meter and place."""
 MET = 1_000
@@ -222,6 +223,14 @@ class Remembering:
 
 VALUES = Values()
 ORDINARY = Remembering(Parts, SECTIONS)
+_OTHERS: list[Remembered[Any]] = []
+
+
+def remembered(function: Callable[[Any], _T]) -> Callable[[Recipe], _T]:
+    """A function of the parts of a ledger, remembered by what it reads of them and of their recipe."""
+    kept = Remembered(lambda recipe, parts: function(_View(recipe, parts)))
+    _OTHERS.append(kept)
+    return lambda recipe: kept(_Parts(ORDINARY, recipe).reading)
 
 
 @cache
@@ -254,4 +263,6 @@ def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()
     ORDINARY.forget()
+    for each in _OTHERS:
+        each.forget()
     _megatron.cache_clear()

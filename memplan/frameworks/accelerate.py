@@ -23,7 +23,7 @@ HARMLESS = words(
     command_file commands tpu_vm tpu_env mpirun_config gpu_ids main_process_port num_cpu_threads_per_process role
     rdzv_conf rdzv_endpoint max_restarts monitor_interval tee log_dir quiet module m no_python multi_gpu use_fsdp
     use_deepspeed config_file env deepspeed_hostfile deepspeed_multinode_launcher deepspeed_exclusion_filter
-    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag zero3_save_16bit_model
+    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag
     gradient_clipping offload_optimizer_nvme_path offload_param_nvme_path dynamo_mode dynamo_use_fullgraph
     dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config
     seq_parallel_communication_data_type"""
@@ -194,6 +194,9 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
         if device != "none":
             put_inner(found, "deepspeed", inner, {"device": device}, key)
     put_inner(found, "deepspeed", "own_defaults", True, "zero_stage")
+    gathers = "zero3_save_16bit_model"
+    if found.flag(gathers) is False and stage == 3:
+        put_inner(found, "deepspeed", "stage3_gather_16bit_weights_on_model_save", False, gathers)
     draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
     if found.flag("enable_msamp"):
         found.warn("enable_msamp", "weights and states in fp8 (MS-AMP) are not modelled")

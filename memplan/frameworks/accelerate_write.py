@@ -73,7 +73,8 @@ def fsdp_config(job: Job) -> dict[str, Any]:
         "fsdp_version": 1 if one else 2,
         "fsdp_auto_wrap_policy": given.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
         "fsdp_offload_params": bool(given.get("cpu_offload")) or "parameters" in job.offload,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_state_dict_type": given.get("state_dict_type") or "FULL_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": bool(given.get("cpu_ram_efficient_loading")),
     }
     if not one:
         return config | {"fsdp_reshard_after_forward": job.reshard_after_forward is not False}
@@ -117,7 +118,7 @@ def zero_config(job: Job, batch: Any) -> dict[str, Any]:
     return config | {key: given[key] for key in outside if key in given}
 
 
-NOT_OF_ZERO = ("stage", "own_defaults", "ds_optimizer", "grad_accum_dtype", "immediate_grad_update")
+NOT_OF_ZERO = ("stage", "own_defaults", "ds_optimizer", "grad_accum_dtype", "immediate_grad_update", "zero_init")
 
 
 def machines_of(job: Job) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.nemo_rl_source import referred
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
 from memplan.frameworks.verl_source import flat
 from memplan.units import ceil_div
 
@@ -131,6 +131,8 @@ def _where(keys: Keys) -> None:
     keys.put("sharding", "distributed-optimizer" if engine == "megatron" else "fsdp2" if gpus > 1 else "none")
     if "|" in said:
         draft.warn(key, keys.settings.where(key), "the generation engine beside the trainer is not counted", "engine")
+    elif str(keys.draft.values.get("method")) in ("grpo", "ppo"):
+        remark_engine(keys)
 
 
 def _batch(keys: Keys, method: str) -> None:

@@ -185,7 +185,8 @@ def _spread(job: Job) -> dict[str, Any]:
         config: dict[str, Any] = {
             "auto_wrap_policy": given.get("auto_wrap_policy") or "TRANSFORMER_BASED_WRAP",
             "offload_params": bool(given.get("cpu_offload")) or "parameters" in job.offload,
-            "state_dict_type": "SHARDED_STATE_DICT",
+            "state_dict_type": given.get("state_dict_type") or "FULL_STATE_DICT",
+            "cpu_ram_efficient_loading": bool(given.get("cpu_ram_efficient_loading")),
         }
         if one:
             config["sharding_strategy"] = given.get("sharding_strategy") or "FULL_SHARD"

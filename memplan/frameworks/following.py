@@ -27,6 +27,15 @@ class Missing(InvalidJob):
     """A file that another names is not here."""
 
 
+def found_at(base: str, name: str) -> Path | None:
+    """Where a file of this name lies: beside another, in the project around that, or in a folder between."""
+    here = Path(base).resolve().parent
+    top = project_of(here)
+    between = [folder for folder in here.parents if top in folder.parents]
+    paths = ((root / name).resolve() for root in (here, top, *between))
+    return next((path for path in paths if path.is_file() and path.is_relative_to(top)), None)
+
+
 def open_reference(settings: Settings, key: str, reference: str) -> Document:
     """The file that a key names: beside its own, in the working directory around that, or in a folder between.
 
@@ -36,14 +45,12 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
     name = _ROOT.sub("", reference)
     if "://" in name or is_template(name):
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", "give it with --with")
+    path = found_at(settings.path, name)
+    if path is not None:
+        shown = os.path.relpath(path)
+        return open_document(shown if not shown.startswith("..") else str(path))
     here = Path(settings.path).resolve().parent
     top = project_of(here)
-    between = [folder for folder in here.parents if top in folder.parents]
-    for root in [here, top, *between]:
-        path = (root / name).resolve()
-        if path.is_file() and path.is_relative_to(top):
-            shown = os.path.relpath(path)
-            return open_document(shown if not shown.startswith("..") else str(path))
     outside = not any((root / name).resolve().is_relative_to(top) for root in (here, top))
     if outside:
         raise _missing(settings, key, f"{reference[:80]!r} is outside of {top}", "give it with --with")
@@ -64,6 +71,13 @@ def own_loop(path: str, program: str) -> str:
         return ""
     found = None if _TRAINER.search(document.text) else _BACKWARD.search(document.text)
     return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
+
+
+def absent(path: str, program: str, title: str) -> str:
+    """What is to be said of a program that a script starts and that does not lie here."""
+    if not program.endswith(".py") or found_at(path, _ROOT.sub("", program)) is not None:
+        return ""
+    return f"{path}: {program} is not here: its options are read as {title}'s, what it sets itself is not known"
 
 
 def open_written(script: Document, reference: str) -> Document | None:

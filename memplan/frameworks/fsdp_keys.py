@@ -16,10 +16,11 @@ from memplan.frameworks.documents import words
 from memplan.frameworks.hf_switches import mapping
 from memplan.spec.fsdp import STRATEGIES
 from memplan.spec.job import Job
+from memplan.tables.trainer import version_key
 
 HARMLESS = words(
-    """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap state_dict_type
-    sync_module_states cpu_ram_efficient_loading xla xla_fsdp_settings xla_fsdp_grad_ckpt
+    """transformer_layer_cls_to_wrap transformer_cls_to_wrap transformer_cls_names_to_wrap
+    sync_module_states xla xla_fsdp_settings xla_fsdp_grad_ckpt
     xla_fsdp_v2 min_num_params"""
 )
 LAUNCH: dict[str, Any] = {
@@ -93,6 +94,11 @@ def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
     for name in ("offload_params", "cpu_offload"):
         if found.flag(name):
             put_inner(found, "fsdp", "cpu_offload", True, found.named(name))
+    if found.flag("cpu_ram_efficient_loading"):
+        put_inner(found, "fsdp", "cpu_ram_efficient_loading", True, found.named("cpu_ram_efficient_loading"))
+    saved = found.get("state_dict_type")
+    if saved is not None and str(saved).upper() not in ("FULL_STATE_DICT", "1"):
+        put_inner(found, "fsdp", "state_dict_type", saved, found.named("state_dict_type"))
     if found.flag("activation_checkpointing"):
         for table in (keys.draft.values, keys.draft.origins):
             table.pop("gradient_checkpointing", None)
@@ -162,8 +168,7 @@ def read_trainer_fsdp(keys: Keys) -> None:
         text = config.strip().startswith("{")
         inner = mapping(keys, "fsdp_config") if text else _followed(keys, config)
     wraps = keys.text("fsdp_transformer_layer_cls_to_wrap")  # of transformers before 5
-    old = keys.framework.name == "transformers" and (bool(wraps) or keys.draft.facts.get("transformers", 5) == 4)
-    defaults = dict(OLD_TRAINER if old else TRAINER)
+    defaults = dict(OLD_TRAINER if _is_old(keys, bool(wraps)) else TRAINER)
     for word in on:
         if word.upper() in STRATEGIES:
             defaults["reshard_after_forward"] = word.upper()
@@ -175,6 +180,18 @@ def read_trainer_fsdp(keys: Keys) -> None:
     read_fsdp(inner, defaults)
     if "offload" in on:
         put_inner(keys, "fsdp", "cpu_offload", True, "fsdp")
+
+
+FIRST_TRL_ON_5 = (0, 27)
+"""TRL's first version that runs on transformers 5."""
+
+
+def _is_old(keys: Keys, wraps: bool) -> bool:
+    """Whether transformers before 5 reads them, whose FSDP is the first one unless told otherwise."""
+    name, version = keys.framework.name, version_key(str(keys.draft.options.get("trainer_version") or ""))
+    return (name in ("transformers", "trl") and (wraps or keys.draft.facts.get("transformers", 5) == 4)) or (
+        name == "trl" and bool(version) and version < FIRST_TRL_ON_5
+    )
 
 
 def _followed(keys: Keys, reference: str) -> Keys:

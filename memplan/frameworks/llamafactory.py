@@ -95,6 +95,8 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         raise keys.settings.error("flash_attn", f"{word[:20]!r} is no attention", f"use {', '.join(ATTENTIONS)}")
     if keys.flag("enable_liger_kernel"):
         keys.put("kernels", "liger", "enable_liger_kernel")
+    if keys.has("ref_model") and method in ("dpo", "ipo", "kto"):  # beside adapters too (trainer_utils.py)
+        keys.put("reference", "resident", "ref_model")
     if keys.number("pref_ftx") and method in ("dpo", "ipo"):
         keys.put("sft_term", True, "pref_ftx")
     if keys.number("moe_aux_loss_coef"):

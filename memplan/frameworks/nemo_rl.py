@@ -15,7 +15,7 @@ from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.nemo_rl_keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, SIZES, STAGES
 from memplan.frameworks.nemo_rl_source import of_document, trainings
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
 from memplan.units import ceil_div
 
 POLICY, DTENSOR, MEGATRON = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
@@ -86,6 +86,7 @@ def _gpus(keys: Keys, method: str) -> int:
             f"{GENERATION}backend", where, "the generation engine beside the trainer is not counted", "engine"
         )
     if apart:
+        remark_engine(keys)
         those = keys.whole(f"{GENERATION}colocated.resources.num_nodes")
         of_node = keys.whole(f"{GENERATION}colocated.resources.gpus_per_node")
         total -= (those or 1) * (of_node or each) if nodes == 1 or those is None else those * each

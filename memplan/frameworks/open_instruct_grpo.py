@@ -10,7 +10,7 @@ from typing import Any
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import Settings
-from memplan.frameworks.open_instruct_keys import ENGINE
+from memplan.frameworks.own_names import remark_engine
 
 
 def read_grpo(keys: Keys, program: str) -> None:
@@ -37,7 +37,7 @@ def read_grpo(keys: Keys, program: str) -> None:
     if keys.flag("single_gpu_mode"):
         keys.warn("single_gpu_mode", "vLLM on the learner's card is not counted", decides="engine")
     else:
-        keys.draft.remarks.append(f"{keys.settings.path}: {ENGINE}")
+        remark_engine(keys)
 
 
 def _lengths(keys: Keys, program: str) -> None:

@@ -119,7 +119,6 @@ NOT_MODELLED = {
     "additional_model_arguments": "the model is counted without them",
     "single_gpu_mode": "vLLM in the learners' cards is not counted",
 }
-ENGINE = "vLLM's engines stand on GPUs of their own, and are not counted"
 HARMLESS = words(
     """exp_name run_name do_not_randomize_output_dir low_cpu_mem_usage dataset_name dataset_mixer dataset_mixer_list
     dataset_mixer_list_splits dataset_mixer_eval_list dataset_mixer_eval_list_splits dataset_transform_fn

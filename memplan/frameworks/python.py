@@ -126,7 +126,8 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
         raise NotKnown(f"{program.faults[0]}: no Python that can be read", "name a notebook of Python 3")
     other = next(_others(program), None)
     if other is not None:
-        raise NotKnown(f"{other[0]}: {other[1]} is a trainer that is not read", "write its job in memplan's keys")
+        why = "is made where nothing is followed to" if other[1] in TRAINERS else "is a trainer that is not read"
+        raise NotKnown(f"{other[0]}: {other[1]} {why}", "write its job in memplan's keys")
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
@@ -155,11 +156,11 @@ def _need_model(draft: Draft, uncalled: bool) -> None:
 
 
 def _others(program: Program) -> Iterator[tuple[str, str]]:
-    """Trainers of other packages that a program makes."""
+    """Trainers that a program makes, known or not."""
     for part in program.parts:
         for node in ast.walk(part.tree):
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-            if name.endswith("Trainer") and name not in TRAINERS:
+            if name.endswith("Trainer"):
                 yield f"{part.path}, line {getattr(node, 'lineno', 1)}", name
 
 

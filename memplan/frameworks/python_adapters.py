@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.python_gathered import HINTS, Gathered
+from memplan.frameworks.python_gathered import HINTS, Gathered, verb
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH
 from memplan.frameworks.python_values import Thing, Unknown, known, plain
 from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED
@@ -39,6 +39,8 @@ CONFIGS = ("LoraConfig", "get_peft_model")
 def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
     """Whether what is not quantised was cast to fp32: by a call, or not; by TRL where it makes the adapters."""
     prepared = thing.values.get("prepared")
+    if str(draft.values.get("quantization")).startswith("gptq"):
+        return  # PEFT casts nothing beside GPTQ
     if prepared is not None:
         draft.put(
             "kbit_upcast",
@@ -78,7 +80,10 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft) -> None:
         where = str(config.places.get(key, config.place))
         if key in NO_EFFECT or key == "lora_alpha" or value is None or (unsloth and key in UNSLOTH_HARMLESS):
             continue
-        if not known(value):
+        if key == "target_modules" and (several := _any_of(value)):
+            lora["targets"] = several
+            draft.remarks.append(f"{where}: target_modules {verb(value)}: all of them that the model has are counted")
+        elif not known(value):
             _ask_lora(key, value, where, draft)
         elif key in FIELDS:
             lora[FIELDS[key]] = plain(value)
@@ -88,6 +93,14 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft) -> None:
         _ends(lora)
     _targets(lora, config, draft)
     draft.put("lora", lora, Origin(FILE, f"{config.place}: {config.last}"))
+
+
+def _any_of(value: Any) -> Any:
+    """All modules that one of several lists may name; nothing where these are not known."""
+    either = value.either if isinstance(value, Unknown) else ()
+    if not either or not all(known(each) and type(each) in (list, tuple) for each in either):
+        return None
+    return list(dict.fromkeys(str(name) for each in either for name in each))
 
 
 def _ends(lora: dict[str, Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from memplan.frameworks.python_call import Call
+from memplan.frameworks.python_joining import joined
+from memplan.frameworks.python_paths import FILES
 from memplan.frameworks.python_values import (
     Function,
     Method,
@@ -14,7 +15,6 @@ from memplan.frameworks.python_values import (
     Thing,
     Unknown,
     is_plain,
-    joined,
     known,
     overlay,
     plain,
@@ -83,12 +83,10 @@ def _environment(call: Call) -> Any:
     said = call.run.globals.names.get(f"os.environ.{name}")
     if said is not None:
         return said
-    given = len(call.args) > 1 or "default" in call.named
-    return (
-        other
-        if (given and other != "") or name in ("LOCAL_RANK", "RANK")
-        else Unknown(f"the environment's {name}", call.place, (), f"the environment's {name}")
-    )
+    if len(call.args) > 1 or "default" in call.named or name in ("LOCAL_RANK", "RANK"):
+        return other
+    whose = f"the environment's {name}"
+    return Unknown(whose, call.place, (), whose)
 
 
 def _number(kind: Callable[[Any], Any]) -> Callable[[Call], Any]:
@@ -100,29 +98,6 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[Call], Any]:
             return call.unknown()
 
     return made
-
-
-def _text(call: Call) -> Any:
-    value = call.get(0, "object")
-    if isinstance(value, Thing) and value.last in ("Path", "PurePath"):
-        value = value.values.get("*0")
-    return str(plain(value)) if is_plain(plain(value)) else call.unknown()
-
-
-def _folder(call: Call) -> Any:
-    value = _text(call)
-    return posixpath.dirname(value) or "." if isinstance(value, str) else value
-
-
-def _path(call: Call) -> Any:
-    parts = [_text(call._replace(args=[each])) for each in call.args]
-    return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
-
-
-def _made_path(call: Call) -> Any:
-    """``Path("a", b)``: one path, whatever it is made of."""
-    text = _path(call)
-    return call._replace(args=[text], named={}).thing("pathlib.Path")
 
 
 def _of_numbers(kind: Callable[..., Any]) -> Callable[[Call], Any]:
@@ -173,7 +148,7 @@ def _setattr(call: Call) -> None:
     owner, name, value = call.args if len(call.args) == 3 else (None, "", None)
     if isinstance(name, str):
         call.run.put(owner, name, value, call.place)
-    elif isinstance(owner, Thing) and not call.run.aside:
+    elif isinstance(owner, Thing) and owner.name != "model" and not call.run.aside:
         overlay(owner.values, call.unknown())
 
 
@@ -189,6 +164,8 @@ def _mapping(call: Call) -> Any:
 
 def _list(call: Call) -> Any:
     value = call.get(0, "o")
+    if isinstance(value, Unknown) and value.either:
+        return value
     return list(value) if isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method)) else (
         value if value == "all-linear" else call.unknown() if call.args else [])  # fmt: skip
 
@@ -235,20 +212,6 @@ def _processes(call: Call) -> Any:
     )
 
 
-def _file(call: Call) -> Any:
-    """``open(path)``, ``Path(path).open()``: a file whose path the text holds."""
-    name = _text(call)
-    return Thing("file", call.place, {"path": name}) if isinstance(name, str) else call.unknown()
-
-
-def _loaded(call: Call) -> Any:
-    """``yaml.safe_load(open("config.yaml"))``: what the config holds, where it lies beside the program."""
-    source = call.get(0, "stream", call.get(0, "fp"))
-    name = source.values.get("path", source.values.get("*0")) if isinstance(source, Thing) else source
-    document = call.run.files.data(name) if isinstance(name, str) else None
-    return dict(document.settings.values) if document is not None else call.unknown()
-
-
 def _replaced(call: Call) -> Any:
     owner = call.get(0, "obj")
     if not isinstance(owner, Thing):
@@ -256,22 +219,23 @@ def _replaced(call: Call) -> Any:
     return Thing(owner.name, owner.place, {**owner.values, **call.named}, {**owner.places, **call.places}, owner.own)
 
 
-def _exists(call: Call) -> Any:
-    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
-    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
-    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+def _quantisation_of(call: Call) -> Any:
+    """TRL's ``get_quantization_config(model_args)`` (trl 0.8 to 1.16 trainer/utils.py)."""
+    given = call.get(0, "model_args")
+    values = given.values if isinstance(given, Thing) else {}
+    four, eight = (values.get(key, False) for key in ("load_in_4bit", "load_in_8bit"))
+    if not isinstance(given, Thing) or truth(four) is None or truth(eight) is None:
+        return call.unknown()
+    nested, kind = values.get("use_bnb_nested_quant", False), values.get("bnb_4bit_quant_type", "nf4")
+    said = {"load_in_4bit": four, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested}
+    named = {"load_in_8bit": True} if eight else said
+    return call._replace(args=[], named=named).thing("BitsAndBytesConfig") if four or eight else None
 
 
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
+    **FILES,
     "os.environ.get": _environment,
     "os.getenv": _environment,
-    "os.path.join": _path,
-    **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
-    "os.path.dirname": _folder,
-    "os.path.realpath": _text,
-    **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),
-    "os.path.expanduser": _text,
-    "os.path.abspath": _text,
     "*.is_bfloat16_supported": _card,
     "*.is_bf16_supported": _card,
     "*.is_torch_bf16_gpu_available": _card,
@@ -291,6 +255,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
         lambda call: False,
     ),
     "*.get_device_properties": _properties,
+    "*.get_quantization_config": _quantisation_of,
     "torch.cuda.device_count": _count,
     "fire.Fire": _begin,
     "typer.run": _begin,
@@ -298,7 +263,6 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "int": _number(int),
     "float": _number(float),
     "bool": lambda call: call.unknown() if truth(call.get(0, "o")) is None else truth(call.get(0, "o")),
-    "str": _text,
     "len": lambda call: (
         len(call.args[0]) if call.args and isinstance(call.args[0], (list, dict, str)) else call.unknown()
     ),
@@ -315,30 +279,8 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "tuple": _list,
     "set": _list,
     "sorted": _list,
-    "open": _file,
-    **dict.fromkeys(
-        (
-            "yaml.safe_load",
-            "yaml.load",
-            "yaml.full_load",
-            "json.load",
-            "json.loads",
-            "OmegaConf.load",
-            "omegaconf.OmegaConf.load",
-            "toml.load",
-            "tomllib.load",
-        ),
-        _loaded,
-    ),
     "*.snapshot_download": lambda call: call.get(0, "repo_id", call.get(0, "model_id")),
     "copy.deepcopy": lambda call: call.get(0, "x"),
     "copy.copy": lambda call: call.get(0, "x"),
     "typing.cast": lambda call: call.get(1, "val"),
-}
-
-
-OF_PATHS: Mapping[str, Callable[[Call], Any]] = {
-    **dict.fromkeys(("exists", "is_file"), _exists),
-    **dict.fromkeys(("expanduser", "resolve", "absolute", "as_posix"), lambda call: call.owner),
-    **dict.fromkeys(("open", "read_text", "read"), lambda call: call.owner),
 }

@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 from memplan.frameworks import python_models
-from memplan.frameworks.python_builtins import FUNCTIONS, OF_PATHS, of_plain
+from memplan.frameworks.python_builtins import FUNCTIONS, of_plain
 from memplan.frameworks.python_call import Call
 from memplan.frameworks.python_operators import written
 from memplan.frameworks.python_parsers import PARSER, PARSERS, options
+from memplan.frameworks.python_paths import OF_PATHS
 from memplan.frameworks.python_run import Run
 from memplan.frameworks.python_values import (
     Class,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from itertools import islice
 from typing import Any
 
+from memplan.frameworks.python_joining import joined
 from memplan.frameworks.python_operators import (
     COMPARISONS,
     MAX_ITEMS,
@@ -17,77 +17,27 @@ from memplan.frameworks.python_operators import (
     tame,
     written,
 )
+from memplan.frameworks.python_tracing import Tracing
 from memplan.frameworks.python_values import (
     MAX_TEXT,
     Class,
     Frame,
     Function,
     Method,
-    Place,
     Ref,
     Thing,
     Unknown,
     is_plain,
-    joined,
     known,
     overlay,
     plain,
-    root_of,
     truth,
     unknown_option,
 )
 
-LOOKED_AT = 24
-"""Parts of an expression that are looked at for what it comes from."""
 
-
-class Expressions:
+class Expressions(Tracing):
     """Works out expressions; ``call`` is the interpreter's."""
-
-    path: str
-    frame: Frame
-    """Of the expression that is worked out."""
-
-    def step(self, node: ast.AST) -> None:
-        """Count one more step. Raises InvalidJob beyond what a training's script takes."""
-        raise NotImplementedError
-
-    def call(self, node: ast.Call, frame: Frame) -> Any:
-        """What a call comes to."""
-        raise NotImplementedError
-
-    def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
-        """What a function of the program returns."""
-        raise NotImplementedError
-
-    def cut(self, node: ast.Subscript, bound: Any) -> None:
-        """``ids[:MAX_LENGTH]``: a row may be cut here."""
-        raise NotImplementedError
-
-    def place(self, node: ast.AST) -> Place:
-        """Where a node stands."""
-        return Place(self.path, getattr(node, "lineno", 1))
-
-    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
-        """Bind a name, an attribute, an element, or several of these."""
-        raise NotImplementedError
-
-    def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
-        """That a node's value is not known."""
-        return Unknown(written(node), self.place(node), either, self._root(node))
-
-    def _root(self, node: ast.AST) -> str:
-        """What an expression comes from: the first of its names that comes from something."""
-        for each in islice(ast.walk(node), LOOKED_AT):
-            owner = each.value if isinstance(each, ast.Attribute) else each
-            try:
-                value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
-            except KeyError:
-                continue
-            root = root_of(value.values.get(each.attr) if each is not owner and isinstance(value, Thing) else value)
-            if root:
-                return root
-        return ""
 
     def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:
         """The value of an expression."""
@@ -130,6 +80,8 @@ class Expressions:
             return thing.values[name]
         if name == "__dict__":
             return thing.values
+        if (thing.name, name) == ("torch.device", "type") and isinstance(thing.values.get("*0"), str):
+            return thing.values["*0"].partition(":")[0]
         if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):
             return PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None
@@ -230,7 +182,8 @@ class Expressions:
             self.assign(loop.target, each, inner)
             kept = [truth(self.evaluate(test, inner)) for test in loop.ifs]
             if None in kept:
-                return self.unknown(node)
+                whole = isinstance(node.elt, ast.Name) and isinstance(loop.target, ast.Name)
+                return self.unknown(node, (list(values),) if whole else ())
             found += [self.evaluate(node.elt, inner)] if all(kept) else []
         return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
-from memplan.errors import MemplanError
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks import python_calls
 from memplan.frameworks.base import Draft
 from memplan.frameworks.documents import Document
@@ -14,6 +15,8 @@ from memplan.frameworks.python_run import Known, Run
 from memplan.frameworks.python_text import program_of
 from memplan.frameworks.python_values import Thing
 from memplan.gpus import find_gpu
+
+MAKES = re.compile(r"Trainer\(")
 
 
 def known_of(draft: Draft) -> Known:
@@ -49,8 +52,20 @@ def _cached(text: str, path: str, bf16: bool, capability: tuple[int, int], memor
 
 
 def _go(text: str, path: str, known: Known) -> Run:
-    program = program_of(text, path)
-    run = Run(known, python_calls, Files(path))
+    """Once; and again past conditions that end it, where it makes no trainer before them."""
+    run = _gone(text, path, known)
+    if run.trainers or not MAKES.search(text):
+        return run
+    try:
+        again = _gone(text, path, known, hopeful=True)
+    except InvalidJob:
+        return run
+    return again if again.trainers else run
+
+
+def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
+    program, run = program_of(text, path), Run(known, python_calls, Files(path))
+    run.hopeful = hopeful
     run.program(program.parts or [part for _, part in program.written])
     return run
 

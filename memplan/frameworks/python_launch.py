@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from memplan.errors import MemplanError
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import open_reference
+from memplan.frameworks.following import found_at, open_reference
 from memplan.frameworks.hf_dialect_scripts import script_of
 from memplan.frameworks.launch import Launch, launches
-from memplan.frameworks.python_files import might_be
 from memplan.frameworks.python_follow import followed, trainings
 from memplan.frameworks.python_models import things
 from memplan.frameworks.python_run import Known
@@ -29,7 +28,7 @@ def started(document: Document, known: Known | None = None) -> Started | None:
     """The first program of a script that lies here and builds its training from what is known; None without one."""
     for launch in launches(document):
         path = launch.program if launch.program.endswith(".py") else ""
-        if not path or script_of(launch.arguments(), launch.program) or not might_be(document.path, path):
+        if not path or script_of(launch.arguments(), launch.program) or found_at(document.path, path) is None:
             continue
         try:
             program = open_reference(Settings(document.path, {}), "program", path)

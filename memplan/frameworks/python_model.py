@@ -55,6 +55,8 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
         _loading(thing, trainer, gathered, run, draft, old)
     quantised = put_quantisation(thing, gathered, draft)
     config = trainer.values.get("peft_config") or (thing.values.get("peft_config") if thing else None)
+    if thing is not None:
+        config = _started(config, thing, draft)
     put_adapters(config, trainer, thing, gathered, draft)
     if thing is None:
         return
@@ -73,6 +75,17 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
         )
     if thing.values["class"] in UNSLOTH:
         put_unsloth(thing, trainer, config, gathered, draft)
+
+
+def _started(config: Any, thing: Thing, draft: Draft) -> Any:
+    """Of adapters that are made, or loaded where a run is resumed, those that are made."""
+    resumed = thing.values.get("adapter")
+    made = [each for each in config.either if each is not None] if isinstance(config, Unknown) else []
+    if not (isinstance(resumed, Unknown) and len(made) == 1):
+        return config
+    del thing.values["adapter"]
+    draft.remarks.append(f"{thing.places['adapter']}: adapters of a run that is resumed are taken for those it makes")
+    return made[0]
 
 
 def _unknown(model: Any, place: Place, gathered: Gathered, draft: Draft) -> None:

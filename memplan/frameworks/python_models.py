@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.python_call import Call
@@ -181,6 +182,8 @@ def method(call: Call) -> Any:
     if isinstance(owner, Thing) and owner.last in TRAINERS:
         if name == "train":
             owner.set("?trained", True, call.place)
+            for key in ("model", "*0"):  # whatever becomes of it afterwards
+                owner.values |= {key: as_it_is(owner.values[key])} if key in owner.values else {}
         return call.unknown()
     if (
         isinstance(owner, Thing)
@@ -192,6 +195,15 @@ def method(call: Call) -> Any:
     if root is not None:
         return _of_part(call, root)
     return call.unknown()
+
+
+def as_it_is(model: Any) -> Any:
+    """A model as it is now."""
+    if isinstance(model, Unknown) and model.either:
+        return replace(model, either=tuple(map(as_it_is, model.either)))
+    if not (isinstance(model, Thing) and model.name == "model"):
+        return model
+    return replace(model, values=dict(model.values), places=dict(model.places))
 
 
 def root_model(owner: Any) -> Thing | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers, trl
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
@@ -15,7 +15,7 @@ from memplan.frameworks.python_gathered import LIBRARY, Gathered
 from memplan.frameworks.python_model import loaded_by_trainer, put_model
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.python_run import Run
-from memplan.frameworks.python_values import Thing, Unknown
+from memplan.frameworks.python_values import Ref, Thing, Unknown
 from memplan.frameworks.trl_keys import METHODS
 from memplan.frameworks.trl_methods import by_loss
 from memplan.frameworks.trl_online import COMPLETIONS
@@ -48,6 +48,10 @@ trl 0.9 to 1.16 trainer/*.py (tokenizer: processing_class since 0.12, gone in 0.
 transformers 4.41 (eval_strategy) to 5.0; ``torch_dtype`` is ``dtype`` since 4.56, and still taken."""
 
 
+GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
+"""Names of TRL's that went, and the last version that had them."""
+
+
 def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, draft: Draft) -> None:
     """One trainer into the draft. Raises InvalidJob for a trainer that is not modelled."""
     method = TRAINERS[trainer.last]
@@ -55,12 +59,17 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
     gathered, draft.facts["program"] = Gathered(path), path
     arguments = _arguments(trainer)
+    cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
+    if cpu and arguments.values[cpu] is True:
+        raise NoTraining(
+            f"{arguments.places[cpu]}: {cpu}: it trains on the CPU", "check a program that trains on a GPU"
+        )
     _gather(gathered, trainer, arguments, run)
     model = trainer.values.get("model", trainer.values.get("*0"))
     found = things(model)
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
-    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins)
+    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
     version = _modelled(version, method, trainer, draft)
     if version:
         draft.options = {"trainer_version": version, **draft.options}
@@ -158,7 +167,7 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
 
 
 def _version(
-    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str]
+    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
 ) -> tuple[str, str]:
     """(version, why) whose defaults are taken; empty for the newest."""
     if package in pins:
@@ -173,6 +182,9 @@ def _version(
             found.append(
                 (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
             )
+    named = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
+    gone = {name: GONE[name] for name in named & GONE.keys()}
+    found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]
     return min(found)[1:] if found else ("", "")
 
 

@@ -11,20 +11,11 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document
 from memplan.frameworks.python_files import Files
+from memplan.frameworks.python_joining import joined
 from memplan.frameworks.python_operators import written
 from memplan.frameworks.python_statements import Statements
 from memplan.frameworks.python_text import SHORTER, NotPython, Part, program_of
-from memplan.frameworks.python_values import (
-    Class,
-    Frame,
-    Function,
-    Place,
-    Ref,
-    Thing,
-    Unknown,
-    joined,
-    overlay,
-)
+from memplan.frameworks.python_values import Class, Frame, Function, Place, Ref, Thing, Unknown, overlay
 
 MAX_STEPS = 150_000
 MAX_CALLS = 14
@@ -61,6 +52,7 @@ class Run(Statements):
         self.modules: dict[tuple[str, int], Frame] = {}
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
+        self.left, self.turning, self.hopeful = [], 0, False
         self.trainers: list[Thing] = []
         self.things: list[Thing] = []
         """Objects that calls of libraries make, but models and trainers, in their order."""

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from memplan.frameworks.python_expressions import Expressions
+from memplan.frameworks.python_joining import joined
 from memplan.frameworks.python_operators import written
-from memplan.frameworks.python_values import Frame, Method, Place, Ref, Unknown, joined, root_of, truth
+from memplan.frameworks.python_values import Frame, Method, Place, Ref, Unknown, root_of, truth
 
-UNROLLED = 40
-"""Elements of a list of literals that a loop is gone through for."""
+UNROLLED = (40, 20, 4)
+"""Elements of a list of literals that a loop is gone through for; within another such loop; further within."""
 GOES_ON, LEAVES_TURN, LEAVES_LOOP, LEAVES = 0, 1, 2, 3
 """How a block ends: not at all, by ``continue``, by ``break``, by what leaves the function."""
 
@@ -23,6 +24,12 @@ class Statements(Expressions):
     """Conditions that nobody can decide, around the statement."""
     loops: int
     """Loops that are gone through once, around it."""
+    turning: int
+    """Loops that are gone through for each element, around it."""
+    left: list[tuple[Frame, dict[str, Any]]]
+    """Names where a turn of a loop may end before its end."""
+    hopeful: bool
+    """Whether a condition that ends a function is taken not to be met: data that is not here where it is read."""
     globals: Frame
     steps: int
     calls: Any
@@ -91,7 +98,7 @@ class Statements(Expressions):
         answer = truth(self.evaluate(node.test, frame))
         if answer is not None:
             body = node.body if answer else node.orelse
-            refuses = bool(body) and isinstance(body[-1], ast.Raise)  # a program that trains does not
+            refuses = bool(body) and isinstance(body[-1], (ast.Raise, *((ast.Return,) if self.hopeful else ())))
             return GOES_ON if refuses else self.block(body, frame)
         return self.branches([node.body, node.orelse], frame, node.test)
 
@@ -105,6 +112,7 @@ class Statements(Expressions):
             outcomes.append((self.block(body, frame), frame.names))
         text = self.doubts.pop()
         going = [names for ended, names in outcomes if not ended]
+        self.left += [(frame, names) for ended, names in outcomes if going and ended in (LEAVES_TURN, LEAVES_LOOP)]
         frame.names = self._joined(going, f"depends on {text}", self.place(test)) if going else outcomes[0][1]
         if frame is self.globals or frame.outer is None:
             self.globals.names = frame.names
@@ -123,14 +131,22 @@ class Statements(Expressions):
         return self.branches([case.body for case in node.cases], frame, node.subject)
 
     def _for(self, node: ast.For, frame: Frame) -> int:
-        value = self.evaluate(node.iter, frame)
+        value, mark = self.evaluate(node.iter, frame), len(self.left)
         several = isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method))
-        if several and 0 < len(value) <= UNROLLED:
-            return self._turns(node, value, frame)
-        self.loops += 1
-        ended = self._body(node, self.calls.element(self, value, node.iter), frame)
-        self.loops -= 1
-        return LEAVES if ended == LEAVES else GOES_ON
+        if several and 0 < len(value) <= UNROLLED[min(self.turning, 2)]:
+            self.turning += 1
+            ended = self._turns(node, value, frame)
+            self.turning -= 1
+        else:
+            self.loops += 1
+            ended = self._body(node, self.calls.element(self, value, node.iter), frame)
+            self.loops -= 1
+        early = [names for each, names in self.left[mark:] if each is frame]
+        del self.left[mark:]
+        if early and ended != LEAVES:
+            text = f"depends on the turns over {written(node.iter)}"
+            frame.names = self._joined([frame.names, *early], text, self.place(node))
+        return LEAVES if ended == LEAVES and not early else GOES_ON
 
     def _turns(self, node: ast.For, values: Sequence[Any], frame: Frame) -> int:
         for each in values:

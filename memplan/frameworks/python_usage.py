@@ -18,6 +18,9 @@ from memplan.frameworks.python_values import OPTION, Thing, root_of
 TOP_LINES = 150
 _SIGNS = re.compile(r"^[\s#$>*]*(?:Usage:|Example:)?\s*")
 
+_TRIAL = re.compile(r"smoke|dry|debug|test|eval|help|stats|sample")
+"""Options of a command that tries a program out."""
+
 
 def wants_options(trainer: Thing) -> bool:
     """Whether what decides memory comes from options that the program's command has to give."""
@@ -44,16 +47,16 @@ def shown_command(document: Document, known: Known) -> Known | None:
         except MemplanError:
             continue
         launch = next((each for each in launches(script) if posixpath.basename(each.program) == name), None)
-        if launch is not None and launch.arguments().values:
+        options = launch.arguments().values if launch is not None else {}
+        if launch is not None and options and not any(_TRIAL.search(key) for key in options):
             return with_options(launch, known)
     return None
 
 
 def mark_shown(known: Known, draft: Draft) -> None:
-    """That the command is the program's own example, at every key that it decides."""
-    places = {str(place) for place in known.places.values()}
-    for key, origin in draft.origins.items():
-        if origin.kind == FILE and origin.text.rpartition(": ")[0] in places:
-            draft.origins[key] = Origin(ASSUMED, f"{origin.text}, of the command that the program shows")
-    first = next(iter(known.places.values()))
-    draft.remarks.append(f"{first}: its options are those of the command that the program shows")
+    """That the command is the program's own example, at every key that it may decide."""
+    first = min(known.places.values(), key=lambda place: place.line)
+    for key in ("model", "sequence_length", "batch_size"):
+        origin = draft.origins.get(key)
+        if origin is not None and origin.kind == FILE:
+            draft.origins[key] = Origin(ASSUMED, f"{origin.text}, by the command that the program shows, {first}")

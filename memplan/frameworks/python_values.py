@@ -5,6 +5,7 @@ the program's own, and what nobody knows before it runs.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,6 +51,10 @@ LIBRARIES = frozenset(
 MAX_TEXT = 20_000
 OPTION = "the option --"
 """How the origin of a value begins that the program's command gives."""
+
+
+ANSWERS = re.compile(r"(is|has|can|get|use|needs|should|find|check|any|all|getenv|environ|which)(_|dir|file|$)|exists")
+"""How functions of libraries are called that answer a question."""
 
 
 class Place(NamedTuple):
@@ -260,48 +265,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same for a reader."""
-    if one is other:
-        return True
-    if isinstance(one, Unknown) and isinstance(other, Unknown):
-        return one.text == other.text and one.root == other.root and not one.either and not other.either
-    return type(one) is type(other) and known(one) and known(other) and bool(one == other)
-
-
-def joined(values: list[Any], text: str, place: Place) -> Any:
-    """One value for several branches: the one that all have, a thing of what they share, or what is not known."""
-    first = values[0]
-    if all(same(first, other) for other in values[1:]):
-        return first
-    if all(isinstance(value, Thing) and value.name == first.name and value.own is first.own for value in values):
-        return _merged(values, text, place)
-    if all(type(value) is tuple and len(value) == len(first) for value in values):
-        return tuple(joined(list(several), text, place) for several in zip(*values, strict=True))
-    flat: list[Any] = []
-    for value in values:
-        flat += value.either if isinstance(value, Unknown) and value.either else [value]
-    certain = all(not isinstance(value, (Unknown, Method)) for value in flat)
-    root = next((root for root in map(root_of, flat) if root), "")
-    return Unknown(text, place, tuple(flat[:8]) if certain else (), root)
-
-
-def _merged(things: list[Thing], text: str, place: Place) -> Thing:
-    first = things[0]
-    names = list(dict.fromkeys(key for thing in things for key in thing.values))
-    merged = Thing(first.name, first.place, {}, {}, first.own, first.depth)
-    for key in names:
-        values = [thing.values.get(key) for thing in things]
-        where = next((thing.places[key] for thing in things if key in thing.places), first.place)
-        merged.set(key, joined(values, text, place) if len(names) < 200 else Unknown(text, place), where)
-    return merged
-
-
 def truth(value: Any) -> bool | None:
     """Whether a value is true; None where nobody knows."""
     if isinstance(value, (Unknown, Method)):
         answers = {truth(each) for each in value.either} if isinstance(value, Unknown) and value.either else {None}
         return answers.pop() if len(answers) == 1 else None
+    if isinstance(value, Thing) and ANSWERS.match(value.last):
+        return None  # a library's answer, which only a run knows
     if isinstance(value, (Ref, Thing, Function, Class)):
         return True
     return bool(value)

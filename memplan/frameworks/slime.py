@@ -15,7 +15,7 @@ from memplan.frameworks import megatron
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
 from memplan.frameworks.megatron_keys import DEFAULTS
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
 from memplan.frameworks.shell import Word, options_of
 
 PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
@@ -134,6 +134,8 @@ def _rollouts(keys: Keys, path: str) -> None:
     if keys.flag("colocate"):
         keys.draft.warn("colocate", keys.settings.where("colocate"), "the generation engine beside the trainer is not "
                         "counted", "engine")  # fmt: skip
+    else:
+        remark_engine(keys)
 
 
 def _model(keys: Keys) -> None:

@@ -13,7 +13,7 @@ from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run
 from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.following import own_loop
+from memplan.frameworks.following import absent, own_loop
 from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
 from memplan.frameworks.hf_dialect import Dialect
 from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
@@ -59,6 +59,8 @@ def read(document: Document, draft: Draft) -> None:
     if isinstance(settings.values.get("train_args_file"), str):  # Firefly's
         settings = draft.follow(settings, "train_args_file", settings.values["train_args_file"]).settings
     read_settings(settings, draft, launch.program)
+    missing = "" if script_of(settings, launch.program) else absent(document.path, launch.program, "the Trainer")
+    draft.remarks += [missing] if missing else []
     loop = own_loop(document.path, launch.program)
     if loop:
         draft.warn("program", loop, "a training loop of the program's own, which is not read", "method",

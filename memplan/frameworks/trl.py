@@ -5,6 +5,7 @@ Defaults are TRL's by method (``trl_keys``); what it shares with transformers is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from memplan.frameworks import hf_dialect_vision, hf_precision
 from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.following import absent
 from memplan.frameworks.hf_arguments import DEFAULTS as TRAINER_DEFAULTS
 from memplan.frameworks.hf_arguments import FIELDS, read_arguments, read_attention
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
@@ -30,6 +32,15 @@ from memplan.frameworks.trl_switches import read_switches
 from memplan.frameworks.trl_write import write
 from memplan.spec.allocator import VARIABLES
 from memplan.tables.trainer import version_key
+
+OWN_PROGRAM = re.compile(
+    r"(^|/)(run_)?(sft|dpo|simpo|grpo|kto|orpo|cpo|rloo|ppo|gkd|online_dpo|nash_md|xpo|reward_modeling|bco)(_\w+)?\.py$"
+)
+"""Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments."""
+
+
+OF_VLM_R1 = ("image_root", "image_folders", "data_file_paths", "is_reward_customized_from_vlm_module")
+"""Arguments of om-ai-lab/VLM-R1's program, whose setup.py (2025) pins TRL 0.17: its GRPO has a reference by default."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -78,6 +89,9 @@ def read(document: Document, draft: Draft) -> None:
         raise InvalidJob(f"{launch.where}: TRL's {method} is not modelled", f"modelled: {', '.join(METHODS)}")
     origin = Origin(FILE, f"{launch.where}: {launch.program} {name if launch.program == 'trl' else ''}".strip())
     read_settings(arguments, draft, (method, origin), launch.program)
+    own = OWN_PROGRAM.search(launch.program)
+    missing = "" if own else absent(document.path, launch.program, "TRL")
+    draft.remarks += [missing] if missing else []
     if launch.program == "trl":
         read_trl_launcher(arguments, launch, draft)
     read_launcher(launch, draft)
@@ -106,8 +120,10 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     name, origin = method
     simpo = settings.values.get("gamma_beta_ratio") is not None
     version = "0.9.6" if simpo else str(draft.options.get("trainer_version") or "")
-    script = script_of(settings, program)
-    row = FRAMEWORK._replace(title=script.title, version="") if script else FRAMEWORK
+    script, row = script_of(settings, program), FRAMEWORK
+    if not version and name == "grpo" and any(key in settings.values for key in OF_VLM_R1):
+        version, row = "0.17", FRAMEWORK._replace(version="0.17, which VLM-R1 pins")
+    row = FRAMEWORK._replace(title=script.title, version="") if script else row
     defaults = defaults_of(name, version)
     if script:  # its dataclass is TrainingArguments'
         defaults |= {**TRAINER_DEFAULTS, "max_length": None, **script.defaults}

@@ -11,7 +11,7 @@ import re
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Document
-from memplan.frameworks.own_names import OTHERS
+from memplan.frameworks.own_names import OTHERS, remark_engine
 from memplan.frameworks.verl_asking import VerlKeys, gpus, known, settled
 from memplan.frameworks.verl_batch import update_batch
 from memplan.frameworks.verl_critic import read_critic
@@ -103,6 +103,8 @@ def _beside(keys: Keys, found: Given) -> None:
         where, name = keys.settings.where(key), str(keys.get(f"{ROLLOUT}name") or "vllm")[:20]
         why = f"the generation engine ({name}) beside the trainer is not counted"
         keys.draft.warn(ROLLOUT.rstrip("."), where, why, "engine")
+    else:
+        remark_engine(keys)
 
 
 def _entropy(keys: Keys) -> None:

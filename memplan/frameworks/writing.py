@@ -248,6 +248,8 @@ def _felt(name: str, value: Any, recipe: Recipe, row: Framework) -> Any:
         return ""
     if name == "megatron":
         return effective(recipe) if recipe.in_megatron else ""
+    if name == "moments":
+        return value._replace(names=())  # which phases are looked at is memplan's own
     if name != "sharding.deepspeed" or value.wrapper == "zero3":
         return value
     return value._replace(**{key: value._field_defaults[key] for key in OF_STAGE_3})

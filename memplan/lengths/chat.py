@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +12,8 @@ from memplan.errors import UsageError
 Messages: TypeAlias = list[dict[str, Any]]
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool"}
 """ShareGPT's names of roles."""
+MOST_WRITTEN = 64 << 20
+"""Characters that a template makes of a row."""
 MARKS_PER_MESSAGE = 5
 """Tokens taken for the marks around a message where no template can be rendered: ChatML has start, role, newline, end,
 newline."""
@@ -83,11 +85,22 @@ def templated_chat(template: str, tokens: Mapping[str, str]) -> Chat | None:
 
     def render(messages: Messages, answering: bool) -> str:
         try:
-            return str(compiled.render(messages=messages, add_generation_prompt=answering, tools=None, **tokens))
+            pieces = compiled.generate(messages=messages, add_generation_prompt=answering, tools=None, **tokens)
+            return "".join(_bounded(pieces))
         except Exception as error:
             raise UsageError(f"the chat template refuses a row: {str(error)[:200]}", "give --no-template") from None
 
     return Chat(render)
+
+
+def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+    """A template may write more than anyone reads."""
+    written = 0
+    for piece in pieces:
+        written += len(piece)
+        if written > MOST_WRITTEN:
+            raise ValueError(f"it makes more than {MOST_WRITTEN >> 20} MiB of it")
+        yield piece
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:

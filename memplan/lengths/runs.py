@@ -9,16 +9,20 @@ from random import Random
 
 from memplan.drawn import Lengths as Report
 from memplan.drawn import MicroBatch
+from memplan.engine.allocator.events import is_covered
 from memplan.errors import InvalidJob
 from memplan.lengths.batches import Batches, batches
 from memplan.lengths.distribution import longest_of
 from memplan.lengths.playing import played
-from memplan.reporting import Peak, peak
+from memplan.meters import Totals, with_play
+from memplan.reporting import price
 from memplan.resolve import resolve
 from memplan.spec.lengths import Lengths
 from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
+FINE = 128
+"""Parts of the longest micro-batch, to one of which the fatal length is found where each try is a play."""
 Z95 = 1.959964
 """Standard deviations of a normal distribution within which 95 % lie."""
 
@@ -87,30 +91,46 @@ class _Needs:
     def __init__(self, given: JobInput, made: Batches) -> None:
         self.given, self.made = given, made
         self.recipe: Callable[[int], Recipe] = cache(lambda length: resolve(self._changed(length)))
-        self.peak: Callable[[int], Peak] = cache(lambda length: peak(self.recipe(length)))
+        self.totals: Callable[[int], Totals] = cache(self._played)
 
     def _changed(self, length: int) -> JobInput:
         changes = self.made.changes(length)
         return with_changes(self.given, changes) if changes else self.given
 
+    def _played(self, length: int) -> Totals:
+        """The meters as a report of this length has them."""
+        fullest = price(self.recipe(length), detailed=False)[0]
+        return with_play(fullest.meters, fullest.ledger, fullest.of.recipe, False)
+
     def fits(self, length: int) -> bool:
-        """Whether the expected device figure does."""
+        """Whether the expected figure does; a step is played only where bounds leave it open."""
         recipe = self.recipe(self.made.fit(length))
         gpu = recipe.hardware.gpu
-        return gpu is None or self.peak(self.made.fit(length)).device.expected <= gpu.usable_bytes
+        if gpu is None:
+            return True
+        fullest = price(recipe, detailed=False, search=True)[0]
+        of = fullest.meters
+        if of.allocated.expected + of.outside.expected > gpu.usable_bytes:
+            return False
+        if not is_covered(fullest.of.recipe):
+            return of.device.expected <= gpu.usable_bytes
+        open_ = of.to_fit.high > gpu.usable_bytes
+        return not open_ or self.totals(self.made.fit(length)).to_fit.expected <= gpu.usable_bytes
 
     def fatal(self, longest: int) -> int | None:
-        """The fewest tokens that do not fit, by halving: peaks grow with the tokens."""
+        """The fewest tokens that do not fit, by halving: peaks grow with the tokens. To the token, or where steps are
+        played to so many as decide nothing.
+        """
         if self.fits(longest):
             return None
         low, high = 0, longest
-        while high - low > 1:
+        while high - low > (max(1, longest // FINE) if is_covered(self.recipe(longest)) else 1):
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(middle) else (low, middle)
         return high
 
     def micro_batch(self, length: int) -> MicroBatch:
         """As the report says it."""
-        found, batch = self.peak(length), self.recipe(length)
+        found, recipe = self.totals(length), self.recipe(length)
         sizes = found.allocated.expected, found.reserved.expected, found.device.expected
-        return MicroBatch(batch.rows, batch.batch.sequence_length, *sizes)
+        return MicroBatch(recipe.rows, recipe.batch.sequence_length, *sizes)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
 from memplan.render.cards_view import cards_blocks
-from memplan.render.instants import instant_words
+from memplan.render.instants import instant_words, moment_words
 from memplan.render.lengths_view import lengths_blocks
 from memplan.render.verdict_view import verdict_blocks
 from memplan.report import Report, Reserved
@@ -21,6 +21,7 @@ def estimate_blocks(report: Report, width: int) -> list[Block]:
         *_what(report),
         *_peak(report, width),
         *_meters(report, width),
+        *_moments(report, width),
         *_from_sft(report),
         *verdict_blocks(report, width),
         *lengths_blocks(report),
@@ -52,7 +53,8 @@ def _peak(report: Report, width: int) -> Iterator[Block]:
     if why:
         yield Prose(f"{per_gpu.peak_instant}: {why}.", "dim")
     yield category_table(per_gpu.by_category, per_gpu.allocated_bytes, width)
-    phases = [f"{name} {format_bytes(size)}" for name, size in per_gpu.phases.items()]
+    beside = {moment.name for moment in per_gpu.moments}
+    phases = [f"{name} {format_bytes(size)}" for name, size in per_gpu.phases.items() if name not in beside]
     yield Prose("Largest in each phase: " + ", ".join(phases) + ".")
     if report.host.bytes_per_node:
         yield Prose(f"In the host's memory: {format_bytes(report.host.bytes_per_node)} on each node.")
@@ -113,6 +115,28 @@ def _reserved(found: Reserved) -> str:
     if found.needs_sought:
         return f"{text}; the job needs {format_bytes(found.needs)} of it at the least."
     return f"{text}; what it needs at the least was not looked for (--play)."
+
+
+def _moments(report: Report, width: int) -> Iterator[Block]:
+    """The phases beside the steady step, in the order of the run."""
+    moments = report.per_gpu.moments
+    if not moments:
+        return
+    yield Heading("Beside the steady step")
+    columns = [Column("phase"), *(Column(title, right=True) for title in ("allocated", "device", "host, each node"))]
+    rows: list[tuple[str, ...]] = [
+        (
+            each.name,
+            format_bytes(each.allocated_bytes),
+            format_bytes(each.device_bytes.expected),
+            format_bytes(each.host_bytes_per_node) if each.host_bytes_per_node else "",
+        )
+        for each in moments
+    ]
+    if width >= ROOMY:
+        columns.append(Column("most at", wrap=True, style="dim"))
+        rows = [(*row, moment_words(each.peak_instant)) for row, each in zip(rows, moments, strict=True)]
+    yield Table(tuple(columns), tuple(rows))
 
 
 def _from_sft(report: Report) -> Iterator[Block]:

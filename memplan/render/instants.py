@@ -1,5 +1,6 @@
 """What an instant of a step is, and why memory may peak there, in words."""
 
+from memplan.engine.phases.first_step import FIRST
 from memplan.engine.step_and_evaluation import EVALUATION
 
 WITHIN_A_STEP = "nothing that the other layers saved is free yet, and gradients in flight come on top"
@@ -112,6 +113,25 @@ def instant_words(instant: str) -> tuple[str, str]:
         why = "nothing is saved for backward, but its batch is one of eval_batch_size, logits and all"
     where = PASSES.get(name, "")
     return (f"{what}, {where}" if where else what), why
+
+
+MOMENTS = {
+    "load.policy": "the policy's weights are read",
+    "load.prepare": "weights are cast, adapters made",
+    "load.reference": "the other models are read",
+    "load.shard": "all is divided, or flattened",
+    "load.states": "DeepSpeed's fp32 copies are made",
+    "save.model": "the weights are written",
+    "save.optimizer": "the optimizer's states are written",
+    "merge.layer": "the largest matrix is merged",
+    "sync.gather": "weights are gathered for the engine",
+}
+"""Instants of the phases beside the steady step."""
+
+
+def moment_words(instant: str) -> str:
+    """What an instant beside the steady step is."""
+    return MOMENTS.get(instant) or instant_words(instant.removeprefix(f"{FIRST}-"))[0]
 
 
 def instant_title(instant: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from memplan.engine.phases.first_step import FIRST
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
 from memplan.render.instants import instant_words
@@ -26,7 +27,17 @@ def ledger_blocks(report: Report, categories: Iterable[str] | None = None) -> li
         *_section(f"Allocated at the peak, {at}", alive, report),
         *_section("Outside torch's allocator", outside, report),
         *_section("Allocated at other instants", elsewhen, report),
+        *_beside(report, wanted),
     ]
+
+
+def _beside(report: Report, wanted: set[str] | None) -> Iterator[Block]:
+    """The rows that phases beside the step have of their own."""
+    known = {row.name for row in report.per_gpu.ledger}
+    for moment in report.per_gpu.moments:
+        rows = [row for row in moment.ledger if wanted is None or row.category in wanted]
+        own = [row for row in rows if row.name not in known and not row.born.startswith(f"{FIRST}-")]
+        yield from _section(f"Beside the step, in {moment.name}", own, report)
 
 
 def is_alive(row: LedgerRow, position: dict[str, int], instant: int) -> bool:
@@ -63,7 +74,9 @@ def _row(row: LedgerRow, report: Report) -> list[tuple[Cell, Cell]]:
 def _lifetime(row: LedgerRow, report: Report) -> str:
     """From birth to death in words of the schedule."""
     instants = report.per_gpu.instants
-    place = {"gpu": "", "nvme": ", on NVMe"}.get(row.place, f", in the memory of the {row.place}")
+    place = {"gpu": "", "nvme": ", on NVMe", "node": ", once in a node's memory"}.get(
+        row.place, f", in the memory of the {row.place}"
+    )
     if row.born == instants[0].name and row.dies == instants[-1].name:
         return f"alive throughout the step{place}"
     if row.born == row.dies:

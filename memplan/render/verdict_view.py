@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
-from memplan.report import Host, Remedy, Report, Verdict
+from memplan.render.instants import moment_words
+from memplan.report import Host, Moment, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
 ROOMY = 120
@@ -29,6 +30,12 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         return
     yield Heading(verdict_line(verdict), STYLES[verdict.fits])
     yield Prose(_reason(report, verdict), "dim")
+    crossing = report.per_gpu.first_crossing
+    if crossing is not None:
+        held = format_bytes(crossing.device_bytes)
+        yield Prose(
+            f"It dies in {crossing.phase}, at {crossing.instant} ({moment_words(crossing.instant)}): {held} by then."
+        )
     yield from _changes(report, verdict, width)
 
 
@@ -51,12 +58,10 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
 def _short_host(host: Host) -> Iterator[Block]:
     """The node's own memory is what is short."""
     there = host.memory_bytes or 0
-    yield Heading(
-        f"Does not fit the nodes: their memory is short by {format_bytes(host.bytes_per_node - there)}", "bad"
-    )
-    yield Prose(
-        f"{format_bytes(host.bytes_per_node)} on each node for what is offloaded; it has {format_bytes(there)}.", "dim"
-    )
+    phases = {"what is offloaded": host.bytes_per_node} | host.phases
+    most = max(phases, key=lambda name: phases[name])
+    yield Heading(f"Does not fit the nodes: their memory is short by {format_bytes(phases[most] - there)}", "bad")
+    yield Prose(f"{format_bytes(phases[most])} on each node for {most}; it has {format_bytes(there)}.", "dim")
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -79,11 +84,23 @@ def _reason(report: Report, verdict: Verdict) -> str:
     return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
 
 
+def _fuller(report: Report) -> Moment | None:
+    """The phase beside the step that decides; none is written where none allocates as much as the step."""
+    gpu = report.per_gpu
+    if not any(size > gpu.allocated_bytes for size in gpu.phases.values()):
+        return None
+    fullest = max(gpu.moments, key=lambda each: each.device_bytes.high, default=None)
+    return fullest if fullest and fullest.device_bytes.high > gpu.device_bytes.high else None
+
+
 def _needed(report: Report, verdict: Verdict) -> str:
     """What has to fit: the device's figures, or what is needed of them, where that was looked for."""
-    device, reserved = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes
-    if not reserved.needs_sought:
-        return f"device memory: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
+    device, reserved, fuller = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes, _fuller(report)
+    if fuller is not None:
+        device = fuller.device_bytes
+    if fuller is not None or not reserved.needs_sought:
+        where = f" in {fuller.name}" if fuller else ""
+        return f"device memory{where}: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
     needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
     high = format_bytes(device.high - reserved.high + reserved.needs_high)
     return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"

@@ -19,6 +19,7 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.optimizers import optimizer
 from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
+from memplan.resolve.phases import moments
 from memplan.resolve.provenance import NOTHING_YET, provenance
 from memplan.resolve.quantised import quantised_base
 from memplan.resolve.recompute import checkpointing
@@ -96,4 +97,5 @@ def resolve(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
+    found = found._replace(moments=moments(job, found))
     return found._replace(provenance=provenance(said, found, entropy, base, notes))

@@ -7,6 +7,7 @@ import re
 
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
+from memplan.resolve.evaluation import EvalSizes
 from memplan.resolve.notes import Notes
 from memplan.resolve.packing import sequences_of
 from memplan.spec.cluster import Cluster
@@ -57,7 +58,13 @@ def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Note
 
 
 def batch(
-    job: Job, trainer: Trainer, spec: ModelSpec, images: ImageBatch | None, steps: int, group: int, eval_size: int
+    job: Job,
+    trainer: Trainer,
+    spec: ModelSpec,
+    images: ImageBatch | None,
+    steps: int,
+    group: int,
+    eval_sizes: EvalSizes,
 ) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
@@ -72,7 +79,9 @@ def batch(
         masked=padded or trainer.passes_mask,
         images=images,
         group=group,
-        eval_size=eval_size,
+        eval_size=eval_sizes.size,
+        eval_kept=eval_sizes.kept,
+        eval_examples=eval_sizes.examples,
     )
 
 

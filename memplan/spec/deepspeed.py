@@ -12,7 +12,6 @@ from memplan.units import words_of
 NO_EFFECT = frozenset(
     words_of(
         """allgather_partitions load_from_fp32_weights elastic_checkpoint ignore_unused_parameters legacy_stage1
-        gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
         stage3_gather_fp16_weights_on_model_save module_granularity_threshold
         stage3_module_granularity_threshold memory_efficient_linear override_module_apply
         pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks
@@ -142,6 +141,10 @@ class DeepSpeed(Frozen):
     """Parameters are gathered one by one, each into its own buffer: false."""
     stage3_use_all_reduce_for_fetch_params: Switch = None
     """Parameters are views of the buffer that is reduced: false."""
+    stage3_gather_16bit_weights_on_model_save: Switch = None
+    """Weights are gathered by the first process when a checkpoint is saved: true; false: partitions alone are."""
+    zero_init: Switch = None
+    """The model is built under zero.Init, a part on each card: true; false: whole on each, and then divided."""
     zero_hpz_partition_size: Elements = None
     """Ranks that share a secondary copy of the weights (ZeRO++ hpZ): 1."""
     zero_quantized_weights: Switch = None

@@ -14,7 +14,9 @@ WRAPS = ("TRANSFORMER_BASED_WRAP", "NO_WRAP")
 HOOKS = ("none", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook")
 """DDP's communication hooks (torch 2.13 distributed/algorithms/ddp_comm_hooks)."""
 PREFIX = "fsdp_"
-NO_EFFECT = ("sync_module_states", "cpu_ram_efficient_loading", "state_dict_type", "transformer_layer_cls_to_wrap")
+STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")
+"""FSDP's StateDictType (torch 2.13 distributed/fsdp/api.py), in accelerate's order of numbers 1, 3, 2."""
+NO_EFFECT = ("sync_module_states", "transformer_layer_cls_to_wrap")
 OTHER_NAMES = {
     "offload_params": "cpu_offload",
     "backward_prefetch_policy": "backward_prefetch",
@@ -50,6 +52,10 @@ def _strategy(value: object) -> object:
 
 def _prefetch(value: object) -> object:
     return None if value is None else _named("backward_prefetch", value, PREFETCHES)
+
+
+def _state_dict(value: object) -> object:
+    return None if value is None else _named("state_dict_type", value, STATE_DICTS)
 
 
 def _wrap(value: object) -> object:
@@ -102,6 +108,10 @@ class Fsdp(Frozen):
     """FSDP1: reduced gradients stay in the reduction's dtype after backward."""
     auto_wrap_policy: Annotated[str, BeforeValidator(_wrap)] = "TRANSFORMER_BASED_WRAP"
     """TRANSFORMER_BASED_WRAP: a unit for each decoder layer; NO_WRAP: one for the whole model."""
+    cpu_ram_efficient_loading: Flag | None = None
+    """The first process of each node reads the checkpoint, the others get their weights from it."""
+    state_dict_type: Annotated[str | None, BeforeValidator(_state_dict)] = None
+    """What is saved: FULL_STATE_DICT, gathered by the first process; SHARDED_STATE_DICT, LOCAL_STATE_DICT: parts."""
 
     @model_validator(mode="before")
     @classmethod

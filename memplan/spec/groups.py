@@ -199,6 +199,10 @@ class Batch(NamedTuple):
     """Completions that one example of the batch stands for."""
     eval_size: int = 0
     """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
+    eval_kept: int = 0
+    """Batches of it whose logits wait on the card at once; 0: it keeps none."""
+    eval_examples: int = 0
+    """Examples whose logits the host keeps."""
     longest: int = 0
     """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
     scoring: int = 0

@@ -10,14 +10,16 @@ from memplan.spec.allocator import Allocator
 from memplan.spec.base import Frozen
 from memplan.spec.cluster import Cluster
 from memplan.spec.deepspeed import DeepSpeed
+from memplan.spec.evaluation import Evaluation
 from memplan.spec.fsdp import Ddp, Fsdp
 from memplan.spec.lengths import Lengths, in_full
 from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
 from memplan.spec.other_models import ExtraModel, Rollout
-from memplan.spec.recompute import EVERY, Offloaded, every_nth
+from memplan.spec.recompute import EVERY, Offloaded, every_nth, listed
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
+from memplan.tables.phases import PHASES
 
 
 def one_of(key: str, value: object) -> str:
@@ -82,6 +84,12 @@ def _version(value: object, info: ValidationInfo) -> object:
     return text if value is not None else None
 
 
+def _phases(value: object) -> object:
+    """Names of phases; none for none of them, nothing for all that there are."""
+    return None if value is None else listed("phases", value, PHASES)
+
+
+Phases = Annotated[tuple[str, ...], BeforeValidator(_phases)]
 Choice = Annotated[str, BeforeValidator(_choice)]
 Checkpointing = Annotated[str, BeforeValidator(_layers), BeforeValidator(_checkpointing)]
 Positive = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_number)]
@@ -247,6 +255,11 @@ class Job(Frozen):
     """Images of an example: pixels in the batch, a pass of the vision tower, tokens of the sequence."""
     eval_batch_size: Positive | None = None
     """Examples per GPU in evaluation."""
+    evaluation: Evaluation = Evaluation.model_construct()
+    """What evaluation keeps: keeps_logits, accumulation_steps, examples."""
+    phases: Phases | None = None
+    """Moments beside the steady step: load, first-step, evaluate, save, merge, sync; all that the trainer has when not
+    given, none for none."""
     cluster: str | Cluster | None = None
     """Nodes that the job runs on: a preset such as dgx-h100, or {nodes, gpus_per_node, gpu, links, host_memory}."""
     gpu: str | None = None

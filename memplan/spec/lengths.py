@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -103,9 +104,14 @@ def beneath(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_full(value: Any) -> Any:
-    """A path is {file: …}; 'p50=400,max=4096' is what it says. Anything else stays what it is."""
+    """A path is {file: …}; 'p50=400,max=4096' is what it says, as JSON is. Anything else stays what it is."""
     if not isinstance(value, str):
         return value
+    if value.strip()[:1] == "{":
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidJob(f"lengths: {value[:60]!r} is no JSON", f"write {FORMS}") from None
     if not _PAIRS.fullmatch(value):
         return {"file": value}
     return {name.strip(): text.strip() for name, _, text in (part.partition("=") for part in value.split(","))}

@@ -23,6 +23,7 @@ from memplan.spec.groups import (
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
+from memplan.spec.moments import Moments
 from memplan.spec.parallel import Parallel
 from memplan.tables.methods import Method
 from memplan.tables.styles import Fused
@@ -65,6 +66,8 @@ class Recipe(NamedTuple):
     """Megatron's own layers run it."""
     evaluating: bool = False
     """The passes are an evaluation's: forward alone (``engine/step_and_evaluation``)."""
+    moments: Moments = Moments()
+    """What the job does beside its steady step (``engine/phases``)."""
 
     def with_batch(self, batch_size: int, accumulation: int) -> "Recipe":
         """The same job in micro-steps of another size, without resolving it again: nothing else of a recipe depends on

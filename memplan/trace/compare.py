@@ -7,8 +7,8 @@ from typing import Any
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.rank_ledger import ledger_of
+from memplan.moments import phase_of
 from memplan.report import plain
-from memplan.reporting import phase_of
 from memplan.spec.recipe import Recipe
 from memplan.trace.result import Trace
 

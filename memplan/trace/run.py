@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest_rank
-from memplan.engine.step_and_evaluation import EVALUATION, evaluation_of
+from memplan.engine.step_and_evaluation import EVALUATE, evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -223,7 +223,7 @@ class _State:
         batch = make_batch(after, self.device, self.image_token)
         micro = MicroStep(after, self.policy, self.reference, self.device, lambda phase: None, beside=self.beside)
         self.tracker.modules.new_pass()
-        self.tracker.ledger.begin(EVALUATION)
+        self.tracker.ledger.begin(EVALUATE)
         with torch.no_grad():
             for _ in range(1 if self.recipe.sharding.ranks == 1 else 2):
                 micro.run(batch)
@@ -246,7 +246,7 @@ def _result(recipe: Recipe, tracker: Tracker, counts: tuple[int, int, int], devi
     ledger = tracker.ledger
     levels = ledger.levels()
     phases = []
-    for name in (*PHASES, EVALUATION) if recipe.batch.eval_size else PHASES:
+    for name in (*PHASES, EVALUATE) if recipe.batch.eval_size else PHASES:
         size, at = ledger.peak(name, levels)
         block = ledger.events[at][1]
         phases.append(Phase(name, size, block.op, block.module or ROOT, ledger.categories_at(at, counts[2])))

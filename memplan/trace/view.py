@@ -9,7 +9,7 @@ from memplan.trace.compare import TermRow
 from memplan.trace.result import Trace
 from memplan.units import format_bytes, format_count
 
-NAMES = {"forward": "forward, loss", "backward": "backward", "step": "optimizer step", "evaluation": "evaluation"}
+NAMES = {"forward": "forward, loss", "backward": "backward", "step": "optimizer step", "evaluate": "evaluation"}
 SMALLEST_SHARE = 0.001
 """Of a phase's peak: what is less is compared in bytes, as a share of next to nothing says nothing."""
 CPU_REMARK = "fake CPU tensors with CUDA's choices: no compiler was found to make fake CUDA tensors with"

@@ -7,7 +7,7 @@ from traced_jobs import TINY, job, name, phases, traces
 
 from memplan.engine.build import build_ledger
 from memplan.errors import MemplanError
-from memplan.reporting import phase_of
+from memplan.moments import phase_of
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.trace.result import Trace

@@ -20,6 +20,8 @@ from memplan.engine.parallel.zero.reduction_times import takes_gradients
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
+ACCUMULATED = "accumulated gradients"
+
 
 def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str = "", dies: str = "") -> None:
     """With accumulation, all gradients are there from the first micro-step's backward to the step. ``born``, ``dies``:
@@ -51,7 +53,7 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     )
     itemsize = round(size / max(elements, 1), 4)
     ledger.add(
-        "accumulated gradients",
+        ACCUMULATED,
         "gradients",
         size,
         born=born,

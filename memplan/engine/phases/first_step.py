@@ -1,0 +1,59 @@
+"""The first step: states of the optimizer come with it, so that what precedes it has the room of them.
+
+torch 2.13 optim (``_init_group`` at ``step``), deepspeed 0.19 runtime/zero (``initialize_optimizer_states`` makes
+none): an optimizer makes its states at its first step, all before the first update, while gradients are alive and
+nothing else is. So no instant of it is above the same one later, but for optimizers that renew projections then. What
+kernels' tuning takes for a moment is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from memplan.engine.ledger import Ledger, Row
+from memplan.spec.recipe import Recipe
+
+FIRST = "first"
+"""What stands before the names of its passes."""
+LATE, TEMPORARIES = "optimizer_states", "optimizer_temporaries"
+
+
+def first_step(step: Ledger, recipe: Recipe) -> Ledger:
+    """The rows of the step as they are the first time, under its instants' names with ``first-`` before them."""
+    end = _last(step.schedule)
+    found = Ledger(f"{FIRST}-{instant}" for instant in step.schedule[: end + 1])
+    for row in step.rows:
+        if row.born <= end:
+            found.rows.append(_the_first_time(row, end, recipe))
+    return found
+
+
+def first_step_totals(step: Ledger, totals: Sequence[int], recipe: Recipe) -> list[int]:
+    """What ``first_step`` allocates at each instant, without its ledger. ``totals``: those of the step."""
+    end, late, more = _last(step.schedule), [0] * (len(totals) + 1), 0
+    for row in step.rows:
+        if row.meter == "allocated" and row.place == "gpu" and row.born <= end:
+            late[row.born] += row.bytes if row.category == LATE else 0
+            more += _the_first_time(row, end, recipe).bytes - row.bytes if row.category == TEMPORARIES else 0
+    before = [total - gone for total, gone in zip(totals[:end], accumulate(late), strict=False)]
+    return [*before, totals[end] + more]
+
+
+def _last(schedule: tuple[str, ...]) -> int:
+    """The position of the optimizer's step, which the evaluation comes after."""
+    return max(i for i, instant in enumerate(schedule) if instant.endswith("optimizer"))
+
+
+def _the_first_time(row: Row, end: int, recipe: Recipe) -> Row:
+    """States are born at the step; a step that renews projections needs the most at once."""
+    row = row._replace(dies=min(row.dies, end))
+    if row.category == LATE and row.place == "gpu":
+        return row._replace(born=end)
+    if row.category == TEMPORARIES and row.high > row.bytes and recipe.optimizer.row.step in RENEWING:
+        return row._replace(bytes=row.high)
+    return row
+
+
+RENEWING = ("galore", "apollo", "soap")
+"""``step`` of the optimizers whose first step makes projections (``optimizer/temporaries``: REFRESHES)."""

@@ -1,0 +1,159 @@
+"""Load: from the checkpoint to the first forward. What is there of the optimizer comes with its first step.
+
+transformers 5.23 modeling_utils.py (from_pretrained, _load_pretrained_model), core_model_loading.py; peft 0.21
+utils/other.py; accelerate 1.15 accelerator.py, utils/fsdp_utils.py (fsdp2_prepare_model, fsdp2_load_full_state_dict);
+torch 2.13 distributed/fsdp (_init_utils.py, _flat_param.py, _fully_shard); deepspeed 0.19 runtime/zero
+(stage_1_and_2.py, stage3.py, partition_parameters.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.model_states import enter_states
+from memplan.engine.parallel.sharding import held
+from memplan.engine.phases.load_on_host import enter_host
+from memplan.engine.phases.load_points import INSTANTS, POLICY, PREPARE, REFERENCE, SHARD, STATES
+from memplan.engine.phases.parts import Chosen, experts_bytes, largest_bytes, units, whole_bytes
+from memplan.engine.resident_models import enter_residents
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+LATER = ("optimizer_states", "optimizer_temporaries")
+"""Of DeepSpeed too: since 0.16 its start makes no step on zeros (stage3.py: initialize_optimizer_states)."""
+CONVERSION = "transformers 5.23 core_model_loading.py: convert_and_load_state_dict_in_model"
+
+
+def enter(ledger: Ledger, parts: Any) -> None:
+    """Every row of the phase."""
+    recipe: Recipe = parts.recipe
+    weights: list[Weight] = [*parts.weights, *parts.critic_weights]
+    _enter_kept(ledger, recipe, parts.weights, parts.critic_weights)
+    _enter_reading(ledger, recipe, weights)
+    if recipe.zero_stage >= 0:
+        from memplan.engine.phases.load_under_zero import enter_deepspeed
+
+        enter_deepspeed(ledger, recipe, weights)
+    elif recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+        _enter_fsdp(ledger, recipe, weights)
+    enter_host(ledger, recipe, weights)
+
+
+def _enter_kept(ledger: Ledger, recipe: Recipe, weights: list[Weight], critic: list[Weight]) -> None:
+    """What stays: weights from where each is made, the other models, DeepSpeed's fp32 copies."""
+    divided = recipe.sharding.name in ("fsdp", "fsdp2") and recipe.several
+    first = SHARD if divided or (recipe.zero_stage == 3 and recipe.moments.loading.way != "partitioned") else POLICY
+    chosen: Any = Chosen(
+        ledger,
+        lambda category, place: (
+            ""
+            if category in LATER and place == "gpu"
+            else first
+            if category in ("parameters", "adapters") and place == "gpu"
+            else STATES
+        ),
+    )
+    enter_own: Any = enter_states
+    if recipe.zero_stage >= 0:
+        from memplan.engine.parallel.zero.states import enter_zero_states
+
+        enter_own = enter_zero_states
+    enter_own(chosen, recipe, weights, held(recipe))
+    if critic:
+        enter_own(chosen, recipe, critic, held(recipe), "critic")
+    others: Any = Chosen(ledger, lambda category, place: REFERENCE)
+    enter_residents(others, recipe)
+
+
+def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """What reading the checkpoint needs on the card beside what stays."""
+    load, base = recipe.moments.loading, recipe.quantised
+    if base is not None and load.way == "card":
+        packed = [weight for weight in weights if not weight.trained and weight.quantised_by(base)]
+        largest = max((weight.rows * weight.columns for weight in packed), default=0)
+        ledger.add(
+            "the matrix that is being packed, unpacked",
+            "temporaries",
+            largest * load.itemsize,
+            POLICY,
+            POLICY,
+            template="largest matrix × bytes",
+            numbers=(largest, load.itemsize),
+            why="each matrix comes to the card as it is in the checkpoint, and is packed there, one after another",
+            source="transformers 5.23 quantizers/quantizer_bnb_4bit.py, core_model_loading.py: no threads read ahead",
+        )
+        rest = [weight for weight in weights if not (weight.trained or weight.quantised_by(base)) and not weight.norm]
+        widest = max((weight.elements for weight in rest), default=0)
+        ledger.add(
+            "the largest tensor that is cast, as it was",
+            "temporaries",
+            widest * load.itemsize if held(recipe).parameter_itemsize > load.itemsize else 0,
+            PREPARE,
+            PREPARE,
+            template="largest unquantised tensor × bytes",
+            numbers=(widest, load.itemsize),
+            why="what is not quantised is cast to fp32, tensor by tensor",
+            source="peft 0.21 utils/other.py: prepare_model_for_kbit_training",
+        )
+    elif load.way == "card" and load.stacks:
+        whole, layer = experts_bytes(recipe, weights, load.itemsize)
+        ledger.add(
+            "experts' matrices before they are stacked",
+            "temporaries",
+            layer,
+            POLICY,
+            POLICY,
+            template="a layer's experts × bytes",
+            numbers=(layer,),
+            why="threads read ahead of what stacks the matrices: up to all layers' experts are there twice",
+            source=CONVERSION,
+            high=whole,
+        )
+
+
+def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """FSDP divides unit by unit, from the host; a quantised base is on the card before."""
+    load = recipe.moments.loading
+    if recipe.quantised is not None and load.way == "card":
+        size = whole_bytes(recipe, weights)
+        ledger.add(
+            "the whole model, before it is divided",
+            "temporaries",
+            size,
+            POLICY,
+            SHARD,
+            template="elements × bytes",
+            numbers=(size,),
+            why="bitsandbytes packs weights on the card, so that each process has the whole model there",
+            source="accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
+        )
+        return
+    found = units(recipe, weights)
+    if recipe.sharding.name == "fsdp":
+        size, copies = max(found.values()), 2
+        why = "a unit is moved to the card and copied into its flat parameter, of which a part stays"
+        source = "torch 2.13 distributed/fsdp/_init_utils.py: _init_param_handle_from_module"
+    elif load.way == "rank0":
+        size, copies = largest_bytes(recipe, weights), 1
+        why = "each parameter is sent to all ranks whole, and a part of it stays"
+        source = "accelerate 1.15 utils/fsdp_utils.py: fsdp2_load_full_state_dict"
+    else:
+        size, copies = max(found.values()), 1
+        why = "a unit is moved to the card, and a part of each parameter stays"
+        source = "torch 2.13 distributed/fsdp/_fully_shard: _move_states_to_device, _init_sharded_param"
+    ledger.add(
+        "what is divided, whole",
+        "temporaries",
+        copies * size,
+        SHARD,
+        SHARD,
+        template="copies × the largest × bytes",
+        numbers=(copies, size),
+        why=why,
+        source=source,
+        high=2 * size if copies == 1 else -1,
+    )
+
+
+__all__ = ["INSTANTS", "enter"]

@@ -1,0 +1,86 @@
+"""What the rows of several phases ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.sharding import held
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+NODE = "node"
+"""Once in the memory of a node."""
+
+
+class Chosen:
+    """A ledger that other rows' functions enter into: ``born`` says at which instant of the phase a row of a category
+    and place is born, or nothing where the phase has it not."""
+
+    detailed = False
+
+    def __init__(self, ledger: Ledger, born: Callable[[str, str], str]) -> None:
+        self._ledger, self._born = ledger, born
+
+    @property
+    def schedule(self) -> tuple[str, ...]:
+        """The phase's instants."""
+        return self._ledger.schedule
+
+    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **rest: Any) -> None:
+        """Enter the row, where the phase has it."""
+        at = self._born(category, str(rest.get("place", "gpu")))
+        if at:
+            self._ledger.add(name, category, size, at, **rest)
+
+
+def stored_itemsize(recipe: Recipe, weight: Weight) -> int:
+    """Bytes of an element of a weight as training keeps it; a packed one's as it was before."""
+    if recipe.quantised is not None and not weight.trained and weight.quantised_by(recipe.quantised):
+        return recipe.quantised.original_itemsize
+    return held(recipe).stored_itemsize(recipe, weight)
+
+
+def whole_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
+    """Bytes of all tensors as one process would keep them whole; quantised ones packed."""
+    base, total = recipe.quantised, 0
+    for weight in weights:
+        if base is not None and not weight.trained and weight.quantised_by(base):
+            sizes = base.scheme.tensors(weight.rows, weight.columns).values()
+            total += sum(sizes) * weight.stacked * weight.copies
+        else:
+            total += weight.elements * weight.copies * stored_itemsize(recipe, weight)
+    return total
+
+
+def largest_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
+    """Bytes of the largest tensor, whole."""
+    return max((weight.elements * stored_itemsize(recipe, weight) for weight in weights), default=0)
+
+
+def units(recipe: Recipe, weights: Iterable[Weight]) -> dict[str, int]:
+    """Bytes of FSDP's largest units, whole, as they are stored: of the layers; and the root around them, or, where
+    accelerate makes units of its ends, the larger of these. Where the model is one unit, all of it is the root.
+    """
+    layer, run, last = 0, dict[str, int](), 0
+    around = {"embedding": 0, "tail": 0}
+    for weight in weights:
+        size = weight.elements * stored_itemsize(recipe, weight)
+        if weight.unit != "layer" or not recipe.sharding.fsdp.wraps_layers:
+            around["tail" if weight.unit in ("norm", "head") else "embedding"] += size * weight.copies
+            continue
+        if weight.copies != last or weight.name in run:  # another run of equal layers
+            run, last = {}, weight.copies
+        run[weight.name] = size
+        layer = max(layer, sum(run.values()))
+    apart = recipe.sharding.fsdp.own_ends and not recipe.model.head_is_tied
+    return {"layer": layer, "root": max(around.values()) if apart else sum(around.values())}
+
+
+def experts_bytes(recipe: Recipe, weights: Iterable[Weight], itemsize: int, fused: bool = False) -> tuple[int, int]:
+    """(all layers', one layer's) bytes of stacked experts; ``fused``: of gate and up in one tensor alone."""
+    stacks = [w for w in weights if w.stacked > 1 and not w.adapter and "experts" in w.name]
+    stacks = [w for w in stacks if not fused or "gate_up" in w.name]
+    whole = sum(w.elements * w.copies for w in stacks) * itemsize
+    return whole, sum({w.name: w.elements for w in stacks}.values()) * itemsize

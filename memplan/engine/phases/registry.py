@@ -1,0 +1,125 @@
+"""The phases of a job put together: as ledgers for a report, and as sums for a search.
+
+A search asks for the sums of every phase but the first step, which never is above the step's high figure. A phase's
+rows are added up once for all jobs that agree in what they read (``engine/memo``): most of what a search varies (batch,
+length, checkpointing, kernels) no phase reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from memplan.engine.build import SECTIONS, Parts, _enter_gradients
+from memplan.engine.ledger import Ledger, Row
+from memplan.engine.phases.first_step import first_step
+from memplan.engine.phases.parts import NODE
+from memplan.engine.rows.step import ACCUMULATED
+from memplan.engine.step_and_evaluation import Joined
+from memplan.engine.totals import Adding, Totalled, remembered
+from memplan.spec.recipe import Recipe
+
+FIRST_STEP = "first-step"
+HOST = "host"
+GRADIENTS = SECTIONS.index(_enter_gradients)
+
+
+BESIDE_STEP = {"load": False, "save": True, "merge": True, "sync": True}
+"""The phases with rows of their own, and whether what lasts from step to step is there. The first step's rows are the
+step's, the evaluation's stand beside them."""
+
+
+class Module(Protocol):
+    """What the module of a phase holds."""
+
+    INSTANTS: tuple[str, ...]
+
+    def enter(self, ledger: Ledger, parts: Any) -> None:
+        """Every row of the phase."""
+
+
+def _module(name: str) -> Module:
+    """A phase's module, which jobs without it never load."""
+    module: Any = import_module(f"memplan.engine.phases.{name}")
+    return module  # type: ignore[no-any-return]
+
+
+class PhaseSums(NamedTuple):
+    """The most of one phase, as a search compares it; bytes."""
+
+    name: str
+    card: tuple[int, int, int]
+    """Low, expected and high on the card."""
+    process: int
+    """In the host memory of each process."""
+    node: int
+    """Beside that, once in a node's."""
+
+
+class _Instants(NamedTuple):
+    """What a ledger of sums asks of parts."""
+
+    schedule: tuple[str, ...]
+
+
+def _own_sums(parts: Any) -> tuple[PhaseSums, ...]:
+    """The sums of the rows that each phase has of its own."""
+    found = []
+    for name in parts.recipe.moments.names:
+        if name in BESIDE_STEP:
+            module = _module(name)
+            adding = Adding(_Instants(module.INSTANTS))
+            module.enter(adding, parts)
+            own = Totalled([adding.closed()], module.INSTANTS)
+            low, expected, high = (max(each) for each in own.bounds())
+            host, node = (max(own.totals(place=place)) for place in (HOST, NODE))
+            found.append(PhaseSums(name, (low, expected, high), host, node))
+    return tuple(found)
+
+
+_remembered_sums = remembered(_own_sums)
+
+
+def sums_of_phases(recipe: Recipe, step: Ledger | Totalled) -> list[PhaseSums]:
+    """The most of every phase with rows of its own."""
+    if not recipe.moments.names:
+        return []
+    lasting = _between_steps(step)
+    on_host = sum(step.lasting(meter, HOST) for meter in step.meters(HOST))
+    return [_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in _remembered_sums(recipe)]
+
+
+def _beside(own: PhaseSums, lasting: int, on_host: int) -> PhaseSums:
+    """With what lasts from step to step."""
+    low, expected, high = own.card
+    return own._replace(card=(low + lasting, expected + lasting, high + lasting), process=own.process + on_host)
+
+
+def _between_steps(step: Ledger | Totalled) -> int:
+    """Bytes on the card from one step to the next: all that lasts but gradients that are accumulated."""
+    if isinstance(step, Ledger):
+        return sum(row.bytes for row in _kept(step) if (row.place, row.meter) == ("gpu", "allocated"))
+    gradients = step.sections[GRADIENTS].get(("allocated", "gpu"))
+    return step.lasting() - (gradients.lasting if gradients else 0)
+
+
+def _kept(step: Ledger) -> Iterator[Row]:
+    """The rows of the step that last from one to the next."""
+    alone = step.step if isinstance(step, Joined) else step
+    end = len(alone.schedule) - 1
+    for row in alone.rows:
+        if not row.born and row.dies == end and row.meter != "device" and row.name != ACCUMULATED:
+            yield row
+
+
+def ledger_of_phase(name: str, recipe: Recipe, step: Ledger) -> Ledger:
+    """The rows of one phase, with those of the step that last through it."""
+    if name == FIRST_STEP:
+        return first_step(step, recipe)
+    module = _module(name)
+    ledger = Ledger(module.INSTANTS)
+    for row in _kept(step) if BESIDE_STEP[name] else ():
+        ledger.rows.append(row._replace(dies=len(ledger.schedule) - 1))
+    module.enter(ledger, Parts(recipe))
+    return ledger

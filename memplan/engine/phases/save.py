@@ -1,0 +1,253 @@
+"""Save: a checkpoint with the optimizer's states, as a trainer writes it between steps.
+
+transformers 5.23 trainer.py (_save_checkpoint, save_model, _save_optimizer_and_scheduler), modeling_utils.py
+(save_pretrained); accelerate 1.15 accelerator.py (get_state_dict), utils/fsdp_utils.py (save_fsdp_model,
+save_fsdp_optimizer); torch 2.13 distributed/fsdp (_state_dict_utils.py, _optim_utils.py), distributed/checkpoint
+(state_dict.py); deepspeed 0.19 runtime/engine.py (_zero3_consolidated_16bit_state_dict, _save_zero_checkpoint),
+checkpoint/utils.py (clone_tensors_for_torch_save); safetensors 0.8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.model_states import stepped_tensors
+from memplan.engine.optimizer.states import Stepped, state_bytes
+from memplan.engine.parallel.sharding import held
+from memplan.engine.parallel.zero.flat_groups import groups_of
+from memplan.engine.phases.parts import NODE, experts_bytes, largest_bytes, units, whole_bytes
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+MODEL, OPTIMIZER = "save.model", "save.optimizer"
+INSTANTS = (MODEL, OPTIMIZER)
+"""The model's files, then the optimizer's."""
+STATE = "torch 2.13 serialization.py: _save, one storage after another"
+FP32 = 4
+
+
+def enter(ledger: Ledger, parts: Any) -> None:
+    """Every row of the phase, beside what lasts from step to step."""
+    recipe: Recipe = parts.recipe
+    weights: list[Weight] = [*parts.weights, *parts.critic_weights]
+    WAYS[recipe.moments.saving.way](ledger, recipe, weights)
+
+
+def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """One process writes what is on its card: a file's weights are copied to the host, and written."""
+    save = recipe.moments.saving
+    written = [weight for weight in weights if weight.trained] if save.adapters else weights
+    size = whole_bytes(recipe, written)
+    ledger.add(
+        "weights of the file that is written",
+        "parameters",
+        min(size, save.largest_file),
+        MODEL,
+        MODEL,
+        place=NODE,
+        template="the smaller of weights and a file",
+        numbers=(min(size, save.largest_file),),
+        why="safetensors copies the tensors of a file to the host before it writes them",
+        source="safetensors 0.8 torch.py: save_file; transformers save_pretrained: max_shard_size",
+    )
+    if save.splits and not save.adapters:
+        halves = experts_bytes(recipe, written, recipe.storage.precision.weights, fused=True)[0]
+        ledger.add(
+            "gate and up of the experts, apart",
+            "temporaries",
+            halves,
+            MODEL,
+            MODEL,
+            template="elements of gate_up_proj × bytes",
+            numbers=(halves,),
+            why="the checkpoint has them apart: each stack is split into copies where it is, all before the first file",
+            source="transformers 5.23 core_model_loading.py: revert_weight_conversion, Chunk",
+        )
+    _one_state(ledger, recipe, _tensors(recipe, weights))
+
+
+def _cloned(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """DeepSpeed below stage 3: every process clones the whole state dict to the host."""
+    size = whole_bytes(recipe, weights)
+    ledger.add(
+        "clones of all weights",
+        "parameters",
+        size,
+        MODEL,
+        MODEL,
+        place="host",
+        template="elements × bytes",
+        numbers=(size,),
+        why="every process clones the model's state dict to the host, frozen weights too, though one writes it",
+        source="accelerate 1.15 accelerator.py: get_state_dict; deepspeed 0.19 checkpoint/utils.py",
+    )
+    parts = sum(group.partition for group in groups_of(recipe, weights)) if recipe.zero_stage else 0
+    _partition(ledger, recipe, parts)
+
+
+def _gathered(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """ZeRO-3: module by module whole on every card, and to the first process's host memory."""
+    largest, adapters = largest_bytes(recipe, weights), recipe.moments.saving.adapters
+    ledger.add(
+        "the largest module's weights, gathered",
+        "gathered_parameters",
+        largest,
+        MODEL,
+        MODEL,
+        template="elements × bytes",
+        numbers=(largest,),
+        why="every module's own parameters are gathered on every card before the first process copies them",
+        source="deepspeed 0.19 runtime/engine.py: _zero3_consolidated_16bit_state_dict",
+    )
+    size = whole_bytes(recipe, [weight for weight in weights if weight.trained] if adapters else weights)
+    ledger.add(
+        "the whole state dict",
+        "parameters",
+        size,
+        MODEL,
+        MODEL,
+        place=NODE,
+        template="elements × bytes",
+        numbers=(size,),
+        why="the first process keeps all weights in 16 bits on the host until they are written",
+        source="deepspeed 0.19 runtime/engine.py: _zero3_consolidated_16bit_state_dict",
+    )
+    _partitions(ledger, recipe, weights)
+
+
+def _partitions(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """Every process writes its partition of the optimizer."""
+    groups, ranks = groups_of(recipe, weights), recipe.sharding.ranks
+    elements = sum(-(-group.elements // ranks) for group in groups)
+    _partition(ledger, recipe, min(elements, recipe.sharding.deepspeed.sub_group_size))
+
+
+def _partition(ledger: Ledger, recipe: Recipe, elements: int) -> None:
+    ledger.add(
+        "the optimizer's tensor that is written",
+        "optimizer_states",
+        0 if recipe.sharding.deepspeed.optimizer else elements * FP32,
+        OPTIMIZER,
+        OPTIMIZER,
+        place="host",
+        template="elements of a partition × 4",
+        numbers=(elements, FP32),
+        why="every process writes its partition; one flat tensor at a time is copied to the host",
+        source=f"deepspeed 0.19 runtime/engine.py: _save_zero_checkpoint; {STATE}",
+    )
+
+
+def _whole(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """FSDP's full state dicts: gathered on every card, kept by the first process on its host."""
+    one = recipe.sharding.name == "fsdp"
+    gathered = max(units(recipe, weights).values()) if one else largest_bytes(recipe, weights)
+    what = "unit" if one else "tensor"
+    how = "distributed/fsdp/_state_dict_utils.py" if one else "distributed/checkpoint/state_dict.py: full_state_dict"
+    _gathering(ledger, f"the largest {what}, gathered", gathered, MODEL, f"torch 2.13 {how}")
+    root = units(recipe, weights)["root"] if one else 0
+    _kept(ledger, "the whole state dict", "parameters", whole_bytes(recipe, weights) + root, MODEL)
+    trained = [weight for weight in weights if weight.trained]
+    states, ranks = _states(recipe, weights), recipe.sharding.ranks
+    state = max(units(recipe, trained).values()) if one else largest_bytes(recipe, trained)
+    where = "_optim_utils.py: _optim_state_dict" if one else "distributed/checkpoint/state_dict.py"
+    _gathering(ledger, f"a state of the largest {what}, gathered", state, OPTIMIZER, f"torch 2.13 {where}")
+    _kept(ledger, "the whole optimizer's states", "optimizer_states", states * ranks, OPTIMIZER)
+
+
+def _gathering(ledger: Ledger, name: str, size: int, at: str, source: str) -> None:
+    ledger.add(
+        name,
+        "gathered_parameters",
+        size,
+        at,
+        at,
+        template="elements × bytes",
+        numbers=(size,),
+        why="whole on every card, in the dtype that shards are stored in, before the first process copies it",
+        source=source,
+        high=2 * size,
+    )
+
+
+def _kept(ledger: Ledger, name: str, category: str, size: int, at: str) -> None:
+    ledger.add(
+        name,
+        category,
+        size,
+        at,
+        at,
+        place=NODE,
+        template="elements × bytes",
+        numbers=(size,),
+        why="the first process keeps all of it on the host until it is written (rank0_only, offload_to_cpu)",
+        source="accelerate 1.15 utils/fsdp_utils.py: save_fsdp_model, save_fsdp_optimizer",
+    )
+
+
+def _shards(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
+    """Sharded state dicts: each process copies its own to the host; FSDP1 gathers units to cut them anew."""
+    if recipe.sharding.name == "fsdp":
+        found = units(recipe, weights)
+        ledger.add(
+            "root and the largest unit, gathered",
+            "gathered_parameters",
+            found["root"] + found["layer"],
+            MODEL,
+            MODEL,
+            template="elements × bytes",
+            numbers=(found["root"] + found["layer"],),
+            why="tensors are cut from whole units, and the root stays gathered while layers are",
+            source="torch 2.13 distributed/fsdp/_state_dict_utils.py: _sharded_pre_state_dict_hook",
+        )
+    shards = recipe.sharding.ranks
+    own = ((MODEL, "this rank's weights", "parameters", -(-whole_bytes(recipe, weights) // shards)),)
+    states = _states(recipe, weights)
+    for at, name, category, size in (*own, (OPTIMIZER, "this rank's states", "optimizer_states", states)):
+        ledger.add(
+            name,
+            category,
+            0 if recipe.sharding.fsdp.cpu_offload else size,
+            at,
+            at,
+            place="host",
+            template="elements / ranks × bytes",
+            numbers=(size,),
+            why="every process copies its own part to the host and writes it (offload_to_cpu)",
+            source="accelerate 1.15 utils/dataclasses.py: ShardedStateDictConfig; torch 2.13 distributed/checkpoint",
+        )
+
+
+def _tensors(recipe: Recipe, weights: list[Weight]) -> list[tuple[Stepped, int]]:
+    return stepped_tensors(recipe, [weight for weight in weights if weight.trained], held(recipe))
+
+
+def _states(recipe: Recipe, weights: list[Weight]) -> int:
+    """Bytes of the states that one rank's optimizer keeps."""
+    return sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in _tensors(recipe, weights))
+
+
+def _one_state(ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> None:
+    largest = max((size for tensor, _ in tensors for size in state_bytes(recipe, tensor)), default=0)
+    ledger.add(
+        "the optimizer's tensor that is written",
+        "optimizer_states",
+        largest,
+        OPTIMIZER,
+        OPTIMIZER,
+        place=NODE,
+        template="the largest state's bytes",
+        numbers=(largest,),
+        why="one state of one tensor at a time is copied to the host",
+        source=STATE,
+    )
+
+
+WAYS = {
+    "plain": _plain,
+    "cloned": _cloned,
+    "gathered": _gathered,
+    "whole": _whole,
+    "shards": _shards,
+    "partitions": _partitions,
+}

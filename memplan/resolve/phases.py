@@ -1,0 +1,113 @@
+"""Which moments beside the steady step a job has, and how weights come to the card and leave it."""
+
+from __future__ import annotations
+
+from memplan.errors import InvalidJob
+from memplan.spec.job import Job
+from memplan.spec.moments import Loading, Loads, Moments, Saves, Saving
+from memplan.spec.recipe import Recipe
+from memplan.tables.phases import PHASES, SEPARATE_EXPERTS, Habits, copies_always, habits_of, largest_file
+from memplan.units import DTYPE_BYTES
+
+FP32 = DTYPE_BYTES["fp32"]
+
+
+def moments(job: Job, recipe: Recipe) -> Moments:
+    """The phases of a recipe that is whole but for them. Raises InvalidJob for one that it cannot have."""
+    habits = habits_of(recipe.trainer)
+    return Moments(_names(job, recipe, habits), loading(job, recipe, habits), saving(job, recipe, habits))
+
+
+def _names(job: Job, recipe: Recipe, habits: Habits) -> tuple[str, ...]:
+    lacks = _lacking(recipe)
+    if job.phases is None:
+        return tuple(name for name in habits.phases if name not in lacks)
+    for name in job.phases:
+        if name in lacks:
+            raise InvalidJob(f"phases: {name}: {lacks[name]}", f"leave {name} out")
+    return tuple(name for name in PHASES if name in job.phases)
+
+
+def _lacking(recipe: Recipe) -> dict[str, str]:
+    """Phases that a job has not, or that are not modelled, and why."""
+    lacks: dict[str, str] = {}
+    critic = recipe.others.critic
+    if recipe.in_megatron or recipe.parallel.model > 1:
+        what = "Megatron" if recipe.in_megatron else "model parallelism"
+        lacks |= dict.fromkeys(("load", "save", "merge", "sync"), f"under {what} it is not modelled")
+    if critic is not None and critic.apart:
+        lacks |= dict.fromkeys(
+            ("load", "first-step", "save", "merge", "sync"), "beside a critic's engine it is not modelled"
+        )
+    if recipe.adapter is None:
+        lacks["merge"] = "there is no adapter"
+    if not recipe.batch.eval_size:
+        lacks["evaluate"] = "there is no eval_batch_size"
+    if not recipe.method.optional_reference:
+        lacks["sync"] = f"{recipe.method.name} has no engine that generates"
+    return lacks
+
+
+def loading(job: Job, recipe: Recipe, habits: Habits) -> Loading:
+    """How weights come to the card."""
+    itemsize = _loaded(recipe)
+    checkpoint = DTYPE_BYTES[recipe.model.dtype] if recipe.model.dtype else 2
+    upcasts = recipe.sharding.name == "fsdp2" and recipe.sharding.fsdp.casts and recipe.quantised is None
+    return Loading(
+        way=_way(job, recipe, habits),
+        itemsize=itemsize,
+        copied=copies_always(recipe.trainer) or itemsize != checkpoint,
+        upcast=FP32 if upcasts and itemsize != FP32 else 0,
+        stacks=_converts(recipe),
+    )
+
+
+def _loaded(recipe: Recipe) -> int:
+    """Bytes of an element as from_pretrained makes it: under FSDP's mixed precision it is accelerate that upcasts."""
+    if recipe.quantised is not None:
+        return recipe.quantised.original_itemsize
+    loads_half = recipe.trainer.numerics.weights != "fp32"
+    if recipe.sharding.fsdp.casts and loads_half:
+        return 2
+    return recipe.storage.precision.weights
+
+
+def _way(job: Job, recipe: Recipe, habits: Habits) -> Loads:
+    sharding, several = recipe.sharding, recipe.several
+    if recipe.quantised is not None:
+        older = recipe.trainer.models.transformers_4 and sharding.name in ("fsdp", "fsdp2")
+        return "rank0" if older and job.fsdp.cpu_ram_efficient_loading else "card"
+    if recipe.zero_stage == 3:
+        return "host" if job.deepspeed.zero_init is False else "partitioned"
+    if sharding.name in ("fsdp", "fsdp2") and several:
+        given = job.fsdp.cpu_ram_efficient_loading
+        return "rank0" if (habits.rank0 if given is None else given) else "host"
+    here = habits.placed == "card" or (habits.placed == "one process" and not several and recipe.parallel.world == 1)
+    return "card" if here and recipe.zero_stage < 0 else "host"
+
+
+def _converts(recipe: Recipe) -> bool:
+    """Whether experts are stacked when they are read, and split when they are written: by transformers from 5 on."""
+    by_transformers = not recipe.trainer.models.transformers_4 and recipe.trainer.runs_on == "accelerate"
+    return by_transformers and recipe.model.family in SEPARATE_EXPERTS
+
+
+def saving(job: Job, recipe: Recipe, habits: Habits) -> Saving:
+    """How a checkpoint is written."""
+    return Saving(
+        way=_saved(job, recipe, habits),
+        adapters=recipe.adapter is not None,
+        largest_file=largest_file(recipe.trainer),
+        splits=_converts(recipe),
+    )
+
+
+def _saved(job: Job, recipe: Recipe, habits: Habits) -> Saves:
+    if recipe.zero_stage == 3:
+        return "partitions" if job.deepspeed.stage3_gather_16bit_weights_on_model_save is False else "gathered"
+    if recipe.zero_stage >= 0:
+        return "cloned"
+    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+        given = job.fsdp.state_dict_type or ("SHARDED_STATE_DICT" if habits.shards else "FULL_STATE_DICT")
+        return "whole" if given == "FULL_STATE_DICT" else "shards"
+    return "plain"

@@ -1,0 +1,176 @@
+"""Proves what a program's own way decides: loops that end early, settings laid over others, models that it saves and
+loads again, the command in its own text; and that what nobody knows is never taken for the default beneath it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import NoTraining
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.reading import read_target
+from memplan.spec.reading import JobInput
+
+HEAD = """
+import argparse, json, os, sys, torch, yaml
+from dataclasses import dataclass
+from pathlib import Path
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+from unsloth import FastLanguageModel
+ID = "Qwen/Qwen2.5-0.5B"
+"""
+MODEL = "model = AutoModelForCausalLM.from_pretrained(ID, dtype=torch.bfloat16)\n"
+SFT = "t = SFTTrainer(model=model, args=SFTConfig(max_length=512, per_device_train_batch_size={}))\nt.train()\n"
+
+
+def read(folder: Path, text: str, **options: object) -> JobInput:
+    """The job of a program behind HEAD."""
+    path = folder / "train.py"
+    path.write_text(text if text.startswith('"""') else HEAD + text)
+    return read_target(str(path), options)
+
+
+def asked(given: JobInput) -> set[str]:
+    return {each.asks for each in given.unread if each.asks}
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "size"),
+    [
+        ("for n in [8, 4]:\n    if n > 3:\n        break", "n", 8),
+        ("n = None\nfor each in [Path('a'), Path('b')]:\n    if each.exists():\n        n = 2\n        break\n"
+         "if n is None:\n    sys.exit()", "2", 2),
+        ("def f():\n    for i in range(3):\n        try:\n            return 6\n"
+         "        except OSError:\n            pass", "f()", 6),
+        ("c = {'n': 3}\nif len(data) > 3:\n    c['n'] = 5", "c['n']", 5),
+        ("n = 4 if torch.cuda.get_device_properties(0).total_memory > 60e9 else 1", "n", 4),
+        ("def merge(a, b):\n    for k, v in b.items():\n"
+         "        a[k] = merge(a[k], v) if k in a and isinstance(v, dict) else v\n    return a\n"
+         "c = merge({'t': {'n': 1}}, {'t': {'n': 7}})", "c['t']['n']", 7),
+        ("c = {'n': 9, 'm': 1}\nc.pop('n')", "c.get('n', 2)", 2),
+        ("class C:\n    n = 5\nif not hasattr(C(), 'n'):\n    raise ValueError", "C().n", 5),
+        ("n = 3\nif n == 3:\n    raise ValueError('choose another')", "n", 3),
+    ],
+)  # fmt: skip
+def test_a_way_through_a_program(tmp_path: Path, before: str, value: str, size: int) -> None:
+    given = read(tmp_path, f"{before}\n{MODEL}{SFT.format(value)}", gpu="h100-80gb")
+    assert (given.job.batch_size, asked(given)) == (size, set())
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "c = C()\nfor k, v in known.items():\n    setattr(c, k, v)",
+        "c = C()\nc.__dict__.update(known)",
+        "c = C()\nvars(c).update(known)",
+        "c = C(**known)",
+        "d = {'n': 1}\nd.update(known)\nc = C(d['n'])",
+        "d = {'n': 1, **known}\nc = C(d['n'])",
+        "def f(n=1):\n    return C(n)\nc = f(**known)",
+    ],
+)
+def test_settings_that_nobody_knows_over_others_leave_none_known(tmp_path: Path, before: str) -> None:
+    text = f"@dataclass\nclass C:\n    n: int = 1\nknown = json.load(sys.stdin)\n{before}\n{MODEL}"
+    assert asked(read(tmp_path, text + SFT.format("c.n"))) == {"batch_size"}
+    assert asked(read(tmp_path, text.replace("json.load(sys.stdin)", "{'n': 3}") + SFT.format("c.n"))) == set()
+
+
+OPTIONS = "p = argparse.ArgumentParser()\np.add_argument('--model', required=True)\np.add_argument('--bs', default=1)\n"
+BY_OPTION = OPTIONS + "a = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained(a.model)\n" + SFT.format("a.bs")
+
+
+def test_the_command_that_a_program_shows(tmp_path: Path) -> None:
+    with pytest.raises(NotKnown, match="the option --model of its command"):
+        read(tmp_path, BY_OPTION)
+    shown = '"""Trains.\n\n  python train.py --smoke-test --model x\n  python train.py --bs 4 \\\\\n'
+    shown += '  --model Qwen/Qwen3-4B\n"""'
+    given = read(tmp_path, shown + HEAD + BY_OPTION)
+    assert (given.job.model, given.job.batch_size, given.sources["model"]) == ("Qwen/Qwen3-4B", 4, "default")
+    assert "by the command that the program shows" in given.origins["batch_size"]
+
+
+def test_what_a_program_saves_it_may_load_again(tmp_path: Path) -> None:
+    first = (
+        MODEL + "m = get_peft_model(model, LoraConfig(r=4, target_modules=['q_proj']))\nm.save_pretrained('./out/')\n"
+    )
+    on = f"{first}model = PeftModel.from_pretrained(model, 'out', is_trainable=True)\n{SFT.format(1)}"
+    assert read(tmp_path, on).job.lora.r == 4  # type: ignore[union-attr]
+    other = read(tmp_path, on.replace("model, 'out'", "model, 'elsewhere'").replace("m.save", "m = 0\nmodel.save"))
+    assert asked(other) == {"lora"}
+    load = "model, _ = FastLanguageModel.from_pretrained({}, load_in_4bit=False)\n"
+    merged = f"{load.format('ID')}model.save_pretrained_merged('out')\n{load.format(chr(39) + 'out' + chr(39))}"
+    assert read(tmp_path, merged + SFT.format(1)).job.model == "Qwen/Qwen2.5-0.5B"
+
+
+def test_of_several_lists_of_modules_all_are_counted(tmp_path: Path) -> None:
+    text = MODEL + "there = scan(model)\nnames = [n for n in ['q_proj', 'c_attn'] if n in there]\n"
+    given = read(
+        tmp_path, text + "model = get_peft_model(model, LoraConfig(r=4, target_modules=names))\n" + SFT.format(1)
+    )
+    assert given.job.lora is not None
+    assert set(given.job.lora.targets) == {"q_proj", "c_attn"}
+    assert asked(given) == set()
+
+
+def test_functions_that_nothing_calls_train_by_what_others_give_them(tmp_path: Path) -> None:
+    load = "model = AutoModelForCausalLM.from_pretrained(self.c['m'])\n"
+    method = "".join(f"        {line}\n" for line in (load + SFT.format(1)).splitlines())
+    own = f"class W:\n    def __init__(self, c):\n        self.c = c\n    def go(self):\n{method}"
+    with pytest.raises(NoTraining, match="no training of its own"):
+        read(tmp_path, own)
+    with pytest.raises(NotKnown, match="AdapterTrainer is a trainer that is not read"):
+        read(tmp_path, "from adapters import AdapterTrainer\nAdapterTrainer(model=1).train()\n")
+    with pytest.raises(NoTraining, match="trains on the CPU"):
+        read(tmp_path, MODEL + "Trainer(model=model, args=TrainingArguments(use_cpu=True)).train()\n")
+
+
+def test_a_folder_that_is_not_here_is_the_model_of_its_name(tmp_path: Path) -> None:
+    for name, model in (
+        ("/data/Qwen/Qwen9-9B/", "Qwen/Qwen9-9B"),
+        ("C:\\m\\qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B"),
+    ):
+        text = HEAD.replace('"Qwen/Qwen2.5-0.5B"', repr(name)) + MODEL + SFT.format(1)
+        assert check_or_job(tmp_path, text) == model
+    either = "ID = './models/mine' if os.path.isdir('./models/mine') else 'Qwen/Qwen2.5-0.5B'\n" + MODEL + SFT.format(1)
+    given = read(tmp_path, either)
+    assert (given.job.model, given.sources["model"]) == ("Qwen/Qwen2.5-0.5B", "default")
+
+
+def check_or_job(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return str(read_target(str(folder / "train.py"), {}).job.model)
+
+
+def test_packing_without_flash_attention_is_one_row(tmp_path: Path) -> None:
+    given = read(tmp_path, MODEL + SFT.format("4, packing=True"))
+    assert (given.job.batch_size, given.job.sequence_length, given.sources["batch_size"]) == (1, 2048, "default")
+    flash = MODEL.replace("dtype=", "attn_implementation='flash_attention_2', dtype=")
+    assert read(tmp_path, flash + SFT.format("4, packing=True")).job.batch_size == 4
+
+
+def test_a_librarys_answer_is_not_known(tmp_path: Path) -> None:
+    text = (
+        "from transformers.utils import is_flash_attn_2_available\nn = 2 if is_flash_attn_2_available() else data.n\n"
+    )
+    assert asked(read(tmp_path, text + MODEL + SFT.format("n"))) == {"batch_size"}
+
+
+def test_what_becomes_of_a_model_after_training_is_another_matter(tmp_path: Path) -> None:
+    text = f"{MODEL}model = get_peft_model(model, LoraConfig(r=4, target_modules=['q_proj']))\n{SFT.format(1)}"
+    assert read(tmp_path, f"{text}model = model.merge_and_unload()\n").job.lora.r == 4  # type: ignore[union-attr]
+
+
+def test_data_that_is_not_here_ends_no_program(tmp_path: Path) -> None:
+    body = "".join(f"    {line}\n" for line in (MODEL + SFT.format(3)).splitlines())
+    text = f"def main():\n    rows = []\n    if len(rows) < 10:\n        return\n{body}main()\n"
+    assert read(tmp_path, text).job.batch_size == 3
+
+
+def test_an_import_tells_the_version(tmp_path: Path) -> None:
+    old = "from trl import DataCollatorForCompletionOnlyLM\n" + MODEL + SFT.format(1)
+    assert read(tmp_path, old).job.trainer_version == "0.19"
+    path = tmp_path / "train.py"
+    assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "yes"
