@@ -70,9 +70,8 @@ class Reserved:
     expected: int
     high: int
     needs: int
-    """The least capacity in which the step runs, the cache given back wherever that helps."""
+    """The least capacity in which the step runs, the cache given back wherever that helps; its high figure must fit."""
     needs_high: int
-    """Its high figure, which has to fit."""
     endless: int | None = None
     """What would be held on a card without end; null where the step is not played."""
     needs_sought: bool = False
