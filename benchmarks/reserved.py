@@ -1,22 +1,26 @@
 """Reserved beyond allocated, by simulation: what the caching allocator holds, and the least that it needs.
 
 For one-GPU jobs that differ in model, method, length, batch, LoRA, checkpointing and optimizer, two steps are
-played allocation by allocation. ``holds``: reserved at the second step's peak on a card without end, beyond the bytes
-that the ledger calls allocated. ``needs``: the least capacity (to 0.1 % of the allocated bytes) in which both steps
-run, beyond the same. Both as a share of the bytes that come and go: the allocated peak less what is there between two
-steps, which never leaves its blocks. ``memplan/engine/allocator/reserved.py`` takes its bands from the last lines.
+played request by request. ``holds``: reserved at the second step's peak on a card without end, beyond the bytes
+that the ledger calls allocated. ``needs``: the least capacity in which both steps run, beyond the same. Both as a share
+of the bytes that come and go: the allocated peak less what is there between two steps, which never leaves its blocks.
+``memplan/engine/allocator/reserved.py`` takes its bands from the last lines, which say too how many plays are above
+the last column of ``FRAGMENTATION``. ``--published``: what published runs held beside their play (``figures.SPREAD``).
 """
 
 import argparse
 import random
 from typing import Any, NamedTuple
 
-from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
+from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.events import step_events
+from memplan.engine.allocator.figures import DOUBT, SPREAD, least, played
 from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.reserved import FRAGMENTATION, SLACK
 from memplan.engine.allocator.settings import Settings
 from memplan.engine.totals import totalled
 from memplan.errors import InvalidJob
+from memplan.meters import measure, room_of
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.truth import read_sets
@@ -49,6 +53,8 @@ class Ratios(NamedTuple):
 
     holds: float
     needs: float
+    slack: float
+    """Of the band of searches."""
 
 
 class Group(NamedTuple):
@@ -71,26 +77,14 @@ def draw(rng: random.Random, model: str) -> dict[str, Any]:
     return {key: value for key, value in job.items() if value is not None}
 
 
-def runs(recorded: StepEvents, expandable: bool, capacity: int) -> bool:
-    """Whether the steps run within so many bytes of segments."""
-    try:
-        play(recorded, CachingAllocator(Settings(expandable), capacity))
-    except OutOfMemory:
-        return False
-    return True
-
-
 def ratios(recorded: StepEvents, expandable: bool) -> Ratios:
-    """Holds and needs, by bisection between the allocated peak and what is held without pressure."""
-    allocated = recorded.peak
-    roomy = CachingAllocator(Settings(expandable))
+    """Holds and needs."""
+    settings, allocated = Settings(expandable), recorded.peak
+    roomy = CachingAllocator(settings)
     play(recorded, roomy)
-    fails, works = allocated, roomy.peak_reserved
-    while works - fails > allocated // 1000:
-        middle = (fails + works) // 2
-        fails, works = (fails, middle) if runs(recorded, expandable, middle) else (middle, works)
+    needs = least(recorded, settings, roomy.peak_reserved)
     moving = allocated - between_steps(recorded)
-    return Ratios((roomy.peak_reserved - allocated) / moving, (works - allocated) / moving)
+    return Ratios((roomy.peak_reserved - allocated) / moving, (needs - allocated) / moving, SLACK / moving)
 
 
 def between_steps(recorded: StepEvents) -> int:
@@ -107,21 +101,30 @@ def spread(values: list[float]) -> str:
 
 def published() -> None:
     """What published one-GPU runs hold (their reserved figure, or the device's less the context by estimate) beyond
-    their own allocated peak, as a share of that peak less what lasts by estimate.
+    what their play holds on the same card, as a share of what comes and goes.
     """
     shares = []
     for row in (row for group in read_sets() if group.kind == "published" for row in group.rows):
-        allocated, reserved, device = (row.meters.get(meter, 0) for meter in ("allocated", "reserved", "device"))
-        if row.unusable or not allocated or not (reserved or device) or row.job.get("num_gpus", 1) > 1:
+        held = row.meters.get("reserved", row.meters.get("device"))
+        if row.unusable or not held or row.job.get("num_gpus", 1) > 1:
             continue
         try:
-            ledger = totalled(resolve(read_job(row.job)))
+            recipe = resolve(read_job(row.job))
         except InvalidJob:
             continue
-        held = reserved or device - max(ledger.totals(meter="device"))
-        shares.append((held - allocated) / (allocated - ledger.lasting()))
-        print(f"{allocated / GiB:7.2f} GiB  {shares[-1]:.3f}  {row.id}")
-    print(f"{len(shares)} published runs of one GPU, holds (lowest, 5 %, median, 95 %, highest)  {spread(shares)}")
+        ledger = totalled(recipe)
+        meters = measure(ledger, recipe)
+        if "reserved" not in row.meters:
+            held -= meters.outside.expected
+        room = room_of(meters, recipe) if recipe.hardware.gpu else None
+        found = played(recipe, meters.allocated.expected, room)
+        if isinstance(found, str):
+            continue
+        shares.append((held - (found.on_card or found.endless)) / found.moving)
+        print(f"{held / GiB:7.2f} GiB  {shares[-1]:6.3f}  {row.id}")
+    inside = sum(abs(share) <= SPREAD for share in shares)
+    print(f"{len(shares)} runs beyond their play (lowest, 5 %, median, 95 %, highest)  {spread(shares)}")
+    print(f"{inside} of them within {SPREAD} of what comes and goes")
 
 
 def main() -> None:
@@ -152,6 +155,9 @@ def main() -> None:
     for group, results in found.items():
         for name, position in (("holds", 0), ("needs", 1)):
             print(f"{f'{group.title}, {name}':44} {spread([result[position] for result in results])}")
+        most = FRAGMENTATION[group.expandable, group.checkpointing].most
+        above = sum(result.needs + DOUBT > most + result.slack for result in results)
+        print(f"{f'{group.title}, above {most} of a search':44} {above} of {len(results)}")
 
 
 if __name__ == "__main__":

@@ -189,7 +189,8 @@ def _estimate(of: TruthSet, row: TruthRow) -> Report | Refusal:
     if row.unusable:
         return Refusal(of.name, of.kind, row.id, row.unusable, one_gpu)
     try:
-        return build_report(resolve(read_job(row.job)), None)
+        tells_segments = row.meters.keys() > {"allocated"} or "allocated" not in row.meters
+        return build_report(resolve(read_job(row.job)), None if tells_segments else False)
     except InternalError:
         raise
     except MemplanError as error:

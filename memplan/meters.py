@@ -37,9 +37,10 @@ class Totals(NamedTuple):
     def reserved_bytes(self) -> Reserved:
         """As the report has them."""
         found = self.played
-        endless, sought = (found.endless, found.sought) if found else (None, False)
-        why = "" if found else self.why_not
-        return Reserved(*self.reserved, self.needs.expected, self.needs.high, endless, sought, found is not None, why)
+        needs = self.needs.expected, self.needs.high
+        if found is None:
+            return Reserved(*self.reserved, *needs, why_not_played=self.why_not)
+        return Reserved(*self.reserved, *needs, found.endless, found.sought, played=True, retries=found.retries)
 
 
 def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False) -> Totals:
@@ -64,7 +65,7 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     """The reserved meter as the simulated allocator has it, where the job's step can be played."""
     gpu, allocated = recipe.hardware.gpu, of.allocated
     below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
-    room = _room(of, recipe) if gpu else None
+    room = room_of(of, recipe) if gpu else None
     found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
     if isinstance(found, str):
         return of._replace(why_not=found)
@@ -78,7 +79,7 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
 
 
-def _room(of: Totals, recipe: Recipe) -> Room:
+def room_of(of: Totals, recipe: Recipe) -> Room:
     """What the job's card leaves to segments."""
     gpu = recipe.hardware.gpu
     assert gpu is not None

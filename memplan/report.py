@@ -70,9 +70,8 @@ class Reserved:
     expected: int
     high: int
     needs: int
-    """The least capacity in which the step runs, the cache given back wherever that helps."""
+    """The least capacity in which the step runs, the cache given back wherever that helps; its high figure must fit."""
     needs_high: int
-    """Its high figure, which has to fit."""
     endless: int | None = None
     """What would be held on a card without end; null where the step is not played."""
     needs_sought: bool = False
@@ -80,6 +79,8 @@ class Reserved:
     played: bool = False
     """The step was played through the allocator's rules; else the figures are a band around the allocated bytes."""
     why_not_played: str = ""
+    retries: int = 0
+    """How often in two steps this card makes the allocator give its cache back; each time the device is waited for."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -1,8 +1,11 @@
 """Proves what is made of a play: what is held on a card and without end, what is needed, and the verdict."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import runner_of
 
 from memplan.api import estimate
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
@@ -146,3 +149,16 @@ def test_low_expected_and_high_are_in_order() -> None:
         assert found.allocated_range.low <= reserved.low <= reserved.expected <= reserved.high
         assert device.low <= device.expected <= device.high
         assert reserved.needs <= reserved.needs_high
+
+
+def test_play_asks_for_the_least_that_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({**TINY, "gpu": "h100-80gb"}))
+    run = runner_of(capsys)
+    _, plain, _ = run("estimate", str(job))
+    _, sought, _ = run("estimate", str(job), "--play")
+    assert "not looked for (--play)" in " ".join(plain.split())
+    assert "of it at the least" in " ".join(sought.split())
+    found = json.loads(run("estimate", str(job), "--play", "--json")[1])["per_gpu"]["reserved_bytes"]
+    assert found["needs"] <= found["expected"] == found["endless"]
+    assert (found["needs_sought"], found["played"], found["why_not_played"]) == (True, True, "")

@@ -55,6 +55,7 @@ LAYERS = (
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls
+    "snapshot",  # what an allocator recorded
     "frameworks",  # training frameworks' files <-> Job
     "render",
     "torch",  # pair schedules for training scripts
@@ -215,7 +216,6 @@ OF_OTHERS = (
     "memplan.engine.layers.attention.bert",
     "memplan.engine.layers.attention.mla",
     "memplan.engine.layers.state_space.mamba",
-    "memplan.engine.layers.lora",
     "memplan.engine.layers.moe.experts",
     "memplan.engine.losses.chunked_heads",
     "memplan.engine.parallel.fsdp1.rows",

@@ -30,6 +30,7 @@ EXTRA = {
     "fail_over": "Exit with 1 when the job does not fit the card.",
     "steps": "Training steps to run; the last one is measured. [default 3]",
     "weights": "Real weights: a local folder, or a Hub id that is in the cache. Random without it.",
+    "snapshot_": "A pickle of torch's CUDA allocator to replay, and to hold against the job's played step.",
     "snapshot": "Keep torch's memory snapshot in this file, for pytorch.org/memory_viz. CUDA only.",
     "cpu": "Run on the CPU of a machine without an accelerator, however long it takes.",
     "find_max": "Search the largest batch_size that fits, and measure that.",

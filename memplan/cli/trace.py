@@ -10,6 +10,7 @@ from memplan.errors import EXIT_DONE
 from memplan.render.progress import Progress
 
 if TYPE_CHECKING:
+    from memplan.report import Report
     from memplan.spec.reading import JobInput
     from memplan.trace.compare import TermRow
     from memplan.trace.result import Trace
@@ -20,17 +21,25 @@ It needs memplan[trace]: torch, transformers, peft.
 
 --format svg draws the two steps: bytes by category, the peak marked.
 
+--snapshot FILE reads what torch.cuda.memory._dump_snapshot wrote on a real card instead, with or without MODEL: nothing
+in it is run, and none of the packages is needed.
+
 Example: memplan trace llama-3.2-1b --method dpo --compare
 """
 
 
+SNAPSHOT = option("snapshot_", str, "--snapshot", metavar="FILE")
+
+
 def parameters() -> list[Parameter]:
     """MODEL, the options of a job, and what to do with the trace."""
-    return [*options.parameters(), option("compare", bool, "--compare"), *output.parameters()]
+    return [*options.parameters(), option("compare", bool, "--compare"), SNAPSHOT, *output.parameters()]
 
 
 def trace(values: Mapping[str, Any]) -> int:
     """Read, trace, write."""
+    if values.get("snapshot_"):
+        return _snapshot(values)
     from memplan import trace as tracing
 
     to = output.read_output(values, draws=True)
@@ -40,6 +49,32 @@ def trace(values: Mapping[str, Any]) -> int:
     compared = _compared(found, given) if values.get("compare") else []
     to.write(_result(found, compared))
     return EXIT_DONE
+
+
+def _snapshot(values: Mapping[str, Any]) -> int:
+    """A real run's snapshot, beside the estimate where a job is given."""
+    from memplan.render.snapshot_view import snapshot_blocks
+    from memplan.snapshot.explaining import explain
+    from memplan.snapshot.reading import read_snapshot
+
+    to = output.read_output(values)
+    job = any(values.get(name) for name in ("target", "total_params", "with_"))
+    report = _estimated(values) if job else None
+    with Progress("replaying"):
+        found = explain(read_snapshot(str(values["snapshot_"])), report)
+    to.write(Result(found.to_dict, lambda width: list(snapshot_blocks(found)), lambda: _leftovers(found.to_dict())))
+    return EXIT_DONE
+
+
+def _estimated(values: Mapping[str, Any]) -> "Report":
+    from memplan.api import estimate
+
+    return estimate(options.read_given(values))
+
+
+def _leftovers(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table: what only one side has."""
+    return [{"side": side, **row} for side in ("unaccounted", "missing") for row in found.get(side, ())]
 
 
 def _compared(found: "Trace", given: "JobInput") -> "list[TermRow]":

@@ -109,6 +109,9 @@ def _reserved(found: Reserved) -> str:
     text = "Reserved is played, request by request, through the allocator's rules"
     if found.endless is not None and found.endless != found.expected:
         text += f": {format_bytes(found.endless)} on a card without end"
+    if found.retries:
+        often = "once" if found.retries == 1 else f"{found.retries} times"
+        text += f"; on this card the cache is given back {often} in two steps, which takes time"
     if found.needs_sought:
         return f"{text}; the job needs {format_bytes(found.needs)} of it at the least."
     return f"{text}; what it needs at the least was not looked for (--play)."

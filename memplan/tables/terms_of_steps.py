@@ -175,18 +175,19 @@ ROWS = (
         key="reserved",
         title="reserved",
         what=(
-            "Segments that the caching allocator holds: the tensors, and what it cannot give out again. A band, "
-            "narrower with expandable segments and for what stays in its blocks, such as frozen weights."
+            "Segments that the caching allocator holds: the tensors, and what it cannot give out again. Two steps are "
+            "played, request by request, through the allocator's rules; a job whose step cannot be played yet has a "
+            "band, narrower with expandable segments and for what stays in its blocks, such as frozen weights."
         ),
-        formula="allocated + share × (allocated − what lasts from step to step); share 0.01, 0.07, 0.17; with "
-        "checkpointing 0.01, 0.22, 0.47; with expandable segments 0, 0.01, 0.04 and 0, 0.02, 0.13",
-        source="c10/cuda/CUDACachingAllocator.cpp, simulated over 120 jobs: benchmarks/reserved.py",
+        formula="played; else allocated + share × (allocated − what lasts from step to step); share 0.01, 0.07, 0.17; "
+        "with checkpointing 0.01, 0.22, 0.47; with expandable segments 0, 0.01, 0.04 and 0, 0.02, 0.13",
+        source="c10/cuda/CUDACachingAllocator.cpp, held against 25 recordings: tests/test_allocator_traces.py",
         section="meters",
         see=("meters", "verdict"),
         aliases=("allocator", "fragmentation", "segments", "expandable segments", "max_memory_reserved"),
         zh=Chinese(
             "保留显存",
-            formula="allocated + 比例 × (allocated − 跨步常驻的量)；比例 0.01、0.07、0.17（低、期望、高）；"
+            formula="模拟；否则 allocated + 比例 × (allocated − 跨步常驻的量)；比例 0.01、0.07、0.17（低、期望、高）；"
             "有检查点时 0.01、0.22、0.47；expandable segments 时 0、0.01、0.04 与 0、0.02、0.13",
         ),
     ),
@@ -194,8 +195,9 @@ ROWS = (
         key="verdict",
         title="verdict",
         what=(
-            "Whether the job fits a card: yes if even the high device figure leaves the margin free, tight if only "
-            "the expected one fits, else no. Usable memory is what torch can give out, less than the size on the box."
+            "Whether the job fits a card: yes if even the high figure of what it needs leaves the margin free, tight "
+            "if only the expected one fits, else no. Usable memory is what torch can give out, less than the size on "
+            "the box."
         ),
         formula="yes: high ≤ usable × (1 − margin); tight: expected ≤ usable; else no",
         source="usable memory: mem_get_info totals, see memplan show gpus; margin: key of the job, 0.05",

@@ -16,7 +16,7 @@ def step_events(recipe: Recipe, steps: int = 2) -> StepEvents | None:
     from memplan.engine.play.step import played  # which a search never loads
 
     tape, start = played(recipe, steps)
-    return StepEvents(tuple(tape.events), start, tape.streams, marks=tuple(tape.marks))
+    return StepEvents(tuple(tape.events), start, tape.streams, marks=tuple(tape.marks), tags=tape.tags)
 
 
 def is_covered(recipe: Recipe) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator
+from memplan.engine.tape.tags import Tag
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, tuple[int, ...]] = MappingProxyType({})
@@ -30,6 +31,8 @@ class StepEvents(NamedTuple):
     """Other streams that were recorded to use a storage (``record_stream``): it is free once they are done."""
     marks: tuple[tuple[int, str], ...] = ()
     """(position, name): before the event at that position; an instant's name, ``empty_cache`` or ``done 1``."""
+    tags: Sequence[Tag] = ()
+    """What each storage is, by its number."""
 
     @property
     def peak(self) -> int:
