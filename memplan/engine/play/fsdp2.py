@@ -15,7 +15,6 @@ from memplan.engine.parallel.fsdp2.units import waits_for_reduction
 from memplan.engine.play.group import Group, Measure
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
@@ -190,7 +189,7 @@ class Fsdp2(Sharding):
         """A gradient of a unit has come."""
         if not is_new:
             return
-        group = self.outside.get(param.name, self.root) if scope == OUTSIDE else self.layers[int(scope)]  # type: ignore[call-overload]
+        group = self.layers[scope] if isinstance(scope, int) else self.outside.get(param.name, self.root)
         group.arrived.append(param)
 
     def _pre_backward(self, group: Group) -> None:
