@@ -176,8 +176,7 @@ class Host:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Verdict:
-    """Whether the job fits the card: yes (the high figure of what it needs, less the margin), tight (the expected one),
-    or no; unclear, whatever the figures are, where something that decides memory was not understood."""
+    """Whether the job fits: yes (needs at most, less the margin), tight (as expected), no; unclear in place of any."""
 
     gpu: str
     fits: str
