@@ -156,7 +156,7 @@ def test_one_line_escapes_and_cuts() -> None:
 
 
 def test_a_bug_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: Any) -> Any:
+    def broken(job: Any, **keys: Any) -> Any:
         raise RuntimeError("wires\ncrossed")
 
     monkeypatch.setattr(memplan.api, "estimate", broken)
@@ -176,7 +176,7 @@ def test_debug_shows_the_traceback_first(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_an_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(job: Any) -> Any:
+    def interrupted(job: Any, **keys: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(memplan.api, "estimate", interrupted)

@@ -67,7 +67,7 @@ def test_every_point_of_every_job_is_a_row(grid: Path) -> None:
 def test_a_row_is_the_report_to_the_byte(job: dict[str, Any]) -> None:
     whole = {"model": "smollm2-135m", "gpu": "t4", **job}
     row = row_of(Grid(whole, ({},), ()), 0)
-    report = estimate(whole)
+    report = estimate(whole, play=False)  # a sweep plays no steps
     per_gpu, verdict = report.per_gpu, report.verdict
     assert verdict is not None
     assert report.recipe is not None

@@ -287,7 +287,6 @@ def test_a_script_that_trains_no_language_model_is_said_to_be_none() -> None:
 
 
 ABSENT = (
-    ("llm.yaml", "max_seq_len: 2048\ntrain_loader:\n  name: x\nmodel:\n  name: mpt_causal_lm\n", "llm-foundry"),
     ("neox.yaml", "pipe_parallel_size: 1\nmodel_parallel_size: 1\ntrain_micro_batch_size_per_gpu: 4\n", "GPT-NeoX"),
     ("merge.yaml", "merge_method: slerp\nbase_model: a/b\n", "mergekit"),
     ("auto.yml", "task: llm-sft\nbase_model: a/b\nproject_name: x\n", "AutoTrain"),

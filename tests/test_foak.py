@@ -34,9 +34,9 @@ def saved(found: Recipe) -> int:
 
 
 def test_a_layer_keeps_what_its_functions_save() -> None:
-    kv = HIDDEN * GROUPS // HEADS
     streams = 2 * (2 * HIDDEN + 4) + 2 * HIDDEN  # norms' inputs and statistics; the input of q, k and v
-    attention = (2 * HIDDEN + 2 * kv) * 2 + HEADS * 4  # q, k, v, the output, which the product keeps too, log-sum-exp
+    # q, keys and values as repeated to all heads, the output, which the product keeps too, log-sum-exp
+    attention = 4 * HIDDEN * 2 + HEADS * 4
     assert saved(recipe()) == TOKENS * (streams + attention + 3 * WIDE * 2)
 
 

@@ -39,7 +39,8 @@ def _peaks(recipe: Recipe) -> tuple[int, ...]:
     free = product(("sdpa", "flash"), (False, True))
     return tuple(
         peak(
-            recipe.varied({"operators.attention": how, "hardware.allocator": Allocator(expandable_segments=far)})
+            recipe.varied({"operators.attention": how, "hardware.allocator": Allocator(expandable_segments=far)}),
+            search=True,
         ).device.high
         for how, far in free
     )

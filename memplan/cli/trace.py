@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 HELP = """What two real training steps allocate, without a GPU: the model of transformers itself, on fake tensors.
 
-It needs memplan[trace]: torch, transformers, peft.
-
---format svg draws the two steps: bytes by category, the peak marked.
-
---snapshot FILE reads what torch.cuda.memory._dump_snapshot wrote on a real card instead, with or without MODEL: nothing
-in it is run, and none of the packages is needed.
+It needs memplan[trace]: torch, transformers, peft. --format svg draws the steps. --snapshot FILE reads what a real card
+wrote (torch.cuda.memory._dump_snapshot) instead, with or without MODEL; nothing in it is run, and no package is needed.
 
 Example: memplan trace llama-3.2-1b --method dpo --compare
 """
