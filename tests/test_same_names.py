@@ -86,7 +86,7 @@ def test_managed_memory_is_on_the_card_while_there_is_room() -> None:
     deep = {**TINY, "num_hidden_layers": 12}
     job = {"model": deep, "precision": "bf16", "sequence_length": 64, "optimizer": "paged-adamw"}
     plain, tight, roomy = (
-        memplan.estimate({**job, **more}, play=False) for more in ({}, {"gpu": "0.9GiB"}, {"gpu": "80GB"})
+        memplan.estimate({**job, **more}, play=False) for more in ({}, {"gpu": "1GiB"}, {"gpu": "80GB"})
     )
     managed = sum(row.bytes for row in plain.per_gpu.ledger if row.meter == "managed")
     assert managed > 50_000_000
