@@ -1,16 +1,18 @@
 """The three meters of a class of ranks, from its ledger and from the simulated allocator, and the verdict on a card."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.events import is_covered
-from memplan.engine.allocator.figures import Played, Room, played
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.ledger import Ledger
 from memplan.engine.totals import Totalled
 from memplan.report import Reserved, Verdict
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.allocator.figures import Played, Room
 
 
 class Totals(NamedTuple):
@@ -24,7 +26,7 @@ class Totals(NamedTuple):
     """Bytes of segments without which the job does not run."""
     outside: Band
     """On the device beside the segments."""
-    played: Played | None = None
+    played: "Played | None" = None
     """Where the reserved figures are from; None: the band."""
     why_not: str = "searches take the band"
 
@@ -64,6 +66,10 @@ def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False) -> 
 def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool) -> Totals:
     """The reserved meter as the simulated allocator has it, where the job's step can be played."""
     gpu, allocated = recipe.hardware.gpu, of.allocated
+    if gpu is None and not seek:
+        return of._replace(why_not="no card is named that it has to fit (--gpu, or --play)")
+    from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
+
     below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
     room = room_of(of, recipe) if gpu else None
     found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
@@ -79,10 +85,12 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
 
 
-def room_of(of: Totals, recipe: Recipe) -> Room:
+def room_of(of: Totals, recipe: Recipe) -> "Room":
     """What the job's card leaves to segments."""
     gpu = recipe.hardware.gpu
     assert gpu is not None
+    from memplan.engine.allocator.figures import Room
+
     most = gpu.usable_bytes - of.outside.expected
     return Room(max(0, most), int(gpu.usable_bytes * (1 - recipe.hardware.margin)) - of.outside.high)
 

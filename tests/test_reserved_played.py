@@ -110,7 +110,9 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
 
 @pytest.mark.parametrize("keys", [{"num_gpus": 2, "sharding": "zero2"}, {"model": "gemma-4-e2b"}])
 def test_what_is_not_played_says_so_and_keeps_the_band(keys: dict[str, Any]) -> None:
-    found, band = (estimate({**TINY, **keys}, play=play).per_gpu.reserved_bytes for play in (None, False))
+    found, band = (
+        estimate({**TINY, "gpu": "80GiB", **keys}, play=play).per_gpu.reserved_bytes for play in (None, False)
+    )
     assert not found.played
     assert found.why_not_played.startswith("its step is not played")
     assert (found.low, found.expected, found.high) == (band.low, band.expected, band.high)

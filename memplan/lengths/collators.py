@@ -1,7 +1,5 @@
 """How trainers pad the rows of a micro-batch, and what an estimate says that knows nothing of lengths."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from memplan.spec.reading import JobInput

@@ -1,7 +1,11 @@
 """Every allocation and free of whole training steps, in order: what the caching allocator is simulated with."""
 
-from memplan.engine.allocator.replay import StepEvents
+from typing import TYPE_CHECKING
+
 from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.allocator.replay import StepEvents
 
 SHARING = ("shared-block", "layer-inputs", "streams", "hyper")
 """Forms of layers that read more than the residual stream."""
@@ -9,11 +13,12 @@ SHARDINGS = ("fsdp", "fsdp2", "ddp")
 """Those whose hooks are played."""
 
 
-def step_events(recipe: Recipe, steps: int = 2) -> StepEvents | None:
+def step_events(recipe: Recipe, steps: int = 2) -> "StepEvents | None":
     """The events of so many steps; None for what is not played yet."""
     if not is_covered(recipe):
         return None
-    from memplan.engine.play.step import played  # which a search never loads
+    from memplan.engine.allocator.replay import StepEvents  # which a search never loads, nor the play
+    from memplan.engine.play.step import played
 
     tape, start = played(recipe, steps)
     return StepEvents(tuple(tape.events), start, tape.streams, marks=tuple(tape.marks), tags=tape.tags)
