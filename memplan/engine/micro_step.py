@@ -59,7 +59,8 @@ def with_router_loss(recipe: Recipe, mode: Mode, style: PassStyle) -> Mode:
     graph = style != "no-grad" or recipe.evaluating
     how = recipe.loss.router.policy if graph else recipe.loss.router.scoring
     detached = style == "reentrant" and recipe.checkpointing.recompute.every == 1
-    return mode._replace(router=RouterLogits(how, recipe.loss.router.stacked, detached)) if how else mode
+    given = recipe.batch.padded or (recipe.batch.masked and recipe.operators.attention != "flash")
+    return mode._replace(router=RouterLogits(how, recipe.loss.router.stacked, detached, given)) if how else mode
 
 
 def _is_widened(recipe: Recipe) -> bool:

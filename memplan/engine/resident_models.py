@@ -53,7 +53,11 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,
             product=product_itemsize(recipe, quantised),
         ),
-        router=RouterLogits(recipe.loss.router.reference, recipe.loss.router.stacked),
+        router=RouterLogits(
+            recipe.loss.router.reference,
+            recipe.loss.router.stacked,
+            masked=recipe.batch.padded or (recipe.batch.masked and recipe.operators.attention != "flash"),
+        ),
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.batch.sequence_length, "no-grad", head)

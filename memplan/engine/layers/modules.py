@@ -45,6 +45,8 @@ class RouterLogits(NamedTuple):
     """That loss is made over all layers at once."""
     detached: bool = False
     """They have no graph: layers are checkpointed by reentrant autograd."""
+    masked: bool = False
+    """That loss is given the batch's mask, whether or not anything is padded."""
 
 
 class Mode(NamedTuple):

@@ -9,7 +9,7 @@ from memplan.engine.rows.deberta import enter_relative, enter_relative_gradient,
 from memplan.engine.rows.embedding import enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.rows.gemma4 import enter_inputs_backward, enter_layer_inputs, enter_shared_kv
 from memplan.engine.rows.outputs import scored
-from memplan.engine.rows.recurrent_gemma import enter_left
+from memplan.engine.rows.recurrent_gemma import enter_left, remembers
 from memplan.engine.rows.zamba2 import enter_copy, enter_copys_gradient
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import GradientMode
@@ -38,6 +38,8 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
             rows.append(("gradient of the embedding, before the images'", before, before))
         rows = added_in_place(ledger, rows) if plan.mode.in_place else rows
     summed = size if any(label.startswith("sum") and born == instant for label, born, _ in rows) else 0
+    if plan.style == "reentrant" and remembers(spec):  # the layer below names the state whose graph holds it
+        summed = 0
     residual = traced.input_gradient if (plan.embedding_trained or not plan.mode.trained) and not images_last else 0
     ledger.add(
         "gradient of the residual stream, embedding",

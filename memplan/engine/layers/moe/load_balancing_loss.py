@@ -79,7 +79,7 @@ def load_balancing_loss(p: Pass, spec: ModelSpec) -> Tensor:
     tape, mode = p.tape, p.mode
     experts = next(filter(None, (handing(run.layer) for run in spec.runs)))
     every, chosen = Dim("E", experts.count), p.dim("k", experts.active)
-    mask = tape.new(p.dim("1", 1), ops.FP32, "mask of the load-balancing loss") if mode.padded else None
+    mask = tape.new(p.dim("1", 1), ops.FP32, "mask of the load-balancing loss") if mode.router.masked else None
     total: Tensor | None = None
     for logits in p.routers:
         weights = ops.softmax(
@@ -116,14 +116,14 @@ def _stacked(p: Pass, spec: ModelSpec) -> Tensor:
     )
     best, index = routing_ops.top_k(tape, weights, Dim("Lm·T·k", layers * p.tokens * experts.active))
     masks = [tape.new(hot, routing_ops.INDEX, "one-hot mask of chosen experts")]
-    if mode.padded:
+    if mode.router.masked:
         masks.append(tape.new(hot, routing_ops.INDEX, "mask of tokens and experts"))
     averaged = [tape.new(hot, ops.FP32, "one-hot mask in fp32") for _ in masks]
     del averaged
-    if mode.padded:
+    if mode.router.masked:
         masks.append(tape.new(every, routing_ops.INDEX, "mask of tokens and experts"))
         weights = ops.with_constant(tape, weights, weights.itemsize, PROBABILITIES, masks[-1])
-    summed = routing_ops.reduce if mode.padded else routing_ops.sum_groups  # a mean divides its gradient
+    summed = routing_ops.reduce if mode.router.masked else routing_ops.sum_groups  # a mean divides its gradient
     sums = summed(tape, weights, Dim("E", experts.count), "sums of probabilities")
     del masks, best, index, joined, weights  # locals of load_balancing_loss_func up to 5.12
     return routing_ops.reduce(tape, sums, Dim("1", 1), "loss")
