@@ -84,6 +84,8 @@ def test_memplan_s_defaults_are_trl_s() -> None:
             own = ("optim", "per_device_train_batch_size", "loss_type", "lora_target_modules")  # the last is PEFT's
             if key in own or key not in fields:
                 continue
+            if key == "dtype" and method in ("cpo", "orpo"):  # their scripts load without ModelConfig's
+                continue
             made = fields[key]
             assert made.default == value, f"{method}: {key}"
 
