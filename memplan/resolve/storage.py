@@ -134,8 +134,10 @@ def _auto_precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, l
     numerics = trainer.numerics
     half = "fp16" not in (dtype, spec.dtype) and spec.dtype != "fp32"
     own = "checkpoint" if job.method in numerics.checkpoints_dtype and half else numerics.weights
-    loaded = "checkpoint" if numerics.loads_dtype and job.dtype == "bf16" else own
-    if split.is_fsdp and lora and loaded != "fp32" and (trainer.runs_on == "accelerate" or loaded == "trained-fp32"):
+    told = numerics.loads_dtype and job.dtype == "bf16"
+    loaded, under_fsdp = ("checkpoint", "checkpoint") if told else (own, numerics.weights)
+    accelerated = trainer.runs_on == "accelerate" or under_fsdp == "trained-fp32"
+    if split.is_fsdp and lora and under_fsdp != "fp32" and accelerated:
         return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights; only trained ones are upcast"
     if split.is_fsdp:
         return f"{dtype}-amp", "default", "FSDP mixed precision over fp32 shards"
