@@ -119,6 +119,15 @@ def test_what_is_not_played_says_so_and_keeps_the_band(keys: dict[str, Any]) -> 
     assert found.endless is None
 
 
+def test_bytes_that_a_play_misses_are_needed_too() -> None:
+    job = recipe()
+    peak = max(build_ledger(job, detailed=False).totals())
+    whole, missing = played(job, peak), played(job, peak + peak // 200)
+    assert not isinstance(whole, str)
+    assert not isinstance(missing, str)
+    assert missing.needs - whole.needs == missing.endless - whole.endless >= peak // 200 - peak // 1000
+
+
 def test_a_play_of_another_peak_than_the_ledgers_is_not_taken() -> None:
     job = recipe()
     assert isinstance(played(job, 2 * max(build_ledger(job, detailed=False).totals())), str)

@@ -25,6 +25,8 @@ TOLERANCE = 0.005
 """Of the allocated peak: how far above the least capacity ``needs`` may be."""
 AGREES = 0.01
 """Of the allocated peak: a play that reaches another peak than the ledger is of another job, and is not taken."""
+ROUNDING = 0.001
+"""Of the allocated peak: so little do sums of the ledger's rows and of the play's blocks differ by rounding alone."""
 SPREAD = 0.15
 """Of what comes and goes: 25 of 28 published runs hold so nearly what their play holds."""
 DOUBT = 0.05
@@ -81,7 +83,11 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: bool 
     if card is not None and room is not None:
         allowed = allowed_bytes(recipe.hardware.allocator, card)
         room = Room(min(room.most, allowed), min(room.comfortable, allowed))
-    return _figures(recorded, settings_of(recipe.hardware.allocator, card), room, seek)
+    found = _figures(recorded, settings_of(recipe.hardware.allocator, card), room, seek)
+    short = allocated - recorded.peak
+    if short <= ROUNDING * allocated:
+        return found
+    return found._replace(needs=found.needs + short, endless=found.endless + short)  # what the play misses, too
 
 
 def _figures(recorded: StepEvents, settings: Settings, room: Room | None, seek: bool) -> Played:
