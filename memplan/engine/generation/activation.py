@@ -1,0 +1,71 @@
+"""The most that vLLM's profile run holds beside the weights, which it keeps free for good; SGLang's, which its share
+leaves free.
+
+A forward of ``max_num_batched_tokens`` tokens, then the sampler on ``max_num_seqs`` rows (vllm 0.11
+v1/worker/gpu_model_runner.py:3183-3400). Its layers are compiled, so that little beside each product's input and output
+is there; the sampler's bytes for each logit are in the row of the engine's era: 38.5 sorted with PyTorch (bf16 and fp32
+logits, sorted values and their int64 indices, the sort's own, the softmax; seen on 256 rows and on 1,024),
+28.7 from 0.17, 8 where FlashInfer or Triton samples without a sort, as later wheels do on most cards.
+"""
+
+from __future__ import annotations
+
+from memplan.spec.generation import Generator
+from memplan.spec.layer import Layer
+from memplan.spec.parts import FeedForward
+from memplan.tables.engines import Era
+from memplan.units import DTYPE_BYTES
+
+FP32 = DTYPE_BYTES["fp32"]
+SORTED = 28.7
+"""Bytes for each logit where log-probabilities after top-k and top-p are asked for: no kernel without a sort gives
+them (vllm 0.33 v1/sample/ops/topk_topp_sampler.py:242-251)."""
+PATCHES = 65536
+"""Of the largest image of a processor without a limit (Qwen2-VL)."""
+
+
+def activation_bytes(of: Generator, era: Era) -> int:
+    """Of one rank."""
+    tokens, spec = of.max_num_batched_tokens, of.model
+    stream = tokens * spec.hidden_size * of.itemsize
+    layers = max((layer_bytes(run.layer, of, tokens) for run in spec.runs), default=0)
+    return stream + max(layers + stream, sampler_bytes(of, era), vision_bytes(of)) + _images(of)
+
+
+def layer_bytes(layer: Layer, of: Generator, tokens: int) -> int:
+    """The most of one layer's transients for so many tokens."""
+    mixer = sum(linear.outputs for linear in layer.mixer.linears) // of.tensor_parallel if layer.mixer else 0
+    forward = feed_forward_elements(layer.feed_forward, of) if layer.feed_forward else 0
+    return tokens * max(mixer, forward) * of.itemsize
+
+
+def feed_forward_elements(part: FeedForward, of: Generator) -> int:
+    """Elements for each token: gate and up with their product; of experts so for each that a token visits, and the
+    outputs before they are summed (vllm layers/fused_moe/fused_moe.py: intermediate_cache1 to 3)."""
+    wide = (3 if part.gated else 2) * part.intermediate // of.tensor_parallel
+    if part.experts is None:
+        return wide
+    inner = part.experts.intermediate // (1 if of.expert_parallel > 1 else of.tensor_parallel)
+    return part.experts.active * (max(2 * inner, of.model.hidden_size) + inner) + of.model.hidden_size
+
+
+def sampler_bytes(of: Generator, era: Era) -> int:
+    """On every rank: logits are gathered."""
+    each = era.sampler if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
+    return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
+
+
+def vision_bytes(of: Generator) -> int:
+    """The widest transient of the tower on its largest image; nothing without a tower."""
+    tower = of.model.tower
+    if tower is None or not tower.runs:
+        return 0
+    block = tower.runs[0].block
+    patches = PATCHES if tower.rule.kind == "smart-resize" else of.max_num_batched_tokens
+    wide = (3 if block.feed_forward.gated else 2) * block.feed_forward.intermediate // of.tensor_parallel
+    return patches * (wide + 2 * tower.width) * of.itemsize
+
+
+def _images(of: Generator) -> int:
+    """Tokens of images that wait for the forward (the encoder's cache)."""
+    return of.max_num_batched_tokens * of.model.hidden_size * of.itemsize if of.model.tower else 0

@@ -1,0 +1,153 @@
+"""All figures of an engine on one card: its budget, what fills it, what it keeps asleep, whether it starts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.engine.allocator.reserved import Band
+from memplan.engine.contexts import context_bytes
+from memplan.engine.generation.activation import activation_bytes
+from memplan.engine.generation.graphs import graph_bytes
+from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
+from memplan.engine.generation.starting import Start, reason
+from memplan.engine.generation.weights import weights_bytes
+from memplan.engine.nccl import Communicator, communicator_bytes
+from memplan.spec.generation import Generator
+from memplan.spec.gpu import Gpu
+from memplan.tables.engines import Era, era_of
+from memplan.units import MiB
+
+NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
+"""Outside PyTorch since the engine's first look at the card: kernels that load, workspaces."""
+SHARED = (600 * MiB, 1200 * MiB)
+"""Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
+6000, 1.74 on 8 H200."""
+WARM_UP = 192 * MiB
+"""Up to 0.19 the sampler runs once more when the cache is there: outside the share."""
+
+
+class Figures(NamedTuple):
+    """Bytes of one card."""
+
+    budget: int
+    """What the share of the card makes."""
+    weights: int
+    activation: int
+    """The most of its profile run, which it keeps free for good."""
+    non_torch: int
+    graphs: int
+    kv: int
+    kv_per_token: int
+    kv_tokens: int
+    concurrency: float
+    """Sequences of the longest length at once."""
+    awake: Band
+    """On the device: of its own process, context and communicators with it; in the trainer's, what it adds."""
+    asleep: Band
+    outside: Band
+    """Context and communicators, which no sleep gives back."""
+    pool: int
+    """What sleep gives back: weights and cache."""
+    host_asleep: int
+    """Pinned on the host for this rank while it sleeps."""
+    starts: bool
+    why: str
+    """Why it does not start, or what is the matter."""
+    hint: str
+    """The one thing to change."""
+
+
+def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None) -> Figures:
+    """Of one card. ``free_at_start``: usable less what others hold when it starts; None: the whole card.
+
+    Raises InvalidJob for a model or a version that is not modelled.
+    """
+    era, cache, weights = era_of(of.engine, of.version), layout(of), weights_bytes(of)
+    context, nccl = _context(of, gpu), communicators(of, gpu)
+    free = free_at_start or Band(*(gpu.usable_bytes,) * 3)
+    outside, graphs = _sum(context, nccl), graph_bytes(of, era)
+    non_torch = era.non_torch * MiB + _of_ranks(of, era, nccl, gpu)
+    activation = activation_bytes(of, era)
+    estimate = int(graphs.expected * era.estimate) if era.graphs_inside else 0
+    there = free.expected - (context if era.nccl_inside else outside).expected
+    budget = budget_bytes(of, era, gpu, there)
+    kept = weights if era.share == "free" else weights + activation + non_torch + estimate
+    kv = of.kv_cache_memory or max(0, budget - kept)
+    if era.share == "free" and cache.state_bytes:
+        kv = int(kv * (1 - STATE_SHARE))
+    beyond = 0 if era.graphs_inside or era.share == "free" else graphs.expected
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond)
+    awake = _awake(of, era, outside if not era.nccl_inside else context, budget, kept + kv, activation, graphs)
+    over = era.share != "free" and awake.expected > free.expected
+    why, hint = reason(start, over)
+    asleep = _sum(outside, graphs, NON_TORCH) if of.sleep else awake
+    return Figures(
+        budget=budget,
+        weights=weights,
+        activation=activation,
+        non_torch=non_torch,
+        graphs=graphs.expected,
+        kv=kv,
+        kv_per_token=cache.token_bytes,
+        kv_tokens=cache.tokens(kv, of.max_model_len),
+        concurrency=_concurrency(cache, kv, of),
+        awake=awake,
+        asleep=asleep,
+        outside=outside,
+        pool=weights + kv,
+        host_asleep=weights if of.sleep == 1 else 0,
+        starts=not why,
+        why=why,
+        hint=hint,
+    )
+
+
+def budget_bytes(of: Generator, era: Era, gpu: Gpu, free: int) -> int:
+    """What the share makes of the card: of all of it, less what others use up to 0.9.1; SGLang's of what is free."""
+    if era.share == "free":
+        return int(of.share * max(0, free))
+    whole = int(of.share * gpu.usable_bytes)
+    return whole if era.share == "total" else whole - max(0, gpu.usable_bytes - free)
+
+
+def _concurrency(cache: Layout, kv: int, of: Generator) -> float:
+    return cache.concurrency(kv, of.max_model_len)
+
+
+def _awake(of: Generator, era: Era, outside: Band, budget: int, filled: int, activation: int, graphs: Band) -> Band:
+    """Its budget once it has run, with what lies outside of it."""
+    inside = filled if of.kv_cache_memory else budget
+    if era.share == "free":
+        inside = filled + activation
+    beyond = Band(0, 0, max(0, graphs.high - int(graphs.expected * era.estimate))) if era.graphs_inside else graphs
+    warm = Band(0, 0, 0 if era.graphs_inside else WARM_UP)
+    return _sum(outside, beyond, Band(inside - activation, inside, inside), warm)
+
+
+def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
+    """What the profile run finds of exchanging with other ranks: communicators, with every peer's channels over NVLink
+    (1.84 GiB on 4 H100) and few over PCIe (0.21 GiB on 8 L40S); later what comes beside them."""
+    if of.tensor_parallel == 1 or era.share == "free":
+        return 0
+    if not era.nccl_inside:
+        return SHARED[of.tensor_parallel > 2]
+    if gpu.vendor == "custom":
+        return nccl.low
+    return nccl.high if gpu.link.startswith("NVLink") else nccl.expected
+
+
+def _sum(*bands: Band) -> Band:
+    return Band(*(sum(each) for each in zip(*bands, strict=True)))
+
+
+def _context(of: Generator, gpu: Gpu) -> Band:
+    """Where the process is its own."""
+    return Band(*context_bytes(gpu)) if of.own_process or of.separate else Band(0, 0, 0)
+
+
+def communicators(of: Generator, gpu: Gpu) -> Band:
+    """Of its tensor parallel ranks."""
+    if of.tensor_parallel == 1:
+        return Band(0, 0, 0)
+    group = Communicator("tensor parallel", of.tensor_parallel, "collective", of.tensor_parallel)
+    return Band(*communicator_bytes(group, gpu, True))

@@ -1,0 +1,67 @@
+"""An engine alone, as a ledger: what its card holds when it has loaded and profiled, and while it generates."""
+
+from __future__ import annotations
+
+from memplan.engine.allocator.reserved import Band
+from memplan.engine.contexts import context_of
+from memplan.engine.generation.figures import NON_TORCH, communicators, engine_figures
+from memplan.engine.generation.graphs import graph_bytes
+from memplan.engine.ledger import Ledger
+from memplan.spec.generation import Generator
+from memplan.spec.gpu import Gpu
+from memplan.tables.engines import era_of
+
+START, GENERATE = "start.engine", "rollout.generate"
+
+
+def engine_ledger(of: Generator, gpu: Gpu, detailed: bool = True) -> Ledger:
+    """Two instants: the profile run, before there is a cache; and generation."""
+    ledger, found, era = Ledger((START, GENERATE), detailed), engine_figures(of, gpu), era_of(of.engine, of.version)
+
+    def enter(name: str, category: str, band: Band, why: str, meter: str = "allocated", born: str = "") -> None:
+        ledger.add(
+            name,
+            category,
+            band.expected,
+            born,
+            meter=meter,
+            template=TEMPLATES.get(name, ""),
+            why=why,
+            source=era.source,
+            low=band.low,
+            high=band.high,
+        )
+
+    graphs, context = graph_bytes(of, era), context_of(gpu)
+    enter("engine's weights", "parameters", _exact(found.weights), f"{of.tensor_parallel} ranks share them")
+    enter(
+        "forward and sampler of the profile run",
+        "activations",
+        Band(found.activation // 2, found.activation, found.activation * 3 // 2),
+        "the most that a full batch needs, which the engine keeps free for good",
+    )
+    enter("KV cache", "kv_cache", _exact(found.kv), "what the budget leaves, taken at once", born=GENERATE)
+    enter("CUDA graphs", "workspaces", graphs, "captured for each size of a batch", "device", GENERATE)
+    enter(
+        "outside PyTorch",
+        "context",
+        NON_TORCH._replace(expected=found.non_torch, high=max(found.non_torch, NON_TORCH.high)),
+        "kernels and workspaces that load",
+        "device",
+    )
+    outside = Band(*(each - other for each, other in zip(found.outside, communicators(of, gpu), strict=True)))
+    enter("CUDA context", "context", outside, context.source, "device")
+    enter("communicators of its ranks", "communication", communicators(of, gpu), "NCCL's buffers", "device")
+    return ledger
+
+
+TEMPLATES = {
+    "engine's weights": "divided by ranks, vocabulary padded, scales with what is quantised",
+    "forward and sampler of the profile run": "max_num_batched_tokens × layer, or max_num_seqs × V × bytes",
+    "KV cache": "share × card − weights − activation − outside PyTorch (− estimate of graphs)",
+    "CUDA graphs": "layers × sizes × bytes",
+}
+
+
+def _exact(size: int) -> Band:
+    return Band(size, size, size)

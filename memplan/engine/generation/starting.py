@@ -1,0 +1,85 @@
+"""Whether an engine starts, and the one thing to change where it does not."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import NamedTuple
+
+from memplan.engine.generation.kv import Layout
+from memplan.spec.generation import Generator
+from memplan.spec.gpu import Gpu
+from memplan.tables.engines import Era
+from memplan.units import MiB, format_bytes
+
+
+class Start(NamedTuple):
+    """What decides it."""
+
+    of: Generator
+    era: Era
+    cache: Layout
+    gpu: Gpu
+    budget: int
+    kept: int
+    """Weights, and what else is taken from the budget before the cache."""
+    kv: int
+    free: int
+    """When it starts, its own context taken off."""
+    beyond: int = 0
+    """Graphs that lie outside of its share."""
+
+    @property
+    def key(self) -> str:
+        """The key of its share."""
+        return "mem_fraction_static" if self.era.share == "free" else "gpu_memory_utilization"
+
+    @property
+    def most(self) -> float:
+        """The largest share that what is free allows."""
+        whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
+        return min(1.0, floor(100 * (self.free - self.beyond) / whole) / 100) if whole > 0 else 0.0
+
+    @property
+    def least(self) -> float:
+        """The smallest share with which one request of ``max_model_len`` fits."""
+        needed = self.kept + self.cache.request(self.of.max_model_len)
+        whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
+        return ceil(100 * needed / whole) / 100 if whole > 0 else 2.0
+
+
+def reason(start: Start, over: bool) -> tuple[str, str]:
+    """Why it does not start, and what to change; empty texts where it does. ``over``: graphs have no room."""
+    of, needed = start.of, start.cache.request(start.of.max_model_len)
+    if start.era.checks and not of.kv_cache_memory and start.budget > start.free:
+        told = (
+            f"{format_bytes(max(0, start.free))} are free, and a share of {of.share:g} is {format_bytes(start.budget)}"
+        )
+        return told, f"{start.key}: {start.most:g}" if start.least <= start.most else _smaller(start)
+    if start.kept >= start.budget and not of.kv_cache_memory:
+        told = f"weights and its profile run take {format_bytes(start.kept)} of {format_bytes(max(0, start.budget))}"
+        return told, _larger(start)
+    if needed > start.kv and start.era.share != "free":
+        told = (
+            f"the cache of {format_bytes(start.kv)} does not hold one sequence of {of.max_model_len:,} tokens, "
+            f"which takes {format_bytes(needed)}"
+        )
+        longest = start.cache.longest(start.kv, of.max_model_len)
+        return told, f"max_model_len: {longest}, or {_larger(start)}" if longest else _larger(start)
+    if over and of.kv_cache_memory:
+        room = start.free - start.beyond - start.kept
+        told = f"a cache of {format_bytes(of.kv_cache_memory)} beside {format_bytes(start.kept)} does not fit the card"
+        return told, f"kv_cache_memory: {room // MiB}MiB" if room >= needed else _smaller(start)
+    if over:
+        told = f"CUDA graphs of {format_bytes(start.beyond)} do not fit beside its share"
+        return told, f"{start.key}: {start.most:g}" if start.least <= start.most else "enforce_eager: true"
+    return "", ""
+
+
+def _larger(start: Start) -> str:
+    """A larger share where one is enough and is free, else smaller parts."""
+    return f"{start.key}: {start.least:g}" if start.least <= start.most else _smaller(start)
+
+
+def _smaller(start: Start) -> str:
+    """What is left where no share is enough."""
+    return f"tensor_parallel: {2 * start.of.tensor_parallel}, a quantised checkpoint, or a larger card"

@@ -1,0 +1,211 @@
+"""Weights of one engine rank: what tensor parallelism divides, what every rank has whole, rows of the vocabulary,
+quantised matrices with their scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from memplan.errors import InvalidJob
+from memplan.spec.generation import Generator
+from memplan.spec.layer import Layer
+from memplan.spec.parts import Experts, FeedForward, Linear, Part
+from memplan.tables.quantizations import QUANTIZATIONS
+from memplan.units import ceil_div, round_up
+
+VOCABULARY_PADDING = 64
+"""Rows of embedding and head are padded to a multiple of it (vllm 0.11 layers/vocab_parallel_embedding.py:23)."""
+FP8_BLOCK = 128
+"""Side of the block that shares an fp32 scale."""
+MXFP4_GROUP = 32
+OWN_FORMATS = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "awq": "awq",
+    "gptq": "gptq",
+    "bitsandbytes": "nf4",
+    "mxfp4": "mxfp4",
+}
+"""Formats of checkpoints that are served as they are, by ``quant_method``."""
+
+
+def _fp8(rows: int, columns: int) -> int:
+    return rows * columns + ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK) * 4
+
+
+def _mxfp4(rows: int, columns: int) -> int:
+    return rows * columns // 2 + rows * ceil_div(columns, MXFP4_GROUP)
+
+
+def _awq(rows: int, columns: int) -> int:
+    """As Marlin has linears: a second fp16 for each group (Qwen2.5-7B in 5.29 GiB); experts have none (DeepSeek-R1)."""
+    return _packed("awq-4bit")(rows, columns) + ceil_div(columns, QUANTIZATIONS["awq-4bit"].group) * rows * 2
+
+
+def _packed(name: str) -> Callable[[int, int], int]:
+    scheme = QUANTIZATIONS[name]
+    return lambda rows, columns: sum(scheme.tensors(rows, columns).values())
+
+
+FORMATS: dict[str, Callable[[int, int], int]] = {
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "awq": _awq,
+    "gptq": _packed("gptq-4bit"),
+    "nf4": _packed("nf4-double"),
+    "int8": _packed("int8"),
+}
+"""Bytes of a matrix of so many rows and columns."""
+EXPERTS_ALONE = frozenset({"mxfp4"})
+"""Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
+
+
+def quantises(name: str) -> bool:
+    """Whether a format is that of every linear."""
+    return name in FORMATS and name not in EXPERTS_ALONE
+
+
+class Rank(NamedTuple):
+    """How a rank holds matrices."""
+
+    tensor: int
+    experts: int
+    """Ranks that the experts are divided over."""
+    itemsize: int
+    format: str
+
+    def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> int:
+        """Bytes of a linear of which ``ranks`` ranks hold a part each; ``rows`` of them here, where given."""
+        rows = rows or linear.outputs // ranks or 1
+        bias = rows * self.itemsize if linear.bias else 0
+        if quantised and quantises(self.format):
+            return FORMATS[self.format](rows, linear.inputs) + bias
+        return rows * linear.inputs * self.itemsize + bias
+
+
+def format_of(of: Generator) -> str:
+    """The format that its weights are served in. Raises InvalidJob for a checkpoint's that is not modelled."""
+    if of.quantization != "none" or of.model.quantization is None:
+        return of.quantization
+    found = OWN_FORMATS.get(of.model.quantization)
+    if found is None:
+        raise InvalidJob(
+            f"rollout.quantization: the checkpoint's own, {of.model.quantization[:40]}, is not modelled",
+            "give rollout.quantization fp8, awq, gptq or nf4 where it is one of these",
+        )
+    return found
+
+
+def weights_bytes(of: Generator) -> int:
+    """Of one rank, of the fullest pipeline stage; with room for an adapter where it serves one."""
+    spec, shares = of.model, max(of.expert_parallel, of.tensor_parallel)
+    rank = Rank(of.tensor_parallel, shares, of.itemsize, format_of(of))
+    table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
+    ends = [table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs]
+    whole = sum(_part(part, rank, spread=False) for part in (*spec.extra, *spec.head_parts))
+    whole += rank.matrix(spec.project_out, 1, quantised=False) if spec.project_out else 0
+    whole += spec.final_norm.parameters * of.itemsize if spec.final_norm else 0
+    if spec.tower:
+        plain = rank._replace(format="none")
+        apart = (spec.tower.after, spec.tower.unused)  # they are loaded; blocks behind the last that is read are not
+        kept = (each for each in spec.tower.parts if each.is_read or each.part in apart)
+        whole += sum(each.copies * _part(each.part, plain) for each in kept)
+        taps = len(spec.tower.taps) if not spec.tower.crossed else 0
+        whole += taps * of.max_num_batched_tokens * spec.hidden_size * of.itemsize  # deepstack's buffers (qwen3_vl.py)
+    whole += rotary_bytes(of)
+    layers = sum(run.count * _layer(run.layer, rank) for run in (*spec.runs, *spec.resting))
+    layers += _adapters(of)
+    if of.pipeline_parallel > 1:
+        stage = ceil_div(spec.num_layers, of.pipeline_parallel)
+        return layers * stage // spec.num_layers + max(ends[0] + whole, ends[1])
+    return layers + whole + (ends[0] if spec.head_is_tied else sum(ends))
+
+
+def padded_vocabulary(of: Generator) -> int:
+    """Rows of the embedding, padded."""
+    return round_up(of.model.vocab_size, VOCABULARY_PADDING)
+
+
+def rotary_bytes(of: Generator) -> int:
+    """Tables of cos and sin for every position of the config, four times as many where images have positions of their
+    own (vllm layers/rotary_embedding/base.py, mrope.py)."""
+    spec = of.model
+    positions = (spec.max_positions or 0) * (4 if spec.rotary_by_row else 1)
+    return positions * spec.rotary_width * of.itemsize
+
+
+def _layer(layer: Layer, rank: Rank) -> int:
+    """Of one layer; nothing twice where layers share weights."""
+    norms = 0 if layer.repeats else sum(norm.parameters for norm in layer.norms) * rank.itemsize
+    return norms + sum(_part(part, rank) for part in layer.own_parts)
+
+
+def _part(part: Part, rank: Rank, spread: bool = True) -> int:
+    """Of one part: its linears, bare tensors and norms, shared experts, routed experts and their router."""
+    heads = getattr(part, "num_kv_heads", 0) or 0
+    ranks = rank.tensor if spread else 1
+    found = sum(norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
+    found += sum(bare.parameters * (bare.itemsize or rank.itemsize) for bare in part.tensors) // ranks
+    found += sum(_linear(linear, part, rank, heads, ranks, spread) for linear in part.linears)
+    if quantises(rank.format):  # attention multiplies by the latent's matrix in 16 bits, whatever it came in
+        latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
+        found += sum(linear.parameters * rank.itemsize for linear in latent) // ranks
+    if isinstance(part, FeedForward):
+        found += sum(_linear(linear, part, rank, 0, ranks, spread) for linear in part.shared)
+        found += _experts(part.experts, rank) if part.experts else 0
+    return found
+
+
+def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int, quantised: bool) -> int:
+    """One matrix: whole on each rank where its output is a latent or one number, and a head of keys or values at least
+    on each."""
+    whole = linear.outputs == 1 or linear.name.endswith(("_a_proj", "_a_proj_with_mqa", "gate")) or part_is_whole(part)
+    if whole:
+        return rank.matrix(linear, 1, quantised=quantised)
+    if heads and ranks > heads:
+        return rank.matrix(linear, ranks, _rows_of_heads(linear, part, heads, ranks), quantised)
+    return rank.matrix(linear, ranks, quantised=quantised)
+
+
+def part_is_whole(part: Part) -> bool:
+    """An indexer's matrices are not divided (vllm deepseek_v2.py: ReplicatedLinear)."""
+    return hasattr(part, "topk") and not hasattr(part, "kind")
+
+
+def _rows_of_heads(linear: Linear, part: Part, heads: int, ranks: int) -> int:
+    """Rows of q, k, v or all of them on a rank, where ranks are more than heads of keys and values."""
+    one: int = getattr(part, "head_dim", 0)
+    if linear.outputs == heads * one:
+        return one
+    if getattr(part, "fused_qkv", False) and linear is part.linears[0]:
+        return (linear.outputs - 2 * heads * one) // ranks + 2 * one
+    return 0
+
+
+def _experts(experts: Experts, rank: Rank) -> int:
+    """Routed experts and their router, which is whole and never quantised."""
+    held = sum(_stack(bare.shape, rank) for bare in experts.stacked) // rank.experts
+    router = experts.router.parameters * (experts.routing.stored_itemsize or rank.itemsize)
+    corrected = experts.count * 4 if experts.routing.corrected else 0
+    return held + router + corrected
+
+
+def _stack(shape: Iterable[int], rank: Rank) -> int:
+    """All experts' matrices, or their biases."""
+    count, *rest = shape
+    if len(rest) == 2 and rank.format in FORMATS:
+        return count * (_packed("awq-4bit") if rank.format == "awq" else FORMATS[rank.format])(*rest)
+    size = count
+    for each in rest:
+        size *= each
+    return size * rank.itemsize
+
+
+def _adapters(of: Generator) -> int:
+    """Room for one adapter over every linear of the layers (punica's stacked tensors)."""
+    if not of.adapter_rank:
+        return 0
+    linears = ((run.count, linear) for run in of.model.runs for linear in run.layer.linears)
+    sums = sum(count * (linear.inputs + linear.outputs // of.tensor_parallel) for count, linear in linears)
+    return of.adapter_rank * sums * of.itemsize

@@ -1,0 +1,115 @@
+"""What a report says beside the trainer's card: the engine that generates, processes, the way from SFT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.engine.generation.figures import Figures
+from memplan.spec.generation import Generator
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Engine:
+    """The generation engine; bytes of one card."""
+
+    name: str
+    version: str
+    budget_bytes: int
+    """What its share of the card makes."""
+    weights_bytes: int
+    activation_bytes: int
+    """The most of its profile run beside the weights, which it keeps free for good."""
+    non_torch_bytes: int
+    graph_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    max_concurrency: float
+    """Sequences of the longest length at once."""
+    awake_bytes: int
+    """On the device, its context and communicators with it."""
+    asleep_bytes: int
+    starts: bool
+    why: str
+    """Why it does not start, or what is the matter; empty where nothing is."""
+    hint: str = ""
+    """What to change of the rollout's keys."""
+
+
+def as_engine(of: Generator, found: Figures) -> Engine:
+    """The figures as a report has them."""
+    return Engine(
+        name=of.engine,
+        version=of.version,
+        budget_bytes=found.budget,
+        weights_bytes=found.weights,
+        activation_bytes=found.activation,
+        non_torch_bytes=found.non_torch,
+        graph_bytes=found.graphs,
+        kv_bytes=found.kv,
+        kv_bytes_per_token=found.kv_per_token,
+        kv_tokens=found.kv_tokens,
+        max_concurrency=round(found.concurrency, 2),
+        awake_bytes=found.awake.expected,
+        asleep_bytes=found.asleep.expected,
+        starts=found.starts,
+        why=found.why,
+        hint=found.hint,
+    )
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Share:
+    """The engine with another share of the card, all else as it is."""
+
+    share: float
+    starts: bool
+    fits: str
+    """Of the whole job: yes, tight, no, unclear."""
+    kv_bytes: int
+    kv_tokens: int
+    held: float
+    """Sequences of prompt and completion that the cache holds."""
+    wanted: int
+    """Sequences that the engine runs at once, where the cache holds them."""
+    preempts: bool
+    """The cache holds fewer: the others wait, or are thrown out and computed again. Slow, and no error."""
+    device_bytes: int
+    """The high figure of the fullest instant."""
+    generation_seconds: float
+    """Of a step, by arithmetic."""
+    why: tuple[str, ...]
+    """What it is: least, every-sequence, largest, the job's own; empty for one between."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Process:
+    """One process on a card at the instant at which the device's sum is largest."""
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Together:
+    """One instant of an RL step on one card: every process beside the others. The device is their sum."""
+
+    name: str
+    at: str
+    """Of a pass: the instant at which the trainer allocates the most of it."""
+    first: bool
+    """Of the first step, when the optimizer's states are not there yet."""
+    low_bytes: int
+    device_bytes: int
+    high_bytes: int
+    processes: tuple[Process, ...]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Step:
+    """One step on the way from SFT to the job's method."""
+
+    title: str
+    bytes: int

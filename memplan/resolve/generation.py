@@ -1,0 +1,297 @@
+"""Job and recipe -> what generates: the engine beside the trainer or on cards of its own, and the trainer's part."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from memplan.errors import InvalidJob
+from memplan.resolve.engines import check_engine
+from memplan.resolve.notes import Notes
+from memplan.spec.generation import Away, Generator, Syncing
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Recipe
+from memplan.spec.rollout import Rollout
+from memplan.tables.engine_defaults import LARGE, batched_tokens, defaults_of
+from memplan.tables.engines import LATEST, era_of, version_of
+from memplan.tables.generation import (
+    RAY_MOST,
+    RAY_STORE,
+    UNSLOTH_SEQUENCES,
+    UNSLOTH_SHARE,
+    Engine,
+    Generation,
+    generation_of,
+    standby_share,
+)
+from memplan.tables.trainers import NEWEST
+from memplan.units import DTYPE_BYTES, ceil_div, format_bytes, words_of
+
+NOTHING = Rollout.model_construct()
+OF_ENGINES = frozenset(
+    words_of(
+        """engine_version placement process num_gpus tensor_parallel data_parallel pipeline_parallel expert_parallel
+    gpu_memory_utilization mem_fraction_static kv_cache_memory max_model_len max_num_seqs max_num_batched_tokens
+    kv_dtype enforce_eager logprobs_mode sleep shared_weights"""
+    )
+)
+"""Keys of a rollout that nothing but an engine has."""
+LONGEST = 40_960
+"""Tokens of a model's context where its config does not say."""
+
+
+def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Generator | None:
+    """What makes the completions of a job; None where there are none, or where that is not counted. ``whole``: the
+    policy with nothing frozen. Raises InvalidJob for an engine that cannot be."""
+    asked = job.rollout or NOTHING
+    if not found.method.online and not (found.method.teacher and asked.engine):
+        return None
+    row = generation_of(found.trainer.name, job.trainer_version or NEWEST.get(found.trainer.name, ""))
+    engine = _engine(asked, row)
+    if engine == "none":
+        notes.assume(
+            "rollout: generation is not counted; what it made is scored at the update's micro-batch (rollout.engine: "
+            "vllm, sglang or hf counts it)"
+        )
+        return None
+    said = asked.engine is not None
+    notes.assume(f"rollout: {_who(engine)} generates" + ("" if said else f", {found.trainer.title}'s default"))
+    if engine == "hf":
+        return _of_policy(job, found, whole, row)
+    return _of_engine(job, asked, found, whole, row._replace(engine=engine), notes)
+
+
+def with_segments(job: Job, found: Recipe, notes: Notes) -> Recipe:
+    """The recipe with the segments that its trainer asks the allocator for while it trains (verl 0.6 on:
+    set_expandable_segments, whatever the environment says)."""
+    of, gpu = found.generator, found.hardware.gpu
+    row = generation_of(found.trainer.name, job.trainer_version or NEWEST.get(found.trainer.name, ""))
+    other = gpu is not None and gpu.vendor not in ("nvidia", "custom")
+    if of is None or of.separate or not row.expands or other:
+        return found
+    notes.assume(f"allocator: expandable segments ({found.trainer.title} turns them on for training)")
+    expanding = found.hardware.allocator.model_copy(update={"expandable_segments": True})
+    return found._replace(hardware=found.hardware._replace(allocator=expanding))
+
+
+def _engine(asked: Rollout, row: Generation) -> Engine:
+    """The job's engine; of keys that only an engine has, the trainer's."""
+    if asked.engine is not None:
+        return asked.engine
+    given = OF_ENGINES & asked.model_fields_set
+    if asked.mem_fraction_static is not None:
+        return "sglang"
+    return row.colocated if given and row.engine in ("none", "hf") else row.engine
+
+
+def _who(engine: str) -> str:
+    return {"hf": "the policy itself (transformers' generate)", "vllm": "vLLM", "sglang": "SGLang"}[engine]
+
+
+def _of_policy(job: Job, found: Recipe, whole: ModelSpec, row: Generation) -> Generator:
+    """transformers' generate, with the policy's own weights and nothing beside them."""
+    itemsize = found.numerics.autocast or found.numerics.itemsize
+    prompt, completion = _lengths(job, found)
+    return Generator(
+        engine="hf",
+        version="",
+        model=whole,
+        gpus=found.parallel.world,
+        max_model_len=prompt + completion,
+        prompt_length=prompt,
+        completion_length=completion,
+        rows=found.rows * found.batch.accumulation,
+        group=(job.rollout or NOTHING).group_size or 1,
+        itemsize=itemsize,
+        kv_itemsize=itemsize,
+        margin=found.hardware.margin,
+    )
+
+
+def _lengths(job: Job, found: Recipe) -> tuple[int, int]:
+    """Tokens of a prompt and of a completion."""
+    asked = job.rollout or NOTHING
+    if asked.prompt_length and asked.completion_length:
+        return asked.prompt_length, asked.completion_length
+    longest = found.batch.longest or found.batch.sequence_length
+    completion = min(job.completion_length or longest, longest)
+    return longest - completion, completion
+
+
+def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: Generation, notes: Notes) -> Generator:
+    version = asked.engine_version or LATEST[row.engine]
+    era = era_of(row.engine, version)
+    separate = _is_separate(asked, row)
+    shared = bool(asked.shared_weights) and not separate
+    degrees = _degrees(asked, found, whole, row, separate)
+    ranks, gpus = degrees[0] * degrees[2], degrees[3]
+    prompt, completion = _lengths(job, found)
+    length = asked.max_model_len or ((whole.max_positions or LONGEST) if row.whole_context else prompt + completion)
+    if length < prompt + completion:
+        raise InvalidJob(
+            f"rollout.max_model_len: {length} is shorter than prompt and completion, {prompt + completion} tokens",
+            f"use rollout.max_model_len {prompt + completion}, or shorter lengths",
+        )
+    each = found.rows * found.batch.accumulation
+    rows = ceil_div(each * (found.parallel.world // found.parallel.model) * ranks, gpus)
+    adapters = row.adapters and found.adapter is not None
+    sleep = _level(asked, row, adapters, shared) if not separate else 0
+    gpu = found.hardware.gpu
+    usual = defaults_of(row.engine, version, gpu.usable_bytes if gpu else LARGE, gpu.architecture if gpu else "", ranks)
+    share = _share(asked, row, usual.share or era.default_share, separate, shared)
+    if shared and sleep and gpu is not None:
+        share = standby_share(gpu.usable_bytes, version_of(version) < (0, 11, 0))
+        notes.assume(f"rollout: on standby Unsloth's share of the card is {share:g}, whatever is asked for")
+    elif asked.gpu_memory_utilization is None and asked.mem_fraction_static is None and asked.kv_cache_memory is None:
+        notes.assume(f"rollout: its share of the card is {share:g}")
+    notes.assume(
+        f"rollout: {row.engine} {version} on {'cards of its own' if separate else 'the cards that train'}, tensor "
+        f"parallel {degrees[0]}, " + (f"sleep level {sleep}" if sleep else "awake throughout")
+    )
+    itemsize, away = _itemsize(asked.dtype, whole, row), _away(job, row, separate)
+    if sleep and not row.emptied and not any(away):
+        notes.assume(
+            f"rollout: {found.trainer.title} keeps its cache when the engine wakes: all that it has reserved stands "
+            "against it (trainer_offload empties it)"
+        )
+    made = Generator(
+        engine=row.engine,  # type: ignore[arg-type]
+        version=version,
+        model=whole,
+        separate=separate,
+        own_process=asked.process == "own" if asked.process else row.own_process,
+        gpus=gpus,
+        tensor_parallel=degrees[0],
+        data_parallel=degrees[1],
+        pipeline_parallel=degrees[2],
+        expert_parallel=asked.expert_parallel or 1,
+        share=share,
+        kv_cache_memory=asked.kv_cache_memory or 0,
+        max_model_len=length,
+        max_num_seqs=asked.max_num_seqs
+        or (UNSLOTH_SEQUENCES if shared else rows if row.rows else row.sequences)
+        or usual.sequences,
+        max_num_batched_tokens=asked.max_num_batched_tokens or row.tokens or batched_tokens(era, usual.tokens, length),
+        prompt_length=prompt,
+        completion_length=completion,
+        rows=rows,
+        group=asked.group_size or 1,
+        itemsize=itemsize,
+        kv_itemsize=1 if asked.kv_dtype == "fp8" else DTYPE_BYTES.get(asked.kv_dtype or "", itemsize),
+        quantization=asked.quantization or (job.quantization if shared and found.quantised else "none"),
+        eager=row.eager if asked.enforce_eager is None else asked.enforce_eager,
+        logprobs_mode=asked.logprobs_mode or row.logprobs,
+        sleep=sleep,
+        shared_weights=shared,
+        adapter_rank=found.adapter.rank if found.adapter is not None and (adapters or shared) else 0,
+        syncing=_syncing(job, found, row, shared),
+        away=away,
+        empties=row.emptied,
+        trainers=_processes(found) if row.process_each and not separate else 1,
+        host_store=_store(row, found, notes),
+        host_copy=row.host_copy,
+        margin=found.hardware.margin,
+    )
+    check_engine(made, found.hardware.expandable_segments)
+    return made
+
+
+def _store(row: Generation, found: Recipe, notes: Notes) -> int:
+    """Ray's object store, where the nodes' memory is known."""
+    there = found.hardware.cluster.host_memory
+    if not row.ray or not there:
+        return 0
+    store = min(int(RAY_STORE * there), RAY_MOST)
+    notes.assume(f"host: Ray's object store may grow to {format_bytes(store)} of a node: tight where that is not left")
+    return store
+
+
+def _processes(found: Recipe) -> int:
+    """The policy's, the critic's, and one for each frozen model."""
+    return 1 + (found.others.critic is not None) + len(found.others.residents)
+
+
+def _is_separate(asked: Rollout, row: Generation) -> bool:
+    """On cards of its own: as the job says, or means by keys that only make sense there or beside the trainer."""
+    if asked.placement:
+        return asked.placement == "separate"
+    beside = asked.process is not None or asked.shared_weights is True or asked.sleep in ("1", "2")
+    return not beside and (row.separate or asked.num_gpus is not None)
+
+
+def _share(asked: Rollout, row: Generation, default: float, separate: bool, shared: bool) -> float:
+    if row.engine == "sglang":
+        return asked.mem_fraction_static or asked.gpu_memory_utilization or row.static or default
+    own = UNSLOTH_SHARE if shared else row.separate_share if separate else row.share
+    return asked.gpu_memory_utilization or own or default
+
+
+def _level(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> int:
+    """The level of sleep that is meant; shared weights stay whatever it is."""
+    level = row.sleep if asked.sleep is None else 0 if asked.sleep == "none" else int(asked.sleep)
+    if level and adapters and row.adapter_sleep:
+        return row.adapter_sleep
+    return level
+
+
+def _degrees(
+    asked: Rollout, found: Recipe, whole: ModelSpec, row: Generation, separate: bool
+) -> tuple[int, int, int, int]:
+    """(tensor, data, pipeline parallel, GPUs in all); where nobody says, the trainer's as far as it divides."""
+    pipeline, data, usual = asked.pipeline_parallel or 1, asked.data_parallel or 1, row.tensor_parallel
+    world = (asked.num_gpus or (asked.tensor_parallel or usual) * pipeline * data) if separate else 0
+    world = world or found.parallel.world
+    fits = (n for n in range(usual, 0, -1) if world % (n * pipeline) == 0 and whole.num_heads % n == 0)
+    tensor = asked.tensor_parallel or next(fits, 1)
+    if separate and asked.data_parallel is None:
+        data = max(1, world // (tensor * pipeline))
+    return tensor, data, pipeline, world
+
+
+def _itemsize(dtype: str | None, whole: ModelSpec, row: Generation) -> int:
+    """Bytes of an element of its weights: what the job says, what the trainer tells it, or the checkpoint's."""
+    if dtype and dtype != "auto":
+        return DTYPE_BYTES[dtype]
+    if row.half and dtype is None:
+        return 2
+    return 2 if whole.dtype in (None, "fp32") else DTYPE_BYTES[whole.dtype]  # vLLM casts fp32 checkpoints to half
+
+
+def _syncing(job: Job, found: Recipe, row: Generation, shared: bool) -> Syncing:
+    if shared:
+        return Syncing()
+    adapters = row.adapters and found.adapter is not None
+    itemsize = (
+        DTYPE_BYTES[job.sync.dtype] if job.sync.dtype else 2 if row.sends_half else found.storage.precision.weights
+    )
+    return Syncing(
+        bucket_bytes=job.sync.bucket_bytes or row.bucket,
+        buckets=row.buckets,
+        itemsize=itemsize,
+        gather=job.sync.gather or _gathered(found, row),
+        from_host=row.from_host or (adapters and row.adapters_from_host),
+        before_waking=adapters and row.adapters_first,
+        free_share=0.0 if job.sync.bucket_bytes else row.free_share,
+    )
+
+
+def _gathered(found: Recipe, row: Generation) -> Literal["", "tensor", "unit", "model"]:
+    """What is whole at once on a card: under ZeRO-3 and FSDP2 a tensor, under FSDP1 a unit; with adapters under TRL's
+    ZeRO-3 the whole model (trl 1.16 generation/vllm_generation.py: gather_if_zero3)."""
+    if found.zero_stage == 3 and found.adapter is not None and found.trainer.name in ("trl", "swift"):
+        return "model"
+    if found.sharding.name == "fsdp" and found.several:
+        own = row.adapter_gather if found.adapter is not None and row.adapters else ""
+        return own or ("tensor" if row.sharded_state else "unit")
+    divided = found.zero_stage == 3 or (found.sharding.name == "fsdp2" and found.several) or found.parallel.model > 1
+    return "tensor" if divided else ""
+
+
+def _away(job: Job, row: Generation, separate: bool) -> Away:
+    """What of the trainer is on the host meanwhile."""
+    if row.pauses and not separate and job.trainer_offload is None:
+        return Away(True, True, True, whole=True)
+    names = set(row.away if job.trainer_offload is None else job.trainer_offload) if not separate else set()
+    if "parameters" in names:
+        names.update(row.with_parameters)
+    return Away("parameters" in names, "optimizer" in names, "gradients" in names)

@@ -1,0 +1,157 @@
+"""method: generate: an engine alone. The job's model and card, and the engine's own defaults where nobody says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.resolve.engines import check_engine
+from memplan.resolve.models import policy_model
+from memplan.resolve.notes import Notes
+from memplan.spec.generation import Generator
+from memplan.spec.gpu import Gpu
+from memplan.spec.groups import Provenance
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
+from memplan.spec.reading import JobInput
+from memplan.spec.recipe import Recipe
+from memplan.spec.rollout import Rollout
+from memplan.tables.engine_defaults import batched_tokens, defaults_of
+from memplan.tables.engines import LATEST, era_of
+from memplan.tables.methods import METHODS
+from memplan.units import DTYPE_BYTES
+
+KEPT = ("model", "revision", "total_params", "gpu", "margin", "cluster", "gpus_per_node")
+"""Keys that training and an engine alone both have."""
+READ = (
+    *KEPT,
+    "method",
+    "rollout",
+    "num_gpus",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+    "lora",
+    "allocator",
+    "images",
+)
+"""Keys that an engine alone reads; images say nothing that its profile run does not."""
+LONGEST = 4096
+"""Where a config names no longest sequence."""
+
+
+def plain(given: JobInput) -> JobInput:
+    """The job of the same model and card that trains, and is estimated nowhere: what else a recipe holds.
+
+    Raises InvalidJob for keys that only training has.
+    """
+    for key in given.sources:
+        if key in Job.model_fields and key not in READ:
+            raise InvalidJob(f"{key}: method generate trains nothing", f"leave {key} out, or name a training method")
+    spec = policy_model(given, given.job, Notes.of(given))
+    if spec.task != "causal":
+        raise InvalidJob(
+            f"method: generate needs a model that predicts the next token alone, and {spec.family} does not",
+            "name a decoder, such as qwen2.5-7b",
+        )
+    kept = {key: getattr(given.job, key) for key in KEPT}
+    job = Job(**kept, method="sft", sequence_length=1, phases=())
+    sources = {key: given.sources[key] for key in KEPT if key in given.sources}
+    return given._replace(job=job, sources=sources)
+
+
+def served(base: Recipe, given: JobInput) -> Recipe:
+    """The recipe of the engine alone, over that of the plain job. Raises InvalidJob for an engine that cannot be."""
+    gpu, job = base.hardware.gpu, given.job
+    if gpu is None:
+        raise InvalidJob("gpu: method generate needs a card, whose share the engine takes", "add gpu: h100-80gb")
+    notes = Notes.of(given)
+    of = generator(job, policy_model(given, job, notes), gpu, notes)
+    check_engine(of, base.hardware.expandable_segments or job.allocator.expandable_segments)
+    told = base.provenance
+    shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
+    shown |= {"method": job.method, "num_gpus": of.gpus, "rollout": resolved(of)}
+    said = Provenance(
+        job=shown,
+        sources=dict(given.sources) | {"rollout": given.sources.get("rollout", "default")},
+        origins=told.origins,
+        assumptions=tuple(notes.assumptions),
+        warnings=told.warnings,
+    )
+    return base._replace(method=METHODS[job.method], generator=of, provenance=said, model=of.model)
+
+
+def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
+    """The engine with its own defaults."""
+    rollout = job.rollout or Rollout()
+    engine: Any = rollout.engine or ("vllm" if rollout.mem_fraction_static is None else "sglang")
+    if engine not in LATEST:
+        raise InvalidJob(f"rollout.engine: {engine} alone is not an engine", "use vllm or sglang")
+    version = rollout.engine_version or LATEST[engine]
+    if rollout.engine_version is None:
+        notes.assume(f"rollout.engine_version: {version}, the newest that is modelled")
+    era = era_of(engine, version)
+    tensor = rollout.tensor_parallel or job.tensor_parallel
+    stages = rollout.pipeline_parallel or job.pipeline_parallel
+    copies = rollout.data_parallel or 1
+    longest = rollout.max_model_len or (spec.max_positions or LONGEST)
+    if rollout.max_model_len is None:
+        notes.assume(f"rollout.max_model_len: {longest}, the longest of the model's config")
+    usual = defaults_of(engine, version, gpu.usable_bytes, gpu.architecture, tensor * stages, server=True)
+    rows = rollout.max_num_seqs or usual.sequences
+    tokens = rollout.max_num_batched_tokens or min(batched_tokens(era, usual.tokens, longest), rows * longest)
+    given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization
+    share = given or usual.share or era.default_share
+    if given is None and rollout.kv_cache_memory is None:
+        notes.assume(f"rollout.{share_key(engine)}: {share:g}, {engine}'s own default")
+    dtype = rollout.dtype if rollout.dtype not in (None, "auto") else spec.dtype
+    itemsize = DTYPE_BYTES["bf16" if dtype in (None, "fp32") and rollout.dtype != "fp32" else dtype or "bf16"]
+    gpus = rollout.num_gpus or max(job.num_gpus, tensor * stages * copies)
+    return Generator(
+        engine=engine,
+        version=version,
+        model=spec,
+        separate=True,
+        own_process=True,
+        gpus=gpus,
+        tensor_parallel=tensor,
+        data_parallel=copies,
+        pipeline_parallel=stages,
+        expert_parallel=rollout.expert_parallel or job.expert_parallel,
+        share=share,
+        kv_cache_memory=rollout.kv_cache_memory or 0,
+        max_model_len=longest,
+        max_num_seqs=rollout.max_num_seqs or min(rows, tokens),
+        max_num_batched_tokens=tokens,
+        prompt_length=rollout.prompt_length or 0,
+        completion_length=rollout.completion_length or 0,
+        itemsize=itemsize,
+        kv_itemsize={"fp8": 1, "fp32": 4}.get(rollout.kv_dtype or "auto", itemsize if itemsize < 4 else 4),
+        quantization=rollout.quantization or "none",
+        eager=bool(rollout.enforce_eager),
+        logprobs_mode=rollout.logprobs_mode or "raw_logprobs",
+        sleep=int(rollout.sleep) if rollout.sleep in ("1", "2") else 0,
+        adapter_rank=job.lora.r if job.lora else 0,
+        margin=job.margin,
+    )
+
+
+def share_key(engine: str) -> str:
+    """The key of an engine's share."""
+    return "mem_fraction_static" if engine == "sglang" else "gpu_memory_utilization"
+
+
+def resolved(of: Generator) -> dict[str, Any]:
+    """The job's rollout with every value filled in."""
+    names = ("tensor_parallel", "data_parallel", "pipeline_parallel", "expert_parallel", "max_model_len")
+    more = ("max_num_seqs", "max_num_batched_tokens", "quantization", "logprobs_mode")
+    found = {name: getattr(of, name) for name in (*names, *more)}
+    taken = {"kv_cache_memory": of.kv_cache_memory} if of.kv_cache_memory else {share_key(of.engine): of.share}
+    dtypes = {"kv_dtype": {1: "fp8", 4: "fp32"}.get(of.kv_itemsize, "auto"), "enforce_eager": of.eager}
+    return (
+        {"engine": of.engine, "engine_version": of.version}
+        | found
+        | taken
+        | dtypes
+        | {"sleep": str(of.sleep or "none")}
+    )

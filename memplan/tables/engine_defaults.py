@@ -1,0 +1,59 @@
+"""What an engine does where nobody says: tokens of a forward, sequences at once, SGLang's share of the card.
+
+Read in vLLM 0.8.5 to 0.33 (engine/arg_utils.py: _set_default_args) and SGLang 0.4.6 to 0.5.23 (server_args.py,
+arg_groups/memory_hook.py).
+"""
+
+from typing import NamedTuple
+
+from memplan.tables.engines import Era, version_of
+from memplan.units import GiB
+
+
+class Defaults(NamedTuple):
+    """Of one engine on one card."""
+
+    tokens: int
+    """max_num_batched_tokens, or chunked_prefill_size."""
+    sequences: int
+    """max_num_seqs; SGLang: the most that graphs are captured for."""
+    share: float = 0.0
+    """SGLang's mem_fraction_static; 0: the era's."""
+
+
+LARGE, HUGE, A100 = 70 * GiB, 160 * GiB, "8.0"
+"""From so much memory on, and by its compute capability (vllm engine/arg_utils.py)."""
+SGLANG = ((20, 2048, 8), (35, 4096, 48), (60, 4096, 32), (90, 8192, 256), (160, 8192, 512), (10**6, 16384, 512))
+"""Below so many GiB: chunked_prefill_size, and the largest captured batch of tensor parallel below 4."""
+WIDE = {8: 80, 48: 80, 32: 80, 256: 512}
+"""The same from tensor parallel 4 on."""
+LONGEST_WHOLE = 32_768
+"""Tokens up to which V0 takes a prompt in one forward (vllm 0.7 engine/arg_utils.py: enable_chunked_prefill)."""
+BY_RANKS = ((1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81), (16, 0.79))
+"""SGLang's share before 0.5, by tensor parallel ranks."""
+
+
+def defaults_of(engine: str, version: str, memory: int, capability: str, ranks: int, server: bool = False) -> Defaults:
+    """Where nobody says. ``memory``: the card's, in bytes; ``server``: not by its Python class."""
+    if engine != "sglang":
+        found = version_of(version)
+        small = found < (0, 8, 5) or (capability == A100 and found >= (0, 9, 0))
+        if memory >= LARGE and not small:
+            huge = memory >= HUGE and found >= (0, 25, 0)
+            return Defaults(8192 if server and not huge else 16384, 1024)
+        return Defaults(2048 if server else 8192, 256)
+    _, chunk, graphs = next(row for row in SGLANG if memory < row[0] * GiB)
+    graphs = WIDE.get(graphs, graphs) if ranks >= 4 else graphs
+    if version_of(version) < (0, 5, 0):
+        return Defaults(chunk, graphs, next((share for most, share in BY_RANKS if ranks <= most), 0.79))
+    reserved = 512 + 1.5 * max(chunk, 2048) + 2 * graphs + ranks / 8 * 1024
+    if memory > 60 * GiB:
+        reserved = max(reserved, 10 * 1024)
+    return Defaults(chunk, graphs, round(1 - reserved * 2**20 / memory, 3))
+
+
+def batched_tokens(era: Era, usual: int, longest: int) -> int:
+    """max_num_batched_tokens where nobody says. ``longest``: max_model_len."""
+    if not era.whole_prompts:
+        return usual
+    return max(2048, longest) if longest <= LONGEST_WHOLE else 2048

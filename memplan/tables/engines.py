@@ -1,0 +1,133 @@
+"""One row per generation engine and era of its versions: what its share means, what lies inside, what it checks.
+
+Read in the wheels of vLLM 0.8.5 to 0.33.0 and SGLang 0.4.6 to 0.5.23; V0 of vLLM by its logs. A version between two
+rows is of the earlier one.
+"""
+
+from typing import Literal, NamedTuple
+
+from memplan.errors import InvalidJob
+
+Version = tuple[int, int, int]
+
+
+class Era(NamedTuple):
+    """Versions of an engine that divide the card alike."""
+
+    engine: str
+    since: Version
+    share: Literal["less-used", "total", "free"]
+    """vLLM's share is of the whole card, up to 0.9.1 less what anybody else uses; SGLang's of what is free."""
+    source: str
+    checks: bool = True
+    """It dies at its start where less than the share is free."""
+    nccl_inside: bool = False
+    """Its communicators come after the first look at the card, so that the share holds them."""
+    graphs_inside: bool = False
+    """An estimate of the graphs is taken from the cache."""
+    default_share: float = 0.9
+    tokens: Literal["blocks", "concurrency"] = "blocks"
+    """What "GPU KV cache size" counts: blocks of a group; or concurrency × max_model_len."""
+    grouped: bool = True
+    """Layers with a window keep no more than it; else they are kept like the others where any has none."""
+    chunked: bool = False
+    """So do layers that attend within chunks (Llama 4)."""
+    unequal: float = 1.0
+    """Kinds of layers are padded to the largest where it has less than so many times the smallest's."""
+    states: int = 1
+    """Pages of a request in each group of state spaces: 2 where prefixes are cached by default."""
+    in_flight: int = 1
+    """Batches whose tokens a window still holds."""
+    non_torch: int = 70
+    """MiB outside PyTorch since the first look at the card, without communicators."""
+    sampler: float = 28.7
+    """Bytes for each logit of the profile run's sampler (``engine/generation/activation.py``)."""
+    widest_graphs: tuple[int, int] = (512, 8)
+    """Largest batch of a graph, and the step from 256 on."""
+    full_graphs: bool = False
+    """Decoding has graphs of the whole forward beside the piecewise ones."""
+    graph_share: float = 1.0
+    """What a captured batch takes, against that of 0.10 (``engine/generation/graphs.py``)."""
+    estimate: float = 1.2
+    """The engine's estimate of the graphs, over what they take."""
+    whole_prompts: bool = False
+    """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill)."""
+    expandable_sleeps: bool = False
+    """Sleep works under expandable_segments; else an assertion fails."""
+
+
+LATEST = {"vllm": "0.33.0", "sglang": "0.5.23"}
+"""The newest that is modelled, and assumed where no version is given."""
+_WORKER, _KV = "v1/worker/gpu_worker.py", "v1/core/kv_cache_utils.py"
+_V0 = Era(
+    "vllm",
+    (0, 6, 0),
+    "total",
+    "vllm 0.7 worker/worker.py: determine_num_available_blocks",
+    checks=False,
+    nccl_inside=True,
+    grouped=False,
+    sampler=38.5,
+    widest_graphs=(256, 8),
+    whole_prompts=True,
+)
+_FIRST = _V0._replace(
+    since=(0, 8, 5),
+    share="less-used",
+    source=f"vllm 0.8.5 {_WORKER}:150-215",
+    sampler=38.5,
+    widest_graphs=(512, 8),
+    whole_prompts=False,
+)
+_TOTAL = _FIRST._replace(
+    since=(0, 9, 2), share="total", source=f"vllm 0.9.2 {_WORKER}:135-225", checks=True, grouped=True
+)
+_APART = _TOTAL._replace(since=(0, 11, 0), source=f"vllm 0.11 {_WORKER}:163-285", nccl_inside=False, full_graphs=True)
+_COARSE = _APART._replace(
+    since=(0, 11, 1), source=f"vllm 0.13 {_KV}:1019, config/compilation.py:550", unequal=1.25, widest_graphs=(512, 16)
+)
+_CHUNKED = _COARSE._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=28.7)
+_WIDE = _CHUNKED._replace(since=(0, 19, 0), source=f"vllm 0.19 {_KV}:1046", unequal=1.5)
+_ESTIMATED = _WIDE._replace(
+    since=(0, 20, 2),
+    source=f"vllm 0.20.2 {_KV}:1706, envs.py:261, config/cache.py:66",
+    graphs_inside=True,
+    default_share=0.92,
+    tokens="concurrency",
+    expandable_sleeps=True,
+)
+_CONSUMED = _ESTIMATED._replace(
+    since=(0, 25, 0),
+    source=f"vllm 0.33 {_WORKER}:545-820, config/vllm.py:601, config/model.py:2277",
+    states=2,
+    in_flight=2,
+    non_torch=220,
+    sampler=8.0,
+    graph_share=0.6,
+    estimate=0.6,
+)
+_SGLANG = Era(
+    "sglang", (0, 4, 6), "free", "sglang 0.5.5 model_executor/model_runner.py:1260-1323", checks=False, grouped=False
+)
+ERAS = (_V0, _FIRST, _TOTAL, _APART, _COARSE, _CHUNKED, _WIDE, _ESTIMATED, _CONSUMED, _SGLANG)
+
+
+def version_of(text: str) -> Version:
+    """0.10.2 of "0.10.2.post1"; what is not there is 0."""
+    plain, _, _ = text.partition("+")
+    found = [int("".join(filter(str.isdigit, part)) or 0) for part in plain.split(".")[:3]]
+    first, second, third = (*found, 0, 0, 0)[:3]
+    return first, second, third
+
+
+def era_of(engine: str, version: str) -> Era:
+    """The era of a version. Raises InvalidJob for one that is not modelled, with the range that is."""
+    found, rows = version_of(version), [era for era in ERAS if era.engine == engine]
+    oldest, newest = rows[0].since, version_of(LATEST[engine])
+    if not oldest <= found or found[:2] > newest[:2] or (engine == "sglang" and found > newest):
+        first = ".".join(map(str, oldest))
+        raise InvalidJob(
+            f"rollout.engine_version: {engine} {version[:40]} is not modelled",
+            f"versions {first} to {LATEST[engine]} are",
+        )
+    return [era for era in rows if era.since <= found][-1]

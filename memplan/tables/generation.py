@@ -1,0 +1,288 @@
+"""One row per trainer and era: which engine generates, where it stands, what it is told, and what the trainer does with
+its own memory meanwhile.
+
+Read in trl 0.16 to 1.16 (generation/vllm_generation.py, trainer/grpo_config.py), verl 0.4 to 0.9 and August 2026
+(workers/engine_workers.py, workers/rollout/), OpenRLHF 0.11 (trainer/ray/), THUDM/slime@624b824 (ray/, train.py),
+NVIDIA-NeMo/RL@7ea279a (algorithms/grpo.py), inclusionAI/AReaL 1.0.4, ms-swift 4.5 (rlhf_trainers/rollout_mixin.py),
+unsloth_zoo 2026.10 (vllm_utils.py).
+"""
+
+from typing import Literal, NamedTuple
+
+from memplan.tables.trainer import version_key
+from memplan.units import GiB, MiB
+
+Engine = Literal["none", "hf", "vllm", "sglang"]
+
+
+class Generation(NamedTuple):
+    """What a trainer does where the job is silent, ``since`` included."""
+
+    trainer: str
+    since: str = ""
+    engine: Engine = "none"
+    """none: what generates is not known, and nothing is counted."""
+    colocated: Engine = "vllm"
+    """The engine of a job that says ``vllm`` or ``sglang`` by any other of its keys."""
+    separate: bool = False
+    """On cards of its own where nobody says."""
+    own_process: bool = False
+    """Colocated: in a process of its own."""
+    process_each: bool = False
+    """Colocated: each model of the trainer has a process of its own, and so a context."""
+    share: float = 0.0
+    """vLLM's gpu_memory_utilization; 0: the engine's own default."""
+    separate_share: float = 0.0
+    """The same on cards of its own."""
+    static: float = 0.0
+    """SGLang's mem_fraction_static; 0: its own."""
+    tensor_parallel: int = 1
+    half: bool = False
+    """It is told bf16, whatever the checkpoint has."""
+    whole_context: bool = False
+    """max_model_len is the model's own; elsewhere prompt and completion."""
+    rows: bool = False
+    """max_num_seqs is what a process generates at once; elsewhere ``sequences``."""
+    sequences: int = 0
+    """0: the engine's own."""
+    tokens: int = 0
+    """max_num_batched_tokens; 0: the engine's own."""
+    eager: bool = False
+    logprobs: str = "raw_logprobs"
+    sleep: int = 0
+    """Level where nobody says."""
+    asleep: int = 0
+    """Level that a job means which says that it sleeps; 0: the level that it says."""
+    adapter_sleep: int = 0
+    """Level where LoRA is an adapter of the engine's own; 0: as without."""
+    adapters: bool = False
+    """LoRA goes to the engine as an adapter; elsewhere it is merged."""
+    adapter_gather: Literal["", "tensor", "unit", "model"] = ""
+    """What FSDP1 gathers to send adapters; empty: as without."""
+    adapters_first: bool = False
+    """They are gathered before the engine's weights are woken."""
+    adapters_from_host: bool = False
+    """They are gathered layer by layer from parameters that are on the host meanwhile."""
+    sharded_state: bool = False
+    """FSDP1's sharded state dict is sent, a tensor at a time; elsewhere a unit."""
+    away: tuple[str, ...] = ()
+    """What of the trainer is on the host meanwhile, where nobody says."""
+    with_parameters: tuple[str, ...] = ()
+    """What goes to the host along with the parameters."""
+    pauses: bool = False
+    """Colocated: the whole trainer's process goes to the host, cache and all."""
+    from_host: bool = False
+    """Weights are sent from the host's copy; elsewhere they are on the card for it."""
+    expands: bool = False
+    """It turns expandable segments on for training itself, and off before the engine wakes."""
+    ray: bool = False
+    """It runs on Ray, whose object store takes up to ``RAY_STORE`` of a node's memory."""
+    emptied: bool = True
+    """The trainer empties its cache before the engine wakes."""
+    bucket: int = 0
+    """Bytes that are sent at once; 0: a tensor at a time."""
+    buckets: int = 1
+    free_share: float = 0.0
+    """In place of that, buffers of so much of what is free then."""
+    sends_half: bool = False
+    """Tensors are cast to bf16 before they are gathered; elsewhere they go in the trainer's own dtype."""
+    places: tuple[str, ...] = ("colocate", "separate")
+    """Where it may stand with the training as it is."""
+    can_offload: bool = False
+    """The trainer has switches for ``trainer_offload``."""
+    overlaps: bool = False
+    """On cards of its own it generates while the trainer trains; elsewhere one waits for the other."""
+    host_copy: bool = False
+    """SGLang keeps its weights on the host while it sleeps (enable_weights_cpu_backup)."""
+    source: str = ""
+
+
+_TRL = Generation(
+    "trl",
+    engine="hf",
+    separate=True,
+    share=0.9,
+    separate_share=0.9,
+    whole_context=True,
+    rows=True,
+    asleep=1,
+    source="trl 0.16 trainer/grpo_config.py: use_vllm False, vllm_gpu_memory_utilization 0.9",
+)
+_TRL_0_18 = _TRL._replace(
+    since="0.18",
+    share=0.3,
+    whole_context=False,
+    source="trl 0.18 trainer/grpo_config.py: vllm_mode, vllm_gpu_memory_utilization 0.3",
+)
+_TRL_0_29 = _TRL_0_18._replace(
+    since="0.29",
+    whole_context=True,
+    tokens=4096,
+    logprobs="processed_logprobs",
+    asleep=2,
+    source="trl 0.29 generation/vllm_generation.py: max_num_batched_tokens, logprobs_mode, sleep(level=2)",
+)
+_VERL = Generation(
+    "verl",
+    since="0.1",
+    engine="vllm",
+    share=0.5,
+    tensor_parallel=2,
+    half=True,
+    sequences=1024,
+    tokens=8192,
+    eager=True,
+    sleep=1,
+    adapters=True,
+    adapter_gather="unit",
+    adapters_from_host=True,
+    sharded_state=True,
+    with_parameters=("gradients",),
+    ray=True,
+    places=("colocate",),  # its recipes with cards apart are a step off the policy
+    can_offload=True,
+    source="EasyR1@b44b311 and verl 0.2 workers/sharding_manager/fsdp_vllm.py",
+)
+_VERL_0_4 = _VERL._replace(
+    since="0.4",
+    adapter_gather="model",
+    adapters_first=True,
+    adapters_from_host=False,
+    source="verl 0.4 workers/sharding_manager/fsdp_vllm.py: summon_full_params; trainer/config: rollout",
+)
+_VERL_0_6 = _VERL_0_4._replace(
+    since="0.6",
+    own_process=True,
+    sequences=256,
+    eager=False,
+    logprobs="processed_logprobs",
+    sleep=2,
+    bucket=512 * MiB,
+    expands=True,
+    host_copy=True,
+    source="verl 0.6 workers/fsdp_workers.py: rollout_mode; workers/rollout/vllm_rollout/vllm_async_server.py",
+)
+_VERL_0_7 = _VERL_0_6._replace(since="0.7", adapter_sleep=1, bucket=2048 * MiB)
+_SWIFT = Generation(
+    "swift",
+    engine="hf",
+    share=0.9,
+    separate_share=0.9,
+    whole_context=True,
+    rows=True,
+    asleep=1,
+    can_offload=True,
+    source="ms-swift 4.5 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization 0.9, sleep_level 0",
+)
+ROWS = (
+    _TRL,
+    _TRL_0_18,
+    _TRL_0_18._replace(since="0.22", tokens=4096),
+    _TRL_0_29,
+    _TRL_0_29._replace(since="1.0", separate=False, source="trl 1.0 trainer/grpo_config.py: vllm_mode colocate"),
+    _VERL,
+    _VERL_0_4,
+    _VERL_0_6,
+    _VERL_0_7,
+    _VERL_0_7._replace(
+        since="0.8",
+        emptied=False,
+        adapters_first=False,
+        source="verl January to July 2026 workers/engine_workers.py: update_weights, without aggressive_empty_cache",
+    ),
+    _VERL_0_7._replace(
+        since="0.10",
+        adapters_first=False,
+        source="verl August 2026 workers/engine_workers.py: update_weights, aggressive_empty_cache before resume",
+    ),
+    Generation(
+        "openrlhf",
+        engine="vllm",
+        separate=True,
+        own_process=True,
+        process_each=True,
+        ray=True,
+        share=0.95,
+        separate_share=0.95,
+        half=True,
+        asleep=1,
+        source="OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ray/vllm_engine.py, utils/deepspeed/deepspeed_utils.py",
+    ),
+    Generation(
+        "slime",
+        engine="sglang",
+        colocated="sglang",
+        separate=True,
+        own_process=True,
+        sleep=2,
+        pauses=True,
+        ray=True,
+        from_host=True,
+        bucket=512 * MiB,
+        buckets=2,
+        sends_half=True,
+        source="THUDM/slime@624b824 backends/megatron_utils/actor.py, update_weight/update_weight_from_tensor.py",
+    ),
+    Generation(
+        "nemo-rl",
+        engine="vllm",
+        own_process=True,
+        share=0.6,
+        separate_share=0.6,
+        half=True,
+        logprobs="processed_logprobs",
+        sleep=1,
+        away=("parameters", "optimizer", "gradients"),
+        free_share=0.3,
+        ray=True,
+        source="NVIDIA-NeMo/RL@7ea279a algorithms/grpo.py: refit_policy_generation; examples/configs/grpo_math_1B.yaml",
+    ),
+    Generation(
+        "areal",
+        engine="sglang",
+        colocated="sglang",
+        separate=True,
+        own_process=True,
+        share=0.9,
+        separate_share=0.9,
+        static=0.9,
+        half=True,
+        overlaps=True,
+        source="inclusionAI/AReaL 1.0.4 areal/api/cli_args.py: SGLangConfig, vLLMConfig",
+    ),
+    Generation(
+        "prime-rl",
+        engine="vllm",
+        separate=True,
+        own_process=True,
+        half=True,
+        source="PrimeIntellect-ai/prime-rl@559b447: trainer and inference on GPUs of their own, vLLM's own share",
+    ),
+    _SWIFT,
+    _SWIFT._replace(trainer="megatron-swift", engine="vllm", source="ms-swift 4.5 megatron/trainers/grpo_trainer.py"),
+)
+NOTHING = Generation("")
+RAY_STORE, RAY_MOST = 0.3, 200 * 10**9
+"""ray 2.48 _private/ray_constants.py: DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES."""
+UNSLOTH_SHARE, UNSLOTH_SEQUENCES = 0.5, 256
+"""unsloth 2026.10 models/loader.py: fast_inference's gpu_memory_utilization, max_num_seqs of vllm_utils.load_vllm."""
+STANDBY = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
+OLD_STANDBY = ((90, 0.9), (40, 0.875), (25, 0.85), (20, 0.825), (14, 0.8), (10, 0.75), (0, 0.7))
+KEPT = 0.95
+"""UNSLOTH_VLLM_STANDBY: the share of a card of so many GiB that stands in place of what is asked for; of vLLM before
+0.11 (unsloth_zoo 2026.10 vllm_utils.py: load_vllm)."""
+
+
+def standby_share(memory: int, old: bool) -> float:
+    """Of a card of so many bytes."""
+    rows = OLD_STANDBY if old else STANDBY
+    return round(KEPT * next(share for least, share in rows if memory >= least * GiB), 4)
+
+
+def generation_of(trainer: str, version: str = "") -> Generation:
+    """The row of a trainer's version; the newest without one."""
+    eras = [row for row in ROWS if row.trainer == trainer] or [
+        row for row in ROWS if row.trainer == trainer.removesuffix("-megatron")
+    ]
+    fitting = [era for era in eras if not version or version_key(era.since) <= version_key(version)]
+    return (fitting or eras[:1] or [NOTHING])[-1]
