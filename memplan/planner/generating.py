@@ -1,0 +1,168 @@
+"""How GPUs are split between a trainer and the engine that generates: placements, the engine's ranks and share, what
+sleeps or waits on the host meanwhile. What a job says of its rollout is kept; the rest is tried with every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from memplan.cost.generation import generating
+from memplan.cost.rates import EXPECTED, Device
+from memplan.errors import MemplanError
+from memplan.planner.degrees import Keys, twos
+from memplan.planner.space import Space
+from memplan.spec.job import Job
+from memplan.spec.recipe import Recipe
+from memplan.spec.rollout import Rollout
+from memplan.tables.generation import Generation, generation_of
+from memplan.tables.methods import METHODS
+from memplan.tables.trainers import NEWEST
+
+SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+"""Of the card that are tried; what holds every sequence at once is no faster with more."""
+OF_SHARE = ("gpu_memory_utilization", "mem_fraction_static")
+MOST_TENSOR = 8
+SAME = 0.01
+"""Times as near as that, as a share, count as equal."""
+NOTHING = Rollout.model_construct()
+PLACE = ("placement", "num_gpus")
+
+
+class Way(NamedTuple):
+    """One way to generate beside the training."""
+
+    rollout: Keys
+    """Keys inside ``rollout``."""
+    offload: tuple[str, ...] | None
+    """``trainer_offload``; None where it stays the job's."""
+    engine_gpus: int
+    """Cards of the engine's own; 0 where it stands on the trainer's."""
+
+    @property
+    def keys(self) -> Keys:
+        """Job keys."""
+        keys: Keys = {"rollout": self.rollout}
+        return keys | ({"trainer_offload": self.offload} if self.offload is not None else {})
+
+    @property
+    def split(self) -> Hashable:
+        """Of each split the fastest is shown: where the engine stands, and what makes room for it."""
+        return self.engine_gpus, self.rollout.get("sleep"), self.offload
+
+
+def ways(job: Job, space: Space) -> list[Way]:
+    """Every way, those on the trainer's cards first; none where no engine is planned for, or all of it is given."""
+    row, asked = row_of(job), job.rollout or NOTHING
+    if not METHODS[job.method].online:
+        return []
+    engine = asked.engine or (row.engine if row.engine not in ("none", "hf") else "")
+    if not engine and row.engine == "hf" and asked.engine is None:
+        engine = row.colocated
+    if engine not in ("vllm", "sglang") or space.gpus < 1:
+        return []
+    named = {} if asked.engine else {"engine": engine}
+    found = []
+    if asked.placement != "separate" and "colocate" in row.places:
+        found += [way._replace(rollout={**named, **way.rollout}) for way in _beside(job, asked, row, engine, space)]
+    if asked.placement == "separate" or (asked.placement is None and "separate" in row.places):
+        found += [way._replace(rollout={**named, **way.rollout}) for way in _apart(asked, engine, space)]
+    return found
+
+
+def not_apart(job: Job, space: Space) -> str:
+    """Why no cards of the engine's own were tried; nothing where they were, or where the job says where it stands."""
+    if "separate" in row_of(job).places or (job.rollout or NOTHING).placement or not ways(job, space):
+        return ""
+    return f"{job.trainer}'s recipes with cards apart are a step off the policy: another training"
+
+
+def row_of(job: Job) -> Generation:
+    """What the job's trainer does."""
+    return generation_of(job.trainer, job.trainer_version or NEWEST.get(job.trainer, ""))
+
+
+def _given(asked: Rollout, key: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The job's own value alone, where it has one: None stands for that."""
+    return (None,) if key in asked.model_fields_set else values
+
+
+def _keys(**keys: Any) -> Keys:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def share_key(engine: str) -> str:
+    """The key of an engine's share."""
+    return "mem_fraction_static" if engine == "sglang" else "gpu_memory_utilization"
+
+
+def _ranks(asked: Rollout, space: Space, gpus: int) -> Sequence[Any]:
+    heads = max(space.spec.num_heads, 1)
+    most = min(MOST_TENSOR, space.per_node, gpus)
+    return _given(asked, "tensor_parallel", [t for t in twos(most) if heads % t == 0 and gpus % t == 0])
+
+
+def _beside(job: Job, asked: Rollout, row: Generation, engine: str, space: Space) -> Iterator[Way]:
+    """On the trainer's cards: asleep while it trains where it can, what it can put on the host there or not."""
+    level = row.asleep or row.sleep
+    levels = _given(asked, "sleep", [str(level), "none"] if level else [None])
+    aways: Sequence[tuple[str, ...] | None] = [None]
+    if job.trainer_offload is None and row.can_offload:
+        aways = [(), ("optimizer",), ("parameters", "optimizer")]
+    own = share_key(engine)
+    shares = (None,) if asked.kv_cache_memory else _given(asked, own, SHARES)
+    place = _given(asked, "placement", ["colocate"])
+    for tensor, level_, away, share, where in product(_ranks(asked, space, space.gpus), levels, aways, shares, place):
+        yield Way(_keys(placement=where, tensor_parallel=tensor, sleep=level_, **{own: share}), away, 0)
+
+
+def _apart(asked: Rollout, engine: str, space: Space) -> Iterator[Way]:
+    """On cards of their own: a part of the GPUs, which the trainer then has not."""
+    parts = sorted({*twos(space.gpus // 2), space.gpus // 4 * 3})
+    counts = _given(asked, "num_gpus", [n for n in parts if 0 < n < space.gpus])
+    own = share_key(engine)
+    shares = (None,) if asked.kv_cache_memory else _given(asked, own, (0.8, 0.9))
+    for count in counts:
+        cards = count or asked.num_gpus or 1
+        for tensor, share in product(_ranks(asked, space, cards), shares):
+            keys = _keys(placement="separate", num_gpus=count, tensor_parallel=tensor, **{own: share})
+            yield Way(keys, None, cards if count else 0)
+
+
+class Generators:
+    """What a way comes to with a training's recipe: resolved once for all trainings that are alike to it."""
+
+    def __init__(self, resolved: Callable[[Keys], Recipe], device: Device) -> None:
+        self.resolved, self.device = resolved, device
+        self.known: dict[Hashable, Recipe | None] = {}
+
+    def recipe(self, keys: Keys, base: Recipe, number: int, way: Way) -> Recipe | None:
+        """The training's recipe with the way's generator; None where it cannot be. ``number``: of the way."""
+        name = (number, base.sharding.name, base.zero_stage, base.parallel, base.adapter is None, base.batch.group)
+        if name not in self.known:
+            try:
+                self.known[name] = self.resolved({**keys, **way.keys})
+            except MemplanError:
+                self.known[name] = None
+        found = self.known[name]
+        return None if found is None else base._replace(generator=found.generator)
+
+    def seconds(self, training: float, recipe: Recipe) -> float:
+        """Of a step, of which ``training`` is the update's."""
+        new = generating(recipe, self.device, EXPECTED)
+        made = max(0.0, new.seconds - training) if new.overlapped else new.seconds
+        return training + made + new.moved
+
+
+def useful(found: Sequence[tuple[Way, Recipe]], device: Device) -> list[tuple[Way, Recipe]]:
+    """Without those that hold not one sequence, and of the shares that are equally fast without the larger."""
+    best: dict[Hashable, float] = {}
+    kept = []
+    for way, recipe in found:
+        took = generating(recipe, device, EXPECTED)
+        alike = (repr({key: value for key, value in way.rollout.items() if key not in OF_SHARE}), way.offload)
+        if took.held >= 1 and took.seconds < best.get(alike, float("inf")) * (1 - SAME):
+            best[alike] = took.seconds
+            kept.append((way, recipe))
+    return kept

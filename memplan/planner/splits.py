@@ -1,0 +1,90 @@
+"""Every training with every way to generate beside it: candidates of online methods."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from memplan.cost import examples_per_step, seconds
+from memplan.cost.rates import Device
+from memplan.planner.candidates import Builder, Candidate, Candidates, Floored, Refused, trainings, without_choices
+from memplan.planner.degrees import Keys
+from memplan.planner.generating import Generators, Way, useful, ways
+from memplan.planner.space import Space
+from memplan.spec.reading import JobInput
+
+MOST = 8_000
+"""Trainings with ways to generate beside them; of more, the fastest trainings and the leanest are looked at."""
+
+
+def candidates(given: JobInput, space: Space, device: Device) -> Candidates:
+    """Every candidate of the space, the fastest first; of an online method with every way to generate beside it."""
+    every = ways(given.job, space)
+    if not every:
+        return trainings(given, space, device)
+    legal, refused, floored = list[Candidate](), list[Refused](), list[Floored]()
+    for cards in dict.fromkeys(way.engine_gpus for way in every):
+        of = [way for way in every if way.engine_gpus == cards]
+        keys = {"num_gpus": space.gpus - cards} if cards else {}
+        job = given.job.model_copy(update=keys)
+        divided = space._replace(gpus=space.gpus - cards, job=space.job.model_copy(update=keys))
+        found = trainings(given._replace(job=job), divided, device)
+        legal += _with_ways(given._replace(job=job), divided, device, found.legal, of, keys)
+        refused += found.refused if not cards else []
+        floored += [each._replace(keys={**each.keys, **of[0].keys}) for each in found.floored]
+    return Candidates(sorted(legal, key=lambda each: each.order), refused, floored)
+
+
+def _with_ways(
+    given: JobInput, space: Space, device: Device, trained: list[Candidate], every: list[Way], keys: Keys
+) -> list[Candidate]:
+    """Each training with each way to generate. ``keys``: what follows for the trainer from the engine's cards."""
+    builder = Builder(without_choices(given, space.fixed), space, device)
+    of = Generators(builder.recipe, device)
+    first = trained[0] if trained else None
+    pairs = [(way, of.recipe(first.keys, first.recipe, i, way)) for i, way in enumerate(every)] if first else []
+    kept = useful([(way, recipe) for way, recipe in pairs if recipe is not None], device)
+    numbers = [(every.index(way), way) for way, _ in kept]
+    found = []
+    for base in _fewer(trained, MOST // max(1, len(numbers))):
+        examples = examples_per_step(base.recipe)
+        training = seconds(base.recipe._replace(generator=None), device)
+        for number, way in numbers:
+            recipe = of.recipe(base.keys, base.recipe, number, way)
+            if recipe is None:
+                continue
+            took = of.seconds(training, recipe) / examples
+            name = (space.gpus, number)
+            found.append(
+                Candidate(
+                    {**base.keys, **keys, **way.keys},
+                    recipe,
+                    took,
+                    _split(way),
+                    (base.group, name),
+                    (base.under, name),
+                    (took, base.order[1] + bool(way.offload), base.order[2]),
+                    (space.gpus, base.group, base.batch, base.recipe.batch.accumulation),
+                )
+            )
+    return found
+
+
+def _fewer(trained: list[Candidate], most: int) -> list[Candidate]:
+    """The fastest, and of every group the smallest batch, which is the leanest."""
+    if len(trained) <= most:
+        return trained
+    smallest: dict[Hashable, Candidate] = {}
+    for each in trained:
+        if each.group not in smallest or each.batch < smallest[each.group].batch:
+            smallest[each.group] = each
+    fastest = trained[:most]
+    known = {id(each) for each in fastest}
+    return [*fastest, *(each for each in smallest.values() if id(each) not in known)]
+
+
+_SPLITS: dict[Hashable, int] = {}
+
+
+def _split(way: Way) -> int:
+    """The number of its split, which stands in the place of a layout's."""
+    return _SPLITS.setdefault(way.split, len(_SPLITS))

@@ -1,0 +1,102 @@
+"""Trainer and engine over one RL step, as a person reads it: the worst instant, and what each process holds."""
+
+from collections.abc import Iterator
+
+from memplan.generated import Engine, Together
+from memplan.render.blocks import Block, Column, Heading, Prose, Table
+from memplan.render.engine_view import engine_table
+from memplan.render.instants import ROLLOUT, instant_words
+from memplan.report import Report, Verdict
+from memplan.units import format_bytes
+
+
+def words_at(at: Together) -> str:
+    """What an instant is."""
+    return ROLLOUT.get(at.name) or instant_words(at.at)[0]
+
+
+def fullest(report: Report) -> Together | None:
+    """The instant at which the card holds the most; of equal ones that at which the trainer has the most in use."""
+    return max(report.rollout, key=lambda at: (at.device_bytes, at.processes[0].allocated_bytes), default=None)
+
+
+def sum_words(at: Together) -> str:
+    """'trainer 21.30 GiB + engine 56.00 GiB'."""
+    return " + ".join(f"{each.name} {format_bytes(each.device_bytes)}" for each in at.processes)
+
+
+def verdict_words(report: Report, verdict: Verdict) -> str:
+    """The verdict's first line where an engine stands beside the trainer, or on a card of its own."""
+    engine, usable = report.engine, format_bytes(verdict.usable_bytes)
+    if engine is not None and not engine.starts:
+        what = "Does not start" if verdict.fits == "no" else "May not start"
+        return f"{what} on {verdict.gpu}: {engine.name} {engine.version}: {engine.why}"
+    at = _crossing(report, verdict) if verdict.fits in ("no", "tight") else fullest(report)
+    if at is None or len(at.processes) == 1:
+        return ""
+    where = f"{at.name}: {sum_words(at)} of {usable}"
+    if verdict.fits == "no":
+        return f"Does not fit {verdict.gpu} at {where}"
+    if verdict.fits == "tight":
+        return f"Tight on {verdict.gpu} at {where}, {format_bytes(at.high_bytes)} at the high figure"
+    return f"Fits {verdict.gpu} with {format_bytes(verdict.headroom_bytes)} to spare, fullest at {where}"
+
+
+def _crossing(report: Report, verdict: Verdict) -> Together | None:
+    """Where the card is full first, or else fullest."""
+    crossing = report.per_gpu.first_crossing
+    for at in report.rollout:
+        if crossing is not None and at.name == crossing.instant and at.device_bytes > verdict.usable_bytes:
+            return at
+    return fullest(report) if crossing is None or crossing.phase != "load" else None
+
+
+def rollout_blocks(report: Report) -> Iterator[Block]:
+    """Every instant of a later step by process, and what the first one holds."""
+    if report.engine is not None:
+        yield from _engine(report.engine)
+    if not report.rollout:
+        return
+    yield Heading("One RL step, process by process")
+    both = any(len(at.processes) > 1 for at in report.rollout)
+    first = {at.name: at for at in report.rollout if at.first}
+    later = [at for at in report.rollout if not at.first]
+    titles = ("trainer's torch", "trainer", *(("engine",) if both else ()), "together", "high", "first step")
+    rows = [_row(at, first.get(at.name), both) for at in [*_starts(report), *later]]
+    yield Table((Column("instant", wrap=True), *(Column(title, right=True) for title in titles)), tuple(rows))
+    yield Prose(_meters(report, both), "dim")
+
+
+def _starts(report: Report) -> list[Together]:
+    return [at for at in report.rollout if at.name == "start.engine"]
+
+
+def _row(at: Together, first: Together | None, both: bool) -> tuple[str, ...]:
+    trainer, engine = at.processes[0], at.processes[1].device_bytes if len(at.processes) > 1 else 0
+    figures = (trainer.allocated_bytes, trainer.device_bytes, *((engine,) if both else ()))
+    once = format_bytes(first.device_bytes) if first is not None and not at.first else ""
+    return (at.name, *map(format_bytes, (*figures, at.device_bytes, at.high_bytes)), once)
+
+
+def _meters(report: Report, both: bool) -> str:
+    """Which meter shows what."""
+    generator = report.recipe.generator if report.recipe is not None else None
+    if generator is None or generator.engine == "hf":
+        return "The cache of transformers' generate is the trainer's own: torch's meters show it."
+    if not both:
+        return "The engine is on cards of its own; trainer's torch is torch.cuda.memory_allocated of its process."
+    if generator.own_process:
+        return (
+            "nvidia-smi shows the sum; torch's meters show each process its own, which a sleeping engine's do not fall."
+        )
+    return (
+        "nvidia-smi shows the sum. torch's meters of this process count the engine too, and do not fall when it "
+        "sleeps: trainer's torch is what is left of them without it."
+    )
+
+
+def _engine(engine: Engine) -> Iterator[Block]:
+    yield Heading(f"The engine on each of its cards: {engine.name} {engine.version}")
+    yield engine_table(engine)
+    held = f"awake {format_bytes(engine.awake_bytes)}, asleep {format_bytes(engine.asleep_bytes)} on the device"
+    yield Prose(f"{held}; {engine.max_concurrency:,.1f} sequences of the longest length at once.")

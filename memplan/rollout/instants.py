@@ -1,0 +1,205 @@
+"""The instants of an RL step, each with what the trainer and the engine hold of the card, in the order of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memplan.engine.allocator.reserved import SEGMENT_BYTES, Band
+from memplan.engine.critic_engine import parted
+from memplan.engine.generation.figures import Figures
+from memplan.engine.ledger import Ledger
+from memplan.engine.step_and_evaluation import EVALUATION
+from memplan.engine.totals import Totalled, totalled
+from memplan.meters import Totals
+from memplan.rollout.holding import Holding
+from memplan.spec.generation import Generator
+from memplan.spec.recipe import Recipe
+from memplan.units import round_up
+
+NONE = Band(0, 0, 0)
+START, GENERATE, SLEEP, REWARD, VALUE = "start.engine", "rollout.generate", "rollout.sleep", "reward", "value"
+WEIGHTS, TRANSFER, CACHE = "sync.resume-weights", "sync.transfer", "sync.resume-kv"
+STEP = "step.optimizer"
+SCORING = {"old": "old-logprob", "reference": "reference"}
+"""Passes of the ledger that have a name of their own here."""
+ORDER = ("old", "reference", "value", "critic", "policy", "step", EVALUATION)
+"""Of the passes; those of a pair and the teacher's are the policy's."""
+HOLES = 20
+"""What is still reserved once the cache is given back, beyond what is allocated: a twentieth at most."""
+
+
+class At(NamedTuple):
+    """One instant. ``of``: that of the ledger at which the pass is fullest."""
+
+    name: str
+    of: str
+    first: bool
+    allocated: int
+    reserved: Band
+    needs: Band
+    """Segments without which it does not run."""
+    outside: Band
+    """Of the trainer's process, beside its segments."""
+    engine: Band
+
+    @property
+    def device(self) -> Band:
+        """All processes together."""
+        return added(self.reserved, self.outside, self.engine)
+
+    @property
+    def to_fit(self) -> Band:
+        """What the card must hold of them."""
+        return added(self.needs, self.outside, self.engine)
+
+
+def added(*bands: Band) -> Band:
+    """The sum."""
+    return Band(*map(sum, zip(*bands, strict=True)))
+
+
+class Scene(NamedTuple):
+    """What the instants of one class of ranks are made from."""
+
+    of: Generator
+    recipe: Recipe
+    ledger: Ledger | Totalled
+    held: Holding
+    figures: Figures | None
+    """The engine's, where it stands on this card."""
+    outside: Band
+    meters: Totals
+    transfer: int
+    """What is gathered and sent at once."""
+    by_policy: int = 0
+    """What transformers' generate adds."""
+
+    @property
+    def awake(self) -> Band:
+        """The engine while it generates."""
+        return self.figures.awake if self.figures else NONE
+
+    @property
+    def asleep(self) -> Band:
+        """The engine while the trainer trains."""
+        return self.figures.asleep if self.figures else NONE
+
+
+def instants(scene: Scene, detailed: bool = True) -> Iterator[At]:
+    """Every instant of a start, then of a step, the first and a later one; without ``detailed`` of a later one alone,
+    below which the first one's never are the most."""
+    if scene.figures is not None:
+        yield _kept(scene, START, scene.held.generating(True), scene.awake, True)
+    for first in (True, False) if detailed else (False,):
+        yield from _rolling(scene, first)
+        yield from _passes(scene, first)
+        yield from _syncing(scene, first)
+
+
+def _rolling(scene: Scene, first: bool) -> Iterator[At]:
+    """Generation, and the engine's going to sleep."""
+    held = scene.held.generating(first)
+    if scene.of.engine == "hf":
+        yield _kept(scene, GENERATE, held + scene.by_policy, NONE, first)
+        return
+    yield _kept(scene, GENERATE, held, scene.awake, first)
+    if scene.figures is not None and scene.of.sleep:
+        yield _kept(scene, SLEEP, held, scene.asleep, first)
+    if any(model.role == "reward" for model in scene.recipe.others.residents):
+        yield _kept(scene, REWARD, scene.held.lasting - scene.held.gone_in("old", first), scene.asleep, first)
+
+
+def _syncing(scene: Scene, first: bool) -> Iterator[At]:
+    """Weights on their way to the engine, after the step."""
+    if scene.of.engine == "hf" or scene.of.shared_weights:
+        return
+    held, figures, sleeps = scene.held.syncing(), scene.figures, bool(scene.of.sleep)
+    woken = figures.weights if figures is not None and sleeps else 0
+    here = added(scene.asleep, Band(woken, woken, woken))
+    during = scene.asleep if scene.of.syncing.before_waking else here
+    found = [(TRANSFER, held + scene.transfer + _of_free(scene, held, during), during)]
+    if figures is not None and sleeps:
+        found.insert(len(found) if during is not here else 0, (WEIGHTS, held, here))
+        found.append((CACHE, scene.held.generating(), scene.awake))
+    for name, size, engine in found:
+        yield _kept(scene, name, size, engine, False)._replace(first=first)
+
+
+def _of_free(scene: Scene, held: int, here: Band) -> int:
+    """Buffers that take a share of what is free."""
+    gpu, share = scene.recipe.hardware.gpu, scene.of.syncing.free_share
+    return int(share * max(0, gpu.usable_bytes - held - scene.outside.expected - here.expected)) if gpu else 0
+
+
+def _kept(scene: Scene, name: str, allocated: int, engine: Band, first: bool) -> At:
+    """Between passes: what lasts; and all that is reserved, where the trainer does not give its cache back before it.
+    ``first``: no pass has filled the cache yet."""
+    size = round_up(allocated, SEGMENT_BYTES)
+    reserved = needs = Band(size, size, size + size // HOLES)
+    if not first and not _gives_back(scene):
+        reserved = Band(*map(max, zip(reserved, scene.meters.reserved, strict=True)))
+        reserved = reserved._replace(high=max(reserved.high, _grown(scene), _held(scene)))
+        needs = reserved if engine != NONE and scene.of.sleep else needs
+    return At(name, name, first, allocated, reserved, needs, scene.outside, engine)
+
+
+def _held(scene: Scene) -> int:
+    """What a cache that is never given back may hold where no play says it: no play of a step held twice of what comes
+    and goes in it."""
+    most = scene.meters.allocated.high
+    return 0 if scene.meters.played else most + max(0, most - scene.held.lasting)
+
+
+def _grown(scene: Scene) -> int:
+    """What a cache may grow to over many steps whose packed rows all differ, while the engine sleeps: to all that the
+    card has left, since nothing ever makes the allocator give it back."""
+    gpu = scene.recipe.hardware.gpu
+    if gpu is None or not scene.recipe.batch.longest or not scene.of.sleep or scene.figures is None:
+        return 0
+    return gpu.usable_bytes - scene.outside.expected - scene.asleep.expected
+
+
+def _gives_back(scene: Scene) -> bool:
+    """Whether the trainer's cache is empty when the engine wakes: by itself, or because what goes to the host leaves
+    none (verl's offload, slime's pause). An engine that never sleeps asks for nothing."""
+    away = scene.of.away
+    return scene.of.sleep > 0 and (scene.of.empties or away.parameters or away.optimizer or away.whole)
+
+
+def _passes(scene: Scene, first: bool) -> Iterator[At]:
+    """Passes that score, the critic's training, the policy's, the step: each at its fullest instant."""
+    found = _fullest(scene)
+    if scene.recipe.others.critic is not None and not scene.recipe.in_megatron:
+        found["value"] = VALUE, _values(scene)
+    for name in sorted(found, key=ORDER.index):
+        of, most = found[name]
+        yield _of_pass(scene, SCORING.get(name, of), of, most - scene.held.gone_in(name, first), first)
+
+
+def _fullest(scene: Scene) -> dict[str, tuple[str, int]]:
+    """By pass, the instant with the most, and that; the optimizer's step by itself."""
+    found: dict[str, tuple[str, int]] = {}
+    for of, total in zip(scene.ledger.schedule, scene.meters.totals, strict=True):
+        name = "step" if of == STEP else of.partition(".")[0]
+        name = EVALUATION if of.startswith(EVALUATION) else name if name in ORDER else "policy"
+        if name not in found or total > found[name][1]:
+            found[name] = of, total
+    return found
+
+
+def _values(scene: Scene) -> int:
+    """The critic scores the rollout, without a graph."""
+    critic, _ = parted(scene.recipe)
+    alone = totalled(critic._replace(evaluating=True, generator=None))
+    return scene.held.lasting + max(alone.totals()) - alone.lasting()
+
+
+def _of_pass(scene: Scene, name: str, of: str, allocated: int, first: bool) -> At:
+    """A pass: what is reserved or needed beyond it as at the step's peak."""
+    meters = scene.meters
+    beyond = allocated - meters.allocated.expected
+    reserved, needs = (
+        Band(*(max(allocated, each + beyond) for each in band)) for band in (meters.reserved, meters.needs)
+    )
+    return At(name, of, first, allocated, reserved, needs, scene.outside, scene.asleep)

@@ -1,0 +1,201 @@
+"""What a report and a search ask of an RL step: the worst instant of all processes, and whether all of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from memplan.engine.allocator.reserved import Band
+from memplan.engine.contexts import context_bytes
+from memplan.engine.generation.figures import Figures, engine_figures
+from memplan.engine.generation.kv import layout
+from memplan.engine.ledger import Ledger
+from memplan.engine.totals import Totalled
+from memplan.errors import InvalidJob
+from memplan.generated import Engine, Process, Together, as_engine
+from memplan.meters import Totals
+from memplan.moments import Beside, phase_of
+from memplan.report import Crossing
+from memplan.rollout.by_policy import generating_bytes
+from memplan.rollout.holding import Holding, holding
+from memplan.rollout.instants import NONE, At, Scene, added, instants
+from memplan.spec.generation import Generator
+from memplan.spec.gpu import Gpu
+from memplan.spec.recipe import Recipe
+from memplan.units import GiB
+
+DOUBT, LEAST = int(0.3 * GiB), GiB // 2
+"""How far a profile run may be off; and the least that communicators of several ranks take."""
+
+
+@lru_cache(maxsize=4096)
+def _figures(of: Generator, gpu: Gpu, free: Band | None) -> Figures:
+    """Of one card; where the trainer's modules are the engine's tensors, what it adds to them."""
+    found = engine_figures(of, gpu, free)
+    if not of.shared_weights:
+        return found
+    own = Band(-found.weights, -found.weights, -found.weights)
+    awake = added(found.awake, own)
+    return found._replace(awake=awake, asleep=found.asleep if of.sleep else awake, host_asleep=0)
+
+
+class Start(NamedTuple):
+    """The engine as it starts beside one class of ranks."""
+
+    held: Holding
+    figures: Figures | None
+    """None where no card is named, and of transformers' generate."""
+    outside: Band
+    """Of the trainer's process."""
+    contexts: Band = NONE
+    """Of the trainer's processes but the first."""
+    separate: bool = False
+    """It stands on another card."""
+    usable: int = 0
+    """Of the card."""
+    by_policy: int = 0
+    """What transformers' generate adds to the trainer."""
+    refused: str = ""
+    """Why nothing is known of the engine with this model."""
+
+    @property
+    def beside_update(self) -> Band:
+        """What the engine holds of the trainer's card while it trains."""
+        engine = NONE if self.figures is None or self.separate else self.figures.asleep
+        return added(engine, self.contexts)
+
+
+def start(recipe: Recipe, ledger: Ledger | Totalled) -> Start | None:
+    """None where nothing generates, or nothing else is done."""
+    of, gpu = recipe.generator, recipe.hardware.gpu
+    if of is None or recipe.method.generates:
+        return None
+    held, context = holding(of, recipe, ledger), context_bytes(gpu)
+    contexts = Band(*((of.trainers - 1) * each for each in context))
+    outside = added(Band(*map(max, ledger.bounds("device"))), contexts)
+    try:
+        if gpu is None or of.engine == "hf":
+            by_policy = generating_bytes(of, recipe) if of.engine == "hf" else 0
+            return Start(held, None, outside, contexts, by_policy=by_policy)
+        there = held.generating(True) - (held.states.policy.parameters if of.shared_weights else 0)
+        free = None if of.separate else Band(*(max(0, gpu.usable_bytes - there - each) for each in reversed(outside)))
+        return Start(held, _figures(of, gpu, free), outside, contexts, of.separate, gpu.usable_bytes)
+    except InvalidJob as error:
+        return Start(held, None, outside, contexts, refused=error.message)
+
+
+class Joint(NamedTuple):
+    """An RL step on one card."""
+
+    of: Generator
+    start: Start
+    instants: tuple[At, ...]
+
+    @property
+    def worst(self) -> At:
+        """The instant with the most, as expected; of equal ones that with the most in use."""
+        return max(self.instants, key=lambda at: (at.device.expected, at.allocated))
+
+    @property
+    def device(self) -> Band:
+        """The most of all processes."""
+        return most(at.device for at in self.instants)
+
+    @property
+    def to_fit(self) -> Band:
+        """What the card must hold of them."""
+        return most(at.to_fit for at in self.instants)
+
+    @property
+    def why_not(self) -> tuple[str, str]:
+        """Why the engine does not start, and what to change; empty where it does."""
+        figures = self.start.figures
+        return ("", "") if figures is None or figures.starts else (figures.why, figures.hint)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether an engine that does not start as expected does where its profile run and communicators take what they
+        may take at the least: the cache is short by no more than that is uncertain."""
+        figures, of = self.start.figures, self.of
+        if figures is None or figures.starts or of.kv_cache_memory or figures.budget > self.free:
+            return False
+        kept = figures.weights + figures.activation + figures.non_torch
+        doubt = DOUBT + max(0, figures.non_torch - LEAST) * (of.tensor_parallel > 1)
+        return kept + layout(of).request(of.max_model_len) <= figures.budget + doubt
+
+    @property
+    def free(self) -> int:
+        """Of the engine's card when it starts."""
+        held = 0 if self.of.separate else self.start.held.generating(True) + self.start.outside.expected
+        return self.start.usable - held
+
+    def crossing(self, usable: int) -> Crossing | None:
+        """The first instant of the run at which the card is full."""
+        for at in self.instants:
+            if at.to_fit.expected > usable:
+                return Crossing(_phase(at), at.name, at.to_fit.expected)
+        return None
+
+    def host(self, processes: int) -> int:
+        """Bytes of a node for what waits there: of the trainer, and of an engine that sleeps."""
+        figures = self.start.figures
+        engine = _asleep_on_host(self.of, figures) if figures is not None and not self.of.separate else 0
+        return (self.start.held.on_host + engine) * processes
+
+
+def _phase(at: At) -> str:
+    """start, rollout or sync; of a pass, that of its instant."""
+    head = at.name.partition(".")[0]
+    return head if head in ("start", "rollout", "sync", "reward") else phase_of(at.of) if "." in at.of else "forward"
+
+
+def _asleep_on_host(of: Generator, figures: Figures) -> int:
+    return figures.host_asleep or (figures.weights if of.sleep and of.engine == "sglang" and of.host_copy else 0)
+
+
+def most(bands: Iterable[Band]) -> Band:
+    """The most of each figure."""
+    return Band(*map(max, zip(*bands, strict=True)))
+
+
+def joint(
+    started: Start | None, recipe: Recipe, ledger: Ledger | Totalled, meters: Totals, beside: Beside
+) -> Joint | None:
+    """The step of a job that generates; None of another."""
+    of = recipe.generator
+    if started is None or of is None:
+        return None
+    sent = next((each.card[1] for each in beside.sums if each.name == "sync"), 0)
+    figures = None if of.separate else started.figures
+    transfer = max(0, sent - started.held.syncing())
+    scene = Scene(of, recipe, ledger, started.held, figures, started.outside, meters, transfer, started.by_policy)
+    return Joint(of, started, tuple(instants(scene, isinstance(ledger, Ledger))))
+
+
+def engine_of(found: Joint | None) -> Engine | None:
+    """The report's words of the engine."""
+    if found is None or found.start.figures is None:
+        return None
+    return as_engine(found.of, found.start.figures)
+
+
+def processes_at(at: At, of: Generator) -> tuple[Process, ...]:
+    """What each process holds at an instant. The trainer's figures are of what it has itself: its own meters count an
+    engine in the same process, asleep or not."""
+    trainer = Process("trainer", at.allocated, at.reserved.expected, at.reserved.expected + at.outside.expected)
+    if at.engine == NONE:
+        return (trainer,)
+    return trainer, Process("engine", at.engine.expected, at.engine.expected, at.engine.expected)
+
+
+def shown(found: Joint | None) -> tuple[Together, ...]:
+    """Every instant as the report has it."""
+    if found is None:
+        return ()
+    return tuple(
+        Together(
+            at.name, at.of, at.first, at.device.low, at.device.expected, at.device.high, processes_at(at, found.of)
+        )
+        for at in found.instants
+    )
