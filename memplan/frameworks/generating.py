@@ -1,0 +1,150 @@
+"""What generates beside a trainer: the engine's settings into ``rollout``, ``sync`` and ``trainer_offload``.
+
+Readers put what a file says; what it leaves out is the trainer's own default, by its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from memplan.frameworks.base import FILE, Draft, Keys, Origin
+from memplan.frameworks.fsdp_keys import put_inner
+
+_HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
+DTYPES = {**_HALF, "auto": "auto", "float32": "fp32", "float": "fp32", "fp32": "fp32"}
+KV_DTYPES = {**DTYPES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), "fp8")}
+QUANTISED = {
+    "none": "none", "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
+    "bitsandbytes": "nf4", "w8a8_int8": "int8",
+}  # fmt: skip
+"""Words of the engines -> the job's."""
+_WORDS = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "quantization": QUANTISED}
+_FLAGS = ("enforce_eager",)
+_SHARES = ("gpu_memory_utilization", "mem_fraction_static")
+_TEXTS = ("logprobs_mode", "engine_version")
+
+VLLM: Mapping[str, str] = {
+    "tensor_parallel_size": "tensor_parallel",
+    "data_parallel_size": "data_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_dtype",
+    "quantization": "quantization",
+    "enforce_eager": "enforce_eager",
+    "logprobs_mode": "logprobs_mode",
+}
+"""vLLM's own arguments -> keys of ``rollout``."""
+SGLANG: Mapping[str, str] = {
+    "tp_size": "tensor_parallel",
+    "dp_size": "data_parallel",
+    "pp_size": "pipeline_parallel",
+    "ep_size": "expert_parallel",
+    "mem_fraction_static": "mem_fraction_static",
+    "context_length": "max_model_len",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_dtype",
+    "quantization": "quantization",
+    "disable_cuda_graph": "enforce_eager",
+}
+"""SGLang's."""
+FELT = (
+    "speculative_config", "speculative_algorithm", "cpu_offload_gb", "hf_overrides", "rope_scaling", "load_in_4bit",
+    "num_gpu_blocks_override", "enable_dp_attention", "enable_two_batch_overlap", "max_total_tokens",
+    "speculative_num_draft_tokens", "speculative_model", "model", "disaggregation_mode",
+)  # fmt: skip
+"""Arguments of either whose memory nothing here describes."""
+
+
+def put(keys: Keys, name: str, value: Any, key: str) -> None:
+    """``rollout.name`` of a key of the file; one that the job does not take is told."""
+    put_inner(keys, "rollout", name, value, key)
+
+
+def read_fields(keys: Keys, fields: Mapping[str, str], at: str = "") -> None:
+    """Of each key that the file says, its value as the ``rollout`` key that it is; ``at`` stands before the names."""
+    for name, inner in fields.items():
+        key = f"{at}{name}"
+        if not keys.has(key):
+            keys.skip(key)
+            continue
+        value = _value(keys, inner, key)
+        if value is not None and value != -1:  # -1: the engine's own choice
+            put(keys, inner, value, key)
+
+
+def _value(keys: Keys, inner: str, key: str) -> Any:
+    if inner in _FLAGS:
+        return keys.flag(key)
+    if inner in _SHARES:
+        return keys.number(key)
+    if inner in _TEXTS:
+        return keys.text(key)
+    if inner not in _WORDS:
+        return keys.whole(key)
+    word = (keys.text(key) or "").lower().removeprefix("torch.")
+    if word in ("", "none", "null"):
+        return None
+    if word not in _WORDS[inner]:
+        keys.warn(key, f"{word[:30]!r} of the engine is not modelled", "engine")
+    return _WORDS[inner].get(word)
+
+
+def put_engine(keys: Keys, name: str, key: str, *, separate: bool | None = None, own: bool | None = None) -> None:
+    """The engine, and where it stands: on cards of its own or the trainer's, in a process of its own or the trainer's;
+    None where the file does not say."""
+    put(keys, "engine", name, key)
+    if separate is not None:
+        put(keys, "placement", "separate" if separate else "colocate", key)
+    if own is not None and not separate:
+        put(keys, "process", "own" if own else "same", key)
+    keys.draft.finishers["engine's lengths"] = partial(_bound_lengths, keys.settings.path)
+
+
+def _bound_lengths(path: str, draft: Draft) -> None:
+    """``max_model_len`` bounds prompt and completion of a sample together, and each of them in a batch, whose longest
+    prompt stands beside its longest completion."""
+    rollout, given = draft.values.get("rollout") or {}, draft.options.get("rollout") or {}
+    longest, total = rollout.get("max_model_len"), int(draft.values.get("sequence_length") or 0)
+    if not longest or longest >= total or "max_model_len" in given or "sequence_length" in draft.given:
+        return
+    completion = int(draft.values.get("completion_length") or total)
+    lengths = min(total - completion, longest) + min(completion, longest), min(completion, longest)
+    why = f"{path}: prompt and completion, each no longer than the engine's max_model_len {longest}"
+    for name, length in zip(("sequence_length", "completion_length"), lengths, strict=True):
+        if length < int(draft.values.get(name) or 0):
+            draft.values[name], draft.origins[name] = length, Origin(FILE, why)
+    draft.values["rollout"] = {**rollout, "max_model_len": max(longest, lengths[0])}
+
+
+def warn_engine(keys: Keys, key: str, why: str) -> None:
+    """An engine on the trainer's cards that nothing here describes."""
+    keys.skip(key)
+    keys.draft.warn(f"{keys.settings.prefix}{key}", keys.settings.where(key), why, "engine")
+
+
+def put_offload(keys: Keys, parts: Mapping[str, Iterable[str]]) -> None:
+    """``trainer_offload`` of switches: key -> what it moves to the host. Said where any of them is."""
+    said = [key for key in parts if keys.has(key)]
+    on = {part for key in parts if keys.flag(key) for part in parts[key]}
+    if said and "trainer_offload" not in keys.draft.given:
+        order = [part for part in ("parameters", "optimizer", "gradients") if part in on]
+        keys.put("trainer_offload", order, *[key for key in said if keys.flag(key)], said[0])
+
+
+def put_bucket(keys: Keys, key: str, unit: int = 1) -> None:
+    """``sync.bucket_bytes``, of a number of ``unit`` bytes."""
+    if not keys.has(key):
+        keys.skip(key)
+        return
+    size = keys.number(key)
+    if size and size > 0:
+        put_inner(keys, "sync", "bucket_bytes", int(size * unit), key)

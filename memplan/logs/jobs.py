@@ -1,0 +1,34 @@
+"""The job that a log tells of: an engine alone on its cards, with the settings that it was started with."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from memplan.errors import UsageError
+from memplan.logs.measured import figures
+from memplan.logs.reading import Log
+from memplan.logs.settings import rollout_keys
+from memplan.units import GiB
+
+
+def job_keys(log: Log, has_model: bool = False) -> dict[str, Any]:
+    """Keys of memplan. Raises UsageError where neither the log nor an option says which model it is of."""
+    model = log.settings.get("model")
+    hint = "name the job: memplan check --log FILE job.yaml, or MODEL with --gpu"
+    if not log.engine or not (model or has_model):
+        raise UsageError(f"{log.path} does not say which model its figures are of", hint)
+    found = figures(log)
+    said = dict(log.settings)
+    for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        if key in found and found[key].value >= 1:
+            said[key] = round(found[key].value)
+    if "share" in found and log.engine == "vllm":
+        said.setdefault("gpu_memory_utilization", f"{found['share'].value:.4g}")
+    rollout = rollout_keys(said, log.engine)
+    cards = prod(rollout.get(key, 1) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel"))
+    if "asleep" in found or "sleep_pool" in found:
+        rollout["sleep"] = "2" if "sleep_host" in found and not found["sleep_host"].value else "1"
+    keys: dict[str, Any] = {"model": str(model), "method": "generate", "rollout": rollout}
+    keys |= {"num_gpus": cards} if cards > 1 else {}
+    return keys | ({"gpu": f"{found['total'].value / GiB:.2f}GiB"} if "total" in found else {})
