@@ -1,0 +1,227 @@
+"""The text of an out-of-memory error -> its numbers, whatever the generation and the backend that wrote it.
+
+Forms read in public reports and in PyTorch's c10/cuda/CUDACachingAllocator.cpp of 1.0 to 2.14, torch_npu, Intel's and
+Apple's ports, vLLM, SGLang, DeepSpeed and Ray. Each number is looked for by itself, since threads cut messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from memplan.diagnose.sizes import SIZE, Printed, printed
+
+Place = Literal["card", "host", "engine"]
+LONGEST = 2500
+"""Characters of a message: what comes after belongs to another."""
+
+
+class Process(NamedTuple):
+    """What a process has of the card, as the message says."""
+
+    size: Printed
+    this: bool
+    """The message says that it is the one that asked."""
+
+
+class Message(NamedTuple):
+    """One out-of-memory error. What the text does not say is None."""
+
+    form: str
+    at: int
+    """Where it begins in the text."""
+    place: Place = "card"
+    requested: Printed | None = None
+    allocated: Printed | None = None
+    reserved: Printed | None = None
+    unallocated: Printed | None = None
+    capacity: Printed | None = None
+    free: Printed | None = None
+    pools: Printed | None = None
+    """In private pools, such as those of CUDA graphs."""
+    allowed: Printed | None = None
+    processes: tuple[Process, ...] = ()
+    device: int | None = None
+    rank: int | None = None
+    share: float | None = None
+    """vLLM's gpu_memory_utilization."""
+    warning: bool = False
+    """The allocator tries again after it: no failure by itself."""
+    said: str = ""
+    """What the form means, where it has no numbers."""
+
+    @property
+    def held_unallocated(self) -> int | None:
+        """Reserved and not allocated."""
+        if self.unallocated is not None:
+            return self.unallocated.bytes
+        if self.reserved is None or self.allocated is None:
+            return None
+        return max(0, self.reserved.bytes - self.allocated.bytes)
+
+    @property
+    def numbers(self) -> int:
+        """How much it says."""
+        return sum(isinstance(each, Printed) for each in self)
+
+
+_TORCH = re.compile(
+    r"(?:CUDA|HIP|NPU|XPU|MPS backend|MUSA|MLU|HPU|ROCm)\s+(?:error:\s+)?out of memory"
+    r"(?=[\s\S]{0,80}?(?:Tried to allocate|MPS allocated))|out of memory\. Tried to allocate",
+    re.IGNORECASE,
+)
+_S = f"({SIZE})"
+_FIELDS = {
+    "requested": (rf"ried to allocate {_S}",),
+    "capacity": (rf"{_S} total capacity", rf"total capac(?:i)?ty of {_S}", rf"max allowed: {_S}"),
+    "allocated": (
+        rf"{_S} already allocated",
+        rf"allocated memory {_S} is allocated by PyTorch",
+        rf"MPS allocated: {_S}",
+    ),
+    "free": (rf"of which {_S} is free", rf"{_S} free"),
+    "reserved": (rf"{_S} reserved in total",),
+    "unallocated": (rf"{_S} is reserved by PyTorch but unallocated", rf"{_S} cached\b"),
+    "pools": (rf"{_S} allocated in private pools",),
+    "allowed": (rf"{_S} allowed\b",),
+}
+_FOUND = {name: tuple(re.compile(each, re.IGNORECASE) for each in patterns) for name, patterns in _FIELDS.items()}
+_PROCESS = re.compile(rf"(this process|Process \d+) has {_S}", re.IGNORECASE)
+_DEVICE = re.compile(r"\(?(?:GPU|NPU|device(?:\s+id)?)[ :]+(\d{1,4})\b")
+_RANK = re.compile(
+    r"\[?(?:default|ranks?)[\s:]*?(\d{1,5})[\]:]|\(.{0,40}?(?:rank|worker)[ =]?(\d{1,5})\b.{0,40}?\)", re.IGNORECASE
+)
+_BYTES = re.compile(
+    r"OOM on device (?P<device>\d+) while trying to allocate (?P<bytes>\d+) bytes"
+    r"(?: ?\(free: (?P<free>\d+),? total: (?P<total>\d+))?",
+    re.IGNORECASE,
+)
+_VLLM_FREE = re.compile(
+    r"Free memory on device(?: \S{1,12})? \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup "
+    r"is less than desired GPU memory utilization \((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)",
+    re.IGNORECASE,
+)
+_CPU = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (\d+) bytes")
+_RAY = re.compile(
+    rf"was ({SIZE}|[\d.]+ ?GB) ?/ ?({SIZE}|[\d.]+ ?GB) \([\d.]+\), which exceeds the memory usage threshold",
+    re.IGNORECASE,
+)
+
+SILENT: tuple[tuple[str, Place, str, str], ...] = (
+    ("vllm-no-cache-blocks", "engine", r"No available memory for the cache blocks",
+     "the engine's share of the card is less than its weights and its profile run"),
+    ("vllm-length-over-cache", "engine", r"max seq len \(\d+\) is larger than the maximum number of tokens that can be "
+     r"stored|KV cache is needed, which is larger than the available KV cache memory",
+     "one request of max_model_len does not fit what is left for the KV cache"),
+    ("sglang-no-pool", "engine", r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
+     "SGLang's share of the free memory is less than its weights"),
+    ("cublas", "card", r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED",
+     "a matmul handle's workspace found no memory outside the allocator"),
+    ("cudnn", "card", r"CUDNN_STATUS_ALLOC_FAILED", "a cuDNN workspace found no memory outside the allocator"),
+    ("nccl", "card", r"Cuda failure(?: \d+)? '?out of memory|ncclUnhandledCudaError[\s\S]{0,300}?out of memory",
+     "NCCL's buffers found no memory: they lie outside PyTorch, and nothing was left for them"),
+    ("nvml-assert", "card", r"NVML_SUCCESS == r[\s\S]{0,40}?INTERNAL ASSERT FAILED",
+     "the allocator was out of memory, and could not ask the driver for the numbers"),
+    ("host-kill", "host", r"exits? with (?:return )?code ?=? ?-9\b|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|signal 9\b"
+     r"|SIGKILL|oom[-_]kill|OOMKilled|Out of memory: Killed process|(?m:^\s*Killed\s*$)",
+     "the process was killed from outside: the node's own memory, or the container's limit, was full"),
+    ("host-shared-memory", "host", r"unable to allocate shared memory|No space left on device.{0,40}/dev/shm|bus error",
+     "the shared memory of the node (/dev/shm) was full"),
+    ("driver", "card", r"(?:CUDA|HIP|NPU|cuda runtime)\s*(?:driver )?error(?:\s*\(?2\)?)?\s*:?\s*"
+     r"(?:CUDA error: )?out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
+     r"|RESOURCE_EXHAUSTED",
+     "a request outside PyTorch's allocator failed: the context, pinned memory, or another library"),
+    ("named", "card", r"OutOfMemoryError|out of memory|\bOOM\b|ran out of (?:GPU |CUDA )?memory|OOM[- ]?error",
+     "an out-of-memory error whose numbers are not in the text"),
+)  # fmt: skip
+"""Forms without numbers, the more telling first: name, place, pattern, what it means."""
+_SILENT = tuple((name, place, re.compile(pattern, re.IGNORECASE), said) for name, place, pattern, said in SILENT)
+
+
+def messages(text: str) -> list[Message]:
+    """Every error of a text in its order; where none has numbers, the most telling of those without. Empty where the
+    text speaks of no memory at all."""
+    found = sorted([*_torch(text), *_counted(text)], key=lambda each: each.at)
+    errors = [each for each in found if not each.warning]
+    return errors or found or _silent(text)
+
+
+def _torch(text: str) -> Iterator[Message]:
+    starts = [match.start() for match in _TORCH.finditer(text)]
+    for position, start in enumerate(starts):
+        end = starts[position + 1] if position + 1 < len(starts) else len(text)
+        body = re.sub(r"\s+", " ", text[start : min(end, start + LONGEST)])
+        yield _read(body, start, text)
+
+
+def _read(body: str, at: int, text: str) -> Message:
+    numbers: dict[str, Any] = {name: _first(body, patterns) for name, patterns in _FOUND.items()}
+    processes = ((match[1].lower().startswith("this"), printed(match[2])) for match in _PROCESS.finditer(body))
+    device = _DEVICE.search(body)
+    return Message(
+        form=_form(body),
+        at=at,
+        processes=tuple(Process(size, this) for this, size in processes if size is not None and size.high > 0),
+        device=int(device[1]) if device else None,
+        rank=_rank(text, at),
+    )._replace(**numbers)
+
+
+def _first(body: str, patterns: tuple[re.Pattern[str], ...]) -> Printed | None:
+    for pattern in patterns:
+        if match := pattern.search(body):
+            return printed(match[1])
+    return None
+
+
+def _form(body: str) -> str:
+    """Generation and backend."""
+    backend = body.split(" ", 1)[0].upper()
+    if backend in ("NPU", "XPU", "MPS", "HIP", "MUSA", "MLU", "HPU"):
+        return backend.lower()
+    if re.search(r"total capac(?:i)?ty of|is allocated by PyTorch", body):
+        return "torch-2"
+    if "cached" in body:
+        return "torch-1.0"
+    return "torch-1" if "total capacity" in body else "torch-cut"
+
+
+def _rank(text: str, at: int) -> int | None:
+    """The number in the prefix of the message's line."""
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    match = _RANK.search(line)
+    return int(next(group for group in match.groups() if group)) if match else None
+
+
+def _exact(number: str | None) -> Printed | None:
+    return printed(f"{number} bytes") if number else None
+
+
+def _counted(text: str) -> Iterator[Message]:
+    """Forms that have a sentence of their own."""
+    for match in _BYTES.finditer(text):
+        yield Message(
+            "torch-2.14", match.start(), requested=_exact(match["bytes"]), free=_exact(match["free"]),
+            capacity=_exact(match["total"]), device=int(match["device"]), rank=_rank(text, match.start()), warning=True,
+        )  # fmt: skip
+    for match in _VLLM_FREE.finditer(text):
+        yield Message(
+            "vllm-free-less-than-share", match.start(), "engine", share=float(match["share"]),
+            requested=printed(f"{match['asked']} GiB"), free=printed(f"{match['free']} GiB"),
+            capacity=printed(f"{match['total']} GiB"), said="the engine's share of the card was not free at its start",
+        )  # fmt: skip
+    for match in _CPU.finditer(text):
+        yield Message("host-allocator", match.start(), "host", requested=_exact(match[1]))
+    for match in _RAY.finditer(text):
+        said = "Ray's monitor killed a worker: the node's own memory was nearly full"
+        yield Message(
+            "ray-monitor", match.start(), "host", allocated=printed(match[1]), capacity=printed(match[2]), said=said
+        )
+
+
+def _silent(text: str) -> list[Message]:
+    for name, place, pattern, said in _SILENT:
+        if match := pattern.search(text):
+            return [Message(name, match.start(), place, rank=_rank(text, match.start()), said=said)]
+    return []

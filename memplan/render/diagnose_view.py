@@ -1,0 +1,115 @@
+"""A diagnosis for a screen: what happened in a line, what to change, then what the numbers are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memplan.diagnose.causes import others
+from memplan.diagnose.diagnosis import Diagnosis, differs
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, definitions
+from memplan.render.words import option_words
+from memplan.units import MiB, format_bytes
+
+MOMENTS = {
+    "load": "while weights are loaded", "start": "while the trainer or its engine starts", "forward": "in a forward",
+    "loss": "in the loss, over the logits", "backward": "in backward", "reduce": "while gradients are reduced",
+    "optimizer": "in the optimizer's step", "evaluate": "in evaluation", "save": "while a checkpoint is saved",
+    "resume": "while a checkpoint is loaded", "merge": "while an adapter is merged",
+    "rollout": "in the generation engine", "sync": "while weights go to the engine",
+    "unknown": "at a moment that the text does not name",
+}  # fmt: skip
+SOURCES = {"frames": "its frames", "log": "the log before it", "words": "the words around it", "size": "the size",
+           "form": "the message itself"}  # fmt: skip
+
+
+def diagnose_blocks(found: Diagnosis) -> Iterator[Block]:
+    """The answer first."""
+    yield Heading(_headline(found), "bad")
+    for text in found.causes:
+        yield Prose(f"{text[:1].upper()}{text[1:]}.")
+    yield from _changes(found)
+    yield from _tensor(found)
+    yield from _numbers(found)
+    yield from _estimate(found)
+
+
+def _headline(found: Diagnosis) -> str:
+    message, place = found.message, found.place
+    where = {"host": "The node's own memory", "engine": "The generation engine's memory"}.get(message.place, "The card")
+    asked = f": {message.requested.text} more were asked for" if message.requested and message.place == "card" else ""
+    moment = MOMENTS[place.phase] + (f" ({place.what})" if place.what else "")
+    return f"{where} was full {moment}{asked}"
+
+
+def _changes(found: Diagnosis) -> Iterator[Block]:
+    if found.remedies:
+        yield Heading("Change, so that the job fits")
+        rows: list[tuple[Cell, ...]] = [
+            (remedy.title, option_words(remedy.changes), format_bytes(remedy.device_bytes))
+            for remedy in found.remedies[:5]
+        ]
+        columns = (Column("change", wrap=True), Column("write", wrap=True), Column("device then", right=True))
+        yield Table(columns, tuple(rows))
+        return
+    yield Heading("Change, cheapest first")
+    yield definitions([(each.title, _advice(each.write, each.why)) for each in found.advice])
+
+
+def _advice(write: str, why: str) -> str:
+    return f"{write} ({why})" if why else write
+
+
+def _tensor(found: Diagnosis) -> Iterator[Block]:
+    if not found.matches:
+        return
+    asked = found.message.requested
+    yield Heading(f"What {asked.text if asked else 'it'} can be")
+    rows: list[tuple[Cell, ...]] = [(match.name, match.shape, match.why) for match in found.matches[:6]]
+    yield Table((Column("tensor", wrap=True), Column("size", wrap=True), Column("why", wrap=True)), tuple(rows))
+
+
+def _numbers(found: Diagnosis) -> Iterator[Block]:
+    message, elsewhere = found.message, others(found.message)
+    sizes = (
+        ("asked for", message.requested), ("in tensors (allocated)", message.allocated),
+        ("reserved in all", message.reserved), ("reserved and unused", message.unallocated), ("free", message.free),
+        ("the card's total", message.capacity), ("in private pools", message.pools), ("allowed", message.allowed),
+    )  # fmt: skip
+    rows: list[tuple[Cell, Cell]] = [(name, size.text) for name, size in sizes if size is not None]
+    if elsewhere is not None and elsewhere > MiB:
+        rows.append(("of other processes", format_bytes(elsewhere)))
+    if found.at_least is not None:
+        rows.append(("so needed at least", f"{format_bytes(found.at_least)} of tensors at this moment"))
+    if message.rank is not None:
+        rows.append(("rank", str(message.rank)))
+    if found.errors > 1:
+        rows.append(("errors in the text", f"{found.errors}; the first is read"))
+    if found.place.because:
+        rows.append(("the moment is from", SOURCES[found.place.because]))
+    if rows:
+        yield Heading("The message")
+        yield definitions(rows)
+    else:
+        yield Prose("The text has no numbers: add what comes after 'Tried to allocate'.", "dim")
+
+
+def _estimate(found: Diagnosis) -> Iterator[Block]:
+    report = found.report
+    if report is None:
+        yield Prose(
+            "With the job behind it (memplan diagnose LOG MODEL --method …) the tensor is named exactly.", "dim"
+        )
+        return
+    gpu, verdict = report.per_gpu, report.verdict
+    yield Heading("The job's estimate")
+    fits = f"; {verdict.gpu}: {verdict.fits}" if verdict else ""
+    yield Prose(
+        f"{format_bytes(gpu.allocated_bytes)} allocated at {gpu.peak_instant}, "
+        f"{format_bytes(gpu.device_bytes.expected)} on the device{fits}."
+    )
+    if found.instant:
+        yield Prose(f"The moment of the error is {found.instant}.")
+    if found.solved:
+        yield Prose(found.solved)
+    if text := differs(found):
+        yield Prose(text, "warn")
