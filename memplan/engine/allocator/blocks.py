@@ -11,52 +11,62 @@ from memplan.engine.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT
 
 ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 30
 """Of an expandable segment; PyTorch takes 9/8 of the card, and another segment where that is used up."""
+FREE, USED, UNMAPPED = range(3)
+"""What a block is: free, in use, or (in an expandable segment) without memory behind it."""
+ADDRESSES = 64
+"""Bits of an address: ``size << ADDRESSES | address`` orders blocks by size and then by address."""
 
 
 class Block:
-    """A stretch of a segment, in use, free, or (in an expandable segment) without memory behind it."""
+    """A stretch of a segment."""
 
-    __slots__ = ("address", "allocated", "freed_at", "mapped", "next", "pool", "prev", "size")
+    __slots__ = ("address", "freed_at", "next", "pool", "prev", "size", "state")
 
-    def __init__(self, pool: Pool, address: int, size: int, mapped: bool = True) -> None:
-        self.pool, self.address, self.size, self.mapped = pool, address, size, mapped
-        self.allocated = False
-        self.freed_at = 0
+    def __init__(self, pool: Pool, address: int, size: int, state: int = FREE) -> None:
+        self.pool, self.address, self.size, self.state = pool, address, size, state
         self.prev: Block | None = None
         self.next: Block | None = None
+        self.freed_at = 0
+        """The pool's calls when it came to be free."""
 
     @property
     def grown_size(self) -> int:
         """What a free block can become with the unmapped space behind it."""
         behind = self.next
-        return self.size + (behind.size if behind is not None and not behind.mapped else 0)
+        return self.size + (behind.size if behind is not None and behind.state == UNMAPPED else 0)
 
     @property
     def whole(self) -> bool:
         """It is its segment."""
         return self.prev is None and self.next is None
 
-    def insert_after(self, before: Block) -> None:
-        """Stand between ``before`` and what followed it."""
-        self.prev, self.next = before, before.next
-        if self.next:
-            self.next.prev = self
-        before.next = self
+    def cut(self, size: int, state: int = FREE) -> Block:
+        """What is behind the first ``size`` bytes, which it keeps; in no list."""
+        rest = Block(self.pool, self.address + size, self.size - size, state)
+        self.size = size
+        behind = rest.next = self.next
+        if behind is not None:
+            behind.prev = rest
+        self.next, rest.prev = rest, self
+        return rest
 
-    def merge(self, other: Block | None) -> None:
-        """Take a neighbour in, if it is not in use either (``try_merge_blocks``)."""
-        if other is None or other.allocated or other.mapped != self.mapped:
-            return
-        self.pool.remove(other)
-        self.size += other.size
-        if self.prev is other:
-            self.address, self.prev = other.address, other.prev
-            if self.prev:
-                self.prev.next = self
-        else:
-            self.next = other.next
-            if self.next:
-                self.next.prev = self
+    def merge(self) -> None:
+        """Take in both neighbours, each if it is as this one is, and not in use (``try_merge_blocks``)."""
+        other = self.prev
+        if other is not None and other.state == self.state:
+            other.pool.remove(other)
+            self.size += other.size
+            self.address = other.address
+            self.prev = other = other.prev
+            if other is not None:
+                other.next = self
+        other = self.next
+        if other is not None and other.state == self.state:
+            other.pool.remove(other)
+            self.size += other.size
+            self.next = other = other.next
+            if other is not None:
+                other.prev = self
 
 
 class Pool:
@@ -64,32 +74,75 @@ class Pool:
     address.
     """
 
-    __slots__ = ("calls", "end", "free", "page", "private", "small", "unmapped")
+    __slots__ = ("calls", "end", "free", "keys", "page", "private", "small", "unmapped")
 
     def __init__(self, small: bool, private: bool = False) -> None:
         self.small, self.private = small, private
         self.page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         self.end = self.calls = 0
-        self.free: list[tuple[int, int, Block]] = []
+        self.keys: list[int] = []
+        """Of the free blocks, in order; ``free`` are the blocks."""
+        self.free: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
     def insert(self, block: Block) -> None:
         """Enter a block that is not in use."""
-        if block.mapped:
-            block.freed_at = self.calls
-            insort(self.free, (block.size, block.address, block))
-        else:
+        if block.state == UNMAPPED:
             insort(self.unmapped, (block.address, block))
+            return
+        block.freed_at = self.calls
+        key = block.size << ADDRESSES | block.address
+        at = bisect_left(self.keys, key)
+        self.keys.insert(at, key)
+        self.free.insert(at, block)
 
     def remove(self, block: Block) -> None:
         """Take such a block out."""
-        if block.mapped:
-            del self.free[bisect_left(self.free, (block.size, block.address))]
-        else:
+        if block.state == UNMAPPED:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+            return
+        at = bisect_left(self.keys, block.size << ADDRESSES | block.address)
+        del self.keys[at], self.free[at]
 
-    def segment(self, size: int, mapped: bool = True) -> Block:
+    def at_least(self, size: int) -> int:
+        """The position of the first free block that holds so much."""
+        return bisect_left(self.keys, size << ADDRESSES)
+
+    def copied(self) -> Pool:
+        """Another of its kind, without its blocks."""
+        other = Pool(self.small, self.private)
+        other.calls, other.end, other.keys = self.calls, self.end, self.keys[:]
+        return other
+
+    def segment(self, size: int, state: int = FREE) -> Block:
         """A new segment behind all others, as one block that is in no list."""
-        block = Block(self, self.end, size, mapped)
+        block = Block(self, self.end, size, state)
         self.end += size
         return block
+
+
+def give_back(block: Block) -> None:
+    """Free, and one with its free neighbours (``free_block``): ``merge`` and ``insert`` in one."""
+    pool, size, address = block.pool, block.size, block.address
+    keys, free = pool.keys, pool.free
+    other = block.prev
+    if other is not None and other.state == FREE:
+        at = bisect_left(keys, other.size << ADDRESSES | other.address)
+        del keys[at], free[at]
+        size, address = size + other.size, other.address
+        block.prev = other = other.prev
+        if other is not None:
+            other.next = block
+    other = block.next
+    if other is not None and other.state == FREE:
+        at = bisect_left(keys, other.size << ADDRESSES | other.address)
+        del keys[at], free[at]
+        size += other.size
+        block.next = other = other.next
+        if other is not None:
+            other.prev = block
+    block.size, block.address, block.state, block.freed_at = size, address, FREE, pool.calls
+    key = size << ADDRESSES | address
+    at = bisect_left(keys, key)
+    keys.insert(at, key)
+    free.insert(at, block)

@@ -10,9 +10,11 @@ has come so far. A segment goes back to the driver only when another cannot be h
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from math import inf
 
-from memplan.engine.allocator.blocks import Block, Pool
+from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, give_back
 from memplan.engine.allocator.expandable import expand, unmap_pages
 from memplan.engine.allocator.settings import (
     LARGE_SEGMENT_BYTES,
@@ -34,6 +36,9 @@ class CachingAllocator:
 
     def __init__(self, settings: Settings = DEFAULT, capacity: int | None = None) -> None:
         self.settings, self.capacity = settings, capacity
+        self._expandable, self._limit = settings.expandable_segments, settings.max_split_size
+        self.plain = self._limit is None and settings.collect_above is None
+        """Any free block that is large enough serves, and none is given back before there is need."""
         self.pools: dict[tuple[int, bool, int], Pool] = {}
         self.reserved = self.allocated = 0
         self.peak_reserved = self.peak_allocated = 0
@@ -56,33 +61,40 @@ class CachingAllocator:
         """A free block, else a new segment, else one after giving cached ones back (``malloc``)."""
         size = self.settings.round_size(request)
         pool = self.pool(size <= SMALL_BYTES, stream, graph)
-        block = self._take_free(pool, size) or self._new(pool, size)
-        self._split(pool, block, size)
-        block.allocated = True
+        block = self._take_free(pool, size) or self.extended(pool, size)
+        if block.size - size >= self.least_rest(pool, size):
+            pool.insert(block.cut(size))
+        block.state = USED
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def free(self, block: Block, used_by: Iterable[int] = ()) -> None:
+    def free(self, block: Block, used_by: Collection[int] = ()) -> None:
         """Back to the pool, or, where other streams were recorded to use it, once they are done (``free``)."""
-        if not block.allocated or block in self._streams_left:
+        if block.state != USED or block in self._streams_left:
             raise ValueError("this block is not in use")
         self.allocated -= block.size
+        if not used_by:
+            give_back(block)
+            return
         streams = set(used_by)
         for stream in streams:
             self._waiting.setdefault(stream, []).append(block)
-        if streams:
-            self._streams_left[block] = len(streams)
-        else:
-            self._give_back(block)
+        self._streams_left[block] = len(streams)
 
-    def stream_done(self, stream: int) -> None:
-        """The stream has come to its end: what waited for it alone is free (``process_events``)."""
-        for block in self._waiting.pop(stream, ()):
+    def stream_done(self, stream: int, behind: int = 0) -> None:
+        """The stream has come to its end, or so far that it still has to do with the last ``behind`` blocks that were
+        freed while it used them: what waited for it alone is free (``process_events``).
+        """
+        waiting = self._waiting.pop(stream, [])
+        ready = max(0, len(waiting) - behind)
+        if waiting[ready:]:
+            self._waiting[stream] = waiting[ready:]
+        for block in waiting[:ready]:
             self._streams_left[block] -= 1
             if not self._streams_left[block]:
                 del self._streams_left[block]
-                self._give_back(block)
+                give_back(block)
 
     def empty_cache(self) -> None:
         """Wait for every stream, then give back segments that nothing is in, or, of expandable ones, whole free pages
@@ -91,7 +103,7 @@ class CachingAllocator:
         for stream in list(self._waiting):
             self.stream_done(stream)
         for pool in self.pools.values():
-            for _, _, block in () if pool.private else list(pool.free):
+            for block in () if pool.private else list(pool.free):
                 if self.settings.expandable_segments:
                     self.reserved -= unmap_pages(pool, block)
                 elif block.whole:
@@ -108,10 +120,10 @@ class CachingAllocator:
             if rest is None or start + offset < rest.address or offset + length > size:
                 raise ValueError("blocks overlap, or lie outside their segment")
             if start + offset > rest.address:
-                gap, rest = rest, self._cut(rest, start + offset - rest.address)
+                gap, rest = rest, rest.cut(start + offset - rest.address)
                 pool.insert(gap)
-            block, rest = rest, self._cut(rest, length) if length < rest.size else None
-            block.allocated = True
+            block, rest = rest, rest.cut(length) if length < rest.size else None
+            block.state = USED
             self.allocated += length
             found.append(block)
         if rest is not None:
@@ -119,56 +131,60 @@ class CachingAllocator:
         self.reset_peaks()
         return found
 
+    def copied(self, capacity: int | None, used: Mapping[int, Block]) -> tuple[CachingAllocator, dict[int, Block]]:
+        """Another in the same state, on another capacity, and its blocks in use by number; those given are all."""
+        other = CachingAllocator(self.settings, capacity)
+        other.reserved, other.allocated, other.retries = self.reserved, self.allocated, self.retries
+        other.peak_reserved, other.peak_allocated = self.peak_reserved, self.peak_allocated
+        other.pools = {key: pool.copied() for key, pool in self.pools.items()}
+        pairs = [(pool, other.pools[key]) for key, pool in self.pools.items()]
+        pools = dict(pairs)
+        twins: dict[Block | None, Block] = {}
+        unused = (block for pool in pools for block in chain(pool.free, (block for _, block in pool.unmapped)))
+        for block in chain(used.values(), self._streams_left, unused):
+            twins[block] = twin = Block(pools[block.pool], block.address, block.size, block.state)
+            twin.freed_at = block.freed_at
+        for found, twin in twins.items():
+            assert found is not None
+            twin.prev, twin.next = twins.get(found.prev), twins.get(found.next)
+        for pool, own in pairs:
+            own.free = [twins[block] for block in pool.free]
+            own.unmapped = [(address, twins[block]) for address, block in pool.unmapped]
+        other._waiting = {stream: [twins[block] for block in blocks] for stream, blocks in self._waiting.items()}
+        other._streams_left = {twins[block]: count for block, count in self._streams_left.items()}
+        return other, {number: twins[block] for number, block in used.items()}
+
     # -- blocks -------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _cut(block: Block, size: int) -> Block:
-        """What is behind the first ``size`` bytes, which the block keeps."""
-        rest = Block(block.pool, block.address + size, block.size - size)
-        rest.insert_after(block)
-        block.size = size
-        return rest
-
-    def _give_back(self, block: Block) -> None:
-        """Merge with the free neighbours (``free_block``)."""
-        block.allocated = False
-        block.merge(block.prev)
-        block.merge(block.next)
-        block.pool.insert(block)
 
     def _take_free(self, pool: Pool, size: int) -> Block | None:
         """The smallest that holds ``size``, at the lowest address; what can still grow counts as large as it can
         become (``get_free_block``).
         """
-        free, limit = pool.free, self.settings.max_split_size
+        free, limit = pool.free, self._limit
         pool.calls += 1
-        at = bisect_left(free, (size,))
+        at = bisect_left(pool.keys, size << ADDRESSES)
         if at == len(free):
             return None
-        if self.settings.expandable_segments:
-            while at + 1 < len(free) and free[at + 1][2].grown_size < free[at][2].grown_size:
+        if self._expandable:
+            while at + 1 < len(free) and free[at + 1].grown_size < free[at].grown_size:
                 at += 1
-        block = free[at][2]
-        if limit is not None and size < limit <= block.size:
+        block = free[at]
+        if limit is not None and (
+            size < limit <= block.size or (size >= limit and block.size >= size + LARGE_SEGMENT_BYTES)
+        ):
             return None
-        if limit is not None and size >= limit and block.size >= size + LARGE_SEGMENT_BYTES:
-            return None
-        del free[at]
+        del free[at], pool.keys[at]
         return block
 
-    def _split(self, pool: Pool, block: Block, size: int) -> None:
-        """Keep ``size`` of the block; the rest is free again if it is worth a block (``should_split``)."""
-        rest, limit = block.size - size, self.settings.max_split_size
-        if pool.small or self.settings.expandable_segments:
-            worth = rest >= MIN_BLOCK_BYTES
-        else:
-            worth = rest > SMALL_BYTES and (limit is None or size < limit)
-        if worth:
-            pool.insert(self._cut(block, size))
+    def least_rest(self, pool: Pool, size: int) -> float:
+        """So much of a block must be left over to be worth one of its own (``should_split``)."""
+        if pool.small or self._expandable:
+            return MIN_BLOCK_BYTES
+        return SMALL_BYTES + 1 if self._limit is None or size < self._limit else inf
 
     # -- segments -----------------------------------------------------------------------------------------------------
 
-    def _new(self, pool: Pool, size: int) -> Block:
+    def extended(self, pool: Pool, size: int) -> Block:
         """A block of a new segment, in the end after giving back what is cached."""
         if self.settings.collect_above is not None:
             self._collect(self.settings.collect_above)
@@ -209,13 +225,13 @@ class CachingAllocator:
         if limit is None or self.settings.expandable_segments:
             return False
         wanted, released = max(size, limit), 0
-        at = bisect_left(pool.free, (wanted,))
+        at = pool.at_least(wanted)
         if at < len(pool.free):
-            self._release(pool, pool.free[at][2])
+            self._release(pool, pool.free[at])
             return True
-        while pool.free and released < wanted and pool.free[-1][0] >= limit:
-            released += pool.free[-1][0]
-            self._release(pool, pool.free[-1][2])
+        while pool.free and released < wanted and pool.free[-1].size >= limit:
+            released += pool.free[-1].size
+            self._release(pool, pool.free[-1])
         return released >= wanted
 
     def _collect(self, threshold: int) -> None:
@@ -225,7 +241,7 @@ class CachingAllocator:
         pools = [pool for (_, small, _), pool in self.pools.items() if not small and not pool.private]
         target = self.reserved - threshold
         while target > 0:
-            idle = [(pool, block) for pool in pools for _, _, block in pool.free if block.whole]
+            idle = [(pool, block) for pool in pools for block in pool.free if block.whole]
             if not idle:
                 return
             average = sum(pool.calls - block.freed_at for pool, block in idle) / len(idle)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memplan.engine.allocator.blocks import ADDRESS_SPACE_BYTES, Block, Pool
+from memplan.engine.allocator.blocks import ADDRESS_SPACE_BYTES, FREE, UNMAPPED, USED, Block, Pool
 from memplan.units import round_up
 
 Driver = Callable[[int], bool]
@@ -19,7 +19,7 @@ def expand(pool: Pool, size: int, driver: Driver) -> Block | None:
     (``try_allocate_expandable_block``). None where memory ends; what was mapped by then stays, free.
     """
     block = stretch(pool, size)
-    if not block.mapped and not map_pages(pool, block, min(block.size, size), driver):
+    if block.state == UNMAPPED and not map_pages(pool, block, min(block.size, size), driver):
         return None
     while block.size < size:
         follower = block.next
@@ -34,16 +34,16 @@ def expand(pool: Pool, size: int, driver: Driver) -> Block | None:
 def stretch(pool: Pool, size: int) -> Block:
     """Where to map: the lowest unmapped block, with the free one before it (``find_expandable_block``)."""
     for _, unmapped in pool.unmapped:
-        start = unmapped.prev if unmapped.prev and not unmapped.prev.allocated else unmapped
+        start = unmapped.prev if unmapped.prev and unmapped.prev.state != USED else unmapped
         room, block = 0, start
-        while room < size and not block.allocated:
+        while room < size and block.state != USED:
             room += block.size
             if block.next is None:
                 break
             block = block.next
         if room >= size:
             return start
-    segment = pool.segment(ADDRESS_SPACE_BYTES, mapped=False)
+    segment = pool.segment(ADDRESS_SPACE_BYTES, UNMAPPED)
     pool.insert(segment)
     return segment
 
@@ -54,14 +54,10 @@ def map_pages(pool: Pool, block: Block, size: int, driver: Driver) -> bool:
     if not driver(size):
         return False
     pool.remove(block)
-    block.mapped = True
     if size < block.size:
-        rest = Block(pool, block.address + size, block.size - size, mapped=False)
-        rest.insert_after(block)
-        pool.insert(rest)
-        block.size = size
-    block.merge(block.prev)
-    block.merge(block.next)
+        pool.insert(block.cut(size, UNMAPPED))
+    block.state = FREE
+    block.merge()
     pool.insert(block)
     return True
 
@@ -73,20 +69,12 @@ def unmap_pages(pool: Pool, block: Block) -> int:
     if size <= 0:
         return 0
     pool.remove(block)
-    before, after = first - block.address, block.address + block.size - first - size
-    block.mapped = False
-    if after:
-        tail = Block(pool, first + size, after)
-        tail.insert_after(block)
-        pool.insert(tail)
-    if before:
-        head, block.size = block, before
-        head.mapped = True
-        block = Block(pool, first, size, mapped=False)
-        block.insert_after(head)
+    if block.address < first:
+        head, block = block, block.cut(first - block.address)
         pool.insert(head)
-    block.size = size
-    block.merge(block.prev)
-    block.merge(block.next)
+    if size < block.size:
+        pool.insert(block.cut(size))
+    block.state = UNMAPPED
+    block.merge()
     pool.insert(block)
     return size

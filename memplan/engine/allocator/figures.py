@@ -5,19 +5,24 @@ where things lie, the second is what all later ones are like. *Needs* is found b
 both steps run, after the allocator has given back whatever it can. It is never below the truth of the play, and at most
 ``TOLERANCE`` of the allocated peak above it.
 
-What the play leaves out, and real runs show: lengths that change from step to step, memory that kernels take inside,
-the driver's own placement. ``SPREAD`` is how far published runs of one GPU lie from their play, as a share of the bytes
+What the play leaves out, and real runs show: lengths that change from step to step, the driver's own placement, what
+loading has left. ``SPREAD`` is how far published runs of one GPU lie from their play, as a share of the bytes
 that come and go (``python benchmarks/reserved.py --published``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.events import step_events
-from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.events import on_rank, step_events
+from memplan.engine.allocator.replay import Playing, StepEvents, repeated
+from memplan.engine.allocator.reserved import Seek
 from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, allowed_bytes, settings_of
+from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
+from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
 from memplan.units import round_up
 
@@ -28,9 +33,15 @@ AGREES = 0.01
 ROUNDING = 0.001
 """Of the allocated peak: so little do sums of the ledger's rows and of the play's blocks differ by rounding alone."""
 SPREAD = 0.15
-"""Of what comes and goes: 25 of 28 published runs hold so nearly what their play holds."""
+"""Of what comes and goes: 24 of 28 published one-GPU runs of training hold so nearly what their play holds."""
 DOUBT = 0.05
 """Of what comes and goes: added to what is needed, beside the margin, for what no play sees."""
+
+
+PLAYED_RANKS = 4
+"""Of flat parameters: so many ranks are played, evenly spread."""
+LATER = 3
+"""Steps until all later ones are alike, where the cache had to be given back."""
 
 
 class Played(NamedTuple):
@@ -48,10 +59,13 @@ class Played(NamedTuple):
     """The least capacity in which the steps run."""
     sought: bool
     """``needs`` was looked for; else it is what is held, and so no less than needed."""
+    left_over: int = 0
+    """Of a quantised base under FSDP1, as much as the rank holds of it: whether it is on the card already when units
+    are made of it, and what it leaves there, no play knows."""
 
     @property
     def spread(self) -> int:
-        """Either way of what is held."""
+        """Either way of what is held, ``left_over`` aside."""
         return int(SPREAD * self.moving)
 
     @property
@@ -69,7 +83,7 @@ class Room(NamedTuple):
     """So much that the verdict is yes."""
 
 
-def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: bool = False) -> Played | str:
+def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek = False) -> Played | str:
     """The figures of a job whose ledger peaks at so many bytes; in words, why it is not played.
 
     ``needs`` is looked for where what is held is not comfortable, or when told to.
@@ -77,54 +91,130 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: bool 
     recorded = step_events(recipe)
     if recorded is None:
         return "its step is not played yet"
-    if abs(recorded.peak - allocated) > AGREES * allocated:
+    short = allocated - recorded.peak
+    if abs(short) > AGREES * allocated:
         return "its step is not played to the byte yet"
     card = recipe.hardware.gpu.usable_bytes if recipe.hardware.gpu else None
     if card is not None and room is not None:
         allowed = allowed_bytes(recipe.hardware.allocator, card)
         room = Room(min(room.most, allowed), min(room.comfortable, allowed))
-    found = _figures(recorded, settings_of(recipe.hardware.allocator, card), room, seek)
-    short = allocated - recorded.peak
+    result = _figures(recipe, _plays(recipe, recorded), settings_of(recipe.hardware.allocator, card), room, seek)
     if short <= ROUNDING * allocated:
-        return found
-    return found._replace(needs=found.needs + short, endless=found.endless + short)  # what the play misses, too
+        return result
+    return result._replace(needs=result.needs + short, endless=result.endless + short)  # what the play misses, too
 
 
-def _figures(recorded: StepEvents, settings: Settings, room: Room | None, seek: bool) -> Played:
-    endless = CachingAllocator(settings)
-    play(recorded, endless)
-    moving, most = recorded.peak - sum(size for _, size in recorded.events[: recorded.start]), endless.peak_reserved
-    seek |= room is not None and most + int(DOUBT * moving) > room.comfortable
-    needs = least(recorded, settings, most) if seek else most
-    there = endless if room is not None and most <= room.most else None
-    if room is not None and needs <= room.most < most:
-        there = runs(recorded, settings, room.most)
-    return Played(moving, most, there.peak_reserved if there else None, there.retries if there else 0, needs, seek)
+@uncollected()
+def _figures(
+    recipe: Recipe, plays: dict[int | None, StepEvents], settings: Settings, room: Room | None, seek: Seek
+) -> Played:
+    """Of the rank that holds most without end; what is needed is enough for each."""
+    begun = {rank: beginning(recorded, settings) for rank, recorded in plays.items()}
+    endless = {rank: _endless(each) for rank, each in begun.items()}
+    rank = max(endless, key=lambda each: endless[each].peak_reserved)
+    recorded, most = plays[rank], endless[rank].peak_reserved
+    moving = recorded.peak - sum(size for _, size in recorded.events[: recorded.start])
+    near = room is not None and most + int(DOUBT * moving) > room.comfortable
+    sought, needs = seek is True or (near and not seek), most
+    if sought:
+        needs = least(recorded, settings, most, begun[rank])
+    elif room is not None and near:
+        needs = _enough(list(begun.values()), most, room._replace(comfortable=room.comfortable - int(DOUBT * moving)))
+    for other, events in plays.items() if sought else ():
+        if other != rank and not runs(begun[other], needs):
+            needs = max(needs, least(events, settings, endless[other].peak_reserved, begun[other]))
+    there: CachingAllocator | None = endless[rank]
+    if room is None or most > room.most:
+        there = _on_card(recipe, rank, begun[rank], room.most) if room and needs <= room.most else None
+    left_over = recorded.peak - moving if recipe.quantised is not None and flattens(recipe) else 0
+    held = there.peak_reserved if there else None
+    return Played(moving, most, held, there.retries if there else 0, needs, sought, left_over)
 
 
-def runs(recorded: StepEvents, settings: Settings, capacity: int) -> CachingAllocator | None:
-    """The allocator after the steps, within so many bytes of segments; None where they do not run."""
-    allocator = CachingAllocator(settings, capacity)
-    try:
-        play(recorded, allocator)
-    except OutOfMemory:
+def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:
+    """Where the steps surely run: what is comfortable, short of which ``least`` may stop; all of the card; or what is
+    held."""
+    peak, little = begun[0].recorded.peak, max(_too_little(each.recorded) for each in begun)
+    for capacity in (room.comfortable - int(TOLERANCE * peak), room.most):
+        if little < capacity < most and all(runs(each, capacity) for each in begun):
+            return capacity
+    return most
+
+
+def _endless(begun: Playing) -> CachingAllocator:
+    playing = begun.on(None)
+    playing.run()
+    return playing.allocator
+
+
+def _on_card(recipe: Recipe, rank: int | None, begun: Playing, capacity: int) -> CachingAllocator | None:
+    """The allocator after the steps, and, where the cache was given back in them, after one more: what all later ones
+    are like."""
+    there = runs(begun, capacity)
+    if there is None:
         return None
-    return allocator
+    if not there.allocator.retries:
+        return there.allocator
+    step = repeated(begun.recorded)
+    if step is None:  # it leaves something to the next
+        recorded = step_events(recipe, LATER, rank)
+        later = runs(beginning(recorded, begun.allocator.settings), capacity) if recorded else None
+    else:
+        later = there.on(capacity, step)
+        with suppress(OutOfMemory):
+            later.run()
+    return (later if later is not None and later.ended else there).allocator
 
 
-def least(recorded: StepEvents, settings: Settings, works: int) -> int:
+def ranks_of(recipe: Recipe) -> tuple[int | None, ...]:
+    """The ranks to play: the one that holds most, and, of flat parameters, others from the first to the last, whose
+    optimizers step on other pieces of the same size."""
+    ranks = recipe.sharding.ranks
+    if not flattens(recipe) or ranks == 1:
+        return (None,)
+    few, fullest = min(ranks, PLAYED_RANKS), fullest_rank(recipe)
+    return (None, *sorted({i * (ranks - 1) // (few - 1) for i in range(few)} - {fullest}))
+
+
+def _plays(recipe: Recipe, recorded: StepEvents) -> dict[int | None, StepEvents]:
+    """By rank, those that differ."""
+    plays: dict[int | None, StepEvents] = {None: recorded}
+    for rank in ranks_of(recipe):
+        if rank is None:
+            continue
+        own = on_rank(recorded, recipe, rank)
+        if all(own.sizes != other.sizes for other in plays.values()):
+            plays[rank] = own
+    return plays
+
+
+def beginning(recorded: StepEvents, settings: Settings) -> Playing:
+    """Played as far as it runs the same on all cards on which it may run at all."""
+    begun = Playing(recorded, CachingAllocator(settings))
+    begun.run(_too_little(recorded))
+    return begun
+
+
+def _too_little(recorded: StepEvents) -> int:
+    """Segments that cannot hold what is allocated."""
+    return round_up(max(recorded.peak, recorded.peak_before), SMALL_SEGMENT_BYTES) - SMALL_SEGMENT_BYTES
+
+
+def runs(begun: Playing, capacity: int) -> Playing | None:
+    """The steps, played within so many bytes of segments; None where they do not run."""
+    if capacity not in begun.tried:
+        playing = begun.on(capacity)
+        with suppress(OutOfMemory):
+            playing.run()
+        begun.tried[capacity] = playing if playing.ended else None
+    return begun.tried[capacity]
+
+
+def least(recorded: StepEvents, settings: Settings, works: int, begun: Playing | None = None) -> int:
     """The least capacity in which the steps run, by bisection below one in which they do."""
-    fails = round_up(max(recorded.peak, first_step(recorded)), SMALL_SEGMENT_BYTES) - SMALL_SEGMENT_BYTES
-    while works - fails > max(SMALL_SEGMENT_BYTES, int(TOLERANCE * recorded.peak)):
+    begun, fails = begun or beginning(recorded, settings), _too_little(recorded)
+    near = max(SMALL_SEGMENT_BYTES, int(TOLERANCE * recorded.peak))
+    while works - fails > near:
         middle = round_up((fails + works) // 2, SMALL_SEGMENT_BYTES)
-        fails, works = (fails, middle) if runs(recorded, settings, middle) else (middle, works)
+        fails, works = (fails, middle) if runs(begun, middle) else (middle, works)
     return works
-
-
-def first_step(recorded: StepEvents) -> int:
-    """The most bytes alive before the last step."""
-    live = peak = 0
-    for _, size in recorded.events[: recorded.start]:
-        live += size
-        peak = max(peak, live)
-    return peak

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator
-from memplan.engine.tape.tags import Tag
+from memplan.engine.allocator.running import run
+from memplan.engine.tape.tags import KERNELS, Tag
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 NOBODY: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 EMPTY_CACHE = "empty_cache"
 """The mark where a trainer gives cached segments back."""
 DONE = "done "
-"""The mark, with a stream's number behind it, where the stream is known to have come so far: ``done 1``."""
+"""The mark, with a stream's number behind it, where the stream is known to have come so far: ``done 1``; or, with a
+count behind that, so far that it has still to do with so many of the blocks that were freed last: ``done 1 2``."""
 _LAST_STEP = ""
+_SIZE = itemgetter(1)
 
 
 class StepEvents(NamedTuple):
@@ -35,30 +41,79 @@ class StepEvents(NamedTuple):
     """What each storage is, by its number."""
 
     @property
+    def sizes(self) -> list[int]:
+        """Bytes that come and, negative, that go."""
+        return list(map(_SIZE, self.events))
+
+    @property
     def peak(self) -> int:
-        """The most bytes alive at once in the last step, as the ledger counts them: without what blocks leave over."""
-        live, peak = 0, 0
-        for position, (_, size) in enumerate(self.events):
-            live += size
-            if position >= self.start:
-                peak = max(peak, live)
-        return peak
+        """The most bytes alive at once in the last step, as the ledger counts them: without what blocks leave over, and
+        without what kernels take within themselves."""
+        sizes = self._counted()
+        before = sum(sizes[: self.start])
+        return before + max(accumulate(sizes[self.start :]), default=-before)
+
+    @property
+    def peak_before(self) -> int:
+        """The same of the steps before the last."""
+        return max(accumulate(self._counted()[: self.start]), default=0)
+
+    def _counted(self) -> list[int]:
+        """The bytes of each event; nothing where they are a kernel's own."""
+        own = {number for number, tag in enumerate(self.tags) if tag.category == KERNELS}
+        return [0 if number in own else size for number, size in self.events] if own else [*map(_SIZE, self.events)]
 
 
 def play(recorded: StepEvents, allocator: CachingAllocator) -> None:
     """Hand the events to an allocator; its peaks are those of the last step."""
-    blocks: dict[int, Block] = {}
-    position = 0
-    for halt, name in _halts(recorded):
-        _between(recorded, position, halt, allocator, blocks)
-        position = halt
-        if name == _LAST_STEP:
-            allocator.reset_peaks()
-        elif name == EMPTY_CACHE:
-            allocator.empty_cache()
-        else:
-            allocator.stream_done(int(name.removeprefix(DONE)))
-    _between(recorded, position, len(recorded.events), allocator, blocks)
+    Playing(recorded, allocator).run()
+
+
+class Playing:
+    """Events on their way through an allocator."""
+
+    def __init__(self, recorded: StepEvents, allocator: CachingAllocator) -> None:
+        self.recorded, self.allocator = recorded, allocator
+        self.blocks: dict[int, Block] = {}
+        self.position = 0
+        self.halts = _halts(recorded)
+        self.tried: dict[int, Playing | None] = {}
+        """What came of it on other capacities (``figures.runs``)."""
+
+    def run(self, until: float = inf) -> None:
+        """To the end, or until a request might reserve more than so much."""
+        while self.halts:
+            halt, name = self.halts[0]
+            if not self._go(halt, until):
+                return
+            del self.halts[0]
+            if name == _LAST_STEP:
+                self.allocator.reset_peaks()
+            elif name == EMPTY_CACHE:
+                self.allocator.empty_cache()
+            else:
+                stream, _, behind = name.removeprefix(DONE).partition(" ")
+                self.allocator.stream_done(int(stream), int(behind or 0))
+        self._go(len(self.recorded.events), until)
+
+    def _go(self, end: int, until: float) -> bool:
+        of, events = self.recorded, self.recorded.events[self.position : end]
+        self.position = end - run(self.allocator, events, of.streams, of.recorded, self.blocks, until)
+        return self.position == end
+
+    @property
+    def ended(self) -> bool:
+        """All events are played."""
+        return self.position == len(self.recorded.events)
+
+    def on(self, capacity: int | None, then: StepEvents | None = None) -> Playing:
+        """From here on, or with other events behind these, on an allocator of its own with this capacity."""
+        allocator, blocks = self.allocator.copied(capacity, self.blocks)
+        other = Playing(then or self.recorded, allocator)
+        other.blocks = blocks
+        if then is None:
+            other.position, other.halts = self.position, self.halts[:]
+        return other
 
 
 def _halts(recorded: StepEvents) -> list[tuple[int, str]]:
@@ -67,10 +122,16 @@ def _halts(recorded: StepEvents) -> list[tuple[int, str]]:
     return sorted([*acting, (recorded.start, _LAST_STEP)], key=lambda halt: (halt[0], halt[1] == _LAST_STEP))
 
 
-def _between(recorded: StepEvents, first: int, end: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
-    malloc, free, streams, others = allocator.malloc, allocator.free, recorded.streams, recorded.recorded
-    for number, size in recorded.events[first:end]:
-        if size > 0:
-            blocks[number] = malloc(size, streams.get(number, 0))
-        else:
-            free(blocks.pop(number), others.get(number, ()))
+def repeated(recorded: StepEvents) -> StepEvents | None:
+    """The last step by itself, to be played again and again; None where it ends something of the step before it, or
+    leaves something to the next. What is let go of when all is over is no part of it.
+    """
+    events, start = recorded.events[recorded.start :], recorded.start
+    made = {number for number, size in events if size > 0}
+    end = max((at for at, (number, _) in enumerate(events, start=1) if number in made), default=0)
+    events = events[:end]
+    left = sum(size for _, size in events)
+    if not events or left or any(number not in made for number, _ in events):
+        return None
+    marks = tuple((at - start, name) for at, name in recorded.marks if start <= at <= start + end)
+    return recorded._replace(events=events, start=0, marks=marks)

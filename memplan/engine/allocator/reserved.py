@@ -10,13 +10,19 @@ A search takes ``most`` for a job whose step can be played: no play of those job
 says to fit does so when it is played.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memplan.units import MiB, round_up
 
+Seek = bool | Literal["fits"]
+"""Of a play, whether the least that the job needs is looked for: always (True), near the card's limit (False), or there
+only whether it is comfortable on the card, or runs on it."""
 SEGMENT_BYTES = 2 * MiB
 SLACK = 64 * MiB
 """Beside ``most``: a few segments that are hardly used, which small jobs feel."""
+FLAT_SLACK = 1024 * MiB
+"""The same of FSDP1: units that are freed later than the ledger counts, and what whole units left when they were made
+flat: no play of some 60 jobs of 0.5 to 70B needs so much more."""
 
 
 class Spread(NamedTuple):
@@ -52,16 +58,17 @@ class Band(NamedTuple):
 
 
 def reserved_band(
-    allocated: Band, lasting: int, expandable_segments: bool, checkpointing: bool = False, playable: bool = False
+    allocated: Band, lasting: int, expandable_segments: bool, checkpointing: bool = False, slack: int = 0
 ) -> Band:
     """Bytes of segments that hold ``allocated`` bytes of blocks, rounded up to whole 2 MiB.
 
-    ``lasting``: what is there from one step to the next. ``playable``: the high figure is above every play.
+    ``lasting``: what is there from one step to the next. ``slack``: the high figure is above every play, so much beside
+    its share.
     """
     of = FRAGMENTATION[expandable_segments, checkpointing]
     found = [segments(size, lasting, share) for size, share in zip(allocated, of[:3], strict=True)]
-    if playable:
-        found[2] = segments(allocated.high, lasting, of.most) + SLACK
+    if slack:
+        found[2] = segments(allocated.high, lasting, of.most) + slack
     return Band(*found)
 
 

@@ -6,18 +6,43 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.group import Group
+from memplan.engine.tape.graph import Param, Tensor
 
 if TYPE_CHECKING:
     from memplan.engine.play.model import PassRun
-    from memplan.engine.tape.graph import Tensor
+
+
+COMPUTING, PREPARING = 0, 3
+"""The stream of modules and of autograd, and that on which shards are cast (``_pre_unshard_stream``)."""
+IN_FLIGHT = 2
+"""Freed units for which the host does not wait yet (_limiter_utils.py: ``_max_num_inflight_all_gathers``)."""
 
 
 class Fsdp1(Fsdp2):
-    """Units whose weights are views of one tensor, so that their gradients wait for one another."""
+    """Units whose weights are views of one tensor, so that their gradients wait for one another.
+
+    The host runs ahead of the device until it waits for an event (``limit_all_gathers``). What it frees while another
+    stream uses it (``record_stream``) is not free before that. An event behind a unit's backward also means that the
+    reduction of the unit before has ended: it began when that one's backward ended.
+    """
+
+    freed: deque[dict[int, int]] | None = None
+    """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then."""
+
+    alone: dict[Param, Tensor] | None = None
+    """Reduced gradients of adapters that are units of their own."""
+    inputs: list[Tensor | None] | None = None
+    """Of checkpoints of frozen units, and their gradients."""
+
+    @property
+    def apart(self) -> bool:
+        """PEFT's policy wraps each trained linear by itself (``fsdp_auto_wrap_policy``)."""
+        return self.recipe.adapter is not None and self.recipe.sharding.fsdp.wraps_adapters
 
     @property
     def keeps(self) -> bool:
@@ -35,23 +60,86 @@ class Fsdp1(Fsdp2):
         """The shard in low precision, while the gather into the flat parameter runs."""
         if group.is_whole or not group.sizes:
             return
-        copied = self._new(group.unit.cast, "shard in low precision", "buffers", GATHERING)
+        copied = self._new(group.unit.cast, "shard in low precision", "buffers", PREPARING)
+        if self.freed is not None and len(self.freed) >= IN_FLIGHT:
+            self.tape.reached(self.freed.popleft())
         group.whole = [self._new(group.unit.gathered, "gathered flat parameter", "gathered_parameters", GATHERING)]
+        self.tape.record(copied, GATHERING)
         del copied
+
+    def _reshard(self, group: Group) -> None:
+        """The unit is let go of while kernels that were given it may still run."""
+        for flat in group.whole:
+            self.tape.record(flat, COMPUTING)
+        group.whole.clear()
+        if self.recipe.sharding.fsdp.limit_all_gathers:
+            self.freed = self.freed or deque()
+            self.freed.append(dict(self.tape.waiting_for))
 
     def _wait(self, group: Group, *, forward: bool) -> None:
         """It is gathered straight into place."""
 
-    def _leave(self, group: Group, y: Tensor) -> Tensor:
+    @property
+    def wrapped_within(self) -> bool:  # type: ignore[override]
+        """Transformers before 5: ``self._gradient_checkpointing_func(decoder_layer.__call__, …)``."""
+        return self.recipe.trainer.models.transformers_4
+
+    def _leave(self, group: Group, y: Tensor, again: bool = False) -> Tensor:
         if not self.keeps:
-            group.whole.clear()
-        self._record(group)
+            self._reshard(group)
+        if not again:  # ``record_post_forward`` knows each handle once
+            self._record(group)
         return self._then(y, group, self._pre_backward)
 
     def _pre_backward(self, group: Group) -> None:
         self._unshard(group)
-        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE":
+        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE" and not self._adapted(group):
             self._prefetch(group)
+
+    def _adapted(self, group: Group) -> list[Param]:
+        """The adapters within a layer that are units of their own, in forward's order."""
+        if not self.apart or group not in self.layers:
+            return []
+        own = self.layers.index(group)
+        return [param for param, scope in self.tape.scopes.items() if scope == own and param.node is not None]
+
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
+        """An adapter that is a unit is reduced alone; before the first of a layer runs back, its hook gathers the layer
+        before ahead."""
+        if not self.apart:
+            super().took(param, scope, is_new=is_new)
+            return
+        if self.reduces:
+            self._reduce_alone(param)
+        if isinstance(scope, int):
+            adapted = self._adapted(self.layers[scope])
+            if param is adapted[:2][-1] and self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE":
+                self._prefetch(self.layers[scope])
+
+    def _reduce_alone(self, param: Param) -> None:
+        self.alone = {} if self.alone is None else self.alone
+        grad = self.tape.stored.pop(param)
+        flat = self._new(grad.dim.elements * grad.itemsize, "flat gradient", "gradients")
+        del grad
+        self.tape.record(flat, REDUCING)
+        shard = self._new(flat.dim.elements // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
+        self.alone.setdefault(param, shard)
+
+    def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
+        """The hook that reshards a frozen unit holds what its checkpoint was given, and the gradient of that, to the
+        end of backward (``_register_post_backward_reshard_only_hook``)."""
+        if isinstance(scope, int) and self.apart and self.wrapped_within and not self.layers[scope].unit.gradients:
+            self.inputs = [*(self.inputs or ()), Tensor(leaf.dim, leaf.itemsize, leaf.storage), *grads]
+
+    def backward_ends(self, runs: list[PassRun]) -> None:
+        """Hooks of frozen units are taken off (``_finalize_params``)."""
+        super().backward_ends(runs)
+        self.inputs = None
+
+    def zero_grad(self) -> None:
+        """Adapters' gradients go too."""
+        super().zero_grad()
+        self.alone = None
 
     def _prefetch(self, group: Group) -> None:
         """The unit before it in forward."""
@@ -63,11 +151,12 @@ class Fsdp1(Fsdp2):
         """The gradients of all views are put together; the unit is freed; then what is whole is cast and scattered."""
         flat = self._flat(group)
         if self.reduces or not self.keeps:
-            group.whole.clear()
+            self._reshard(group)
         if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST":
             self._prefetch(group)
         if flat is None:
             return
+        self.tape.record(flat, REDUCING)
         waiting = group.waiting.pop() if group.waiting else None
         if not self.reduces:
             group.waiting.append(waiting or flat)

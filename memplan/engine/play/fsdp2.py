@@ -75,9 +75,9 @@ class Fsdp2(Sharding):
         self._enter(self.layers[layer])
         return self._then(x, self.layers[layer], self._post_backward)
 
-    def after(self, run: PassRun, layer: int, y: Tensor) -> Tensor:
+    def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """``post_forward``, which hooks the gradient of the output."""
-        return self._leave(self.layers[layer], y)
+        return self._leave(self.layers[layer], y, again)
 
     def tail(self, run: PassRun, x: Tensor) -> Tensor:
         """Norm and head, where they are a unit."""
@@ -94,13 +94,16 @@ class Fsdp2(Sharding):
         if not self.within:
             self._record(self.root)
             x = self._then(x, self.root, self._pre_backward)
-            self.gathered_before = None
+            self._return()
         return x
 
     def end(self, run: PassRun) -> None:
         """The root's ``post_forward``: the last all-gather's output is let go."""
         if self.within:
             self._record(self.root)
+        self._return()
+
+    def _return(self) -> None:
         self.gathered_before = None
         if self.recipe.sharding.fsdp.root_reshards:
             self.root.whole.clear()
@@ -109,12 +112,13 @@ class Fsdp2(Sharding):
         self._unshard(group)
         self._wait(group, forward=True)
 
-    def _leave(self, group: Group, y: Tensor) -> Tensor:
+    def _leave(self, group: Group, y: Tensor, again: bool = False) -> Tensor:
         if self.parts > 1:
             self._part(group)
         elif self.reshards:
             group.whole.clear()
-        self._record(group)
+        if not again:
+            self._record(group)
         return self._then(y, group, self._pre_backward)
 
     def _part(self, group: Group) -> None:
@@ -230,30 +234,35 @@ class Fsdp2(Sharding):
         if all(stored[param].itemsize == wide for param in group.arrived):
             return
         first = not group.waiting
-        for param in group.arrived:
+        for param in group.in_order():
             grad = stored.pop(param)
             if first:
                 group.waiting.append(self.tape.new(grad.dim, wide, "gradients that wait", category="gradients"))
             del grad
-        group.arrived = []
 
     def _gradients(self, group: Group) -> list[Tensor]:
         """All of a unit, added to those that waited."""
-        arrived, group.arrived = group.arrived, []
-        arrived.sort(key=lambda param: group.place.get(param.name, 0))
-        grads = [self.tape.stored.pop(param) for param in arrived]
+        grads = [self.tape.stored.pop(param) for param in group.in_order()]
         waiting, group.waiting = group.waiting, []
         return waiting or grads
 
     def backward_ends(self, runs: list[PassRun]) -> None:
         """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""
-        for group in (self.root, self.first, *self.layers, self.last):
-            if group.is_whole or group.arrived or group.output is not None:
-                self._post_backward(group)
-            group.output = group.replicated = None
-            group.forwards.clear()
+        for group in (self.root, self.first):
+            self._finish(group)
+        for i, group in enumerate(self.layers):
+            self.tape.enter(i)
+            self._finish(group)
+        self.tape.enter(-1)
+        self._finish(self.last)
         self.order.clear()
         self.reduced_before, self.begun = None, False
+
+    def _finish(self, group: Group) -> None:
+        if group.is_whole or group.arrived or group.output is not None:
+            self._post_backward(group)
+        group.output = group.replicated = None
+        group.forwards.clear()
 
     def zero_grad(self) -> None:
         """The optimizer has stepped."""

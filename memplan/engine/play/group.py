@@ -37,3 +37,8 @@ class Group:
     def is_whole(self) -> bool:
         """Its weights are gathered and copied out."""
         return bool(self.whole)
+
+    def in_order(self) -> list[Param]:
+        """What has arrived, as the module names its weights; it waits no more."""
+        arrived, self.arrived = self.arrived, []
+        return sorted(arrived, key=lambda param: self.place.get(param.name, 0))

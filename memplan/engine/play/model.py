@@ -76,17 +76,22 @@ class PassRun:
         self.shared += masks if self.masks[2] else []
         arguments = [*masks, *tables] if checkpointed else []
         for i, layer in enumerate(self.layers):
+            self.tape.enter(i)
             p.scope, p.mode = i, mode_of_layer(plan.mode, layer)
             p.returned = []
+            inside = plan.style_of(i) == "reentrant" and self.sharding.wrapped_within
+            self.tape.grad_enabled = plan.style != "no-grad" and not inside
             x = self.sharding.before(self, i, x)
             y = self._layer(layer, x, plan.style_of(i), arguments)
-            self.tape.grad_enabled = plan.style != "no-grad"
+            self.tape.grad_enabled = plan.style != "no-grad" and not inside
             x = self.sharding.after(self, i, y)
+            self.tape.grad_enabled = plan.style != "no-grad"
             del y
             outputs, p.returned = p.returned, None
             logits = p.shared.pop(ROUTER_LOGITS, None)
             if logits is not None:
                 p.routers.append(logits)
+        self.tape.enter(-1)
         p.scope, p.mode = OUTSIDE, self.outside
         del outputs  # ``outputs = block(…)``: the loop names what the layer before gave back (BloomModel.forward)
         return x
@@ -165,7 +170,7 @@ class PassRun:
             zeros = [tape.gradient(each, "gradients of unread outputs") for each in unread]
             p.mode, p.scope, tape.autocast = mode, scope, self.plan.mode.numerics.autocast
             tape.phase, tape.category, p.returned = "recompute", "recomputation", []
-            outputs = [decoder_layer(p, layer, leaf), *p.returned]
+            outputs = [self._within(layer, leaf), *p.returned]
             p.shared.clear()
             leave_autocast(tape)
             tape.category, tape.phase, p.returned = outer[3], phase, None
@@ -173,6 +178,7 @@ class PassRun:
             if start is not None:
                 arrived = [*grads, *zeros[: start.outputs - 1]]
                 tape.backward(start, arrived)
+            self.sharding.held(scope, leaf, found)
             del outputs, leaf  # ``outputs`` and ``detached_inputs`` end with the function
             p.mode, p.scope, tape.autocast = outer[:3]
             return found
@@ -184,6 +190,15 @@ class PassRun:
         assert node is not None
         node.saved = held
         return node
+
+    def _within(self, layer: Layer, leaf: Tensor) -> Tensor:
+        """A layer in its checkpoint's recomputation, with the wrapper around it where that is inside the checkpoint."""
+        if not self.sharding.wrapped_within:
+            return decoder_layer(self.p, layer, leaf)
+        place = self.p.scope
+        assert isinstance(place, int)
+        y = decoder_layer(self.p, layer, self.sharding.before(self, place, leaf))
+        return self.sharding.after(self, place, y, again=True)
 
 
 class _Again:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.engine.model_states import shard_elements
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.parallel.sharding import held
+from memplan.engine.play.wrapping import wrapped, wraps
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -26,6 +27,11 @@ class Resident:
         self.weights = weights = in_order(recipe.model, adapter is None, adapter)
         shards, by_rows = holds.parameter_shards, recipe.sharding.name == "fsdp2"
         self.trained = [weight for weight in weights if weight.trained]
+        if wraps(recipe):
+            self.held += wrapped(recipe, tape, weights)
+            weights = [
+                each for each in of_tower(recipe.model, adapter is None, adapter) if each.apart or each.unit == "layer"
+            ]
         for weight in sorted(weights, key=lambda weight: weight.adapter):
             if recipe.sharding.fsdp.cpu_offload or self._packed(weight, recipe.quantised, shards):
                 continue
@@ -78,8 +84,13 @@ def in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[We
         for _ in range(run.count)
         for weight in marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen)
     ]
-    tower = tower_weights(spec, spec.tower, trained, adapter) if spec.tower else ()
-    beside = [weight._replace(copies=1) for weight in tower for _ in range(weight.copies)]
+    beside = of_tower(spec, trained, adapter)
     before = [weight for weight in weights if weight.unit == "embedding"]
     after = [weight for weight in weights if weight.unit in ("norm", "head")]
     return [*beside, *before, *layers, *after]
+
+
+def of_tower(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[Weight]:
+    """The parameters of a vision tower, and of layers that only images reach."""
+    tower = tower_weights(spec, spec.tower, trained, adapter) if spec.tower else ()
+    return [weight._replace(copies=1) for weight in tower for _ in range(weight.copies)]

@@ -17,6 +17,9 @@ class Sharding:
     """Some backward of the step reduces nothing."""
     reduces = True
     """This one does."""
+    wrapped_within = False
+    """A reentrant checkpoint calls the layer as it is wrapped: hooks run in its recomputation, and only there with a
+    graph."""
 
     def begin(self, run: PassRun) -> None:
         """The forward of the whole model begins."""
@@ -29,9 +32,12 @@ class Sharding:
         """A layer is about to run forward."""
         return x
 
-    def after(self, run: PassRun, layer: int, y: Tensor) -> Tensor:
-        """It has."""
+    def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
+        """It has; ``again``: in a recomputation."""
         return y
+
+    def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
+        """A reentrant checkpoint of a layer has run back: its input, and the gradients of that."""
 
     def tail(self, run: PassRun, x: Tensor) -> Tensor:
         """Norm and head are about to run."""

@@ -7,7 +7,7 @@ between gradients that are still alive. From the second step on all steps are al
 from __future__ import annotations
 
 from memplan.engine.micro_step import stages
-from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest
+from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
 from memplan.engine.play.optimizer import Optimizer
@@ -20,6 +20,9 @@ from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
+
+OPTIMIZER = "step.optimizer"
+"""The mark where it steps."""
 
 
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
@@ -45,8 +48,8 @@ def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Shardi
 class Player:
     """Plays steps of one recipe on one tape."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.tape = recipe, PlayTape()
+    def __init__(self, recipe: Recipe, tape: PlayTape | None = None) -> None:
+        self.recipe, self.tape = recipe, tape or PlayTape()
         self.tape.in_place = recipe.hardware.gpu is not None
         self.tape.gradient_mode = recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
@@ -54,6 +57,10 @@ class Player:
         self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
         self.optimizer = Optimizer(recipe, self.tape, self._stepped())
+
+    def through(self, plan: PassPlan) -> PassPlan:
+        """The pass as it is played."""
+        return plan
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
@@ -76,22 +83,22 @@ class Player:
         return self.beside[plan.name]
 
     def _stepped(self) -> list[Weight]:
-        """What the optimizer is given: of flat parameters, the part that a rank holds."""
+        """What the optimizer is given: of flat parameters, the part that the fullest rank holds."""
         if not flattens(self.recipe):
             return self.resident.trained
-        found = fullest(self.recipe, self.resident.weights)
-        return [weight._replace(copies=1) for weight in found for _ in range(weight.copies)]
+        return stepped_by(self.recipe, fullest_rank(self.recipe))
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""
         return self.tape.new(Dim("n", elements), itemsize, label, category=category)
 
     def step(self) -> None:
-        """Micro-steps (two stand for many: all but the first are alike), the optimizer, zero_grad."""
-        count = min(self.recipe.batch.accumulation, 2)
+        """Micro-steps, the optimizer, zero_grad. Two stand for many, all but the first being alike; three where those
+        between the first and the last add to gradients that wait, and reduce nothing."""
+        count = min(self.recipe.batch.accumulation, 3 if self.sharding.late else 2)
         for i in range(count):
             self._micro_step(last=i + 1 == count)
-        self.tape.mark("step.optimizer")
+        self.tape.mark(OPTIMIZER)
         if not self.recipe.sharding.fsdp.cpu_offload:
             self.optimizer.step()
         self.tape.stored.clear()
@@ -111,7 +118,9 @@ class Player:
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
-                run = PassRun(self.weights_of(traced.plan), traced.plan, masks, self.sharding_of(traced.plan))
+                run = PassRun(
+                    self.weights_of(traced.plan), self.through(traced.plan), masks, self.sharding_of(traced.plan)
+                )
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run
@@ -123,6 +132,7 @@ class Player:
             self.sharding.reduces = not self.sharding.late or (last and position + 1 == len(passes))
             play_back(self.tape, waiting[::-1])
             waiting.clear()
+            self.tape.synchronise()
         del batch
 
     def _batch(self) -> list[Tensor]:
@@ -132,11 +142,10 @@ class Player:
         batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
         return [*batch, self.new(recipe.image_bytes * recipe.rows, 1, "pixels", "batch")]
 
-
-def played(recipe: Recipe, steps: int = 2) -> tuple[PlayTape, int]:
-    """The tape of so many steps, and where the last begins."""
-    player, start = Player(recipe), 0
-    for _ in range(steps):
-        start = len(player.tape.events)
-        player.step()
-    return player.tape, start
+    def steps(self, count: int) -> int:
+        """Play so many; where the last begins."""
+        start = 0
+        for _ in range(count):
+            start = len(self.tape.events)
+            self.step()
+        return start

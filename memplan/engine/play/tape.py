@@ -7,7 +7,8 @@ runs them. Parameters are the same over all passes, and keep their gradient from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from memplan.engine.play.sharding import Sharding
@@ -39,6 +40,8 @@ class PlayedStorage(Storage):
             assert isinstance(tape, PlayTape)
             tape.live -= self.size
             tape.events.append((self.number, -self.size))
+            for stream in tape.recorded.get(self.number, ()):
+                tape.waiting_for[stream] += 1
 
 
 class PlayTape(Tape):
@@ -62,6 +65,10 @@ class PlayTape(Tape):
         self.stream = 0
         self.streams: dict[int, int] = {}
         """The stream of each storage that is not of the one that computes."""
+        self.recorded: dict[int, tuple[int, ...]] = {}
+        """Streams that use a storage of another (``record_stream``)."""
+        self.waiting_for: Counter[int] = Counter()
+        """How many storages were freed so far that wait for each stream."""
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -69,6 +76,24 @@ class PlayTape(Tape):
         before, self.stream = self.stream, stream
         yield
         self.stream = before
+
+    def record(self, tensor: Tensor, stream: int) -> None:
+        """``tensor.record_stream(stream)``: once freed, its block waits for what that stream was given before."""
+        if isinstance(tensor.storage, PlayedStorage):
+            number = tensor.storage.number
+            self.recorded[number] = (*self.recorded.get(number, ()), stream)
+
+    def reached(self, streams: Mapping[int, int]) -> None:
+        """The host has waited until each of these streams came so far: to the so-manieth storage that waits for it."""
+        for stream, count in streams.items():
+            self.mark(f"done {stream} {self.waiting_for[stream] - count}")
+
+    def synchronise(self) -> None:
+        """The host waits for the device: a number of it is read (``loss.item()``, a check for NaN)."""
+        self.reached(dict(self.waiting_for))
+
+    def enter(self, layer: int) -> None:
+        """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""
 
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""

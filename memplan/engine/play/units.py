@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.engine.parallel.fsdp2.root import frozen_parts, frozen_unit, parts_of
-from memplan.engine.parallel.fsdp2.units import unit_of
+from memplan.engine.parallel.fsdp2.root import Parts, frozen_parts, frozen_unit, parts_of
+from memplan.engine.parallel.fsdp2.units import in_flat, unit_of
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
@@ -17,13 +17,24 @@ def kind_of(recipe: Recipe) -> type[Fsdp2]:
     return Fsdp2 if recipe.sharding.name == "fsdp2" else Fsdp1
 
 
+def flat_of(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
+    """Those that are one unit: without PEFT's, which FSDP1 wraps one by one."""
+    adapter, apart = recipe.adapter, recipe.sharding.fsdp.wraps_adapters
+    if adapter is None or recipe.sharding.name != "fsdp":
+        return weights
+    return [weight for weight in weights if not weight.trained or in_flat(weight, apart, adapter)]
+
+
 def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
     """Those of the policy."""
     adapter, layers = recipe.adapter, list[list[Weight]]()
     for run in recipe.model.runs:
         of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        layers += [of_layer] * run.count
-    found = kind_of(recipe)(recipe, tape, parts_of(recipe, weights), layers, lambda part: unit_of(part, recipe))
+        layers += [flat_of(recipe, of_layer)] * run.count
+    parts = parts_of(recipe, weights)
+    root, first, tail = (flat_of(recipe, part) for part in parts[:3])
+    parts = Parts(root, first, tail, parts.opens)
+    found = kind_of(recipe)(recipe, tape, parts, layers, lambda part: unit_of(part, recipe))
     if found.parts > 1:
         whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
         for group, part in zip(found.layers, layers, strict=True):

@@ -1,0 +1,103 @@
+"""Many requests at once: the rules of ``caching.py`` in one loop, in which a play of fifty thousand events spends its
+time.
+
+What is rare is left to the allocator: new segments, blocks that other streams use, and all of a job that limits splits
+or collects idle segments. Tests hold both against each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+from operator import length_hint
+
+from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, give_back
+from memplan.engine.allocator.caching import CachingAllocator
+from memplan.engine.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_BYTES
+
+Kind = tuple[Pool, list[int], list[Block], int, int, int]
+"""A pool with its free blocks, the bytes of a request, the least key that holds them, and from where on a block is
+split."""
+
+
+def run(
+    allocator: CachingAllocator,
+    events: Iterable[tuple[int, int]],
+    streams: Mapping[int, int],
+    used_by: Mapping[int, Collection[int]],
+    blocks: dict[int, Block],
+    until: float,
+) -> int:
+    """Play events (``StepEvents``) on blocks by number. Stops before a request that might reserve more than ``until``:
+    how many events are left.
+    """
+    if not allocator.plain:
+        return _one_by_one(allocator, events, streams, used_by, blocks, until)
+    kinds: dict[int | tuple[int, int], Kind] = {}
+    expandable, left = allocator.settings.expandable_segments, iter(events)
+    allocated, peak = allocator.allocated, allocator.peak_allocated
+    try:
+        for number, asked in left:
+            if asked > 0:
+                key = asked if number not in streams else (asked, streams[number])
+                if key not in kinds:
+                    kinds[key] = _kind(allocator, asked, streams.get(number, 0))
+                pool, keys, free, size, least, splits = kinds[key]
+                at = bisect_left(keys, least)
+                if at < len(keys):
+                    while expandable and at + 1 < len(keys) and free[at + 1].grown_size < free[at].grown_size:
+                        at += 1
+                    block = free[at]
+                    del free[at], keys[at]
+                else:
+                    if allocator.reserved + size + LARGE_SEGMENT_BYTES > until:
+                        return length_hint(left) + 1
+                    allocator.allocated = allocated
+                    block = allocator.extended(pool, size)
+                if block.size >= splits:
+                    rest = block.cut(size)
+                    whole = rest.size << ADDRESSES | rest.address
+                    at = bisect_left(keys, whole)
+                    keys.insert(at, whole)
+                    free.insert(at, rest)
+                block.state = USED
+                allocated += block.size
+                peak = allocated if allocated > peak else peak  # a call of ``max`` takes as long as all of a split
+                blocks[number] = block
+            elif number in used_by:
+                allocator.allocated = allocated
+                allocator.free(blocks.pop(number), used_by[number])
+                allocated = allocator.allocated
+            else:
+                block = blocks.pop(number)
+                allocated -= block.size
+                give_back(block)
+    finally:
+        allocator.allocated, allocator.peak_allocated = allocated, peak
+    return 0
+
+
+def _kind(allocator: CachingAllocator, size: int, stream: int) -> Kind:
+    size = allocator.settings.round_size(size)
+    pool = allocator.pool(size <= SMALL_BYTES, stream)
+    return pool, pool.keys, pool.free, size, size << ADDRESSES, size + int(allocator.least_rest(pool, size))
+
+
+def _one_by_one(
+    allocator: CachingAllocator,
+    events: Iterable[tuple[int, int]],
+    streams: Mapping[int, int],
+    used_by: Mapping[int, Collection[int]],
+    blocks: dict[int, Block],
+    until: float,
+) -> int:
+    """The same by the allocator's own methods."""
+    left = iter(events)
+    for number, size in left:
+        if size < 0:
+            allocator.free(blocks.pop(number), used_by.get(number, ()))
+        elif allocator.reserved + size + LARGE_SEGMENT_BYTES > until:
+            return length_hint(left) + 1
+        else:
+            blocks[number] = allocator.malloc(size, streams.get(number, 0))
+    return 0

@@ -1,0 +1,185 @@
+"""Of a run of equal layers a few are played: where a model repeats itself, and how its step is played without most of
+the repeats.
+
+Layers are alike where nothing that a pass knows of them differs: what they are made of, and whether they are
+checkpointed. What repeats may be longer than one layer (sliding and full attention in turn, every fourth layer
+checkpointed). Weights, buckets and the optimizer, which go tensor by tensor, are played of the whole model.
+``unfolding.py`` puts the repeats back, and refuses where the layers that were played do not prove to be alike.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memplan.engine.passes import PassPlan
+from memplan.engine.play.ddp import Ddp
+from memplan.engine.play.fsdp1 import Fsdp1
+from memplan.engine.play.fsdp2 import Fsdp2
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.step import Player
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.tape.graph import Node, Tensor
+from memplan.spec.model import ModelSpec
+from memplan.spec.recipe import Recipe
+
+FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2)
+"""Hooks that know a layer by its number in the pass, and hold nothing that depends on how many there are."""
+BEFORE, AFTER = 3, 3
+"""Layers, rounded up to whole repeats, that are played before the repeat that stands for others, and behind the one
+after it: the first have no neighbour, what FSDP gathers ahead lives as long as two layers, and FSDP1's host waits for
+the one two before."""
+LONGEST = 16
+"""Layers in a repeat."""
+
+
+class Fold(NamedTuple):
+    """Which layers of a model are played."""
+
+    layers: int
+    period: int
+    """Layers that repeat together."""
+    template: int
+    """The first layer of the repeat that stands for those that are left out, which follow it."""
+    left_out: int
+    """Repeats."""
+
+    @property
+    def behind(self) -> int:
+        """The first layer behind the template, as it is played."""
+        return self.template + self.period
+
+    @property
+    def skipped(self) -> int:
+        """Layers that are not played."""
+        return self.left_out * self.period
+
+    def without(self, spec: ModelSpec) -> ModelSpec:
+        """The model that is played."""
+        runs, at, first, end = [], 0, self.behind, self.behind + self.skipped
+        for run in spec.runs:
+            inside = max(0, min(at + run.count, end) - max(at, first))
+            at += run.count
+            if run.count > inside:
+                runs.append(run.model_copy(update={"count": run.count - inside}) if inside else run)
+        return spec.model_copy(update={"runs": tuple(runs)})
+
+    def shorten(self, sharding: Sharding) -> Sharding:
+        """Hooks of the layers that are played."""
+        if isinstance(sharding, Fsdp2) and len(sharding.layers) == self.layers:
+            del sharding.layers[self.behind : self.behind + self.skipped]
+        return sharding
+
+
+def fold_of(plans: Sequence[PassPlan]) -> Fold | None:
+    """How these passes are folded; None where that saves nothing, or where what is behind the layers goes layer by
+    layer (the loss of the routers)."""
+    counts = {plan.spec.num_layers for plan in plans}
+    if len(counts) != 1 or any(plan.mode.router.how for plan in plans):
+        return None
+    kinds = list(zip(*map(_kinds, plans), strict=True))
+    found = [fold for period in range(1, min(LONGEST, len(kinds) // 2) + 1) if (fold := _fold(kinds, period))]
+    return max(found, key=lambda fold: fold.skipped, default=None)
+
+
+def _kinds(plan: PassPlan) -> list[tuple[object, ...]]:
+    """What a pass knows of each layer."""
+    return [(layer, plan.style_of(i)) for i, layer in enumerate(plan.spec.layers())]
+
+
+def _fold(kinds: Sequence[object], period: int) -> Fold | None:
+    """The longest stretch in which each layer is as the one a period before it."""
+    best, first = (0, 0), 0
+    for i in range(period, len(kinds) + 1):
+        if i == len(kinds) or kinds[i] != kinds[i - period]:
+            best, first = max(best, (i - first, -first)), i - period + 1
+    length, first = best[0], -best[1]
+    before, after = -(-BEFORE // period), -(-AFTER // period)
+    repeats = length // period - before - after - 2
+    return Fold(len(kinds), period, first + before * period, repeats) if repeats > 0 else None
+
+
+class Piece(NamedTuple):
+    """A stretch of the events: of one layer in one loop over the layers, or between such loops."""
+
+    loop: int
+    layer: int
+    """-1: of none."""
+    first_event: int
+    first_number: int
+
+
+class FoldedTape(PlayTape):
+    """A tape that notes where each layer's events begin, forward and backward."""
+
+    def __init__(self) -> None:
+        self.pieces = [Piece(0, -1, 0, 0)]
+        self.begins: list[tuple[int, ...]] = [(-1, 0, -1)]
+        """The first node of each layer's forward: its sequence number, which forward it is, the layer."""
+        self.forwards = self.loops = self.made = 0
+        """``made``: nodes that were there when a backward began."""
+        self._running: Node | None = None
+        super().__init__()
+
+    def enter(self, layer: int) -> None:
+        """A loop over the layers has come to this one, or (-1) to its end."""
+        if self.pieces[-1].layer < 0:
+            self.loops += 1
+        if not self.made:
+            self.forwards += self.pieces[-1].layer < 0
+            self.begins.append((self.sequence, self.forwards, layer))
+        self._begin(self.loops, layer)
+
+    def _begin(self, loop: int, layer: int) -> None:
+        self.pieces.append(Piece(loop, layer, len(self.events), len(self.tags)))
+
+    @property
+    def running(self) -> Node | None:
+        """The node that runs back; as it begins, it says which layer that is."""
+        return self._running
+
+    @running.setter
+    def running(self, node: Node | None) -> None:
+        self._running = node
+        if node is None or node.sequence > self.made:
+            return
+        _, forward, layer = self.begins[bisect_left(self.begins, (node.sequence,)) - 1]
+        loop = self.loops + forward
+        last = self.pieces[-1]
+        if last.layer != layer or (layer >= 0 and last.loop != loop):
+            self._begin(loop, layer)
+
+    def backward(
+        self, start: Node, grads: list[Tensor | None], before: dict[Node, list[Tensor | None]] | None = None
+    ) -> None:
+        """The loops of a backward are those of its forwards, from the last on."""
+        if self.made:
+            super().backward(start, grads, before)  # of a layer that a checkpoint makes again
+            return
+        self.made = self.sequence
+        super().backward(start, grads, before)
+        self.loops += self.forwards
+        self.made = 0
+        self._begin(0, -1)
+
+
+class FoldedPlayer(Player):
+    """Plays passes through fewer layers."""
+
+    def __init__(self, recipe: Recipe, fold: Fold) -> None:
+        self.fold = fold
+        self.tape: FoldedTape
+        super().__init__(recipe, FoldedTape())
+        fold.shorten(self.sharding)
+        self.short: dict[int, tuple[PassPlan, PassPlan]] = {}
+
+    def through(self, plan: PassPlan) -> PassPlan:
+        """The pass through the layers that are played."""
+        if id(plan) not in self.short:
+            self.short[id(plan)] = plan, plan._replace(spec=self.fold.without(plan.spec))
+        return self.short[id(plan)][1]
+
+    def sharding_of(self, plan: PassPlan) -> Sharding:
+        """Of the layers that are played."""
+        return self.fold.shorten(super().sharding_of(plan))
