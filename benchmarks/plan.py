@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from memplan.cost import seconds
-from memplan.planner.candidates import candidates
 from memplan.planner.planning import question
+from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.spec.reading import read_job
 

@@ -34,7 +34,7 @@ class Compared(NamedTuple):
 def phases_of(events: StepEvents) -> dict[str, int]:
     """The most bytes alive in each phase of the last step."""
     found: dict[str, int] = {}
-    starts = dict(events.marks)
+    starts = {position: name for position, name in events.marks if "." in name}
     live, phase = 0, ""
     for position, (_, size) in enumerate(events.events):
         if position in starts:

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.errors import InternalError, MemplanError, UsageError
+from memplan.generated import Engine
 from memplan.report import PerGpu, Report, plain
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
-from memplan.truth import TruthRow, TruthSet, read_sets
+from memplan.truth import STARTS, TruthRow, TruthSet, read_sets
 
 SCHEMA_VERSION = 1
 PEAK = "peak"
+ENGINE = "engine"
+"""The phase of figures of a generation engine alone."""
 ONE_GPU = "one GPU"
 BOUNDS = {"median": 0.001, "p95": 0.01, "worst": 0.03}
 """Of traced rows with one GPU, in the peak and in each phase."""
@@ -201,6 +204,9 @@ def _estimate(of: TruthSet, row: TruthRow) -> Report | Refusal:
 
 def _figures(of: TruthSet, row: TruthRow, report: Report) -> Iterator[Figure]:
     """The peak on each meter that the row tells, then its phases."""
+    if report.engine is not None and report.recipe is not None and report.recipe.method.generates:
+        yield from _of_engine(of, row, report, report.engine)
+        return
     several = report.ranks[0].count > 1
     sharding = str(report.job["sharding"]) if several else ONE_GPU
     facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), sharding)
@@ -211,6 +217,25 @@ def _figures(of: TruthSet, row: TruthRow, report: Report) -> Iterator[Figure]:
     for phase, measured in row.phases.items():
         size = report.per_gpu.phases[phase]
         yield Figure(*facts, "allocated", phase, measured, size, size, size, *more)
+
+
+def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> Iterator[Figure]:
+    """What an engine alone said of itself; each is a meter of its own."""
+    device = report.per_gpu.device_bytes
+    found = {
+        "weights": engine.weights_bytes,
+        "bytes of a token": engine.kv_bytes_per_token,
+        "tokens of the cache": engine.kv_tokens,
+        "cache": engine.kv_bytes,
+        "device": device.expected,
+        STARTS: 1 if engine.starts else 2,
+    }
+    where = f"{engine.name} {engine.version}"
+    facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), where)
+    for meter, measured in row.meters.items():
+        size = found[meter]
+        low, high = (device.low, device.high) if meter == "device" else (size, size)
+        yield Figure(*facts, meter, ENGINE, measured, size, low, high, engine.name, row.quality)
 
 
 def _on_meter(per_gpu: PerGpu, meter: str) -> tuple[int, int, int]:
@@ -236,6 +261,8 @@ def _groupings(figures: Sequence[Figure]) -> Iterator[Grouping]:
     yield _grouping("sharding", "allocated, peak", allocated_peaks, lambda figure: figure.sharding)
     alone = [figure for figure in allocated if figure.sharding == ONE_GPU]
     sharded = [figure for figure in allocated if figure.sharding != ONE_GPU]
+    engines = [figure for figure in figures if figure.phase == ENGINE]
+    yield _grouping("engine", "alone", engines, lambda figure: figure.meter)
     yield _grouping("phase", f"allocated, {ONE_GPU}", alone, lambda figure: figure.phase)
     yield _grouping("phase", "allocated, sharded", sharded, lambda figure: figure.phase)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from memplan.comparison import Comparison
     from memplan.drawn import Lengths
+    from memplan.generated import Share
     from memplan.planner import Plans
     from memplan.spec.recipe import Recipe
 
@@ -54,7 +55,9 @@ def estimate(
     """
     given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
     recipe = resolve(given)
-    report = build_report(recipe, play)
+    report = build_report(recipe, False if recipe.method.generates else play)
+    if recipe.method.generates:
+        return report
     return replace(
         report,
         lengths=_drawn(given, recipe) if given.job.lengths is not None else None,
@@ -62,7 +65,17 @@ def estimate(
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
         from_sft=Found(lambda: from_sft(given, report)),
+        shares=Found(lambda: _shares(recipe)),
     )
+
+
+def _shares(recipe: Recipe) -> tuple[Share, ...]:
+    """Shares that the engine of the job could have."""
+    if recipe.generator is None or recipe.hardware.gpu is None:
+        return ()
+    from memplan.planner.shares import shares
+
+    return shares(recipe)
 
 
 def _drawn(given: JobInput, recipe: Recipe) -> Lengths | None:

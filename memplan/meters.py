@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from memplan.engine.allocator.events import is_covered
-from memplan.engine.allocator.reserved import Band, reserved_band
+from memplan.engine.allocator.events import slack_of
+from memplan.engine.allocator.reserved import Band, Seek, reserved_band
 from memplan.engine.ledger import Ledger
 from memplan.engine.totals import Totalled
 from memplan.report import Reserved, Verdict
@@ -13,6 +13,9 @@ from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
     from memplan.engine.allocator.figures import Played, Room
+
+
+NOTHING = Band(0, 0, 0)
 
 
 class Totals(NamedTuple):
@@ -29,6 +32,8 @@ class Totals(NamedTuple):
     played: "Played | None" = None
     """Where the reserved figures are from; None: the band."""
     why_not: str = "searches take the band"
+    others: Band = NOTHING
+    """Of ``outside``, what other processes hold while it trains."""
 
     @property
     def to_fit(self) -> Band:
@@ -45,28 +50,30 @@ class Totals(NamedTuple):
         return Reserved(*self.reserved, *needs, found.endless, found.sought, played=True, retries=found.retries)
 
 
-def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False) -> Totals:
+def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, others: Band = NOTHING) -> Totals:
     """Low, expected and high each run through the ledger as a whole. In a search the high figure of a job that can be
-    played is above every play, so that what the search says to fit does so when it is shown.
+    played is above every play, so that what the search says to fit does so when it is shown. ``others``: what else is
+    on the card meanwhile.
     """
     low, totals, high = ledger.bounds()
     allocated = Band(max(low), max(totals), max(high))
     if recipe.model.spread:
         allocated = of_assumed_layers(allocated, ledger.lasting(), recipe.model.spread)
-    outside = Band(*map(max, ledger.bounds("device")))
+    outside = _sum(Band(*map(max, ledger.bounds("device"))), others)
     held = _sum(allocated, _beside(ledger, totals))
     hardware, layers = recipe.hardware, recipe.checkpointing.layers
-    reserved = reserved_band(
-        held, ledger.lasting(), hardware.expandable_segments, layers, search and is_covered(recipe)
-    )
+    reserved = held
+    if not recipe.method.generates:  # an engine fills what it was given, whatever its segments are
+        slack = slack_of(recipe, ledger.lasting()) if search else 0
+        reserved = reserved_band(held, ledger.lasting(), hardware.expandable_segments, layers, slack)
     device = _with_managed(_sum(reserved, outside), ledger, recipe)
-    return Totals(tuple(totals), allocated, reserved, device, reserved, outside)
+    return Totals(tuple(totals), allocated, reserved, device, reserved, outside, others=others)
 
 
-def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool) -> Totals:
+def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek) -> Totals:
     """The reserved meter as the simulated allocator has it, where the job's step can be played."""
     gpu, allocated = recipe.hardware.gpu, of.allocated
-    if gpu is None and not seek:
+    if gpu is None and seek is not True:
         return of._replace(why_not="no card is named that it has to fit (--gpu, or --play)")
     from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
 
@@ -75,11 +82,13 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: bool)
     found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
     if isinstance(found, str):
         return of._replace(why_not=found)
-    needs = Band(max(allocated.low, found.needs - found.doubt - below), found.needs, found.needs + found.doubt + above)
+    more = found.left_over + above
+    needs = Band(max(allocated.low, found.needs - found.doubt - below), found.needs, found.needs + found.doubt + more)
     holds = found.endless if found.on_card is None else found.on_card
-    most = holds + found.spread + above
+    most = holds + found.spread + more
     if found.on_card is not None and gpu:
-        most = max(holds, min(most, gpu.usable_bytes - of.outside.low))
+        limit = gpu.usable_bytes - of.outside.low  # reached for a moment where the cache was given back
+        most = max(holds, limit if found.retries else min(most, limit))
     reserved = Band(max(allocated.low, holds - found.spread - below), holds, most)
     device = _with_managed(_sum(reserved, of.outside), ledger, recipe)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")

@@ -38,7 +38,7 @@ def beside(ledger: Ledger | Totalled, recipe: Recipe, step: Totals) -> Beside:
     sums, device = sums_of_phases(recipe, ledger), None
     for each in sums:
         if each.card[1] > step.allocated.expected or each.card[2] > step.allocated.high:
-            here = _device(Band(*each.card), ledger, recipe)
+            here = _device(Band(*each.card), ledger, recipe, others_in(each.name, step))
             device = here if device is None else most_of(here, Beside(sums, device))
     return Beside(sums, device)
 
@@ -48,20 +48,30 @@ def most_of(step: Band, beside: Beside) -> Band:
     return step if beside.device is None else Band(*map(max, zip(step, beside.device, strict=True)))
 
 
-def _device(allocated: Band, ledger: Ledger | Totalled, recipe: Recipe) -> Band:
+ALONE = ("load", "sync")
+"""Phases whose figures are the trainer's alone: before the engine starts, and where ``rollout`` has it beside them."""
+
+
+def others_in(phase: str, step: Totals) -> Band:
+    """What other processes hold of the card in a phase."""
+    return Band(0, 0, 0) if phase in ALONE else step.others
+
+
+def _device(allocated: Band, ledger: Ledger | Totalled, recipe: Recipe, others: Band) -> Band:
     """Segments and what is outside of torch, for so much in a phase."""
     lasting = min(ledger.lasting(), allocated.low)
     reserved = reserved_band(allocated, lasting, recipe.hardware.expandable_segments)
     outside = map(max, ledger.bounds("device"))
-    return Band(*map(sum, zip(reserved, outside, strict=True)))
+    return Band(*map(sum, zip(reserved, outside, others, strict=True)))
 
 
-def moments_of(ledger: Ledger, recipe: Recipe, processes: int) -> Iterator[Moment]:
+def moments_of(ledger: Ledger, recipe: Recipe, processes: int, step: Totals) -> Iterator[Moment]:
     """Every phase in the order of the run."""
     for name in recipe.moments.names:
         if name != EVALUATE:
             own = ledger_of_phase(name, recipe, ledger)
-            yield _moment(name, own, _device(_most(own), ledger, recipe), processes)
+            device = _device(_most(own), ledger, recipe, others_in(name, step))
+            yield _moment(name, own, device, processes)
 
 
 def _most(ledger: Ledger) -> Band:

@@ -10,8 +10,9 @@ from memplan.engine.allocator.reserved import Band
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.errors import MemplanError
+from memplan.generated import Step
 from memplan.meters import Totals, judge
-from memplan.report import Card, Remedy, Report, Step
+from memplan.report import Card, Remedy, Report
 from memplan.reporting import totals_of
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
@@ -33,7 +34,7 @@ def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
         return ()
     from memplan.planner.remedies import remedies as search
 
-    return search(given, recipe, totals_of(recipe).device.expected)
+    return search(given, recipe, report.per_gpu.device_bytes.expected)
 
 
 def changed(given: JobInput, changes: dict[str, Any]) -> Recipe:

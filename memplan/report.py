@@ -1,7 +1,6 @@
 """Report: the views of a ledger that people and programs read. Its fields are the JSON, name by name.
 
-Plain dataclasses without comparison: a cold command line pays for each method that a class is given.
-"""
+Plain dataclasses without comparison: a cold command line pays for each method of a class."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from memplan.drawn import Lengths
+from memplan.generated import Engine, Process, Share, Step, Together
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -77,7 +77,7 @@ class Reserved:
     needs_sought: bool = False
     """needs was looked for, by bisection; else it is what is held, and no less than needed."""
     played: bool = False
-    """The step was played through the allocator's rules; else the figures are a band around the allocated bytes."""
+    """Through the allocator's rules; else the figures are a band around the allocated bytes."""
     why_not_played: str = ""
     retries: int = 0
     """How often in two steps this card makes the allocator give its cache back; each time the device is waited for."""
@@ -111,8 +111,7 @@ class LedgerRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Moment:
-    """A phase beside the steady step: the most of it, its instants and its rows (place: gpu; host, in the memory of
-    every process; node, once in that of a node)."""
+    """A phase beside the steady step, its instants and rows (place: gpu; host, of every process; node, once a node)."""
 
     name: str
     allocated_bytes: int
@@ -149,6 +148,8 @@ class PerGpu:
     moments: Sequence[Moment] = ()
     """The phases beside the steady step, in the order of the run."""
     first_crossing: Crossing | None = None
+    device_peak_instant: str = ""
+    """Where the device holds the most; peak_instant is that of what the trainer allocates."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -221,14 +222,6 @@ class Card:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Step:
-    """One step on the way from SFT to the job's method."""
-
-    title: str
-    bytes: int
-
-
-@dataclass(slots=True, eq=False, repr=False)
 class Report:
     """What a job will use, where and why, whether it fits, and what to change."""
 
@@ -237,8 +230,7 @@ class Report:
     sources: dict[str, str]
     """By key: option, file, trainer (a framework's or trainer's default), or default (memplan's, or an assumption)."""
     origins: dict[str, str]
-    """By key, in words: file, line and the file's own key, whose default and of which version, or why it is assumed;
-    nothing for options and memplan's plain defaults."""
+    """By key, in words: file, line and its own key, whose default, or why assumed; nothing for plain defaults."""
     model: Model
     per_gpu: PerGpu
     ranks: tuple[Rank, ...]
@@ -248,6 +240,14 @@ class Report:
     cards: Sequence[Card] = ()
     from_sft: Sequence[Step] = ()
     """For preference methods: the peak as a difference from supervised fine-tuning."""
+    engine: Engine | None = None
+    """What generates beside the trainer, or alone; null where nothing is counted."""
+    shares: Sequence[Share] = ()
+    """Shares of the card that the engine could have, from the least that starts; empty where none generates."""
+    processes: tuple[Process, ...] = ()
+    """On one card, at the instant at which their sum is largest; empty for a trainer alone."""
+    rollout: tuple[Together, ...] = ()
+    """The instants of an RL step, in its order, the engine's start before them."""
     lengths: Lengths | None = None
     """Steps as the data's lengths make them; null where the job says nothing of lengths."""
     assumptions: tuple[str, ...] = ()
@@ -290,9 +290,8 @@ class Found(Sequence[_T]):
 
 def plain(value: Any) -> Any:
     """Dataclasses, tuples and dicts all the way down to what JSON has."""
-    slots = getattr(value, "__slots__", None)
-    if slots is not None and hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in slots}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__slots__}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, str)):

@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine.allocator.reserved import Band
+from memplan.engine.allocator.reserved import Band, Seek
+from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.first_step import first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP
@@ -12,11 +13,13 @@ from memplan.engine.rank_ledger import ledger_of, totals_of_rank
 from memplan.engine.ranks import RankClass, rank_classes
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled
+from memplan.generated import Engine, as_engine
 from memplan.meters import Totals, judge, measure, with_play
 from memplan.moments import Beside, LedgerRows, beside, first_crossing, moments_of, most_of, phase_of
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
+    Crossing,
     Found,
     Group,
     Host,
@@ -29,18 +32,31 @@ from memplan.report import (
     Report,
     Verdict,
 )
+from memplan.rollout.instants import GENERATE
+from memplan.rollout.together import Joint, engine_of, joint, processes_at, shown, start
 from memplan.spec.recipe import Recipe
 
 
-def _verdict(to_fit: Band, recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card, and no wherever the node's own memory is short; of another job than the one that runs, nobody
-    knows."""
+def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
+    """On the card, and no wherever the node's own memory is short or the engine does not start; of another job than
+    the one that runs, nobody knows."""
     if recipe.hardware.gpu is None:
         return None
-    verdict = judge(to_fit, recipe.hardware.gpu, recipe.hardware.margin)
-    known = "no" if host.fits is False else verdict.fits
-    doubt = recipe.provenance.unclear or (known == "no" and recipe.provenance.bounded)
+    verdict, alone = judge(fullest.to_fit, recipe.hardware.gpu, recipe.hardware.margin), _alone(recipe)
+    refused = fullest.why_not or (alone is not None and not alone.starts)
+    known = "no" if host.fits is False or refused else verdict.fits
+    if known == "no" and verdict.fits != "no" and host.fits is not False and fullest.joint is not None:
+        known = "tight" if fullest.joint.may_start else known
+    known = "tight" if known == "yes" and _is_crowded(recipe, host) else known
+    doubt = recipe.provenance.unclear or fullest.refused or (known == "no" and recipe.provenance.bounded)
     return replace(verdict, fits="unclear" if doubt else known)
+
+
+def _is_crowded(recipe: Recipe, host: Host) -> bool:
+    """Whether a node's memory holds what the job needs, but not Ray's object store beside it."""
+    store = recipe.generator.host_store if recipe.generator is not None else 0
+    needed = max(host.bytes_per_node, *host.phases.values(), 0)
+    return bool(store and host.memory_bytes and needed + store > host.memory_bytes)
 
 
 class Priced(NamedTuple):
@@ -51,6 +67,28 @@ class Priced(NamedTuple):
     meters: Totals
     beside: Beside
     """The phases beside the step."""
+    joint: Joint | None = None
+    """Trainer and engine over a step, where something generates."""
+
+    @property
+    def to_fit(self) -> Band:
+        """What the card must hold, of all processes and phases."""
+        return most_of(self.joint.to_fit if self.joint else self.meters.to_fit, self.beside)
+
+    @property
+    def device(self) -> Band:
+        """What the card holds at the worst instant of the step, in all processes."""
+        return self.meters.device if self.joint is None else self.joint.device
+
+    @property
+    def why_not(self) -> str:
+        """Why the engine does not start."""
+        return self.joint.why_not[0] if self.joint is not None else ""
+
+    @property
+    def refused(self) -> str:
+        """Why nothing is known of the engine."""
+        return self.joint.start.refused if self.joint is not None else ""
 
     @property
     def peak_instant(self) -> str:
@@ -64,7 +102,10 @@ class Priced(NamedTuple):
         found = {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
         if FIRST_STEP in names and isinstance(self.ledger, Ledger):
             found[FIRST_STEP] = max(first_step_totals(self.ledger, totals, self.of.recipe))
-        return found | {each.name: each.card[1] for each in self.beside.sums}
+        found |= {each.name: each.card[1] for each in self.beside.sums}
+        if self.joint is not None:
+            found["rollout"] = max(at.allocated for at in self.joint.instants if at.name == GENERATE)
+        return found
 
 
 @lru_cache(maxsize=256)
@@ -83,15 +124,17 @@ def price(recipe: Recipe, detailed: bool = True, search: bool = False) -> list[P
     priced = []
     for of in rank_classes(recipe):
         ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
-        meters = measure(ledger, of.recipe, search)
-        priced.append(Priced(of, ledger, meters, beside(ledger, of.recipe, meters)))
-    return sorted(priced, key=lambda each: -each.meters.device.expected)
+        started = start(of.recipe, ledger)
+        meters = measure(ledger, of.recipe, search, started.beside_update if started else Band(0, 0, 0))
+        phases = beside(ledger, of.recipe, meters)
+        priced.append(Priced(of, ledger, meters, phases, joint(started, of.recipe, ledger, meters, phases)))
+    return sorted(priced, key=lambda each: -each.device.expected)
 
 
 def totals_of(recipe: Recipe) -> Totals:
     """The meters alone, of the class of ranks that needs the most; the device's of the step and every phase."""
     fullest = price(recipe, detailed=False)[0]
-    return fullest.meters._replace(device=most_of(fullest.meters.device, fullest.beside))
+    return fullest.meters._replace(device=most_of(fullest.device, fullest.beside))
 
 
 class Peak(NamedTuple):
@@ -108,21 +151,26 @@ class Peak(NamedTuple):
     """The class of ranks that needs the most, whose figures these are."""
 
 
-def peak(recipe: Recipe, search: bool = False) -> Peak:
+def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
     """What ``build_report`` says of a recipe without a play, to the byte, in about a tenth of a millisecond once jobs
-    like it were asked for. Searches vary recipes by ``_replace``, or resolve each job anew.
+    like it were asked for. Searches vary recipes by ``_replace``, or resolve each job anew. ``play``: what it says with
+    one, and only whether the job fits.
     """
     priced = price(recipe, detailed=False, search=search)
+    if play:
+        priced[0] = _played(priced[0], "fits")
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
-    verdict = _verdict(most_of(of.to_fit, fullest.beside), recipe, host)
-    return Peak(of.allocated, of.reserved, of.device, fullest.phases, host, verdict, fullest.of.name)
+    verdict = _verdict(fullest, recipe, host)
+    return Peak(of.allocated, of.reserved, fullest.device, fullest.phases, host, verdict, fullest.of.name)
 
 
 def host_of(priced: list[Priced], recipe: Recipe) -> Host:
     """A node's own memory. Its GPUs hold the same stage, as ranks are laid out with the pipeline outermost."""
     processes, there = processes_of(recipe), recipe.hardware.cluster.host_memory
     needed, phases = max(_on_host(each.ledger) for each in priced) * processes, priced[0].beside.on_node(processes)
+    if priced[0].joint is not None and (waiting := priced[0].joint.host(processes)):
+        phases = phases | {"rollout": needed + waiting}
     return Host(needed, there, max(needed, *phases.values(), 0) <= there if there else None, phases)
 
 
@@ -137,24 +185,26 @@ def _on_host(ledger: Ledger | Totalled) -> int:
     return max(map(sum, zip(*meters, strict=True)), default=0)
 
 
-def build_report(recipe: Recipe, play: bool | None = False) -> Report:
+def build_report(recipe: Recipe, play: Seek | None = False) -> Report:
     """The report of one recipe, without remedies and cards, which a search adds.
 
     ``play``: the reserved meter from the simulated allocator; None: and what the job needs only where it is near the
-    card's limit; False: from the band that searches take.
+    card's limit; "fits": and there only whether it fits; False: from the band that searches take.
     """
     priced = price(recipe)
     if play is not False:
-        first = priced[0]
-        priced[0] = first._replace(meters=with_play(first.meters, first.ledger, first.of.recipe, bool(play)))
+        priced[0] = _played(priced[0], play or False)
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
-    to_fit = most_of(meters.to_fit, fullest.beside)
     instants = tuple(map(Instant, ledger.schedule, meters.totals))
-    moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe))))
-    verdict, said = _verdict(to_fit, recipe, host), recipe.provenance
-    doubts = (said.unclear, said.bounded if verdict is not None and verdict.fits == "unclear" else "")
+    moments = Found(lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe), meters)))
+    verdict, said, found = _verdict(fullest, recipe, host), recipe.provenance, fullest.joint
+    doubts = (
+        said.unclear,
+        fullest.refused if verdict is not None else "",
+        said.bounded if verdict is not None and verdict.fits == "unclear" else "",
+    )
     per_gpu = PerGpu(
         rank=fullest.of.name,
         allocated_bytes=meters.allocated.expected,
@@ -163,11 +213,12 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
         instants=instants,
         phases=fullest.phases,
         reserved_bytes=meters.reserved_bytes,
-        device_bytes=Bytes(*meters.device),
+        device_bytes=Bytes(*fullest.device),
         by_category=ledger.by_category(where),
         ledger=LedgerRows(ledger),
         moments=moments,
-        first_crossing=first_crossing(ledger, instants, meters, fullest.beside, fullest.of.recipe),
+        first_crossing=_crossing(fullest, instants),
+        device_peak_instant=found.worst.name if found else where,
     )
     return Report(
         schema_version=SCHEMA_VERSION,
@@ -179,11 +230,41 @@ def build_report(recipe: Recipe, play: bool | None = False) -> Report:
         ranks=tuple(_rank(each) for each in priced),
         host=host,
         verdict=verdict,
+        engine=_alone(recipe) or engine_of(found),
+        processes=processes_at(found.worst, found.of) if found else (),
+        rollout=shown(found),
         assumptions=recipe.provenance.assumptions,
         warnings=recipe.provenance.warnings,
         unclear="; ".join(filter(None, doubts)),
         recipe=recipe,
     )
+
+
+def _alone(recipe: Recipe) -> Engine | None:
+    """The engine of a job that trains nothing."""
+    of, gpu = recipe.generator, recipe.hardware.gpu
+    if not recipe.method.generates or of is None or gpu is None:
+        return None
+    return as_engine(of, engine_figures(of, gpu))
+
+
+def _played(priced: Priced, seek: Seek) -> Priced:
+    """With the reserved meter as the simulated allocator has it."""
+    recipe, ledger, before = priced.of.recipe, priced.ledger, priced.joint
+    meters = with_play(priced.meters, ledger, recipe, seek)
+    beside_step = joint(before.start if before else None, recipe, ledger, meters, priced.beside)
+    return priced._replace(meters=meters, joint=beside_step)
+
+
+def _crossing(priced: Priced, instants: tuple[Instant, ...]) -> Crossing | None:
+    """Where the job dies: in the step of all processes, or else of the trainer alone."""
+    gpu, found = priced.of.recipe.hardware.gpu, priced.joint
+    assert isinstance(priced.ledger, Ledger)
+    alone = first_crossing(priced.ledger, instants, priced.meters, priced.beside, priced.of.recipe)
+    if found is None or gpu is None or (alone is not None and alone.phase == "load"):
+        return alone
+    here = found.crossing(gpu.usable_bytes)
+    return here or (alone if alone is not None and alone.phase in ("save", "merge") else None)
 
 
 def _origins(recipe: Recipe) -> dict[str, str]:
@@ -200,7 +281,7 @@ def _rank(priced: Priced) -> Rank:
         priced.of.gpus,
         priced.meters.allocated.expected,
         priced.peak_instant,
-        Bytes(*priced.meters.device),
+        Bytes(*priced.device),
     )
 
 

@@ -24,6 +24,15 @@ from memplan.presets import presets_dir
 from memplan.units import GiB, MiB
 
 METERS = ("allocated", "reserved", "device")
+ENGINE = {
+    "weights": "weights_bytes",
+    "bytes of a token": "kv_bytes_per_token",
+    "tokens of the cache": "kv_tokens",
+    "cache": "kv_bytes",
+    "device": "device_bytes",
+}
+"""What a row of a generation engine alone (method generate) tells; and ``starts``, true or false."""
+STARTS = "starts"
 PHASES = ("forward", "backward", "step")
 KINDS = ("traced", "measured", "published")
 UNITS = {"GiB": GiB, "MiB": MiB, "GB (1e9)": 10**9, "MB (MiB)": MiB}
@@ -177,6 +186,8 @@ def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -
         job.setdefault("model", models.get(row["model"]))
     measured = _mapping(row.get("measured"), f"{where}: measured")
     quality = _text(row.get("quality", ""), f"{where}: quality", LONGEST_NAME)
+    if measured and job.get("method") == "generate":
+        return TruthRow(name, job, _of_engine(measured, where), {}, {}, quality=quality)
     if not measured:
         why = "out of memory: " if row.get("out_of_memory") else ""
         return TruthRow(name, job, {}, {}, {}, why + "nothing was measured")
@@ -192,6 +203,17 @@ def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -
         _fail(f"{where}: measured names none of {', '.join(keys.values())}, phases")
     parameters = {key: _whole(row[key], f"{where}: {key}") for key in ("params", "trainable") if key in row}
     return TruthRow(name, job, meters, phases, parameters, quality=quality)
+
+
+def _of_engine(measured: dict[str, Any], where: str) -> dict[str, int]:
+    """What an engine's log said; whether it started as 1 (yes) or 2 (no)."""
+    found = {name: _whole(measured[key], f"{where}: {key}") for name, key in ENGINE.items() if key in measured}
+    started = measured.get(STARTS)
+    if started is not None and not isinstance(started, bool):
+        _fail(f"{where}: {STARTS}: {str(started)[:80]!r} is neither true nor false")
+    if not found and started is None:
+        _fail(f"{where}: measured names none of {', '.join(ENGINE.values())}, {STARTS}")
+    return found if started is None else {**found, STARTS: 1 if started else 2}
 
 
 def _as_published(name: str, job: dict[str, Any], measured: dict[str, Any], where: str) -> TruthRow:

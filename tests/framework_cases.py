@@ -341,6 +341,7 @@ DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
 }
 
 REFUSED = [
+    ("openrlhf", {"method": "ppo"}, "critic then stands on GPUs of its own"),
     ("litgpt", {"method": "sft", "lora": {"r": 8}}, "lora.targets: all-linear cannot be said to LitGPT"),
     ("torchtitan", {"model": "qwen3-0.6b", "method": "dpo"}, "method: dpo is not what torchtitan trains"),
     ("torchtitan", {"method": "sft"}, "is no flavor of torchtitan's"),

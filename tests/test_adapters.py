@@ -228,3 +228,12 @@ def test_only_parts_can_be_trained_whole(model: Any, lora: dict[str, Any], messa
 
 def test_a_model_without_a_tower_has_none_to_leave_alone() -> None:
     assert trained(TINY, {"r": 16, "exclude_modules": "vision_tower"}) == trained(TINY, {"r": 16})
+
+
+def test_linears_of_a_checkpoints_own_code() -> None:
+    """GLM's one projection of queries, keys and values: PEFT prints 1,949,696 of it at rank 8, in fewer matrices."""
+    lora = {"r": 8, "targets": ["query_key_value"]}
+    job = {"model": "chatglm3-6b", "method": "sft", "trainer": "transformers", "lora": lora}
+    counted = estimate(job).to_dict()
+    assert 1_949_696 <= counted["model"]["params"]["trainable"] == 8 * 28 * (3 * 4096 + 4096 + 512)
+    assert any("query_key_value" in each for each in counted["assumptions"])

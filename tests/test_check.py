@@ -239,17 +239,22 @@ def test_what_was_asked_for_and_varies_is_clear(capsys: pytest.CaptureFixture[st
 
 
 def test_a_model_of_images_says_what_of_them_is_not_counted(tmp_path: Path) -> None:
-    """Of LLaMA-Factory the tower rests by default, said or not; another choice is unclear."""
+    """Of LLaMA-Factory the tower rests by default, said or not: in another dtype beside fp32 weights, which is counted
+    from above, and alike under DeepSpeed. What is trained of it sees as many images as a sequence holds.
+    """
     text = "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\ntemplate: qwen2_vl\n"
     path = tmp_path / "train.yaml"
+    vision, sharded = "Qwen/Qwen2.5-VL-3B-Instruct", "deepspeed: examples/deepspeed/ds_z3_config.json\n"
     for model, more, fits, words in (
-        ("Qwen/Qwen2.5-VL-3B-Instruct", "", "yes", ("counted as trained", "if it trains on images")),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: true", "yes", ("counted as trained",)),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision_tower: false", "unclear", ("freeze_vision_tower",)),
+        (vision, "", "yes", ("counted as trained", "if it trains on images")),
+        (vision, "freeze_vision_tower: true", "yes", ("counted as trained",)),
+        (vision, f"{sharded}freeze_vision_tower: false", "yes", ("images are counted as many",)),
+        (vision, f"{sharded}freeze_vision_tower: true", "yes", ("if it trains on images",)),
         ("Qwen/Qwen2.5-0.5B-Instruct", "freeze_vision_tower: true", "yes", ()),
     ):
         path.write_text(f"model_name_or_path: {model}\n{text}{more}\n")
         found = check_file(str(path), {"gpu": "h200-141gb", "num_gpus": 1})
+        assert ("at most" in found.text) == any("counted as" in word or "as many" in word for word in words)
         assert (found.fits, bool(found.warnings)) == (fits, bool(words)), (model, more, found.text, found.warnings)
         assert all(word in " ".join(found.warnings) for word in words), found.warnings
 

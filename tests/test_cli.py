@@ -173,6 +173,8 @@ VALUES: dict[str, Any] = {
     "megatron": {"recompute_modules": ["mlp"]},
     "allocator": {"expandable_segments": True},
     "rollout": {"group_size": 4},
+    "sync": {"bucket_bytes": 1024},
+    "trainer_offload": ["optimizer"],
     "images": {"tokens": 10},
     "lora": {"r": 4},
     "evaluation": {"keeps_logits": True},

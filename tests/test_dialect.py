@@ -321,3 +321,18 @@ def test_the_language_model_of_a_model_that_sees_is_a_pattern_of_freeze() -> Non
     assert every == text + rest
     with pytest.raises(InvalidJob, match="batch without images"):
         estimate({**base, "freeze": ["language_model"]})
+
+
+def test_pairs_are_scored_by_whole_logits() -> None:
+    """Scripts of DPO with trainers of their own compute log-probabilities themselves, without TRL's later heads."""
+    options = f"{SEES} --max_length 1024 --beta 0.1 --max_pixels 50176 --freeze_merger False"
+    found = check(options, "train_dpo.py", gpu="h200-141gb")
+    assert (found.job["trainer_version"], found.job["method"], found.fits) == ("0.17", "dpo", "yes")
+
+
+def test_a_video_is_no_single_image() -> None:
+    """``fps`` says that an example is one: as many frames as its sequence holds."""
+    options = f"{SEES} --max_length 1024 --max_pixels 50176 --freeze_merger False --max_seq_length 1024"
+    plain, video = (check(f"{options}{more}", "train_sft.py", gpu="h200-141gb") for more in ("", " --fps 1.0"))
+    assert "at most" in video.text
+    assert video.device_bytes > plain.device_bytes

@@ -39,6 +39,8 @@ def felt(recipe: Recipe, same_model: Callable[[Any], Any] | None = None) -> dict
     """What a recipe says of memory; the model by what a framework's arguments describe of it."""
     quiet = (*QUIET, "sharding.deepspeed", *(("operators.attention",) if recipe.in_megatron else ()))  # as TE runs it
     found = {name: value for name, value in recipe.flat().items() if not name.startswith(quiet)}
+    if recipe.generator is not None:  # its group is of the batch, where the job says it, and of time alone
+        found["generator"] = recipe.generator._replace(group=1)
     return found | ({"model": same_model(recipe.model)} if same_model else {})
 
 

@@ -55,7 +55,10 @@ def saved_activations(ledger: Ledger) -> int:
     return ledger.by_category(instant).get("activations", 0)
 
 
-EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs", "num_gpus: 4: PPO's critic",
+TOGETHER = ("TRL", "ms-swift", "a bare training loop")
+"""Their policy and critic have one backward."""
+EXCLUDED = ("trainer: ", "trainer_version: ", "extra_models: distill needs",
+    *(f"sharding: {way}: {who}'s policy and critic" for way in CHOICES["sharding"] for who in TOGETHER),
     "optimizer: Megatron steps with", "sharding: distributed-optimizer is Megatron's", *(
     f"sharding: {eras[-1].title} runs on Megatron" for eras in TRAINERS.values() if eras[-1].megatron
 ))  # fmt: skip

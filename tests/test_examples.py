@@ -20,6 +20,7 @@ SAYS = {
     "pair_schedules.py": "gradcache",
     "trl_split_trainer.py": "at rejected.",
     "stop_before_oom.py": "exit code 1",
+    "engine_shares.py": "every-sequence",
     "mend_a_config.sh": "+per_device_train_batch_size: 8    # pairs",
 }
 

@@ -82,9 +82,13 @@ def test_what_decides_and_is_not_known_is_named(tmp_path: Path, old: str, new: s
     assert decided(found) == {key: decides}
 
 
-def test_what_generates_on_the_same_gpus_is_not_counted(tmp_path: Path) -> None:
+def test_what_generates_on_the_same_gpus_is_an_engine_beside_the_trainer(tmp_path: Path) -> None:
     text = GRPO.replace('  backend: "fsdp:d4p1t1"\n', "") + "allocation_mode: sglang:d4|fsdp:d4\n"
-    assert decided(read(tmp_path, text)) == {"allocation_mode": "engine"}
+    rollout = read(tmp_path, text).job.rollout
+    assert rollout is not None
+    assert (rollout.engine, rollout.placement, rollout.mem_fraction_static) == ("sglang", "colocate", 0.9)
+    other = read(tmp_path, text.replace("sglang:d4|", "mine:d4|").replace('"sglang:d4p1t1"', '"mine:d4"'))
+    assert decided(other) == {"allocation_mode": "engine"}
 
 
 def test_experts_have_degrees_of_their_own(tmp_path: Path) -> None:

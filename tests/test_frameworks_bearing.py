@@ -133,7 +133,7 @@ def test_what_bears_in_deepspeeds_sections_is_named_where_it_is_on(
         ("mindspeed", "--swap-optimizer", "swap_optimizer"),
         ("mindspeed", "--mla-zero-memory", "mla_zero_memory"),
         ("mindspeed", "--context-parallel-size 2 --context-parallel-algo hybrid_cp_algo", "context_parallel_algo"),
-        ("verl", "actor_rollout_ref.rollout.free_cache_engine=False", "rollout.free_cache_engine"),
+        ("verl", "actor_rollout_ref.rollout.free_cache_engine=$SLEEP", "rollout.free_cache_engine"),
         ("verl", "actor_rollout_ref.actor.fsdp_config.full_determinism=True", "full_determinism"),
         ("verl", "actor_rollout_ref.actor.optim.optimizer_impl=torchao.optim", "optimizer_impl"),
         ("verl", "actor_rollout_ref.model.hf_config_path=/other", "hf_config_path"),

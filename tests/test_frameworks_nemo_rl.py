@@ -78,17 +78,14 @@ def test_preferences_have_their_reference_on_the_host(tmp_path: Path) -> None:
     assert resolve(found).others.reference == "offloaded"
 
 
-@pytest.mark.parametrize(("colocated", "gpus", "decides"), [("true", 16, "engine"), ("false", 8, "")])
-def test_what_generates_beside_the_trainer_is_not_counted(
-    tmp_path: Path, colocated: str, gpus: int, decides: str
-) -> None:
+@pytest.mark.parametrize(("colocated", "gpus", "place"), [("true", 16, "colocate"), ("false", 8, "separate")])
+def test_what_generates_stands_where_the_config_says(tmp_path: Path, colocated: str, gpus: int, place: str) -> None:
     found = read(tmp_path, GRPO.replace("COLOCATED", colocated), gpu="h100-80gb")
     assert (found.job.method, found.job.reference, found.job.num_gpus) == ("grpo", "offloaded", gpus)
     assert found.job.rollout is not None
-    assert found.job.rollout.group_size == 8
-    assert list(decided(found).values()) == ([decides] if decides else [])
-    answer = check_file(str(tmp_path / "train.yaml"), {"gpu": "h100-80gb"}).fits
-    assert answer == ("unclear" if decides else "yes")
+    assert (found.job.rollout.group_size, found.job.rollout.engine, found.job.rollout.placement) == (8, "vllm", place)
+    assert not decided(found)
+    assert check_file(str(tmp_path / "train.yaml"), {"gpu": "h100-80gb"}).fits != "unclear"
 
 
 def test_a_config_over_another_says_what_is_otherwise(tmp_path: Path) -> None:

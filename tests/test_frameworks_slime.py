@@ -65,8 +65,17 @@ def test_an_engine_of_its_own_leaves_the_trainer_whole(tmp_path: Path) -> None:
     assert resolve(found)
 
 
-def test_an_engine_beside_the_trainer_is_not_counted(tmp_path: Path) -> None:
-    assert decided(read(tmp_path, SCRIPT.replace("ENGINE", "--colocate"))) == {"colocate": "engine"}
+def test_an_engine_beside_the_trainer_is_sglang_s(tmp_path: Path) -> None:
+    words = "--colocate --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7"
+    found = read(tmp_path, SCRIPT.replace("ENGINE", f"{words} --update-weight-buffer-size 1073741824"))
+    rollout = found.job.rollout
+    assert rollout is not None
+    assert not decided(found)
+    assert (rollout.engine, rollout.placement, rollout.tensor_parallel) == ("sglang", "colocate", 2)
+    assert (rollout.mem_fraction_static, found.job.sync.bucket_bytes) == (0.7, 2**30)
+    assert decided(read(tmp_path, SCRIPT.replace("ENGINE", f"{words} --sglang-enable-dp-attention"))) == {
+        "sglang_enable_dp_attention": "engine"
+    }
 
 
 def test_a_model_that_is_sourced_is_the_one_that_is_counted(tmp_path: Path) -> None:

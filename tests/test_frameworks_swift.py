@@ -158,28 +158,38 @@ def test_preferences_know_their_reference_and_their_packs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "reference", "subject"),
+    ("words", "reference", "engine"),
     [
-        ("--beta 0", "none", set()),
-        ("--beta 0.001", "adapter", set()),
-        ("--tuner_type full", "resident", set()),
-        ("--use_vllm true --vllm_mode colocate", "adapter", {"engine"}),
-        ("--use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1", "adapter", set()),
+        ("--beta 0", "none", {"engine": "hf"}),
+        ("--beta 0.001", "adapter", {"engine": "hf"}),
+        ("--tuner_type full", "resident", {"engine": "hf"}),
+        (
+            "--use_vllm true --vllm_mode colocate --sleep_level 2 --vllm_gpu_memory_utilization 0.6",
+            "adapter",
+            {"engine": "vllm", "placement": "colocate", "process": "same", "sleep": "2", "gpu_memory_utilization": 0.6},
+        ),
+        (
+            "--use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1",
+            "adapter",
+            {"engine": "vllm", "placement": "separate"},
+        ),
     ],
 )
 def test_grpo_counts_the_trainer_and_names_the_engine(
-    tmp_path: Path, words: str, reference: str, subject: set[str]
+    tmp_path: Path, words: str, reference: str, engine: dict[str, Any]
 ) -> None:
     draft = drawn(tmp_path, f"{LORA.replace('sft', 'rlhf --rlhf_type grpo')} --max_completion_length 2048 {words}\n")
     assert (draft.values["reference"], draft.values["sequence_length"]) == (reference, 3072)
-    assert subjects(draft) == subject
+    assert not subjects(draft)
+    assert draft.values["rollout"] == engine
 
 
 def test_an_engine_on_a_card_of_its_own_is_not_the_trainer_s(tmp_path: Path) -> None:
     words = "--rlhf_type grpo --max_length 512 --use_vllm true --num_infer_workers 1 --model Qwen/Qwen2.5-7B-Instruct"
     cards = "CUDA_VISIBLE_DEVICES=0,1,2,3"
-    assert not subjects(drawn(tmp_path, f"NPROC_PER_NODE=3 {cards} swift rlhf {words}"))
-    assert subjects(drawn(tmp_path, f"NPROC_PER_NODE=4 {cards} swift rlhf {words}")) == {"engine"}
+    for processes, place in ((3, "separate"), (4, "colocate")):
+        draft = drawn(tmp_path, f"NPROC_PER_NODE={processes} {cards} swift rlhf {words}")
+        assert draft.values["rollout"]["placement"] == place
 
 
 def test_megatron_has_its_own_degrees_and_the_hub_s_model(tmp_path: Path) -> None:

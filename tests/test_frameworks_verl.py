@@ -44,7 +44,7 @@ def read(tmp_path: Path, text: str, name: str = "run.sh", **options: Any) -> Job
 
 def deciding(found: JobInput) -> dict[str, str]:
     """What decides memory and was not understood, but for the engine beside every trainer."""
-    return {each.key: each.decides for each in found.unread if each.decides and each.key != R[:-1]}
+    return {each.key: each.decides for each in found.unread if each.decides and "beside the trainer" not in each.why}
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,20 @@ def test_what_decides_and_is_not_counted(tmp_path: Path, more: str, key: str, su
     assert deciding(read(tmp_path, f"{RL} {more}")) == {key: subject}
 
 
-def test_an_engine_on_the_trainer_s_cards_is_told_and_one_elsewhere_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text(RL, encoding="utf-8")
-    found = check_file(str(path), {"gpu": "h100-80gb", "model": "qwen2.5-0.5b"})
-    assert (found.fits, found.exit_code) == ("unclear", 2)
-    assert "the generation engine (vllm) beside the trainer is not counted; without that" in found.text
-    for more in ("actor_rollout_ref.hybrid_engine=False", "--config-name=fully_async_ppo_trainer"):
+def test_an_engine_on_the_trainer_s_cards_is_counted_and_one_elsewhere_is_not(tmp_path: Path) -> None:
+    path, found = tmp_path / "run.sh", {}
+    for more in (
+        "",
+        f"{R}name=trtllm",
+        "actor_rollout_ref.hybrid_engine=False",
+        "--config-name=fully_async_ppo_trainer",
+    ):
         path.write_text(f"{RL} {more}", encoding="utf-8")
-        assert check_file(str(path), {"gpu": "h100-80gb", "model": "qwen2.5-0.5b"}).fits == "yes"
+        found[more] = check_file(str(path), {"gpu": "h100-80gb", "model": "qwen2.5-0.5b"})
+    beside, other, *apart = found.values()
+    assert (beside.fits, other.fits, other.exit_code) == ("yes", "unclear", 2)
+    assert "the generation engine (trtllm) beside the trainer is not counted; without that" in other.text
+    assert all(each.fits == "yes" and each.device_bytes < beside.device_bytes for each in apart)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.engine.allocator.events import step_events
 from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.ddp import Tensor, buckets
@@ -266,3 +267,40 @@ def test_resharding_never_raises_what_the_model_occupies(keys: dict[str, Any]) -
         return max(sum(ledger.by_category(instant).get(name, 0) for name in MODEL) for instant in ledger.schedule)
 
     assert most(freed) <= most(kept) + PADDING
+
+
+WIDE = TINY | {"vocab_size": 64000}
+POST_NORM = {
+    "model_type": "opt", "hidden_size": 256, "ffn_dim": 1024, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 1000, "max_position_embeddings": 2048, "word_embed_proj_dim": 128, "do_layer_norm_before": False,
+}  # fmt: skip
+LATE = {"sync_each_batch": False, "gradient_checkpointing": "full"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": WIDE, "trainer": "verl", "gradient_checkpointing": "full"},
+        {"model": WIDE, "trainer": "llamafactory-v1", "sequence_length": 256},
+        {"model": WIDE, "sharding": "fsdp", "gradient_accumulation_steps": 4, **LATE},
+        {"model": WIDE | {"tie_word_embeddings": True}, "reshard_after_forward": False, **LATE,
+         "gradient_accumulation_steps": 4},
+        {"model": POST_NORM, "trainer": "trl", "lora": {"r": 8, "dora": True}, "gradient_checkpointing": "full",
+         "sequence_length": 1024},
+    ],
+    ids=["embedding-apart", "root-returns", "between-micro-steps", "tied", "outputs-cast"],
+)  # fmt: skip
+def test_the_play_and_the_ledger_reach_one_peak(keys: dict[str, Any]) -> None:
+    """Where a unit is reduced beside another that is gathered, where gradients wait, and where outputs are cast."""
+    recipe = recipe_of(**keys)
+    recorded = step_events(recipe)
+    assert recorded is not None
+    assert recorded.peak == pytest.approx(peak(build_ledger(recipe)), rel=0.005)
+
+
+def test_an_embedding_apart_is_gathered_while_the_root_is_reduced() -> None:
+    """FSDP2 ends a backward with its root, and then what else no input's gradient has reduced (verl)."""
+    ledger = ledger_of(model=WIDE, trainer="verl")
+    rows = {row.name: row.bytes for row in ledger.alive("policy.reduce")}
+    assert rows["embedding, gathered until its own reduction"] == 64000 * 256 * 2
+    assert rows["reduce-scatter input of the root"] == (64000 * 256 + 256) * 4

@@ -20,7 +20,7 @@ from memplan.arch import parse_config
 from memplan.engine.layers.embedding import trace_front
 from memplan.engine.layers.modules import Mode
 from memplan.engine.traces import trace_layer
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, ModelError
 from memplan.spec.groups import Numerics, Operators
 from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
@@ -284,12 +284,27 @@ def test_attention_that_a_class_does_not_have() -> None:
 def test_falcons_bias_is_added_behind_the_product() -> None:
     """Under autocast an fp32 bias widens it: ``FalconLinear`` is a product and a sum, which a feed-forward keeps."""
     config = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
-    falcon = parse_config(config | {"vocab_size": 100, "alibi": True, "bias": True, "parallel_attn": False}, "test")
+    falcon = parse_config(config | {"vocab_size": 100, "alibi": True, "multi_query": False, "bias": True}, "test")
     linears = falcon.runs[0].layer.linears
     assert [linear.name for linear in linears if linear.adds_bias] == [linear.name for linear in linears]
     mode = Mode(Numerics(4, autocast=2), Operators("sdpa"))
     tags = trace_layer(falcon.runs[0].layer, mode, 1, 64, "plain").saved.tags
     assert [tag.itemsize for tag in tags if tag.label == "up"] == [4]
+
+
+def test_falcons_mask_with_slopes_is_copied_for_each_layer_under_autocast() -> None:
+    """A bias of every head, row and pair of positions; in one dtype, the mask itself is what all layers save."""
+    config = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    falcon = parse_config(config | {"vocab_size": 100, "alibi": True, "multi_query": False}, "test")
+
+    def biases(numerics: Numerics) -> int:
+        saved = trace_layer(falcon.runs[0].layer, Mode(numerics, Operators("sdpa")), 2, 64, "plain").saved
+        return sum(size for tag, size in saved.tags.items() if tag.label == "attention bias")
+
+    assert biases(Numerics(4, autocast=2)) == 2 * 4 * 64 * 64 * 2
+    assert biases(Numerics(2)) == 0
+    with pytest.raises(ModelError, match="alibi of falcon must be false where heads share"):
+        parse_config(config | {"vocab_size": 100, "alibi": True, "multi_query": True}, "test")
 
 
 @pytest.mark.parametrize(("model_type", "unread"), [("mpt", 4 * 64 * 64 * 2), ("gpt2", 0)])

@@ -18,7 +18,7 @@ import memplan
 from memplan.api import as_input
 from memplan.drawn import Lengths as Drawn
 from memplan.engine.allocator.events import step_events
-from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.allocator.replay import StepEvents, repeated
 from memplan.errors import InvalidJob
 from memplan.frameworks.reading import read_target as read_files
 from memplan.lengths import batches as made
@@ -37,7 +37,7 @@ from memplan.lengths.packing import (
     token_budget,
     wrapped,
 )
-from memplan.lengths.playing import between, played, repeated
+from memplan.lengths.playing import between, played
 from memplan.lengths.runs import wilson
 from memplan.report import Report
 from memplan.reporting import peak

@@ -3,8 +3,11 @@
 import pytest
 
 from memplan.api import estimate
+from memplan.errors import ModelNotFound
+from memplan.frameworks import local_models
+from memplan.frameworks.draft import Draft, NotKnown
 from memplan.frameworks.hf_internvl import internvl_of
-from memplan.frameworks.local_models import within
+from memplan.frameworks.local_models import settle_model, within
 
 NAMES = [
     ("/x/qzoom-qwen2_5vl-7b-stage1", "qwen2.5-vl-7b"),
@@ -59,3 +62,57 @@ def test_internvl_by_its_name(name: str, millions: int) -> None:
 
 def test_internvl_of_nobodys() -> None:
     assert not any(map(internvl_of, ("InternVL2-8B-AWQ", "InternVL9-1B", "InternVL2-7B", "Qwen2.5-7B")))
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hub that gives nothing."""
+
+    def refuse(name: str, revision: str | None = None) -> None:
+        raise ModelNotFound("cannot reach the Hub", "check the network")
+
+    local_models._asked.cache_clear()
+    monkeypatch.setattr(local_models, "load_model", refuse)
+
+
+def _settled(name: str, **values: str) -> Draft:
+    draft = Draft(values={"model": name, **values})
+    settle_model(draft, {})
+    return draft
+
+
+COPIES = [
+    ("unsloth/Llama-3.2-3B-Instruct", {}, "meta-llama/Llama-3.2-3B"),
+    ("somebody/Qwen2.5-1.5B-sft-mine", {}, "Qwen/Qwen2.5-1.5B"),
+    ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", {"quantization": "nf4-double"}, "Qwen/Qwen2.5-7B"),
+    ("Qwen/Qwen-7B", {}, "Qwen/Qwen-7B"),
+    ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", {}, "unsloth/Qwen2.5-7B-Instruct-bnb-4bit"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "model"), COPIES)
+@pytest.mark.usefixtures("unreachable")
+def test_a_repository_that_the_hub_does_not_give(name: str, values: dict[str, str], model: str) -> None:
+    draft = _settled(name, **values)
+    assert draft.values["model"] == model
+    said = draft.origins["model"].text if name != model else "cannot reach the Hub"
+    assert said.endswith("cannot reach the Hub")
+
+
+@pytest.mark.parametrize("word", ["MODEL_PATH", "True", "Your stage2 checkpoint", ".cache/None"])
+def test_a_word_that_names_no_model_is_asked_for(word: str) -> None:
+    with pytest.raises(NotKnown) as caught:
+        _settled(word)
+    assert "--model" in caught.value.hint
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_models_beside_the_trained_one_have_names_too() -> None:
+    """A reward model's word for that tells no other shape; a folder that is nobody's is asked for."""
+    beside = {"role": "reward", "model": "somebody/Skywork-Reward-Llama-3.1-8B-v0.2"}
+    draft = Draft(values={"model": "Qwen/Qwen2.5-7B", "extra_models": [beside]})
+    settle_model(draft, {})
+    assert beside["model"] == "meta-llama/Llama-3.1-8B"
+    assert "Skywork" in draft.remarks[0]
+    with pytest.raises(NotKnown, match="extra_models"):
+        settle_model(Draft(values={"extra_models": [{"role": "teacher", "model": "/x/TowerVision-9B"}]}), {})

@@ -110,7 +110,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"optimizer": "lion"}, "optimizer: Megatron steps with adam or sgd, not lion"),
     ({"lora": {"r": 8}}, "trainer: Megatron-LM with LoRA is not modelled"),
-    ({"attention": "eager"}, "trainer: Megatron-LM with eager attention is not modelled"),
+    (
+        {"attention": "eager", "context_parallel": 2, "num_gpus": 2},
+        "trainer: Megatron-LM with eager attention over a divided sequence is not modelled",
+    ),
     (
         {"trainer": "mindspeed", "lora": {"r": 8}, "tensor_parallel": 2, "num_gpus": 2},
         "trainer: MindSpeed-LLM with LoRA",

@@ -211,3 +211,32 @@ def test_every_instant_has_words(name: str, how: dict[str, Any]) -> None:
 def test_shapes_are_values() -> None:
     assert isinstance(shape_of(recipe_of()), Shape)
     assert shape_of(recipe_of()) == shape_of(recipe_of())
+
+
+def test_scores_are_kept_by_head_query_and_key() -> None:
+    """Probabilities, and keys and values of all heads; no statistics of a kernel. Dropout keeps a mask and a result."""
+    scores, statistics = T * HEADS * T, T * HEADS * 4  # one sequence
+    repeated = T * 2 * (Q - KV) * 2
+    eager = kept(attention="eager")
+    assert eager - kept(attention="flash") == 2 * scores + repeated - statistics
+    assert kept(attention="eager", megatron={"attention_dropout": 0.1}) - eager == 3 * scores
+
+
+def test_a_length_that_no_softmax_kernel_takes_is_kept_in_fp32_too() -> None:
+    others = kept(attention="eager", sequence_length=1024) - 2 * HEADS * 1024**2
+    assert kept(attention="eager", sequence_length=1023) == 6 * HEADS * 1023**2 + others * 1023 // 1024
+
+
+def test_ranks_divide_the_heads_of_the_scores() -> None:
+    alone = kept(attention="eager") - kept(attention="flash")
+    halves = {"tensor_parallel": 2, "num_gpus": 2}
+    assert 2 * (kept(attention="eager", **halves) - kept(attention="flash", **halves)) == alone
+
+
+def test_scores_that_are_made_again_are_not_kept_and_their_high_figure_is_doubted() -> None:
+    keys = {"attention": "eager", "sequence_length": 4096, "batch_size": 1}
+    plain, again = report_of(**keys), report_of(**keys, gradient_checkpointing="selective")
+    assert again.per_gpu.allocated_bytes < plain.per_gpu.allocated_bytes
+    flash = report_of(**keys | {"attention": "flash"})
+    assert flash.per_gpu.allocated_range.high == flash.per_gpu.allocated_bytes < plain.per_gpu.allocated_bytes
+    assert plain.per_gpu.allocated_range.high > 1.1 * plain.per_gpu.allocated_bytes

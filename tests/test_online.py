@@ -65,7 +65,7 @@ RUNS = {
         *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
     }
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
-    "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "megatron-swift"}
+    "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "prime-rl", "megatron-swift"}
     | RL_ON_MEGATRON
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
     "rloo": {
@@ -106,9 +106,8 @@ def test_rloo_of_trl_is_that_of_its_newer_trainer() -> None:
 @pytest.mark.parametrize(
     ("method", "keys", "message"),
     [
-        ("grpo", {"rollout": {"engine": "vllm"}}, "rollout.engine: generation is not modelled yet"),
-        ("grpo", {"rollout": {"gpu_memory_utilization": 0.3}}, "rollout.gpu_memory_utilization"),
-        ("ppo", {"rollout": {"sleep": True}}, "rollout.sleep"),
+        ("grpo", {"rollout": {"gpu_memory_utilization": 1.5}}, "rollout.gpu_memory_utilization: '1.5' is no share"),
+        ("grpo", {"rollout": {"engine": "vllm", "mem_fraction_static": 0.5}}, "SGLang's, and the engine is vllm"),
         ("sft", {"rollout": {"group_size": 4}}, "rollout: sft generates nothing"),
         ("online-dpo", {"rollout": {"group_size": 4}}, "rollout.group_size: online-dpo has two completions"),
         ("grpo", {"rollout": {"prompt_length": 64}}, "one of prompt_length and completion_length"),
@@ -119,8 +118,7 @@ def test_rloo_of_trl_is_that_of_its_newer_trainer() -> None:
         ("grpo", {"extra_models": [{"role": "critic", "model": MODEL}]}, "extra_models: grpo has no critic"),
         ("ppo", {"extra_models": [{"role": "critic", "model": MODEL}] * 2}, "more than one critic"),
         ("ppo", {"extra_models": [{"role": "critic", "model": MODEL, "trained": False}]}, "always trained"),
-        ("ppo", {"num_gpus": 2}, "PPO's critic is modelled on one GPU"),
-        ("ppo", {"trainer": "trl", "trainer_version": "1.12", "zero_stage": 2}, "in one DeepSpeed engine"),
+        ("ppo", {"num_gpus": 2, "sharding": "fsdp2"}, "policy and critic in one backward under FSDP"),
         ("ppo", {"quantization": "nf4", "lora": {"r": 8}}, "a critic beside a quantised policy"),
         ("distill", {"extra_models": []}, "needs a teacher"),
         ("distill", {"extra_models": [{"role": "teacher", "model": {**MODEL, "vocab_size": 999}}]}, "a vocabulary of"),

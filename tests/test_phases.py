@@ -49,7 +49,17 @@ def rows(found: Moment, place: str = "gpu") -> dict[str, int]:
         ({"phases": "none"}, []),
         ({"phases": ["merge"], "lora": {"r": 8}}, ["merge"]),
         ({"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2}, ["first-step"]),
-        ({"trainer": "trl", "trainer_version": "1.16", "method": "grpo", "phases": "sync", "zero_stage": 3}, ["sync"]),
+        (
+            {
+                "trainer": "trl",
+                "trainer_version": "1.16",
+                "method": "grpo",
+                "phases": "sync",
+                "zero_stage": 3,
+                "rollout": {"engine": "vllm"},
+            },
+            ["sync"],
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, (dict, list)) else str(value),
 )
@@ -57,7 +67,7 @@ def test_a_job_has_the_phases_of_its_trainer_or_those_that_it_names(keys: dict[s
     found = report(**keys)
     assert [each.name for each in found.per_gpu.moments] == names
     assert set(names) <= set(found.per_gpu.phases)
-    assert set(found.per_gpu.phases) - set(names) <= {"forward", "backward", "step", "evaluate"}
+    assert set(found.per_gpu.phases) - set(names) <= {"forward", "backward", "step", "evaluate", "rollout"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +75,7 @@ def test_a_job_has_the_phases_of_its_trainer_or_those_that_it_names(keys: dict[s
     [
         ({"phases": "merge"}, "phases: merge: there is no adapter"),
         ({"phases": "evaluate"}, "phases: evaluate: there is no eval_batch_size"),
-        ({"phases": "sync"}, "phases: sync: sft has no engine that generates"),
+        ({"phases": "sync"}, "phases: sync: there is no engine that weights are sent to"),
         ({"phases": "resume"}, "phases: unknown value 'resume'"),
         ({"phases": "save", "tensor_parallel": 2, "trainer": "megatron"}, "phases: save: under Megatron"),
     ],
@@ -105,7 +115,7 @@ def test_nothing_of_the_step_moves() -> None:
 
 def test_every_instant_has_a_word() -> None:
     found = [moment("load"), moment("save"), moment("merge", phases="merge", lora={"r": 8})]
-    assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.gather"}
+    assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.transfer"}
     assert moment_words("first-policy.loss") == instant_words("policy.loss")[0]
 
 
@@ -217,6 +227,7 @@ def test_merging_holds_the_largest_matrix_alone() -> None:
 
 def test_sync_gathers_all_with_adapters_and_a_tensor_without() -> None:
     keys = {"trainer": "trl", "trainer_version": "1.16", "method": "grpo", "zero_stage": 3, "phases": "sync"}
+    keys |= {"rollout": {"engine": "vllm"}}
     assert "the largest tensor, gathered" in rows(moment("sync", **keys))
     assert rows(moment("sync", **keys, lora={"r": 8}))["the whole model, gathered"] > 2 * WHOLE
 

@@ -37,7 +37,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 OTHERS = st.fixed_dictionaries(
     {
         "model": st.sampled_from(list(MODELS.values())),
-        "method": st.sampled_from([name for name in METHODS if name not in ("ppo", "distill")]),
+        "method": st.sampled_from([name for name in METHODS if name not in ("ppo", "distill", "generate")]),
         "sequence_length": st.sampled_from([16, 64, 100]),
         "gradient_checkpointing": st.sampled_from(CHECKPOINTING),
         "gradient_accumulation_steps": st.sampled_from([1, 4]),

@@ -10,11 +10,12 @@ from memplan.cost import seconds
 from memplan.engine.bounds import at_least
 from memplan.planner import plan
 from memplan.planner.axes import values
-from memplan.planner.candidates import Candidates, Floored, Refused, accumulation_class, candidates, same_training
+from memplan.planner.candidates import Candidates, Floored, Refused, accumulation_class, same_training
 from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
 from memplan.planner.planning import _miss, absences, job_input, pricing_of, question, search
 from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
 from memplan.planner.space import Space, batches, data_ranks, layouts, megatron
+from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.job import Job

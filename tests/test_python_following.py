@@ -174,3 +174,58 @@ def test_an_import_tells_the_version(tmp_path: Path) -> None:
     assert read(tmp_path, old).job.trainer_version == "0.19"
     path = tmp_path / "train.py"
     assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "yes"
+
+
+def test_what_becomes_of_a_model_behind_its_trainer_changes_nothing(tmp_path: Path) -> None:
+    """Compiling makes another object, and adapters are merged when the training is over."""
+    made = "t = Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=2))\n"
+    begin = f"model = get_peft_model(AutoModelForCausalLM.from_pretrained(ID), LoraConfig(r=4))\n{made}"
+    late = read(tmp_path, f"{begin}model = torch.compile(model)\nt.train()\nmerged = t.model.merge_and_unload()\n")
+    assert (late.job.compile, late.job.lora is None) == (False, False)
+    early = read(tmp_path, f"model = torch.compile(AutoModelForCausalLM.from_pretrained(ID))\n{made}t.train()\n")
+    assert early.job.compile
+
+
+@pytest.mark.parametrize(
+    ("body", "clear"),
+    [
+        (
+            "self.seen += inputs['labels'].ne(-100).sum()\n        return super().compute_loss(model, inputs, **more)",
+            True,
+        ),
+        ("loss = super(Own, self).compute_loss(model, inputs)\n        return loss * self.weight", True),
+        ("loss, out = super().compute_loss(model, inputs, True)\n        return loss + out.logits.mean()", False),
+        ("return super().compute_loss(model, inputs) + super().compute_loss(model, inputs)", False),
+        ("return model(**inputs).loss", False),
+    ],
+)
+def test_a_loss_that_only_looks_on(tmp_path: Path, body: str, clear: bool) -> None:
+    own = f"class Own(SFTTrainer):\n    def compute_loss(self, model, inputs, **more):\n        {body}\n"
+    given = read(tmp_path, f"{own}{MODEL}{SFT.format(2).replace('SFTTrainer', 'Own')}")
+    assert ("loss" not in {each.decides for each in given.unread}) == clear
+
+
+def test_a_file_of_a_trainer_alone_trains_nothing(tmp_path: Path) -> None:
+    own = "class Own(Trainer):\n    def training_step(self, model, inputs):\n        self.accelerator.backward(1)\n"
+    with pytest.raises(NoTraining):
+        read(tmp_path, own)
+    with pytest.raises(NotKnown, match="loop of the program's own"):
+        read(tmp_path, f"{own}loss.backward()\n")
+
+
+def test_layers_over_several_cards_take_no_more_than_one_that_has_them_all(tmp_path: Path) -> None:
+    spread = MODEL.replace("ID,", "ID, device_map='auto',")
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + spread + SFT.format(1))
+    found = check_file(str(path), {"gpu": "80GB", "num_gpus": 8})
+    assert (found.fits, "at most" in found.text) == ("yes", True)
+    shared = check_file(str(path), {"gpu": "80GB", "num_gpus": 8, "sharding": "zero3"})
+    assert shared.fits == "unclear"
+
+
+def test_what_starts_the_command_that_a_program_shows(tmp_path: Path) -> None:
+    """Its launcher's config is the program's too, by its name where it is not here."""
+    begin = "accelerate launch --num_processes 4 --config_file configs/zero3.yaml"
+    given = read(tmp_path, f'"""\n{begin} train.py --bs 2 --model Qwen/Qwen3-4B\n"""\n{HEAD}{BY_OPTION}')
+    assert (given.job.sharding, given.job.num_gpus) == ("zero3", 4)
+    assert "its name says so" in given.origins["sharding"]

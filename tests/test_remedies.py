@@ -28,7 +28,7 @@ WIDE = {**TINY, "hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32
 JOBS = st.fixed_dictionaries(
     {
         "model": st.sampled_from([WIDE, {**WIDE, "tie_word_embeddings": True}, "qwen3-0.6b", "smollm2-135m"]),
-        "method": st.sampled_from([name for name in METHODS if name != "distill"]),
+        "method": st.sampled_from([name for name in METHODS if name not in ("distill", "generate")]),
         "gpu": st.sampled_from(["2GiB", "3GiB", "4GiB", "6GiB", "10GiB", "16GiB"]),
         "batch_size": st.sampled_from([1, 2, 6]),
         "sequence_length": st.sampled_from([256, 1024, 3000]),
@@ -61,13 +61,12 @@ def with_changes(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 
 def assert_true(job: dict[str, Any], report: Report) -> None:
-    """Every remedy is what ``estimate`` says of the changed job, by the band; and what fits by it fits when played."""
-    ranks, base = [], estimate(job, play=False).per_gpu.device_bytes.expected
+    """Every remedy is what ``estimate`` says of the changed job; and what fits by the band fits when played."""
+    ranks, base = [], report.per_gpu.device_bytes.expected
     for remedy in report.remedies:
-        again = estimate(with_changes(job, remedy.changes), play=False)
-        played = estimate(with_changes(job, remedy.changes)).verdict
-        assert played is not None
-        assert played.fits == "yes" or remedy.fits != "yes"
+        again = estimate(with_changes(job, remedy.changes))
+        assert again.verdict is not None
+        assert again.verdict.fits == "yes" or remedy.fits != "yes"
         assert again.per_gpu.allocated_bytes == remedy.allocated_bytes
         assert again.per_gpu.device_bytes.expected == remedy.device_bytes
         assert again.host.bytes_per_node == remedy.host_bytes_per_node

@@ -1,5 +1,6 @@
 """Views of real reports: what a person must find in them, at every width."""
 
+import json
 import re
 from functools import cache
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from memplan.api import compare, estimate
+from memplan.cli.app import main
 from memplan.render import instants, words
 from memplan.render.catalogue import LISTS, SHOWN, list_table
 from memplan.render.compare_view import GROUPS, compare_blocks, grouped
@@ -176,3 +178,28 @@ def test_lists_lose_columns_rather_than_characters(what: str, width: int) -> Non
 @pytest.mark.parametrize(("part", "whole", "text"), [(0, 10, "0 %"), (1, 1000, "<1 %"), (1, 3, "33 %"), (1, 0, "0 %")])
 def test_percent(part: int, whole: int, text: str) -> None:
     assert percent(part, whole) == text
+
+
+def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    card = ["estimate", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "dpo"]
+    assert main(card) == 0
+    whole = capsys.readouterr().out
+    assert main([*card, "-q"]) == 0
+    quiet = capsys.readouterr().out
+    assert quiet.count("\n") == 1
+    assert whole.startswith(quiet)
+    assert quiet.startswith("Does not fit a100-80gb")
+    assert main([*card[:2], "-q"]) == 0
+    assert capsys.readouterr().out.startswith("Peak ")
+
+
+def test_a_summary_is_small_and_agrees_with_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    card = ["estimate", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "dpo"]
+    assert main([*card, "--summary"]) == 0
+    text = capsys.readouterr().out
+    assert main([*card, "--json"]) == 0
+    short, whole = json.loads(text), json.loads(capsys.readouterr().out)
+    assert len(text) < 2500
+    assert short["verdict"] == whole["verdict"]
+    assert short["allocated_bytes"] == whole["per_gpu"]["allocated_bytes"]
+    assert [remedy["title"] for remedy in short["remedies"]] == [each["title"] for each in whole["remedies"][:3]]

@@ -269,7 +269,7 @@ def test_keys_without_effect_are_listed() -> None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "generate"])
 def test_nothing_is_left_open(method: str, trainer: str) -> None:
     refused: InvalidJob | None = None
     try:

@@ -473,7 +473,7 @@ def test_a_reason_stands_with_what_a_trainer_fills_in() -> None:
         ),
         (
             {"trainer": "trl", "method": "grpo"},
-            ["rollout: generation is not counted", "reference: none (TRL's default"],
+            ["rollout: the policy itself (transformers' generate) generates", "reference: none (TRL's default"],
         ),
         ({"images": {"width": 10, "height": 20}}, ["pixels of the images are in the batch"]),
     ],

@@ -44,6 +44,7 @@ def test_sums(text: str, words: str) -> None:
         ),
         ("A=(x 'y z' w)\nA+=(v)\nrun ${#A[@]} ${A[0]} ${A[3]} ${A[-1]}", "run 4 x v v"),
         ("declare -A A=([big]=72 [small]=7)\nrun ${A[big]}", "run 72"),
+        ("run --a 1 `# a remark between arguments` --b 2", "run --a 1 --b 2"),
         ("IFS=, read -ra G <<< '0,1,2'\nrun ${#G[@]} $(echo 0,1 | tr ',' '\\n' | wc -l)", "run 3 2"),
         ("G=0,1,2\nrun $(echo $G | awk -F, '{print NF}') $(basename a/b.sh .sh) $(dirname a/b)", "run 3 b a"),
         ("set -- a b c\nshift\nrun $1 $# $@", "run b 2 b c"),

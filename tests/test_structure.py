@@ -42,9 +42,11 @@ LAYERS = (
     "resolve",  # Job -> Recipe
     "engine",  # Recipe -> Ledger
     "drawn",  # what a report says of the lengths that come
+    "generated",  # what it says of a generation engine
     "report",  # what a report is
     "meters",  # allocated, reserved, device
     "moments",  # the phases beside the steady step
+    "rollout",  # trainer and engine over one RL step
     "reporting",  # Ledger -> Report
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step
@@ -56,6 +58,8 @@ LAYERS = (
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls
     "snapshot",  # what an allocator recorded
+    "diagnose",  # what an out-of-memory error says
+    "logs",  # what an engine or a trainer printed
     "frameworks",  # training frameworks' files <-> Job
     "render",
     "torch",  # pair schedules for training scripts

@@ -67,8 +67,7 @@ def test_a_critic_of_its_own_size_and_one_gpu_s() -> None:
     large = {"extra_models": [{"role": "critic", "model": "qwen2.5-1.5b"}]}
     assert allocated() < allocated(**large)
     assert not has_critic_engine(recipe(num_gpus=1))
-    with pytest.raises(InvalidJob, match="PPO's critic is modelled on one GPU with OpenRLHF and zero3"):
-        recipe(trainer="openrlhf", sharding="zero3")
+    assert has_critic_engine(recipe(trainer="openrlhf", sharding="zero3"))
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "fsdp2"])

@@ -41,6 +41,8 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
     kv_heads = config.optional_integer("num_kv_heads") or heads
     if not new:
         kv_heads = 1 if is_true(config, "multi_query") else heads
+    if alibi and (new or kv_heads != heads):
+        raise config.wrong("alibi", "false where heads share keys and values, as in every checkpoint", True)
     if heads % kv_heads:
         raise config.wrong("num_kv_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
     bias = is_true(config, "bias")

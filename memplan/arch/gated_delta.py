@@ -17,7 +17,7 @@ from memplan.arch.routed import (
     shared_experts,
     softmax_routing,
 )
-from memplan.arch.state_space import convolution, with_kernel_note
+from memplan.arch.state_space import convolution, served_itemsize, with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
@@ -117,6 +117,7 @@ def delta(family: Family, config: Config) -> GatedDelta:
         key_dim=key_dim,
         value_dim=value_dim,
         kernel=kernel,
+        state_itemsize=served_itemsize(config, "mamba_ssm_dtype", 0 if family.model_type == "qwen3_next" else 4),
         linears=(*(Linear(name=name, inputs=h, outputs=width) for name, width in into), out),
         tensors=(
             Bare(name="dt_bias", shape=(value_heads,)),

@@ -8,7 +8,7 @@ from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.hybrid import LINEAR, listed
 from memplan.arch.layer_norm_parts import ACTIVATIONS
 from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
-from memplan.arch.state_space import DualKeys, dual, with_kernel_note
+from memplan.arch.state_space import DualKeys, dual, served_itemsize, with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
@@ -74,7 +74,13 @@ def non_empty(config: Config, key: str, given: list[str]) -> list[str]:
 def mixers(family: Family, config: Config) -> list[AnyMixer | None]:
     """Mamba 2 or attention without positions, in the layers that have either."""
     keys = DualKeys(num_heads="mamba_num_heads", head_dim="mamba_head_dim", state_size="ssm_state_size")
-    mamba = dual(config, config.integer("mamba_num_heads"), config.integer("mamba_head_dim"), keys)
+    mamba = dual(
+        config,
+        config.integer("mamba_num_heads"),
+        config.integer("mamba_head_dim"),
+        keys,
+        state_itemsize=served_itemsize(config, "mamba_ssm_cache_dtype", 4),
+    )
     attends = softmax_attention(family, config, None).model_copy(update={"rotary": "none"})
     made: dict[str, AnyMixer] = {LINEAR: mamba, attention.FULL: attends}
     return [made.get(kind) for kind in kinds(config)]

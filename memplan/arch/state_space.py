@@ -97,6 +97,12 @@ MAMBA_PREFIX = DualKeys(
 """The names in Bamba, Granite 4 and Falcon-H1."""
 
 
+def served_itemsize(config: Config, key: str, default: int) -> int:
+    """Bytes of an element of a mixer's state as engines serve it: they read it in the config (vllm 0.33
+    model_executor/models/config.py: mamba_ssm_cache_dtype)."""
+    return {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.keys.get(key)), default)
+
+
 def dual(
     config: Config, heads: int, head_dim: int, keys: DualKeys, out_bias: bool | None = None, **fields: Any
 ) -> StateSpaceDual:

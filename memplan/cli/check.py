@@ -14,6 +14,9 @@ HELP = """Whether the jobs of training configs fit: one line a file; exit code 0
 
 FILE is a config of a framework (TRL, transformers, …), a script, or a memplan job. Files that say how they run go
 with --with. Example: memplan check train.yaml --with zero3.yaml --gpu h100-80gb --num-gpus 8
+
+With --log FILE what vLLM, SGLang or a trainer printed of memory stands beside the estimate, term by term; of the job
+named, or of the one that the log tells of. Example: memplan check --log vllm.log --gpu h100-80gb
 """
 FORMS = ("text", "github", "json")
 
@@ -26,6 +29,7 @@ def parameters() -> list[Parameter]:
         *rest,
         option("json", bool, "--json"),
         option("form", str, "--format", metavar="FORM"),
+        option("log", str, "--log", metavar="FILE"),
     ]
 
 
@@ -35,11 +39,15 @@ def check(values: Mapping[str, Any]) -> int:
     from memplan.frameworks.checking import check_all, github_lines, worst
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
-    if not files:
-        raise UsageError("check which files?", "name one or more training configs")
     if form not in FORMS:
         raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, FORMS))
     form = "json" if values.get("json") else form
+    if values.get("log") is not None:
+        from memplan.cli.check_log import check_log
+
+        return check_log(values, form)
+    if not files:
+        raise UsageError("check which files?", "name one or more training configs")
     model, keys = options.collect(values)
     keys |= {"model": model} if model is not None else {}
     beside, framework = values.get("with_") or (), values.get("framework") or ""

@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "The fastest ways to run a job that fit, and why others do not.",
     "emit": "The files that run a job: TRL, transformers, accelerate, DeepSpeed, …",
     "check": "Whether training configs fit: a line a file, and an exit code.",
+    "diagnose": "What an out-of-memory error says, and what to change.",
     "trace": "The same, measured: the real model on fake tensors, without a GPU.",
     "measure": "The same on the devices of this machine, beside the estimate.",
     "lengths": "How long the rows of a data set are, for a job's --lengths.",

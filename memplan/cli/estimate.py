@@ -32,6 +32,8 @@ def parameters() -> list[Parameter]:
         option("verify", bool, "--verify"),
         option("exact", bool, "--exact"),
         option("play", bool, "--play"),
+        option("quiet", bool, "--quiet", "-q"),
+        option("summary", bool, "--summary"),
         *output.parameters(),
     ]
 
@@ -39,12 +41,14 @@ def parameters() -> list[Parameter]:
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
     to = output.read_output(values)
+    if values.get("summary"):
+        to = to._replace(form="json")
     report = report_of(values)
     if values.get("fail_over") and report.verdict is None:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    shown = [name for name in ("rule_of_thumb", "ranks", "explain") if values.get(name)]
+    shown = [name for name in ("rule_of_thumb", "ranks", "explain", "quiet", "summary") if values.get(name)]
     to.write(_result(report, shown))
     for text in report.warnings:
         warn(text)
@@ -78,16 +82,21 @@ def _result(report: "Report", shown: list[str]) -> Result:
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
+        from memplan.render.summary import summary
         from memplan.render.thumb_view import thumb_data
 
+        if "summary" in shown:
+            return summary(report)
         return report.to_dict() | ({"rule_of_thumb": thumb_data(report)} if thumb else {})
 
     def view(width: int) -> "list[Block]":
-        from memplan.render.estimate_view import estimate_blocks, ranks_blocks
+        from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
         from memplan.render.ledger_view import ledger_blocks
         from memplan.render.origins_view import origins_blocks
         from memplan.render.thumb_view import thumb_blocks
 
+        if "quiet" in shown:
+            return answer_blocks(report, width)
         if thumb:
             return thumb_blocks(report)
         ranks = ranks_blocks(report) if "ranks" in shown else []
@@ -100,7 +109,7 @@ def _result(report: "Report", shown: list[str]) -> Result:
         terms: list[dict[str, Any]] = thumb_data(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
-    return Result(data if thumb else report.to_dict, view, rows)
+    return Result(data if thumb or "summary" in shown else report.to_dict, view, rows)
 
 
 def _verify(report: "Report") -> None:

@@ -9,12 +9,14 @@ from typing import Any, Literal, get_args, get_origin
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
+from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, CHOICES
 
 EXTRA = {
     "recompute": "The same as --gradient-checkpointing by name: none or full.",
     "set_": "Any key, also inside another: allocator.expandable_segments=true. May be repeated.",
     "what": "Which of them.",
+    "text": "A log, a traceback, a file of it, or - for what is piped.",
     "shell": "bash, zsh or fish.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies; in the form of memplan's own.",
@@ -46,6 +48,8 @@ EXTRA = {
     "check": "Exit with 1 when an error of a traced step with one GPU is out of bounds.",
     "exact": "Build transformers' class without weights: count it, and describe a type that memplan does not know "
     "from its modules (memplan[trace]; seconds).",
+    "quiet": "The first line alone: the verdict, or the peak where no card is named.",
+    "summary": "The main figures as JSON, in some 2 kB.",
     "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
@@ -55,6 +59,7 @@ EXTRA = {
     "--force writes it.",
     "files": "Training configs, scripts or jobs.",
     "form": "Form of the answer: text, github (annotations), json.",
+    "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
     "tokenizer": "A folder with tokenizer.json, or the file.",
@@ -118,17 +123,22 @@ def attribute_docstrings(owner: type) -> dict[str, str]:
 
 def documented_options() -> list[JobOption]:
     """Every option of a job with its help. One without a docstring, or with one value only, is not modelled: hidden."""
-    job, lora = attribute_docstrings(Job), attribute_docstrings(Lora)
-    return [_documented(option, job, lora) for option in job_options()]
+    texts = {owner: attribute_docstrings(owner) for owner in (Job, *INNER.values())}
+    return [_documented(option, texts) for option in job_options()]
 
 
-def _documented(option: JobOption, job: dict[str, str], lora: dict[str, str]) -> JobOption:
-    key = option.parameter
+INNER: dict[str, type[Lora] | type[Rollout]] = {"lora": Lora, "rollout": Rollout}
+"""Keys whose own keys are options."""
+
+
+def _documented(option: JobOption, texts: dict[Any, dict[str, str]]) -> JobOption:
+    key, job = option.parameter, texts[Job]
+    first, _, inner = key.partition("_")
     if key in FLAGS:
         text = FLAGS[key][1]
-    elif key.startswith("lora_"):
-        inner = key.removeprefix("lora_")
-        text = lora.get(inner, "") + _values(Lora, inner) if inner in lora else ""
+    elif first in INNER and inner:
+        owner = INNER[first]
+        text = texts[owner][inner] + _values(owner, inner) if inner in texts[owner] else ""
     else:
         text = EXTRA.get(key) or (job[key] + _values(Job, key) if key in job else "")
     names = [f"--{alias.replace('_', '-')}" for alias, meant in ALIASES.items() if meant == key and len(alias) > 1]
@@ -139,7 +149,7 @@ def _documented(option: JobOption, job: dict[str, str], lora: dict[str, str]) ->
     return option._replace(help=text + also, hidden=hidden)
 
 
-def _values(owner: type[Job] | type[Lora], key: str) -> str:
+def _values(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> str:
     """' One of …; default …' where there is something to say."""
     choices = CHOICES.get(key, ()) if owner is Job else _literals(owner.model_fields[key].annotation)
     default = owner.model_fields[key].default
@@ -208,7 +218,19 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
     if not everything:
         for title, keys in COMMON.items():
             found.get(title, []).sort(key=lambda row: keys.index(row[0]))
-    order = ["Arguments", *COMMON, *SECTIONS, "LoRA", "Other", "Any key", "Files", "Search", "Comparison", "Output"]
+    order = [
+        "Arguments",
+        *COMMON,
+        *SECTIONS,
+        "LoRA",
+        "Generation",
+        "Other",
+        "Any key",
+        "Files",
+        "Search",
+        "Comparison",
+        "Output",
+    ]
     return [(title, found[title]) for title in order if title in found]
 
 

@@ -16,6 +16,7 @@ from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
 from memplan.spec.lora import ALL_LINEAR, Lora
 from memplan.spec.reading import canonical_key
+from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, CHOICES
 
 if TYPE_CHECKING:
@@ -104,8 +105,24 @@ MAPPINGS = (
     "fsdp",
     "ddp",
     "rollout",
+    "sync",
 )
 """Keys that hold keys of their own: by --set, LoRA's also by --lora-*."""
+
+
+ROLLOUT = (
+    "engine",
+    "engine_version",
+    "tensor_parallel",
+    "gpu_memory_utilization",
+    "mem_fraction_static",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_dtype",
+    "enforce_eager",
+)
+"""Keys of ``rollout`` that are options of their own, under the engines' names; the others go by --set."""
 
 
 class JobOption(NamedTuple):
@@ -128,7 +145,7 @@ def job_options() -> tuple[JobOption, ...]:
     options += [
         JobOption(key, (flag,), "", _section(key)) for key, (flag, _) in FLAGS.items() if key not in Job.model_fields
     ]
-    return (*options, *map(_of_lora, Lora.model_fields))
+    return (*options, *map(_of_lora, Lora.model_fields), *map(_of_rollout, ROLLOUT))
 
 
 def _of_key(key: str) -> JobOption:
@@ -148,17 +165,25 @@ def _of_lora(key: str) -> JobOption:
     return JobOption(f"lora_{key}", (f"--{name}",), _metavar(Lora, key), "LoRA")
 
 
+def _of_rollout(key: str) -> JobOption:
+    name = key.replace("_", "-")
+    written = (f"--rollout-{name}",) if key in ("engine", "tensor_parallel", "dtype") else (f"--{name}",)
+    if _is_flag(Rollout, key):
+        return JobOption(f"rollout_{key}", (f"{written[0]}/--no-{written[0][2:]}",), "", "Generation")
+    return JobOption(f"rollout_{key}", written, _metavar(Rollout, key), "Generation")
+
+
 def _section(key: str) -> str:
     if "lora" in key:
         return "LoRA"
     return next((title for title, keys in SECTIONS.items() if key in keys), "Other")
 
 
-def _is_flag(owner: type[Job] | type[Lora], key: str) -> bool:
+def _is_flag(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> bool:
     return owner.model_fields[key].annotation in (bool, bool | None)
 
 
-def _metavar(owner: type[Job] | type[Lora], key: str) -> str:
+def _metavar(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> str:
     """NAME where there are choices, N for whole numbers, X for others, TEXT for the rest."""
     if owner is Job and key in CHOICES:
         return "NAME"
@@ -203,6 +228,9 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise UsageError(f"--no-lora contradicts --lora-{next(iter(lora)).replace('_', '-')}", "leave one of them out")
     if lora:
         given["lora"] = lora
+    rollout = {name.removeprefix("rollout_"): given.pop(name) for name in list(given) if name.startswith("rollout_")}
+    if rollout:  # a version is text, and looks like a number
+        given["rollout"] = {key: value if key == "engine_version" else scalar(value) for key, value in rollout.items()}
     if "lengths" in given:
         given["lengths"] = in_full(given["lengths"])
     for flag, name in (("--set", "set_"), ("--fix", "fix")):
@@ -247,10 +275,10 @@ def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
         job[key] = value
 
 
-def scalar(text: str) -> Any:
-    """A value as it is written: JSON where it is JSON, else text."""
+def scalar(text: Any) -> Any:
+    """A value as it is written: JSON where it is JSON, else text; a flag as it is."""
     try:
-        return json.loads(text)
+        return text if isinstance(text, bool) else json.loads(text)
     except (ValueError, RecursionError):
         return text
 

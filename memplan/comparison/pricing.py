@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 from memplan.comparison.difference import difference
 from memplan.comparison.result import CompareRow, Comparison, Impossible
 from memplan.cost import card, speed
+from memplan.engine.allocator.reserved import Seek
 from memplan.errors import InvalidJob
 from memplan.report import SCHEMA_VERSION, Report
 from memplan.reporting import build_report
-from memplan.resolve import resolve
+from memplan.resolve import resolve_training
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 
+MOST_PLAYED = 12
+"""Rows: a play takes up to a tenth of a second."""
 BY_COST, BY_PASSES = "cost model", "passes"
 
 
@@ -33,7 +36,7 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
     priced: list[tuple[Case, Report]] = []
     impossible = []
     for case in cases:
-        found = _priced(case)
+        found = _priced(case, played(len(cases)))
         if isinstance(found, Report):
             priced.append((case, found))
         elif case is cases[0]:
@@ -54,11 +57,16 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
     )
 
 
-def _priced(case: Case) -> Report | InvalidJob:
+def _priced(case: Case, play: Seek) -> Report | InvalidJob:
     try:
-        return build_report(resolve(case.given))
+        return build_report(resolve_training(case.given), play)
     except InvalidJob as error:
         return error
+
+
+def played(rows: int) -> Seek:
+    """How the reports of so many rows are made: their steps played, or, of very many, by the band of searches."""
+    return "fits" if rows <= MOST_PLAYED else False
 
 
 def _same_training(rows: Sequence[CompareRow]) -> bool:

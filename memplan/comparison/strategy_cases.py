@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from memplan.comparison.pricing import Case, fastest_that_fits, ranked, recommended
+from memplan.comparison.pricing import Case, fastest_that_fits, played, ranked, recommended
 from memplan.comparison.result import Comparison
+from memplan.engine.allocator.reserved import Seek
 from memplan.errors import InvalidJob, MemplanError
 from memplan.remedies import changed
 from memplan.report import SCHEMA_VERSION, Report
@@ -28,8 +29,9 @@ def compare_strategies(given: JobInput, path: Path | None = None) -> Comparison:
         given = given._replace(job=job, sources=given.sources | {"num_gpus": "default"})
         assumptions.append(f"num_gpus: {EXAMPLE_GPUS} (no number given: that of the strategies' original example)")
     base = given.job.model_dump()
+    play = played(len(strategies.strategies))
     priced = [
-        (Case(strategy.name, strategy.title, strategy.changes(base), given), _apply(given, strategy, base))
+        (Case(strategy.name, strategy.title, strategy.changes(base), given), _apply(given, strategy, base, play))
         for strategy in strategies.strategies
     ]
     first = priced[0][1].recipe
@@ -42,12 +44,12 @@ def compare_strategies(given: JobInput, path: Path | None = None) -> Comparison:
     )
 
 
-def _apply(given: JobInput, strategy: Strategy, base: dict[str, Any]) -> Report:
+def _apply(given: JobInput, strategy: Strategy, base: dict[str, Any], play: Seek) -> Report:
     changes = strategy.changes(base)
     if "sharding" in changes or "zero_stage" in changes:
         changes = {"sharding": None, "zero_stage": None, **changes}
     try:
-        return build_report(changed(given, changes))
+        return build_report(changed(given, changes), play)
     except MemplanError as error:
         raise InvalidJob(f"strategy {strategy.name}: {error.message}", error.hint) from None
 

@@ -40,6 +40,7 @@ HEAD_BYTES: dict[str, float] = {
     "flash-cross-entropy": 12.0,
     "flash-cross-entropy-in-place": 8.0,
     "liger": 8.0,
+    "foak-chunks": 16.0,
     "liger-preference": 12.0,
     "cut-cross-entropy": 0.0,
     "compiled-unsloth-chunks": 10.0,

@@ -9,6 +9,7 @@ time for each operation.
 
 from typing import NamedTuple
 
+from memplan.cost.generation import generating
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import host_seconds, optimizer_seconds, trained_elements
 from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of
@@ -51,6 +52,10 @@ class Step(NamedTuple):
     optimizer: float
     host: float
     """What waits for the host's memory and processor."""
+    generation: float = 0.0
+    """Completions of an online method, beyond what a trainer does meanwhile."""
+    syncing: float = 0.0
+    """Weights to the engine that makes them, and what goes to the host and comes back around it."""
 
 
 PARTS = Step._fields[1:]
@@ -97,7 +102,10 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, trained))
-    seconds = micro * each + bubble + once + ending + waiting
+    training = micro * each + bubble + once + ending + waiting
+    made = generating(recipe, device, rates)
+    generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
+    seconds = training + generation + made.moved
     products = micro * share * trained.products * (2 + _trained_share(recipe, work))
     attention = micro * share * trained.attention * 3.5
     heads = micro * (head.forward + head.backward)
@@ -115,6 +123,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
         bubble,
         ending,
         waiting,
+        generation,
+        made.moved,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.allocator.events import is_covered
+from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.critic_engine import has_critic_engine
 from memplan.engine.ranks import rank_classes
@@ -31,5 +31,7 @@ def _partly(recipe: Recipe) -> int:
     ledger = without_sharding(recipe)
     allocated = Band(*map(max, ledger.bounds()))
     hardware, layers = recipe.hardware, recipe.checkpointing.layers
-    reserved = reserved_band(allocated, ledger.lasting(), hardware.expandable_segments, layers, is_covered(recipe))
+    lasting = ledger.lasting()
+    slack = slack_of(recipe, lasting)
+    reserved = reserved_band(allocated, lasting, hardware.expandable_segments, layers, slack)
     return reserved.high + max(ledger.totals("device", bound="high_bytes"))

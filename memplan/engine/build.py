@@ -61,6 +61,12 @@ class Parts:
         return next(traced.plan.name for traced, point in self.passes[::-1] if point == "backward")
 
     @cached_property
+    def first_backward(self) -> str:
+        """The pass from whose backward on the last engine's gradients are counted: the policy's, where a critic's
+        comes after it in the same engine."""
+        return "policy" if self.last_backward == CRITIC else self.last_backward
+
+    @cached_property
     def schedule(self) -> tuple[str, ...]:
         """The instants of the step."""
         return (*(each for traced, point in self.passes for each in instants_of(self.recipe, traced, point)), STEP)
@@ -150,7 +156,7 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
         if not parts.recipe.evaluating:
             from memplan.engine.parallel.zero.rows import enter_zero
 
-            enter_zero(ledger, parts.recipe, parts.weights, parts.last_backward)
+            enter_zero(ledger, parts.recipe, _stepped(parts), parts.last_backward, parts.first_backward)
         elif parts.recipe.zero_stage == 3:
             from memplan.engine.parallel.zero.stage3 import enter_lasting
 
@@ -160,7 +166,7 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
 
             enter_whole_weights(ledger, parts.recipe, parts.passes)
     else:
-        enter_sharding(ledger, parts.recipe, parts.weights, list(parts.passes))
+        enter_sharding(ledger, parts.recipe, _stepped(parts), list(parts.passes))
 
 
 def _enter_steps(ledger: Ledger, parts: Parts) -> None:
@@ -178,7 +184,7 @@ def _enter_steps(ledger: Ledger, parts: Parts) -> None:
         if recipe.zero_stage >= 0:
             from memplan.engine.parallel.zero.rows import enter_zero
 
-            enter_zero(ledger, recipe, parts.critic_weights, CRITIC)
+            enter_zero(ledger, recipe, parts.critic_weights, CRITIC, CRITIC)
 
 
 def _enter_others(ledger: Ledger, parts: Parts) -> None:

@@ -25,11 +25,9 @@ VALUES = METHODS["reward"]._replace(name="values", title="values of tokens", pai
 
 
 def has_critic_engine(recipe: Recipe) -> bool:
-    """Whether GPUs share a critic that FSDP or Megatron divides by itself."""
+    """Whether GPUs train a critic in an engine of its own: FSDP's, DeepSpeed's, DDP's or Megatron's."""
     critic = recipe.others.critic
-    if critic is None or not critic.apart:
-        return False
-    return recipe.in_megatron or (recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"))
+    return critic is not None and critic.apart and (recipe.in_megatron or recipe.several)
 
 
 def parted(recipe: Recipe) -> tuple[Recipe, Recipe]:

@@ -13,6 +13,7 @@ from memplan.engine.parallel.fsdp1.flat_parameters import flat_mode, reached_spe
 from memplan.engine.parallel.fsdp2.units import (
     adds_in_place,
     casts_inputs,
+    casts_outputs,
     gathered_layers,
     gathers,
     keeps_buffers,
@@ -41,6 +42,7 @@ def policy_mode(recipe: Recipe) -> Mode:
             stream=4 if recipe.model.residual_fp32 or _is_widened(recipe) else 0,
             product=product_itemsize(recipe, recipe.quantised),
             casts_all=bool(recipe.storage.precision.master),
+            output=recipe.numerics.itemsize if casts_outputs(recipe) else 0,
         ),
         recompute=recipe.checkpointing.recompute,
         offload=recipe.checkpointing.offload,

@@ -12,15 +12,28 @@ from memplan.spec.recipe import Recipe
 
 def ledger_of(recipe: Recipe) -> Ledger:
     """The ledger of one rank: the step, and the evaluation after it where there is one."""
+    if recipe.method.generates:
+        return _engine(recipe)
     if has_critic_engine(recipe):
         return critic_and_policy(recipe)
     after = evaluation_of(recipe)
     return Joined(build_ledger(recipe), build_ledger(after)) if after else build_ledger(recipe)
 
 
-def totals_of_rank(recipe: Recipe) -> Totalled:
+def totals_of_rank(recipe: Recipe) -> Totalled | Ledger:
     """The same without rows."""
+    if recipe.method.generates:
+        return _engine(recipe)
     if has_critic_engine(recipe):
         return critic_and_policy_totals(recipe)
     after = evaluation_of(recipe)
     return JoinedTotals(totalled(recipe), totalled(after)) if after else totalled(recipe)
+
+
+def _engine(recipe: Recipe) -> Ledger:
+    """Of an engine alone."""
+    from memplan.engine.generation.rows import engine_ledger  # which no training job loads
+
+    assert recipe.generator is not None
+    assert recipe.hardware.gpu is not None
+    return engine_ledger(recipe.generator, recipe.hardware.gpu)

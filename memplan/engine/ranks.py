@@ -20,6 +20,9 @@ def rank_classes(recipe: Recipe) -> tuple[RankClass, ...]:
     Within a class shards are padded to the largest, so that the class stands for its fullest rank.
     """
     degrees = recipe.parallel
+    if recipe.method.generates and recipe.generator is not None:
+        gpus = recipe.generator.gpus
+        return (RankClass("one GPU" if gpus == 1 else f"each of {gpus} GPUs", gpus, recipe),)
     if degrees.pipeline == 1:
         name = "one GPU" if degrees.world == 1 else f"each of {degrees.world} GPUs"
         return (RankClass(name, degrees.world, _of_rank(recipe)),)

@@ -7,18 +7,22 @@ from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.head_of_pass import has_reference_pass, reference_head, teacher_head
 from memplan.engine.model_states import enter_quantised, shard_elements
-from memplan.engine.parallel.fsdp2.units import casts_inputs, gathered_layers, gathers, kept_part
+from memplan.engine.parallel.fsdp2.units import casts_inputs, casts_outputs, gathered_layers, gathers, kept_part
 from memplan.engine.passes import PassPlan, TracedPass, traced_pass
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.groups import Operators, Resident
 from memplan.spec.recipe import Recipe
+from memplan.tables.styles import KeyRepeats
 
 
-def repeats_keys(recipe: Recipe) -> bool:
-    """Whether the classes of the trainer's time repeat keys and values before the kernel that runs."""
+def repeats_keys(recipe: Recipe) -> KeyRepeats:
+    """Who repeats keys and values before the kernel that runs, in the trainer's time: the attention's class, whose
+    names for them are then those of the copies (transformers before 4.48), or a function of its own."""
     models, kernel = recipe.trainer.models, recipe.operators.attention
     named = recipe.model.family in models.repeats_flash
-    return models.repeats or (kernel == "flash" and named) or (kernel == "sdpa" and models.repeats_sdpa)
+    if not (models.repeats or (kernel == "flash" and named) or (kernel == "sdpa" and models.repeats_sdpa)):
+        return ""
+    return "class" if models.repeats or models.repeats_flash else "function"
 
 
 def reference_pass(recipe: Recipe, rows: int) -> TracedPass | None:
@@ -52,6 +56,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,
             product=product_itemsize(recipe, quantised),
+            output=itemsize if cast and casts_outputs(recipe) else 0,
         ),
         router=RouterLogits(
             recipe.loss.router.reference,

@@ -226,11 +226,12 @@ ORDINARY = Remembering(Parts, SECTIONS)
 _OTHERS: list[Remembered[Any]] = []
 
 
-def remembered(function: Callable[[Any], _T]) -> Callable[[Recipe], _T]:
-    """A function of the parts of a ledger, remembered by what it reads of them and of their recipe."""
+def remembered(function: Callable[[Any], _T], megatron: bool = False) -> Callable[[Recipe], _T]:
+    """A function of the parts of a ledger (``megatron``: of that kind's), remembered by what it reads of them and of
+    their recipe."""
     kept = Remembered(lambda recipe, parts: function(_View(recipe, parts)))
     _OTHERS.append(kept)
-    return lambda recipe: kept(_Parts(ORDINARY, recipe).reading)
+    return lambda recipe: kept(_Parts(_megatron() if megatron else ORDINARY, recipe).reading)
 
 
 @cache

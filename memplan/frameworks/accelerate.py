@@ -65,7 +65,10 @@ def read_launch(launch: Launch, draft: Draft) -> None:
         return
     if not processes.number(launch.options.values.get("num_processes")):
         processes.expect(draft, launch.options.where("config_file"), f"{path[:80]} is not here")
+    sharding, origin = draft.values.get("sharding"), draft.origins.get("sharding")  # as the file's name says
     read_settings(Settings(launch.path, {}), draft, launch.options)
+    if origin is not None and not {"use_fsdp", "use_deepspeed"} & launch.options.values.keys():
+        draft.values["sharding"], draft.origins["sharding"] = sharding, origin
 
 
 def read_settings(

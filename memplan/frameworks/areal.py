@@ -13,8 +13,9 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
 from memplan.frameworks.nemo_rl_source import referred
-from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
+from memplan.frameworks.own_names import OTHERS, warn_of_images
 from memplan.frameworks.verl_source import flat
 from memplan.units import ceil_div
 
@@ -44,6 +45,11 @@ FUSED = {
     "linear_fc2": ("down_proj",),
 }
 """Megatron's linears by the names that the Hub has."""
+DEFAULT_OF: dict[str, dict[str, Any]] = {
+    "vllm": {"gpu_memory_utilization": 0.9, "max_model_len": 32768, "max_num_seqs": 256, "dtype": "bf16"},
+    "sglang": {"mem_fraction_static": 0.9, "max_model_len": 32768, "dtype": "bf16"},
+}
+"""Of vLLMConfig and SGLangConfig."""
 BEARING = {
     "actor.fsdp.per_layer_optim_step": "optimizer",
     "actor.enable_tree_training": "batch",
@@ -129,10 +135,33 @@ def _where(keys: Keys) -> None:
     if engine not in ("fsdp", "areal"):
         draft.warn(key, keys.settings.where(key), f"AReaL's {engine} engine is counted as another's", "loss")
     keys.put("sharding", "distributed-optimizer" if engine == "megatron" else "fsdp2" if gpus > 1 else "none")
-    if "|" in said:
-        draft.warn(key, keys.settings.where(key), "the generation engine beside the trainer is not counted", "engine")
-    elif str(keys.draft.values.get("method")) in ("grpo", "ppo"):
-        remark_engine(keys)
+    if str(draft.values.get("method")) in ("grpo", "ppo"):
+        _rollouts(keys, key, "|" in said)
+
+
+def _rollouts(keys: Keys, key: str, beside: bool) -> None:
+    """``rollout.backend: sglang:d4t2``, or what stands before the actor's part of ``allocation_mode``."""
+    place = "rollout.backend" if keys.has("rollout.backend") else "allocation_mode"
+    said = re.split(r"[+|]", keys.text(place) or "")[0].strip()
+    keys.skip("rollout.backend")
+    found = re.match(r"(sglang|vllm)\b", said)
+    if found is None and beside:
+        warn_engine(keys, key, "the generation engine beside the trainer is not counted")
+    if found is None:
+        remark = f"{keys.settings.path}: what generates is not told: the answer is the trainer's alone"
+        keys.draft.remarks.append(remark)
+        return
+    name = found[1]
+    put_engine(keys, name, key if beside else place, separate=not beside, own=True)
+    degrees = {letter: int(size) for letter, size in re.findall(r"([dtp])(\d+)", said.partition(":")[2] or said)}
+    for letter, inner in (("t", "tensor_parallel"), ("p", "pipeline_parallel")):
+        if degrees.get(letter, 1) > 1:
+            put(keys, inner, degrees[letter], place)
+    if not beside and degrees:
+        put(keys, "num_gpus", degrees.get("d", 1) * degrees.get("t", 1) * degrees.get("p", 1), place)
+    for inner, value in DEFAULT_OF[name].items():
+        put(keys, inner, value, f"{name}.{inner}")
+    read_fields(keys, VLLM if name == "vllm" else SGLANG, f"{name}.")
 
 
 def _batch(keys: Keys, method: str) -> None:

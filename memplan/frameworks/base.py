@@ -45,6 +45,8 @@ class Framework(NamedTuple):
     """Keys of a job that its files say, where the rest is said elsewhere; empty for all."""
     beside: "Callable[[Job], tuple[str, ...]]" = lambda job: ()
     """Further keys that its files do not say of a job: those of the data, or of the command line."""
+    generates: bool = False
+    """Its files say what generates the completions of online methods, and on which cards."""
     extends: tuple[str, ...] = ()
     """Frameworks whose keys are in its files too, such as transformers for TRL."""
     same_model: Callable[[Any], Any] | None = None

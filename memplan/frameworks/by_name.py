@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.draft import ASSUMED, Draft, Origin
+from memplan.errors import InvalidJob
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.following import Missing
 from memplan.frameworks.shipped import shipped
 
@@ -37,7 +38,8 @@ def _by_name(draft: Draft, settings: Settings, key: str, reference: str, missing
     where, name = settings.where(key), reference.rpartition("/")[2].lower()
     stage, whole = _STAGE.search(name), _WHOLE.search(name)
     if not (stage or whole):
-        raise missing
+        error = NotKnown if is_template(reference) else InvalidJob
+        raise error(missing.message, f"{missing.hint}, or say --sharding, such as --sharding zero2")
     kind = f"zero{stage.group(1)}" if stage else "ddp"
     origin = Origin(ASSUMED, f"{where}: {key} {reference[:80]} is not here, and its name says so; give it with --with")
     draft.put("sharding", kind, origin)

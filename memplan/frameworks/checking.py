@@ -140,14 +140,21 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     most = "at most " if any(each.above and each.decides for each in given.unread) else ""
-    needs = f"{most}{format_bytes(device.expected)} of {format_bytes(verdict.usable_bytes)} usable"
+    needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
+    needs = f"{most}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
     if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"
         deciding = [each for each in given.unread if each.decides]
-        hint, where = next((each.hint for each in deciding if each.hint), ""), f"{deciding[0].where}: "
+        hint = next((each.hint for each in deciding if each.hint), "")
+        where = f"{deciding[0].where}: " if deciding else where
     else:
-        text = f"{WORDS[verdict.fits]} {cards}: {needs}, {left}"
+        engine = report.engine
+        reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
+        hint = engine.hint if engine and not engine.starts else ""
+        if room >= 0 and verdict.fits == "no" and (engine is None or engine.starts):
+            reason = f"a node's memory is short; {needs}"
+        text = f"{WORDS[verdict.fits]} {cards}: {reason}"
     line, _ = _placed(where, path)
     return Checked(
         path,

@@ -97,6 +97,8 @@ class Document:
     place: int = 0
     """Line of the one command that it is of a script with several (``parts``), or of a program's one trainer; of a
     notebook its cell."""
+    others: tuple[Command, ...] = ()
+    """Of one command of a script the others, which may serve it."""
     remarks: tuple[str, ...] = ()
     """What its reader may not expect: keys given twice."""
 

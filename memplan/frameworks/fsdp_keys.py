@@ -50,7 +50,9 @@ def put_inner(keys: Keys, job_key: str, inner: str, value: Any, key: str) -> Non
     keys.draft.values[job_key] = {**(keys.draft.values.get(job_key) or {}), inner: value}
     there = keys.has(key)
     where = f"{keys.settings.where(key)}: {keys.settings.prefix}{key}" if there else f"{keys.framework.label}: {key}"
-    keys.draft.origins.setdefault(job_key, Origin(FILE if there else DEFAULT, where))
+    before = keys.draft.origins.get(job_key)
+    if before is None or (there and before.kind != FILE):
+        keys.draft.origins[job_key] = Origin(FILE if there else DEFAULT, where)
 
 
 def refusal(job_key: str, inner: str, value: Any) -> str:

@@ -51,6 +51,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "schedule_free_adamw": {"optimizer": "schedule-free"},
 }
 """OptimizerNames that are modelled; the first of each set of equal rows is the one that is written."""
+LESS = ("rmsprop", "adagrad", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
+"""One state a parameter, of torch.optim or bitsandbytes."""
 ATTENTIONS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
 
 HANDLED = words(
@@ -106,7 +108,11 @@ def read_arguments(keys: Keys) -> None:
     read_rows(keys)
     warn_where_on(keys, NOT_MODELLED)
     if keys.flag("auto_find_batch_size"):
-        keys.warn("auto_find_batch_size", "the batch size is halved until it fits; the one that is written is counted")
+        where, why = (
+            keys.settings.where("auto_find_batch_size"),
+            "the batch size that is written is halved until it fits",
+        )
+        keys.draft.bound("auto_find_batch_size", where, why, "batch")
     if keys.flag("use_cpu") or keys.flag("no_cuda"):
         keys.draft.remarks.append(f"{keys.settings.where('use_cpu')}: the training runs on the CPU")
 
@@ -151,6 +157,10 @@ def _optimizer(keys: Keys) -> None:
     if name is None:
         return
     row = OPTIMIZERS.get(name.lower().removeprefix("optimizernames."))
+    if row is None and name.lower() in LESS:
+        why = f"optimizer {name} is counted as adamw, which has two states where it has one"
+        keys.draft.bound("optim", keys.settings.where("optim"), why, "optimizer")
+        return
     if row is None:
         keys.warn("optim", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
         return

@@ -88,7 +88,7 @@ SEES = re.compile(r"(?i)multi_?modal|vlm|llava|vision|internvl|idefics|[-_]vl[-_
 """Names of models and scripts that take images."""
 
 MANY = ("frames_upbound", "num_frames", "max_frames", "nframes", "video_folder", "video_max_frames", "n_frms",
-        "video_max_pixels", "max_num_frames")  # fmt: skip
+        "video_max_pixels", "max_num_frames", "fps")  # fmt: skip
 """Keys that say that an example may be a video, or have many images."""
 ONE = ("pad", "square", "none", "")
 """Aspect ratios under which LLaVA makes one square of an image; others make as many tiles as its shape asks for."""
@@ -135,7 +135,8 @@ def _squares(dialect: Dialect) -> int | None:
     whose patches are as many as the sequence has tokens of images, or a multiple.
     """
     keys, values = dialect.keys, dialect.keys.settings.values
-    if not (dialect.script and dialect.script.tower_apart):
+    other = "model" in keys.draft.given and "model" not in keys.draft.facts  # an option's, with a tower of its own
+    if other or not (dialect.script and dialect.script.tower_apart):
         return None
     frames = next((keys.whole(name) for name in ("frames_upbound", "num_frames", "max_frames") if keys.has(name)), None)
     sides = [(int(a), int(b)) for a, b in GRID.findall(str(values.get("image_grid_pinpoints") or ""))]
@@ -202,16 +203,19 @@ def read_model(dialect: Dialect) -> None:
     if name and not given and is_template(keys.get(name)):
         raise keys.settings.error(name, f"{str(keys.get(name))[:60]!r} is not in the file", "add --model")
     words = (keys.text(name) or "" if name and not given else "", keys.text(tower) or "" if tower else "")
+    if given and isinstance(keys.draft.options["model"], str):  # an option stands for the language model of the file
+        words = (keys.draft.options["model"], words[1])
     apart = dialect.script is not None and dialect.script.tower_apart
     pair = together(*words, str(keys.settings.values.get("mm_projector_type") or "")) if tower and apart else None
     for key in keys.settings.values if pair else ():
         if PARTS.search(key) and key not in (*HARMLESS, *TOWERS) and not any(key in known for known in NAMES.values()):
             keys.warn(key, decides="model")
     if pair:
+        keys.draft.facts["model"] = pair
         keys.put("model", pair, name)
     elif name and not given:
         keys.put("model", words[0], name)
-    blind = given and reads_text_alone(keys.draft.options.get("model"))
+    blind = given and not pair and reads_text_alone(keys.draft.options.get("model"))
     if tower:
         dialect.tower = UNKNOWN if blind or not (pair or given) else tower
     elif blind and (key := _sees(dialect)):

@@ -37,6 +37,8 @@ def put_method(dialect: Dialect, program: str) -> None:
     elif name in PAIRS:
         draft.put("method", name, Origin(FILE, where))
         keys.assume("trainer", "trl", "scripts of this method build on TRL's trainers")
+        if "trainer_version" not in draft.given:
+            keys.assume("trainer_version", "0.17", "with log-probabilities of their own, of whole logits")
         keys.skip("beta", "max_prompt_length", "loss_type")
     elif "method" not in draft.given:
         draft.warn(

@@ -16,9 +16,11 @@ from memplan.frameworks.hf_arguments import read_arguments
 from memplan.frameworks.hf_switches import warn_where_on
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory_keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
+from memplan.frameworks.llamafactory_towers import RESTING, rest, resting
 from memplan.frameworks.llamafactory_write import write
 from memplan.frameworks.own_names import PICTURES, config_of, is_command_of, lora_targets, remark_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
+from memplan.spec.freezing import LANGUAGE_MODEL
 
 VERBS = ("train", *llamafactory_v1.COMMANDS)
 PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "src/train.py", "src/train_bash.py")
@@ -114,6 +116,8 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = _settle
+    if draft.facts.get("whole"):
+        rest(keys)
     draft.finishers["reentrant"] = _without_reentrant
 
 
@@ -201,27 +205,19 @@ def _optimizer(keys: Keys) -> None:
     keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
 
 
-RESTING = {"freeze_vision_tower": True, "freeze_multi_modal_projector": True, "freeze_language_model": False}
-"""What of a model with a vision tower rests in full fine-tuning, where nobody says otherwise (the trainer's row)."""
-
-
 def _finetuning(keys: Keys) -> None:
-    """lora, full, freeze or oft; of a model with a vision tower what is frozen."""
+    """lora, full, freeze or oft."""
     kind = (keys.text("finetuning_type") or "lora").lower()
     own = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target")
     keys.skip(*own, "oft_rank", "oft_block_size", "oft_target", "freeze_trainable_layers", "freeze_trainable_modules")
     keys.skip(*RESTING)
     if kind == "full":
-        other = next((key for key, rests in RESTING.items() if keys.has(key) and keys.flag(key) != rests), "")
-        if other:
-            keys.warn(other, "of a model with a vision tower, it is counted as trained: add --freeze", "freezing")
-        elif PICTURES.search(str(keys.get("model_name_or_path") or "")):
-            keys.draft.remarks.append(f"{keys.settings.path}: the vision tower and its projector rest, and are counted "
-                                      "as trained, which needs more")  # fmt: skip
+        keys.draft.facts["whole"] = True
         keys.put("lora", None, "finetuning_type")
         return
     if kind == "freeze":
-        keys.warn("finetuning_type", "all weights are counted as trained, though only the last layers are")
+        where, why = keys.settings.where("finetuning_type"), "only the last layers are trained, and all are counted"
+        keys.draft.bound("finetuning_type", where, why, "freezing")
         return
     if kind != "lora":
         keys.warn("finetuning_type", f"{kind[:20]} is not modelled: it is counted as LoRA")
@@ -232,6 +228,9 @@ def _finetuning(keys: Keys) -> None:
         "dropout": keys.number("lora_dropout"),
         "targets": lora_targets(keys.names("lora_target") or ("all",)),
     }
+    model = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "")
+    if PICTURES.search(model):  # visual.py: patch_target_modules
+        lora["exclude_modules"] = [part for part in resting(keys) if part != LANGUAGE_MODEL]
     if keys.names("additional_target"):
         lora["modules_to_save"] = list(keys.names("additional_target") or ())
     lora |= {job: True for key, job in (("use_dora", "dora"), ("use_rslora", "rslora")) if keys.flag(key)}

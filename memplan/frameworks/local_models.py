@@ -1,23 +1,30 @@
-"""Models that a file names by a folder of another machine: known by the folder's name, said aloud, or asked for."""
+"""Models that a file names by a folder of another machine, or by a repository that the Hub does not give: known by
+their names, said aloud, or asked for.
+"""
 
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
+from memplan.errors import ModelError, ModelNotFound
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hf_internvl import internvl_of
-from memplan.presets import every_model, find_preset, hub_ids, last_part
+from memplan.models import load_model
+from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part
 
 _LOCAL = re.compile(r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:")
 """Not as the Hub's ids are: owner/name."""
+_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _CACHED = re.compile(r"models--[^-/]+(?:-[^-/]+)*--([\w.-]+)")
 """A folder of the Hub's own cache."""
 TUNED = re.compile(r"-(instruct|chat|base|it|hf)(-hf)?$", re.IGNORECASE)
 """What a name says of how a model was tuned, which its shape does not depend on."""
+STORED = re.compile(r"-(unsloth-)?(bnb-4bit|awq|gptq(-int4|-4bit)?|int4)$", re.IGNORECASE)
+"""What a name says of how a copy is stored, where the job says that itself."""
 
 
 def is_folder(name: str) -> bool:
@@ -26,35 +33,84 @@ def is_folder(name: str) -> bool:
 
 
 def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
-    """Take a folder that is not here for the model of its name. Raises NotKnown where that is nobody's."""
+    """Take a folder that is not here, or a repository that the Hub does not give, for the model of its name; of the
+    trained model, and of those beside it. Raises NotKnown where that is nobody's.
+    """
+    _settle_beside(draft)
     name = draft.values.get("model")
     if "model" in options or not isinstance(name, str):
         return
+    said = draft.origins["model"].text if "model" in draft.origins else "the file"
     pair = internvl_of(name) if find_preset(name.rpartition("/")[2]) is None else None
     if pair is not None:
-        said = draft.origins["model"].text if "model" in draft.origins else "the file"
         draft.values["model"], why = pair, "by its name, of a tower and a language model that are known"
         draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is put together {why}")
         return
-    if not is_folder(name):
+    stored = STORED.sub("", name) if draft.values.get("quantization", "none") != "none" else name
+    hub, why = _another(name, stored, draft.values.get("revision"))
+    if hub:
+        draft.values["model"] = hub
+        draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} {why}")
+    elif why:
+        raise NotKnown(f"{said}: {name[:80]} {why}", "add --model, such as --model Qwen/Qwen2.5-7B")
+
+
+def _settle_beside(draft: Draft) -> None:
+    """Rewards and teachers: of a reward model's name, its words for that are no other shape's."""
+    models = draft.values.get("extra_models")
+    if "extra_models" in draft.given or not isinstance(models, list):
         return
+    for each in (each for each in models if isinstance(each, dict) and isinstance(each.get("model"), str)):
+        name: str = each["model"]
+        bare = re.sub(r"(?i)[-_]?(reward|rm)\b", "", name) if each.get("role") == "reward" else name
+        hub, why = _another(name, bare, None)
+        if hub:
+            each["model"] = hub
+            draft.remarks.append(f"extra_models: {name[:80]} {why}: {hub} is counted")
+        elif why:
+            raise NotKnown(f"extra_models: {name[:80]} {why}", "name a model of the Hub's in its place")
+
+
+def _another(name: str, bare: str, revision: str | None) -> tuple[str, str]:
+    """(the Hub's name, why) of the model that a name stands for; without a name where it is nobody's; nothing for one
+    that is known, or that the Hub gives. ``bare``: the name without words that the shape does not depend on.
+    """
     if os.path.exists(os.path.expanduser(name)):
-        return
+        return "", ""
+    if is_folder(name):
+        return _of_folder(name)
+    if find_preset(name) is not None or find_by_hub_id(name) is not None:
+        return "", ""
+    there, refused = _asked(name, revision) if "/" in name else (False, "is not here, and no model's name")
+    last = bare.rpartition("/")[2]
+    preset = find_preset(last) or find_preset(TUNED.sub("", last)) or (None if there else within(last))
+    if preset and refused:
+        return preset["hub_id"], f"has its name: {refused}"
+    return "", "" if _ID.fullmatch(name) else refused
+
+
+def _of_folder(name: str) -> tuple[str, str]:
     cached = _CACHED.search(name)
     parts = [part.replace("___", ".") for part in re.split(r"[/\\]", name.strip("/\\"))]  # ModelScope's dots
     last = cached.group(1) if cached else parts[-1]
-    preset, origin = find_preset(last) or find_preset(TUNED.sub("", last)), draft.origins.get("model")
-    said = origin.text if origin is not None else "the file"
-    hub, how = preset["hub_id"] if preset is not None else _of_owner(parts), "has its name"
-    if not hub and (known := within(name)) is not None:
-        hub, how = known["hub_id"], "its name holds that of a model"
-    if not hub:
-        raise NotKnown(
-            f"{said}: {name[:80]} is not here, and memplan knows no model by its name",
-            "add --model, such as --model Qwen/Qwen2.5-7B",
-        )
-    draft.values["model"] = hub
-    draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} is not here, and {how}")
+    preset = find_preset(last) or find_preset(TUNED.sub("", last))
+    hub = preset["hub_id"] if preset is not None else _of_owner(parts)
+    if hub:
+        return hub, "is not here, and has its name"
+    known = within(name)
+    if known is not None:
+        return known["hub_id"], "is not here, and its name holds that of a model"
+    return "", "is not here, and memplan knows no model by its name"
+
+
+@lru_cache(maxsize=256)
+def _asked(name: str, revision: str | None) -> tuple[bool, str]:
+    """(whether the Hub gives a repository, why it does not, or why it is not described)."""
+    try:
+        load_model(name, revision)
+    except ModelError as error:
+        return not isinstance(error, ModelNotFound), error.message
+    return True, ""
 
 
 def _of_owner(parts: list[str]) -> str:
@@ -67,9 +123,10 @@ def _of_owner(parts: list[str]) -> str:
 TURNED = words(
     """awq gptq int4 int8 bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm eagle medusa draft pruned prune
     distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm omni audio speech vision visual
-    video image llava clip siglip internvl minicpm"""
+    video image llava clip siglip internvl minicpm
+    chinese zh ko kor korean ja jp japanese vi vietnamese thai arabic hindi turkish persian extended"""
 )
-"""Words beside a model's name by which a checkpoint may be another's shape."""
+"""Words beside a model's name by which a checkpoint may be another's shape, or have another vocabulary."""
 
 
 def within(path: str) -> dict[str, Any] | None:

@@ -129,7 +129,7 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
         keys.warn("transformer_impl", "layers are counted as Transformer Engine's, but for their attention")
         flash = bool(keys.flag("use_flash_attn"))
     kernel = "flash" if half else "sdpa"
-    keys.put("attention", kernel if flash else "eager", "attention_backend", "use_flash_attn")
+    put_attention(keys, kernel if flash else "eager", 0.1, "attention_backend", "use_flash_attn")
     _masks(keys, mindspeed)
     if keys.number("hidden_dropout") != 0:
         draft.remarks.append(
@@ -228,13 +228,21 @@ def read_recompute(keys: Keys) -> None:
     keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations", "checkpoint_activations")
 
 
+def put_attention(keys: Keys, kind: str, dropout: float, *found: str) -> None:
+    """The kind of attention; where it makes its scores their dropout too, which is ``dropout`` unless somebody says."""
+    keys.put("attention", kind, *found)
+    given = keys.number("attention_dropout")
+    if kind == "eager":
+        put_inner(keys, "megatron", "attention_dropout", dropout if given is None else given, "attention_dropout")
+
+
 def read_knobs(keys: Keys) -> None:
     """Settings that memplan has under Megatron's own names."""
     for flag, name in NEGATIONS.items():
         if keys.flag(flag):
             put_inner(keys, "megatron", name, False, flag)
     for name in (*Megatron.model_fields, *OTHER_NAMES):
-        if name not in keys.defaults and not keys.has(name):
+        if name == "attention_dropout" or (name not in keys.defaults and not keys.has(name)):
             continue
         value = keys.get(name)
         if is_template(value):

@@ -15,7 +15,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.megatron import read_batch, read_knobs, read_parallel, read_recompute
+from memplan.frameworks.megatron import put_attention, read_batch, read_knobs, read_parallel, read_recompute
 from memplan.frameworks.megatron_bridge_keys import DEFAULTS, FROZEN, LENGTHS, OWN, RENAMED, SECTIONS, SHAPED, SIZES
 from memplan.frameworks.megatron_bridge_recipes import recipe
 from memplan.frameworks.megatron_bridge_source import OVER, RECIPE, STEM, is_program, of_document, runs, trains
@@ -66,7 +66,7 @@ def read(document: Document, draft: Draft) -> None:
     _drop_idle(keys)
     read_knobs(keys)
     backend = str(keys.get("attention_backend") or "auto").rpartition(".")[2].lower()
-    keys.put("attention", "eager" if backend in ("unfused", "local") else "flash", "attention_backend")
+    put_attention(keys, "eager" if backend in ("unfused", "local") else "flash", 0.0, "attention_backend")
     _optimizer(keys)
     _close(keys)
 

@@ -112,7 +112,7 @@ def _model(shape: Shape, job: Job) -> Iterator[tuple[str, Any, str]]:
     if not shape.tied:
         yield "untie-embeddings-and-output-weights", True, ""
     yield "vocab-size", shape.vocabulary, ""
-    yield from (("attention-dropout", "0.0", ""), ("hidden-dropout", "0.0", ""))
+    yield from (("attention-dropout", str(job.megatron.attention_dropout), ""), ("hidden-dropout", "0.0", ""))
     yield from _experts(shape)
 
 
@@ -181,7 +181,7 @@ SWITCHED_OFF = {
     "bias_swiglu_fusion": "no-bias-swiglu-fusion",
 }
 """Settings that are on in Megatron-LM, and how it is told that they are off."""
-WITH_OTHERS = ("recompute_modules", "recompute_method", "recompute_num_layers", "cp_comm_type")
+WITH_OTHERS = ("recompute_modules", "recompute_method", "recompute_num_layers", "cp_comm_type", "attention_dropout")
 """Settings that stand with what they belong to."""
 
 
@@ -213,7 +213,7 @@ def _training(job: Job, writing: Writing) -> Iterator[tuple[str, Any, str]]:
     yield "micro-batch-size", job.batch_size, ""
     yield "global-batch-size", job.batch_size * writing.recipe.batch.accumulation * writing.recipe.parallel.data, ""
     yield "seq-length", job.sequence_length, ""
-    yield "attention-backend", "flash" if job.attention == "flash" else "auto", ""
+    yield "attention-backend", {"flash": "flash", "eager": "unfused"}.get(job.attention, "auto"), ""
     half = job.precision.partition("-")[0]
     if half != "fp32":
         yield half, True, ""

@@ -13,13 +13,16 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import FELT, SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine
 from memplan.frameworks.nemo_rl_keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, SIZES, STAGES
 from memplan.frameworks.nemo_rl_source import of_document, trainings
-from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
+from memplan.frameworks.own_names import OTHERS, warn_of_images
 from memplan.units import ceil_div
 
 POLICY, DTENSOR, MEGATRON = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
 GENERATION = "policy.generation."
+FIELDS = {**VLLM, "precision": "dtype", "expert_parallel_size": "expert_parallel"}
+"""Of ``vllm_cfg``."""
 OWN = words("train_micro_batch_size train_global_batch_size dtensor_cfg megatron_cfg max_total_sequence_length")
 """Keys of a policy that are NeMo RL's alone."""
 
@@ -59,6 +62,8 @@ def read(document: Document, draft: Draft) -> None:
     else:
         _dtensor(keys, gpus)
     _method_settings(keys, method)
+    if method in ONLINE:
+        _engine(keys)
     _close(keys, megatron)
 
 
@@ -80,16 +85,12 @@ def _gpus(keys: Keys, method: str) -> int:
     keys.skip("cluster.segment_size", "cluster.name")
     total = each * nodes
     apart = method in ONLINE and keys.flag(f"{GENERATION}colocated.enabled") is False
-    if method in ONLINE and not apart:
-        where = keys.settings.where(f"{GENERATION}colocated.enabled")
-        keys.draft.warn(
-            f"{GENERATION}backend", where, "the generation engine beside the trainer is not counted", "engine"
-        )
     if apart:
-        remark_engine(keys)
         those = keys.whole(f"{GENERATION}colocated.resources.num_nodes")
         of_node = keys.whole(f"{GENERATION}colocated.resources.gpus_per_node")
-        total -= (those or 1) * (of_node or each) if nodes == 1 or those is None else those * each
+        theirs = (those or 1) * (of_node or each) if nodes == 1 or those is None else those * each
+        total -= theirs
+        keys.draft.facts["apart"] = theirs
     given = keys.draft.options.get("num_gpus")
     if given is not None:
         return max(1, int(given))
@@ -244,7 +245,29 @@ def _method_settings(keys: Keys, method: str) -> None:
         values = {**keys.draft.values, **keys.draft.options}
         gpus = int(values.get("num_gpus") or 1)
         if group > 1 and (values.get("batch_size", 1) * values["gradient_accumulation_steps"] * gpus) % group == 0:
-            keys.put("rollout", {"group_size": group}, "grpo.num_generations_per_prompt")
+            put(keys, "group_size", group, "grpo.num_generations_per_prompt")
+
+
+def _engine(keys: Keys) -> None:
+    """What generates, on the trainer's cards in actors of its own, or on others."""
+    backend, key = (keys.text(f"{GENERATION}backend") or "vllm").lower(), f"{GENERATION}backend"
+    apart = keys.flag(f"{GENERATION}colocated.enabled") is False
+    if backend not in ("vllm", "sglang"):
+        if not apart:
+            warn_engine(keys, key, f"the generation engine ({backend[:20]}) beside the trainer is not counted")
+        return
+    put_engine(keys, backend, key, separate=apart, own=True)
+    if apart:
+        put(keys, "num_gpus", keys.draft.facts["apart"], f"{GENERATION}colocated.enabled")
+    half = str(keys.settings.values.get(f"{GENERATION}vllm_cfg.precision")).lower() != "fp8"
+    fields = FIELDS | ({} if half else {"precision": "quantization"}) if backend == "vllm" else SGLANG
+    read_fields(keys, fields, f"{GENERATION}{backend}_cfg.")
+    read_fields(keys, VLLM, f"{GENERATION}vllm_kwargs.")
+    for at in (f"{GENERATION}{backend}_cfg.", f"{GENERATION}{backend}_kwargs."):
+        for name in FELT:
+            if keys.get(f"{at}{name}"):
+                keys.warn(f"{at}{name}", "of the engine is not modelled", "engine")
+    put_bucket(keys, f"{POLICY}refit_buffer_size_gb", 2**30)
 
 
 def _close(keys: Keys, megatron: bool) -> None:

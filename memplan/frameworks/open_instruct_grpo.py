@@ -10,7 +10,7 @@ from typing import Any
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import Settings
-from memplan.frameworks.own_names import remark_engine
+from memplan.frameworks.generating import VLLM, put, put_engine, read_fields
 
 
 def read_grpo(keys: Keys, program: str) -> None:
@@ -34,10 +34,19 @@ def read_grpo(keys: Keys, program: str) -> None:
     keys.skip("local_rollout_forward_batch_size")
     if keys.has("reward_model_path"):
         keys.warn("reward_model_path", "the reward model beside the learner is not counted", decides="model")
-    if keys.flag("single_gpu_mode"):
-        keys.warn("single_gpu_mode", "vLLM on the learner's card is not counted", decides="engine")
-    else:
-        remark_engine(keys)
+    _engines(keys)
+
+
+def _engines(keys: Keys) -> None:
+    """``vllm_num_engines`` of ``vllm_tensor_parallel_size`` cards each, or one on the learner's own card."""
+    beside = bool(keys.flag("single_gpu_mode"))
+    put_engine(keys, "vllm", "single_gpu_mode" if beside else "vllm_num_engines", separate=not beside, own=True)
+    put(keys, "gpu_memory_utilization", 0.9, "vllm_gpu_memory_utilization")
+    put(keys, "sleep", "none", "single_gpu_mode")
+    read_fields(keys, {f"vllm_{name}": inner for name, inner in VLLM.items()})
+    if not beside:
+        engines = keys.whole("vllm_num_engines") or 1
+        put(keys, "num_gpus", engines * (keys.whole("vllm_tensor_parallel_size") or 1), "vllm_num_engines")
 
 
 def _lengths(keys: Keys, program: str) -> None:

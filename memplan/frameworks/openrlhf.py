@@ -13,6 +13,7 @@ from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import VLLM, put, put_engine, put_offload, read_fields
 from memplan.frameworks.hf_arguments import ATTENTIONS
 from memplan.frameworks.launch import launch_of
 from memplan.frameworks.openrlhf_keys import (
@@ -66,7 +67,7 @@ def read(document: Document, draft: Draft) -> None:
 
 def _new_name(key: str, program: str) -> str:
     """The dotted name of an option; of PPO's programs the model is the actor."""
-    key = OLD_NAMES.get(key, key)
+    key = OLD_NAMES.get(key, f"vllm.{key[5:]}" if key.startswith("vllm_") else key)
     return f"actor.{key.removeprefix('model.')}" if program == "ppo_ray" and key in OF_THE_ACTOR else key
 
 
@@ -110,7 +111,8 @@ def read_arguments(keys: Keys, program: str) -> None:
     _adapter(keys)
     attention = ATTENTIONS.get(str(keys.get("ds.attn_implementation")).lower(), "flash")
     keys.put("attention", attention, "ds.attn_implementation")
-    if keys.flag("bf16") and not (keys.flag("flash_attn") or keys.has("ds.attn_implementation")):
+    flash = keys.flag("flash_attn") or keys.flag("packing_samples") or keys.has("ds.attn_implementation")
+    if keys.flag("bf16") and not flash:
         keys.warn("bf16", "OpenRLHF before 0.9 then runs eager attention without --flash_attn", decides="attention")
     keys.skip("bf16", "flash_attn")
     if keys.flag("ds.use_liger_kernel"):
@@ -159,7 +161,7 @@ def _method(keys: Keys, program: str) -> str:
         keys.put("method", method)
         return method
     word = (keys.text("algo.advantage.estimator") or "gae").lower()
-    if word not in ESTIMATORS:
+    if word not in (*ESTIMATORS, "grpo"):
         keys.warn("algo.advantage.estimator", f"{word[:20]} is counted as grpo")
     method = ESTIMATORS.get(word, "grpo")
     if method == "ppo" and not keys.flag("train.colocate_all"):
@@ -185,8 +187,8 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
     steps = max(1, ceil_div(total, micro * gpus))
     keys.put("gradient_accumulation_steps", steps, "train.batch_size")
     group = keys.whole("rollout.n_samples_per_prompt") or 1
-    if group > 1 and (micro * steps * gpus) % group == 0 and "rollout" not in keys.draft.given:
-        keys.put("rollout", {"group_size": group}, "rollout.n_samples_per_prompt")
+    if group > 1 and (micro * steps * gpus) % group == 0:
+        put(keys, "group_size", group, "rollout.n_samples_per_prompt")
 
 
 def _deepspeed(keys: Keys) -> None:
@@ -234,9 +236,7 @@ def _models(keys: Keys, method: str) -> None:
             "not counted"
         )
     keys.put("reference", "none" if not kl else "offloaded" if offloaded else "resident", "algo.kl.init_coef")
-    engines = keys.whole("vllm.num_engines") if together and not keys.flag("train.async_enable") else 0
-    if engines and not keys.flag("vllm.enable_sleep"):
-        keys.warn("vllm.num_engines", "vLLM stays awake beside the update, and its share of the card is not counted")
+    _engine(keys, together)
     temperature = keys.number("rollout.temperature")
     if temperature and temperature != 1:
         keys.put("temperature", temperature, "rollout.temperature")
@@ -263,6 +263,22 @@ def _models(keys: Keys, method: str) -> None:
         keys.put("extra_models", extra, "critic.model_name_or_path", "reward.model_name_or_path")
 
 
+def _engine(keys: Keys, together: bool) -> None:
+    """vLLM in actors of Ray's, on the trainer's cards or its own; without engines the policy generates itself."""
+    engines = keys.whole("vllm.num_engines") or 0
+    beside = together and not keys.flag("train.async_enable")
+    if not engines:
+        put_engine(keys, "hf", "vllm.num_engines")
+        return
+    put_engine(keys, "vllm", "vllm.num_engines", separate=not beside, own=True)
+    read_fields(keys, VLLM, "vllm.")
+    if not beside:
+        put(keys, "num_gpus", engines * (keys.whole("vllm.tensor_parallel_size") or 1), "vllm.num_engines")
+        return
+    put(keys, "sleep", "1" if keys.flag("vllm.enable_sleep") else "none", "vllm.enable_sleep")
+    put_offload(keys, {"ds.enable_sleep": ("optimizer", "gradients")})
+
+
 FRAMEWORK = Framework(
     "openrlhf",
     "OpenRLHF",
@@ -270,6 +286,7 @@ FRAMEWORK = Framework(
     recognise,
     read,
     write,
+    generates=True,
     extends=OTHERS,
     trainer="openrlhf",
     beside=lambda job: ("deepspeed",),

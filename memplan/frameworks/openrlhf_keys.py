@@ -95,6 +95,12 @@ OLD_NAMES = {
     "colocate_actor_ref": "train.colocate_actor_ref",
     "vllm_num_engines": "vllm.num_engines",
     "vllm_enable_sleep": "vllm.enable_sleep",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "vllm_enforce_eager": "vllm.enforce_eager",
+    "enforce_eager": "vllm.enforce_eager",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
+    "async_train": "train.async_enable",
     "ref_reward_offload": "ref.offload",
     "full_determinism": "train.full_determinism_enable",
     **{f"{role}_{count}": f"{role}.{count}" for role in ("ref", "reward", "critic") for count in COUNTS},
@@ -119,6 +125,11 @@ HARMLESS = words(
     """packing_samples save_path ckpt_path save_steps logging_steps eval_steps
     max_epochs learning_rate input_key output_key dataset prompt_data use_wandb apply_chat_template beta
     rollout_batch_size micro_rollout_batch_size actor_learning_rate critic_learning_rate normalize_reward
+    max_samples label_key save_hf_ckpt use_kl_loss kl_estimator use_kl_estimator_k3 gamma lambd num_episodes
+    agent_func_path colocate_critic_reward eval_dataset eval_n_samples_per_prompt eval_temperature wandb_run_name
+    wandb_project wandb_org wandb_group freezing_actor_steps max_ckpt_num disable_ds_ckpt dynamic_filtering
+    dynamic_filtering_reward_range eps_clip eps_clip_low_high save_value_network top_p reward_clip_range
+    no_advantage_std_norm input_template use_tensorboard load_checkpoint flash_attn
     local_rank use_ms chosen_key rejected_key input_template lr_scheduler lr_warmup_ratio min_lr_ratio max_norm seed
     load_checkpoint"""
 )

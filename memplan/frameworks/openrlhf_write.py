@@ -9,6 +9,7 @@ from memplan.frameworks.accelerate_write import machines_of, run_script, stage_o
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, ROUTER_COEFFICIENT
 from memplan.frameworks.quoting import shell_word
+from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 
 PROGRAMS = {
@@ -34,7 +35,7 @@ def write(job: Job, writing: Writing) -> list[File]:
     program = PROGRAMS[job.method]
     values = _shared(job, writing, "actor." if program == "ppo_ray" else "model.")
     if program == "ppo_ray":
-        values |= _online(job)
+        values |= _online(job) | _engine(job, writing.recipe.generator)
         starts = f"python3 -m openrlhf.cli.train_{program}"
         data = {"data.prompt_dataset": "DATASET", "reward.remote_url": "REWARD"}
     else:
@@ -88,19 +89,36 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
     return values
 
 
+def _engine(job: Job, of: Generator | None) -> dict[str, Any]:
+    """vLLM beside everything else on the same GPUs, or on its own; then only the reference shares the policy's."""
+    if of is None or of.engine == "hf":
+        return {"train.colocate_all": True, "vllm.num_engines": 0}
+    if of.separate and job.method == "ppo":
+        raise InvalidJob(
+            "rollout.placement: separate: OpenRLHF's critic then stands on GPUs of its own, which is not modelled",
+            "use rollout.placement colocate",
+        )
+    beside = not of.separate
+    return {
+        "train.colocate_all": beside,
+        "train.colocate_actor_ref": not beside and job.reference != "none",
+        "vllm.num_engines": of.gpus // of.tensor_parallel,
+        "vllm.tensor_parallel_size": of.tensor_parallel,
+        "vllm.gpu_memory_utilization": of.share,
+        "vllm.enforce_eager": of.eager,
+        "vllm.enable_sleep": beside and of.sleep > 0,
+        "ds.enable_sleep": beside and of.away.optimizer,
+    }
+
+
 def _online(job: Job) -> dict[str, Any]:
-    """Everything on the same GPUs, as the estimate has it: without that OpenRLHF takes eight more for each model."""
+    """Of every model its GPUs: without that OpenRLHF takes eight more for each."""
     nodes, each = machines_of(job)
     shared = [role for role in ("actor", "ref", "critic") if role != "critic" or job.method == "ppo"]
     group = job.rollout.group_size if job.rollout else None
     values: dict[str, Any] = {
         **{f"{role}.num_nodes": nodes for role in shared},
         **{f"{role}.num_gpus_per_node": each for role in shared},
-        "train.colocate_all": True,
-        "vllm.num_engines": job.num_gpus,
-        "vllm.tensor_parallel_size": 1,
-        "vllm.enable_sleep": True,
-        "ds.enable_sleep": True,
         "algo.advantage.estimator": ESTIMATORS[job.method],
         "algo.kl.init_coef": 0.0 if job.reference == "none" else 0.01,
         "ref.offload": job.reference == "offloaded",

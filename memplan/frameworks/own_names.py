@@ -48,13 +48,6 @@ def warn_of_images(keys: Keys, key: str) -> None:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")
 
 
-def remark_engine(keys: Keys) -> None:
-    """What generates has cards of its own."""
-    keys.draft.remarks.append(
-        f"{keys.settings.path}: the generation engine stands on GPUs of its own: the answer is the trainer's alone"
-    )
-
-
 def remark_images(keys: Keys, key: str) -> None:
     """A model that sees images, whose tower rests: what a sample's length holds of them is counted, their pass is
     not."""

@@ -62,7 +62,9 @@ def the_part(document: Document, line: int = 0) -> Document:
 
 def _alone(document: Document, command: Command) -> Document:
     """A script of one command."""
-    return replace(document, commands=(command,), text=shlex.join(command.texts), place=command.place)
+    others = tuple(other for other in document.commands if other is not command)
+    text = shlex.join(command.texts)
+    return replace(document, commands=(command,), text=text, place=command.place, others=others)
 
 
 def _trains(part: Document) -> bool:

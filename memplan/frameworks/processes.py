@@ -86,6 +86,19 @@ def expect(draft: Draft, where: str = "", what: str = "") -> None:
     draft.finishers["processes"] = _settle
 
 
+def divided(draft: Draft, key: str, where: str, why: str, hint: str = "") -> None:
+    """One process with several cards, over which the layers are spread: none holds more than a process that has one,
+    unless states are counted shared."""
+
+    def finish(draft: Draft) -> None:
+        said = {**draft.values, **draft.options}
+        sharded = said.get("zero_stage") or str(said.get("sharding") or "").startswith(("zero", "fsdp"))
+        shared = sharded and int(said.get("num_gpus") or 1) > 1
+        (draft.warn if shared else draft.bound)(key, where, why, "parallelism", hint=hint)
+
+    draft.finishers["divided"] = finish
+
+
 def _settle(draft: Draft) -> None:
     """When every file is read: one GPU where nothing starts several and nothing is shared, else a question."""
     if {"num_gpus", "cluster"} & draft.given or "num_gpus" in draft.values:

@@ -22,7 +22,7 @@ from memplan.frameworks.python_models import TRAINERS
 from memplan.frameworks.python_reading import read_training
 from memplan.frameworks.python_run import Known, Run
 from memplan.frameworks.python_text import Program, program_of
-from memplan.frameworks.python_usage import mark_shown, shown_command, wants_options
+from memplan.frameworks.python_usage import mark_shown, read_shown, shown_command, wants_options
 from memplan.frameworks.python_values import Thing
 from memplan.frameworks.transformers import read_launcher
 
@@ -55,10 +55,12 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
     program = program_of(document.text, document.path)
     run = followed(document, known)
     found = _trainers(run, document)
-    command = shown_command(document, known) if len(found) == 1 and not known.arguments else None
-    if command is not None and wants_options(found[0]):
-        known, run = command, followed(document, command)
+    shown = shown_command(document, known) if len(found) == 1 and not known.arguments else None
+    if shown is not None and wants_options(found[0]):
+        known, launch = shown
+        run = followed(document, known)
         found = _trainers(run, document)
+        read_shown(launch, draft)
         draft.finishers["shown"] = lambda draft: mark_shown(known, draft)
     for place in program.faults:
         draft.warn("cell", place, "is no Python that can be read", "method" if not found else "")
@@ -165,8 +167,14 @@ def _others(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def _loops(program: Program) -> Iterator[str]:
+    """Where gradients are made, but in the steps of a trainer that the file defines and leaves to others."""
     for part in program.parts:
+        classes = [node for node in ast.walk(part.tree) if isinstance(node, ast.ClassDef)]
+        trainers = [node for node in classes if any(ast.unparse(base).endswith("Trainer") for base in node.bases)]
+        steps = {id(node) for each in trainers for node in ast.walk(each)}
         for node in ast.walk(part.tree):
+            if id(node) in steps:
+                continue
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
                 yield f"{part.path}, line {node.lineno}"
 

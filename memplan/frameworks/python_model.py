@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.python_adapters import put_adapters, put_upcast
@@ -16,10 +17,10 @@ from memplan.frameworks.python_run import Run
 from memplan.frameworks.python_unsloth import put_unsloth
 from memplan.frameworks.python_values import Place, Ref, Thing, Unknown, plain, truth
 
-HEADS = re.compile(
-    r"SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentation"
-)
+HEADS = re.compile(r"MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentation")
 """Classes whose head or input is not a language model's."""
+SMALL = re.compile(r"SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice")
+"""Classes whose head is smaller than a language model's."""
 
 
 VISION = re.compile(r"Vision|ImageTextToText|VL|Llava|PaliGemma|Idefics|Mllama|Multimodal")
@@ -74,7 +75,8 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
             HINTS["lora"],
         )
     if thing.values["class"] in UNSLOTH:
-        put_unsloth(thing, trainer, config, gathered, draft)
+        standby = str(run.globals.names.get("os.environ.UNSLOTH_VLLM_STANDBY")) == "1"
+        put_unsloth(thing, trainer, config, gathered, draft, standby)
 
 
 def _started(config: Any, thing: Thing, draft: Draft) -> Any:
@@ -132,12 +134,8 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         plain(values.get("device_map")) in ("auto", "balanced", "sequential")
         and int(draft.options.get("num_gpus") or 1) > 1
     ):
-        draft.warn(
-            "device_map",
-            str(thing.places["device_map"]),
-            "layers spread over GPUs are counted as one copy each",
-            "parallelism",
-        )
+        why = "one process spreads the layers over its GPUs, of which none holds more than all of them"
+        processes.divided(draft, "device_map", str(thing.places["device_map"]), why)
 
 
 READ = frozenset(
@@ -183,17 +181,22 @@ def _asks_quantised(thing: Thing) -> bool:
 
 
 def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
-    name = str(thing.values["class"])
+    said = thing.values["class"]
+    name = str(next(iter(said.either), "its class") if isinstance(said, Unknown) else said)
     method = TRAINERS[trainer.last]
     if "." in name or not re.search(r"Model|For|LMHead|Unsloth", name):
         draft.warn(
             "model", str(thing.place), f"{name} is a class of the project's own, counted as its checkpoint's", "model"
         )
     auto = thing.values.get("auto_model")
-    head = HEADS.search(f"{name} {auto.last if isinstance(auto, Ref) else ''}")
-    if head and not (method == "reward" or ("SequenceClassification" in name and method == "ppo")):
+    full = f"{name} {auto.last if isinstance(auto, Ref) else ''}"
+    if head := HEADS.search(full):
         hint = "memplan counts language models, their rewards and their preferences"
         raise NotKnown(f"{thing.place}: a head for {head.group()} is not modelled", hint)
+    small = SMALL.search(full)
+    if small and not (method == "reward" or ("SequenceClassification" in name and method == "ppo")):
+        why = f"a head for {small.group()} is counted as no less than the language model's and its loss"
+        draft.bound("model", str(thing.place), why, "method")
     if thing.values.get("compile"):
         draft.put("compile", True, Origin(FILE, f"{thing.places['compile']}: torch.compile"))
 
@@ -234,5 +237,5 @@ def _frozen(thing: Thing, draft: Draft) -> None:
     for key in ("partly_frozen", "frozen"):
         if key in thing.values:
             why = "which parameters are trained is not followed: all are counted"
-            draft.warn("requires_grad", str(thing.places[key]), why, "freezing")
+            draft.bound("requires_grad", str(thing.places[key]), why, "freezing")
             return

@@ -149,6 +149,7 @@ def things(model: Any) -> list[Thing]:
 def _changed(call: Call, name: str, unsloth: bool) -> Any:
     """A function that changes a model and gives it back."""
     model = call.get(0, "model")
+    model = as_it_is(model) if name == "compile" else model  # another object: a trainer may have the first
     for each in things(model):
         if name in ("get_peft_model", "inject_adapter_in_model"):
             config = call._replace(args=[]).thing("unsloth.get_peft_model") if unsloth else call.get(1, "peft_config")
@@ -265,10 +266,9 @@ def _to(call: Call) -> Any:
 
 
 def _merged(call: Call) -> Any:
-    """Adapters are merged into the weights."""
-    call.owner.values.pop("adapter", None)
-    call.owner.values.pop("peft_config", None)
-    return call.owner
+    """Adapters are merged into the weights: what a trainer had of them before stays."""
+    values = {key: value for key, value in call.owner.values.items() if key not in ("adapter", "peft_config")}
+    return replace(call.owner, values=values, places=dict(call.owner.places))
 
 
 def _add_adapter(call: Call) -> None:

@@ -59,6 +59,8 @@ def _scheme(key: str, value: Any, unsloth: bool, draft: Draft, place: Place) -> 
     name = value.last if isinstance(value, Thing) else "BitsAndBytesConfig"
     if name == "BitsAndBytesConfig":
         return _bits(values, draft, place)
+    if name == "Mxfp4Config" and values.get("dequantize") is True:
+        return ""
     bits = values.get("bits", values.get("nbits", values.get("*0", 4)))
     found = {"GPTQConfig": "gptq-4bit", "AwqConfig": "awq-4bit", "HqqConfig": "hqq-4bit"}.get(name, "")
     if not found or bits != 4:

@@ -4,6 +4,8 @@ transformers' arguments.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ from memplan.frameworks.python_gathered import LIBRARY, Gathered
 from memplan.frameworks.python_model import loaded_by_trainer, put_model
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.python_run import Run
-from memplan.frameworks.python_values import Ref, Thing, Unknown
+from memplan.frameworks.python_values import Class, Ref, Thing, Unknown
 from memplan.frameworks.trl_keys import METHODS
 from memplan.frameworks.trl_methods import by_loss
 from memplan.frameworks.trl_online import COMPLETIONS
@@ -223,9 +225,22 @@ def _name(model: Any) -> Any:
     return found[0].values.get("model_name_or_path") if found else model
 
 
+MAKES = re.compile(r"\bmodel\(|forward\(|backward\(|logits|hidden_states|attentions|\.clone\(|output_")
+"""What a method does that makes more than the trainer's own does."""
+
+
+def _leaves_it(own: Class, name: str) -> bool:
+    """Whether a method only looks on, and lets the trainer's own do the work."""
+    method = own.method(name)
+    body = "\n".join(ast.unparse(each) for each in method.node.body) if method else ""
+    calls = re.findall(rf"super\([^()]*\)\.{name}\(", body)
+    return len(calls) == 1 and not MAKES.search(re.sub(rf"super\([^()]*\)\.{name}\(", "", body))
+
+
 def _changed_loss(trainer: Thing, draft: Draft) -> None:
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
-    changed = next((name for name in LOSS_PARTS if trainer.own and trainer.own.method(name)), "")
+    own = trainer.own
+    changed = next((name for name in LOSS_PARTS if own and own.method(name) and not _leaves_it(own, name)), "")
     if changed and trainer.own is not None:
         method = trainer.own.method(changed)
         where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
+from memplan.frameworks.fsdp_keys import refusal
 from memplan.frameworks.python_gathered import Gathered
 from memplan.frameworks.python_models import TRAINERS
 from memplan.frameworks.python_values import Thing, Unknown, truth
 from memplan.models import load_model
 from memplan.tables.kernels import UNSLOTH as FAMILIES
+from memplan.tables.methods import METHODS
+
+ENGINE = {
+    "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
+    "max_seq_length": ("max_model_len", 2048),
+    "max_num_seqs": ("max_num_seqs", 256),
+}
+"""Of ``from_pretrained`` -> keys of ``rollout``, and Unsloth's defaults."""
 
 
-def put_unsloth(thing: Thing, trainer: Thing, config: Any, gathered: Gathered, draft: Draft) -> None:
-    """Unsloth's own: its length, its kernels, its checkpointing."""
+def put_unsloth(
+    thing: Thing, trainer: Thing, config: Any, gathered: Gathered, draft: Draft, standby: bool = False
+) -> None:
+    """Unsloth's own: its length, its kernels, its checkpointing, its engine. ``standby``: UNSLOTH_VLLM_STANDBY."""
     length = thing.values.get("max_seq_length", 2048)
     place = thing.places.get("max_seq_length", thing.place)
     method = TRAINERS[trainer.last]
@@ -30,10 +43,47 @@ def put_unsloth(thing: Thing, trainer: Thing, config: Any, gathered: Gathered, d
     on = truth(said)
     gathered.add("gradient_checkpointing", Unknown("not known", place) if on is None else on, place)
     if truth(thing.values.get("fast_inference", False)) is not False:
-        why = "the generation engine beside the trainer is not counted"
-        draft.warn("fast_inference", str(thing.places["fast_inference"]), why, "engine")
+        draft.finishers["engine"] = partial(_engine, thing, standby)
     draft.facts["unsloth"] = (str(thing.place), said)
     draft.finishers["unsloth"] = kernels
+
+
+def _engine(thing: Thing, standby: bool, draft: Draft) -> None:
+    """vLLM in the trainer's process, whose weights are the trainer's modules (unsloth_zoo 2026.10 vllm_utils.py)."""
+    method, place = draft.options.get("method") or draft.values.get("method"), thing.places["fast_inference"]
+    if not METHODS[str(method)].online or truth(thing.values["fast_inference"]) is None:
+        draft.warn("fast_inference", str(place), "the generation engine beside the trainer is not counted", "engine")
+        return
+    before = draft.values.get("rollout") or {}
+    found = {key: before[key] for key in ("group_size",) if key in before}
+    found |= {"engine": "vllm", "placement": "colocate", "process": "same", "shared_weights": True}
+    for name, (key, usual) in ENGINE.items():
+        value = thing.values.get(name)
+        value = usual if value is None else value
+        if isinstance(value, (int, float)) and not refusal("rollout", key, value):
+            found[key] = value
+        else:
+            draft.warn(name, str(thing.places[name]), "no number that the engine takes", "engine")
+    if truth(thing.values.get("float8_kv_cache", False)):
+        found["kv_dtype"] = "fp8"
+    standby = standby or bool(truth(thing.values.get("unsloth_vllm_standby", False)))
+    draft.values["rollout"] = found | {"sleep": "1" if standby else "none"}
+    draft.origins["rollout"] = Origin(FILE, f"{place}: fast_inference")
+    _bounded(int(found.get("max_model_len") or 0), draft)
+
+
+def _bounded(longest: int, draft: Draft) -> None:
+    """Lengths that the program works out of its data: prompt and completion are no more than the engine takes."""
+    asked = [each for each in draft.unread if each.asks in ("sequence_length", "completion_length")]
+    if not asked or not longest or {"sequence_length", "completion_length"} & draft.given:
+        return
+    draft.unread[:] = [each for each in draft.unread if each not in asked]
+    together = any(re.search(r"-\s*\w*prompt", each.why) for each in asked)  # max_seq_length - max_prompt_length
+    why = f"{asked[0].why}: prompt and completion are {'together' if together else 'each'} at most max_seq_length"
+    draft.bound(asked[0].key, asked[0].where, why, "lengths", "sequence_length")
+    bounds = {"sequence_length": longest * (1 if together else 2), "completion_length": longest}
+    for key in {"sequence_length", *(each.asks for each in asked)}:
+        draft.values[key], draft.origins[key] = bounds[key], Origin(ASSUMED, f"{asked[0].where}: {why}")
 
 
 def kernels(draft: Draft) -> None:

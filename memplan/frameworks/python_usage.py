@@ -5,15 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 
-from memplan.errors import MemplanError
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.documents import Document, document_of
-from memplan.frameworks.launch import launches
+from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.python_gathered import ASKS
 from memplan.frameworks.python_launch import with_options
 from memplan.frameworks.python_models import things
 from memplan.frameworks.python_run import Known
 from memplan.frameworks.python_values import OPTION, Thing, root_of
+from memplan.frameworks.transformers import read_launcher
 
 TOP_LINES = 150
 _SIGNS = re.compile(r"^[\s#$>*]*(?:Usage:|Example:)?\s*")
@@ -31,8 +32,10 @@ def wants_options(trainer: Thing) -> bool:
     return given.get("?command") is False or any(root_of(value).startswith(OPTION) for value in values)
 
 
-def shown_command(document: Document, known: Known) -> Known | None:
-    """What is known, under the options of the first command at the top of a program that starts it; None without."""
+def shown_command(document: Document, known: Known) -> tuple[Known, Launch] | None:
+    """What is known, under the options of the first command at the top of a program that starts it, and that; None
+    without.
+    """
     name, lines = posixpath.basename(document.path), document.text.split("\n")[:TOP_LINES]
     for number, line in enumerate(lines):
         if name not in line or not re.search(r"\b(python3?|torchrun|accelerate|deepspeed|uv)\b", line):
@@ -49,14 +52,25 @@ def shown_command(document: Document, known: Known) -> Known | None:
         launch = next((each for each in launches(script) if posixpath.basename(each.program) == name), None)
         options = launch.arguments().values if launch is not None else {}
         if launch is not None and options and not any(_TRIAL.search(key) for key in options):
-            return with_options(launch, known)
+            return with_options(launch, known), launch
     return None
+
+
+def read_shown(launch: Launch, draft: Draft) -> None:
+    """What starts the program in its own example, but for one process: states that it shards are no plain copies."""
+    if not launch.launcher:
+        return
+    try:
+        read_launcher(launch, draft)
+    except InvalidJob as error:
+        why = f"the launcher of the command that the program shows is not read: {error.message}"
+        draft.warn(launch.launcher, launch.where, why, "parallelism", error.hint)
 
 
 def mark_shown(known: Known, draft: Draft) -> None:
     """That the command is the program's own example, at every key that it may decide."""
     first = min(known.places.values(), key=lambda place: place.line)
-    for key in ("model", "sequence_length", "batch_size"):
+    for key in ("model", "sequence_length", "batch_size", "sharding", "num_gpus"):
         origin = draft.origins.get(key)
         if origin is not None and origin.kind == FILE:
             draft.origins[key] = Origin(ASSUMED, f"{origin.text}, by the command that the program shows, {first}")

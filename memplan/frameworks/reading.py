@@ -169,14 +169,16 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
     """The job of a draft under the options, with what the report says of its keys."""
     from_options, ignored = normalise(options)
     values = merged(draft.values, from_options)
+    values |= {"model": draft.facts["model"]} if "model" in draft.facts else {}
     sources = {key: origin.kind for key, origin in draft.origins.items()} | dict.fromkeys(from_options, "option")
     said = {key: origin for key, origin in draft.origins.items() if key in values and key not in from_options}
     defaults = [f"{key}: {shown(values[key])} ({said[key].text})" for key in said if said[key].kind == DEFAULT]
     assumed = [f"{key}: {shown(values[key])} ({said[key].text})" for key in said if said[key].kind == ASSUMED]
-    unread = unanswered(draft.unread, from_options)
     where = next((origin.text.partition(",")[0] for origin in said.values() if origin.kind == FILE), "")
+    job = build_job(values, f"{where}: " if where else "")
+    unread = unanswered(draft.unread, from_options)
     return JobInput(
-        build_job(values, f"{where}: " if where else ""),
+        job,
         sources,
         ignored,
         assumptions=(*defaults, *assumed),

@@ -135,7 +135,7 @@ class Scanner:
         """Behind the end of a continued line, with comments and empty lines in it where options follow these."""
         match = _CONTINUED.match(self.text, place)
         if match is None:
-            return place
+            return len(self.text) if place == len(self.text) - 1 else place
         commented = "#" in match.group()[: match.start("between") - place]
         if not commented and not match.group("between"):
             return match.start("next")

@@ -138,7 +138,8 @@ class Variables(Filtered):
             self._parameter(fields, written, inner, quoted)
         else:
             code = _ESCAPED.sub(r"\1", inner) if written[0] == "`" else inner
-            found = self.output(code)
+            remark = code.lstrip().startswith("#") and "\n" not in code  # `# a remark between arguments`
+            found = "" if remark else self.output(code)
             fields.add(unknown(written) if found is None else found, quoted)
 
     def sum(self, text: str) -> int | None:

@@ -14,14 +14,17 @@ from memplan.errors import InvalidJob
 from memplan.frameworks import megatron
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
+from memplan.frameworks.generating import FELT, SGLANG, put, put_bucket, put_engine, read_fields
 from memplan.frameworks.megatron_keys import DEFAULTS
-from memplan.frameworks.own_names import OTHERS, remark_engine, warn_of_images
+from memplan.frameworks.own_names import OTHERS, warn_of_images
 from memplan.frameworks.shell import Word, options_of
 
 PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 MARK = "actor_num_gpus_per_node"
 UNSET = re.compile(r"\$\{\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS)\w*\}?")
 ENDS = ("|", ";", "&&", ">", ">>", "2>&1", "2>", "&>", "&")
+QUANTISED = re.compile(r"(?i)[-_](fp8|int4|int8|awq|gptq|nvfp4|mxfp4|w\da\d+)(?![a-z\d])")
+"""In the name of a checkpoint that the engine serves as it is, while the trainer has weights of its own."""
 GRPO = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 OWN = re.compile(
     r"(rollout|sglang|vllm|eval|wandb|tb|over|buffer|custom|data|agent|rm|reward|n_samples|num_rollout|num_epoch|prompt"
@@ -131,11 +134,32 @@ def _rollouts(keys: Keys, path: str) -> None:
     keys.put("reference", "offloaded" if kept else "none", "use_kl_loss", "kl_coef")
     if keys.number("entropy_coef"):
         keys.put("entropy", "loss", "entropy_coef")
-    if keys.flag("colocate"):
-        keys.draft.warn("colocate", keys.settings.where("colocate"), "the generation engine beside the trainer is not "
-                        "counted", "engine")  # fmt: skip
-    else:
-        remark_engine(keys)
+    _engine(keys)
+
+
+def _engine(keys: Keys) -> None:
+    """SGLang on the trainer's cards, which then waits on the host, or on cards of its own."""
+    beside = bool(keys.flag("colocate"))
+    put_engine(keys, "sglang", "colocate" if beside else "rollout_num_gpus", separate=not beside, own=True)
+    read_fields(keys, {"rollout_num_gpus_per_engine": "tensor_parallel"})
+    quantised = QUANTISED.search(str(keys.get("hf_checkpoint") or ""))
+    if quantised and quantised[1].lower() == "fp8":
+        put(keys, "quantization", "fp8", "hf_checkpoint")
+    elif quantised:
+        keys.warn("hf_checkpoint", f"weights of the engine in {quantised[1]} are counted as bf16", "engine")
+    read_fields(keys, SGLANG, "sglang_")
+    for name in FELT:
+        if keys.get(f"sglang_{name}"):
+            keys.warn(f"sglang_{name}", "of the engine is not modelled", "engine")
+    put_bucket(keys, "update_weight_buffer_size")
+    if not beside:
+        if keys.has("rollout_num_gpus"):
+            put(keys, "num_gpus", keys.whole("rollout_num_gpus"), "rollout_num_gpus")
+        return
+    if keys.settings.values.get("offload_train") is False or keys.flag("no_offload_train"):
+        keys.put("trainer_offload", [], "no_offload_train")
+    if keys.settings.values.get("offload_rollout") is False or keys.flag("no_offload_rollout"):
+        put(keys, "sleep", "none", "no_offload_rollout")
 
 
 def _model(keys: Keys) -> None:

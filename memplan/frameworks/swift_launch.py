@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.launch import Launch
-from memplan.frameworks.processes import number
+from memplan.frameworks.processes import divided, number
 from memplan.frameworks.swift_keys import MARKS, METHODS, MODELS
 from memplan.frameworks.transformers import read_launcher
 
@@ -110,20 +109,10 @@ def _visible(environment: Mapping[str, str]) -> list[str]:
     return [] if is_template(text) else [card for card in text.split(",") if card.strip()]
 
 
-def _divided(where: str, hint: str, draft: Draft) -> None:
-    """One process with several cards: none holds more than a process that has one, unless states are counted shared."""
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
-    several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
-    shared = several and sharding.startswith(("zero", "fsdp"))
-    why = f"without NPROC_PER_NODE {DIVIDED}"
-    say = draft.warn if shared else draft.bound
-    say("CUDA_VISIBLE_DEVICES", where, why, "parallelism", hint=hint)
-
-
 def _one_process(draft: Draft, environment: Mapping[str, str], where: str) -> None:
     cards = _visible(environment)
     if len(cards) > 1 or (not cards and int(draft.options.get("num_gpus") or 1) > 1):
         hint = "set NPROC_PER_NODE, or see one GPU"
-        draft.finishers["divided"] = partial(_divided, where, hint)
+        divided(draft, "CUDA_VISIBLE_DEVICES", where, f"without NPROC_PER_NODE {DIVIDED}", hint)
     if cards:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: CUDA_VISIBLE_DEVICES, and no NPROC_PER_NODE"))

@@ -12,7 +12,7 @@ from typing import Any
 from memplan.frameworks.base import ASSUMED, FILE, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
-from memplan.frameworks.megatron import read_batch, read_knobs, read_parallel, read_recompute
+from memplan.frameworks.megatron import put_attention, read_batch, read_knobs, read_parallel, read_recompute
 from memplan.frameworks.megatron_keys import BEARING, DEFAULTS_OF_EXPERTS, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron_keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron_names import is_known
@@ -63,7 +63,7 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     read_recompute(keys)
     read_knobs(keys)
     backend = (keys.text("attention_backend") or "flash").lower()
-    keys.put("attention", "eager" if backend in ("unfused", "local") else "flash", "attention_backend")
+    put_attention(keys, "eager" if backend in ("unfused", "local") else "flash", 0.0, "attention_backend")
     keys.skip("use_flash_attn", "packing", "sequence_parallel", "transformer_impl")
     lora = read_tuning(keys, version == NEWEST) and not _in_full(keys)
     read_quantisation(keys)

@@ -9,6 +9,10 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import Keys
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import VLLM as ARGUMENTS
+from memplan.frameworks.generating import put, put_engine, put_offload, read_fields, warn_engine
+from memplan.frameworks.serving import put_server
 from memplan.frameworks.swift_keys import ENGINE, METHODS, hub_id
 from memplan.presets import find_preset
 
@@ -80,7 +84,12 @@ def _online(keys: Keys, prompt: int | None) -> None:
         keys.put("completion_length", completion, "max_completion_length")
     if "sequence_length" in keys.draft.given:
         return
-    if prompt is None or prompt <= 0:
+    longest = keys.whole("vllm_max_model_len") if keys.flag("use_vllm") else None
+    if (prompt is None or prompt <= 0) and longest and longest > completion:
+        why = "without max_length prompts are as long as the data's, and no longer than the engine takes"
+        keys.draft.bound("vllm_max_model_len", keys.settings.where("vllm_max_model_len"), why, asks="sequence_length")
+        keys.assume("sequence_length", longest + completion, why)
+    elif prompt is None or prompt <= 0:
         keys.draft.ask("sequence_length", keys.settings.path, "without max_length prompts are as long as the data's")
         keys.assume("sequence_length", 512 + completion, "512 tokens of a prompt, which nothing bounds")
     else:
@@ -144,12 +153,40 @@ def _teacher_sharding(keys: Keys) -> None:
         keys.warn("teacher_deepspeed", why, "parallelism")
 
 
+VLLM = {f"vllm_{name}": inner for name, inner in ARGUMENTS.items()}
+BEARING = ("vllm_speculative_config", "vllm_engine_kwargs")
+OFFLOADS = {"offload_model": ("parameters",), "offload_optimizer": ("optimizer",)}
+
+
 def _engine(keys: Keys, method: str) -> None:
-    """vLLM in the trainer's processes takes its share of the card, which is not counted; a server's is elsewhere."""
-    mode = (keys.text("vllm_mode") or "").lower()
-    server = mode == "server" or keys.has("vllm_server_host") or keys.has("vllm_server_base_url")
-    workers = keys.whole("num_infer_workers") or 0  # of ms-swift before 3.5: on the cards that no process trains on
-    server = server or 0 < workers <= keys.draft.facts.get("spare cards", 0)
-    if method in ONLINE and keys.flag("use_vllm") and not server:
-        keys.warn("use_vllm", "the generation engine beside the trainer is not counted", "engine")
+    """vLLM in the trainer's processes, on a server, or, before 3.5, on the cards that no process trains on."""
+    if method in ONLINE and keys.flag("use_lmdeploy"):
+        warn_engine(keys, "use_lmdeploy", "LMDeploy beside the trainer is not counted")
+    elif method in ONLINE and keys.flag("use_vllm"):
+        _vllm(keys)
+    elif method in ONLINE:
+        put_engine(keys, "hf", "use_vllm")
     keys.skip("use_vllm", *ENGINE)
+
+
+def _vllm(keys: Keys) -> None:
+    mode = (keys.text("vllm_mode") or "").lower()
+    hosts = next((key for key in ("vllm_server_host", "vllm_server_base_url") if keys.has(key)), "")
+    workers = keys.whole("num_infer_workers") or 0
+    apart = mode == "server" or bool(hosts) or 0 < workers <= keys.draft.facts.get("spare cards", 0)
+    put_engine(keys, "vllm", "use_vllm", separate=apart, own=False)
+    if apart and put_server(keys):
+        return
+    if workers and apart:
+        put(keys, "num_gpus", workers, "num_infer_workers")
+    read_fields(keys, VLLM)
+    for key in BEARING:
+        if keys.get(key) not in (None, "{}", {}):
+            keys.warn(key, "of the engine is not modelled", "engine")
+    if apart:
+        return
+    if keys.has("sleep_level"):
+        put(keys, "sleep", str(keys.whole("sleep_level")), "sleep_level")
+    if keys.has("move_model_batches"):
+        put_inner(keys, "sync", "gather", "unit", "move_model_batches")
+    put_offload(keys, OFFLOADS)

@@ -25,7 +25,9 @@ PARTS = {
     "freeze_aligner": "multi_modal_projector",
     "freeze_llm": LANGUAGE_MODEL,
 }
-LIKE_LORA = ("lora", "longlora", "adalora")
+LIKE_LORA = ("lora", "longlora", "adalora", "lora_llm")
+BESIDE = "lora_llm"
+"""Adapters on the language model, and tower and projector whole (tuner_plugin/lora_llm.py)."""
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -49,8 +51,9 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
         keys.draft.bound("tuner_type", where, why, "attention")
     if (keys.text("tuner_backend") or "").lower() == "unsloth":
         keys.warn("tuner_backend", "Unsloth's kernels and its checkpoints on the host are not counted", "attention")
-    if keys.has("freeze_vit") and not keys.flag("freeze_vit"):
-        fill_with_images(keys.draft, keys.settings.where("freeze_vit"), "freeze_vit")
+    trained = "tuner_type" if kind == BESIDE else "freeze_vit"
+    if kind == BESIDE or (keys.has("freeze_vit") and not keys.flag("freeze_vit")):
+        fill_with_images(keys.draft, keys.settings.where(trained), trained)
     if keys.flag("freeze_llm"):
         keys.warn("freeze_llm", "the language model is counted as adapted", "freezing")
     _lora(keys, kind, newest)
@@ -71,7 +74,7 @@ def leave_tower(draft: Draft) -> None:
     lora, resting = draft.values.get("lora"), draft.facts.get("resting", ())
     model = draft.options.get("model") or draft.values.get("model")
     if isinstance(lora, dict) and resting and not reads_text_alone(model):
-        lora["exclude_modules"] = list(resting)
+        lora["modules_to_train" if draft.facts.get("beside") else "exclude_modules"] = list(resting)
 
 
 def _lora(keys: Keys, kind: str, newest: bool) -> None:
@@ -82,8 +85,12 @@ def _lora(keys: Keys, kind: str, newest: bool) -> None:
         "dropout": keys.number("lora_dropout"),
         "targets": _targets(keys),
     }
+    if kind == BESIDE:
+        lora["targets"], keys.draft.facts["beside"] = "all-linear", True
     if "all-linear" in lora["targets"]:
-        keys.draft.facts["resting"] = tuple(PARTS[key] for key in ("freeze_vit", "freeze_aligner") if keys.flag(key))
+        keys.draft.facts["resting"] = tuple(
+            PARTS[key] for key in ("freeze_vit", "freeze_aligner") if kind == BESIDE or keys.flag(key)
+        )
         keys.draft.finishers["tower"] = leave_tower
     saved = [name for name in keys.names("modules_to_save") or () if name.upper() not in ("EMBEDDING", "LN")]
     ends = {"all-embedding": "embed_tokens", "wte": "embed_tokens", "word_embeddings": "embed_tokens",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from memplan.errors import InvalidJob
 from memplan.frameworks import hf_dialect_vision, hf_precision
 from memplan.frameworks.allocator_conf import put_allocator
-from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import absent
 from memplan.frameworks.hf_arguments import DEFAULTS as TRAINER_DEFAULTS
@@ -21,6 +21,7 @@ from memplan.frameworks.hf_arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hf_dialect import Dialect, read_lengths
 from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
 from memplan.frameworks.hf_dialect_scripts import script_of
+from memplan.frameworks.hf_methods import PAIRS
 from memplan.frameworks.hf_switches import mapping
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
@@ -39,6 +40,9 @@ OWN_PROGRAM = re.compile(
 """Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments."""
 
 
+WHOLE = "0.17"
+"""A version whose log-probabilities of pairs are made of whole logits: so do trainers of their own, built on TRL's
+(2U1/Qwen-VL-Series-Finetune src/trainer/dpo_trainer.py: concatenated_forward)."""
 OF_VLM_R1 = ("image_root", "image_folders", "data_file_paths", "is_reward_customized_from_vlm_module")
 """Arguments of om-ai-lab/VLM-R1's program, whose setup.py (2025) pins TRL 0.17: its GRPO has a reference by default."""
 
@@ -123,6 +127,9 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     script, row = script_of(settings, program), FRAMEWORK
     if not version and name == "grpo" and any(key in settings.values for key in OF_VLM_R1):
         version, row = "0.17", FRAMEWORK._replace(version="0.17, which VLM-R1 pins")
+    if not version and script and name in PAIRS:
+        version = WHOLE
+        draft.put("trainer_version", WHOLE, Origin(ASSUMED, f"{script.title} scores pairs by whole logits"))
     row = FRAMEWORK._replace(title=script.title, version="") if script else row
     defaults = defaults_of(name, version)
     if script:  # its dataclass is TrainingArguments'
@@ -247,6 +254,7 @@ FRAMEWORK = Framework(
     recognise,
     read,
     write,
+    generates=True,
     extends=("transformers",),
     trainer="trl",
     beside=lambda job: ("sequence_length",) if job.method in ("grpo", "rloo", "ppo") else (),

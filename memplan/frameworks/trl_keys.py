@@ -94,8 +94,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "distill": {"temperature": 1.0},
 }
 """By method, on top of the two above: TRL 1.16."""
-VLLM_SHARE = 0.3
-"""vllm_gpu_memory_utilization."""
 
 HARMLESS = words(
     """preprocessing_num_workers gamma_beta_ratio dataset_name dataset_config dataset_train_split
@@ -106,11 +104,10 @@ HARMLESS = words(
     f_alpha_divergence_coef label_smoothing discopop_tau ref_model_mixup_alpha
     ref_model_sync_steps pad_token chat_template_path dataset_text_field dataset_kwargs eos_token
     shuffle_dataset completion_only_loss
-    assistant_only_loss num_generations_eval ds3_gather_for_generation generation_batch_size
-    steps_per_generation top_p top_k min_p generation_kwargs chat_template_kwargs repetition_penalty
+    assistant_only_loss num_generations_eval ds3_gather_for_generation
+    top_p top_k min_p generation_kwargs chat_template_kwargs repetition_penalty
     cache_implementation vllm_model_impl vllm_structured_outputs_regex vllm_guided_decoding_regex
-    vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
-    vllm_max_model_length vllm_tensor_parallel_size num_iterations epsilon delta epsilon_high
+    vllm_server_timeout vllm_group_port vllm_enable_prefix_caching num_iterations epsilon delta epsilon_high
     sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
     importance_sampling_level reward_weights multi_objective_aggregation scale_rewards
     mask_truncated_completions entropy_coef_min entropy_coef_max entropy_coef_delta
@@ -118,8 +115,8 @@ HARMLESS = words(
     vllm_importance_sampling_mode vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
     vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl log_completions
     log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo
-    use_transformers_continuous_batching wandb_log_unique_prompts transformers_continuous_batching_config
-    use_transformers_paged normalize_advantages reward_clip_range desirable_weight undesirable_weight
+    wandb_log_unique_prompts transformers_continuous_batching_config
+    normalize_advantages reward_clip_range desirable_weight undesirable_weight
     center_rewards_coefficient simpo_gamma alpha is_encoder_decoder padding_value
     label_pad_token_id missing_eos_penalty teacher_model_revision lmbda seq_kd
     reward_funcs system_prompt cosine_min_value_wrong dataset_prompt_column

@@ -5,14 +5,30 @@ Source: trl 1.16 trainer/grpo_config.py, rloo_config.py, experimental/online_dpo
 
 from __future__ import annotations
 
-from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
-from memplan.frameworks.fsdp_keys import refusal
-from memplan.frameworks.trl_keys import VLLM_SHARE
+import re
+from functools import partial
+
+from memplan.frameworks.base import FILE, Draft, Keys
+from memplan.frameworks.generating import put, put_engine, read_fields
+from memplan.frameworks.serving import put_server
+from memplan.tables.trainer import version_key
 
 PROMPT = 512
 """Tokens that are assumed of a prompt where nothing bounds it: max_prompt_length's default until TRL 0.28."""
 COMPLETIONS = {"grpo": "max_completion_length", "rloo": "max_completion_length", "online-dpo": "max_new_tokens",
                "ppo": "response_length"}  # fmt: skip
+SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+OLD = ("vllm_max_model_len", "vllm_dtype")
+"""Of versions in which nothing generates on the trainer's cards (0.14 to 0.16)."""
+VLLM = {
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "tensor_parallel",
+    "vllm_max_model_length": "max_model_len",
+    "vllm_max_model_len": "max_model_len",
+    "vllm_dtype": "dtype",
+    "vllm_quantization": "quantization",
+}
+"""Of the engine, where no server is started with its own."""
 
 
 def read_online(keys: Keys, method: str) -> None:
@@ -28,7 +44,7 @@ def read_online(keys: Keys, method: str) -> None:
     keys.skip("num_generations", "max_prompt_length", "max_completion_length", "max_new_tokens", "response_length",
               "max_length", "temperature", "entropy_coef", "use_adaptive_entropy", "cast_lm_head_to_fp32")  # fmt: skip
     _models(keys, method)
-    _vllm(keys)
+    _vllm(keys, method)
 
 
 def _lengths(keys: Keys, method: str) -> None:
@@ -58,19 +74,19 @@ def _temperature(keys: Keys) -> None:
 
 def _group(keys: Keys) -> None:
     size = keys.whole("num_generations")
-    if size is not None and "rollout" not in keys.draft.given:
-        keys.put("rollout", {"group_size": size}, "num_generations")
+    if size is not None:
+        put(keys, "group_size", size, "num_generations")
 
     def divides(draft: object) -> None:
         """A group may be larger than a step where generation runs ahead: then its size does not matter."""
         values = {**keys.draft.values, **keys.draft.options}
         step = int(values.get("batch_size") or 1) * int(values.get("gradient_accumulation_steps") or 1)
         step *= int(values.get("num_gpus") or 1)
-        rollout = keys.draft.values.get("rollout")
-        if rollout and "rollout" not in keys.draft.given and size and step % size:
-            rest = {key: value for key, value in rollout.items() if key != "group_size"}
-            keys.draft.values["rollout"] = rest
-            if not rest:
+        rollout = keys.draft.values.get("rollout") or {}
+        given = keys.draft.options.get("rollout") or {}
+        if "group_size" in rollout and "group_size" not in given and size and step % size:
+            keys.draft.values["rollout"] = {key: value for key, value in rollout.items() if key != "group_size"}
+            if len(rollout) == 1:
                 keys.draft.values.pop("rollout")
                 keys.draft.origins.pop("rollout", None)
             keys.draft.remarks.append(
@@ -111,20 +127,74 @@ def _models(keys: Keys, method: str) -> None:
         keys.put("extra_models", [row for row, _ in extra], extra[0][1])
 
 
-def _vllm(keys: Keys) -> None:
-    """vLLM in the same processes takes its share of the card; on a server it takes none."""
-    on = keys.flag("use_vllm")
-    mode = keys.text("vllm_mode") or "colocate"
-    share = keys.number("vllm_gpu_memory_utilization")
-    sleep = keys.flag("vllm_enable_sleep_mode")
-    if not on or mode != "colocate":
+def _vllm(keys: Keys, method: str) -> None:
+    """vLLM in the trainer's processes, on a server, or, until 0.15, on a card that no process trains on."""
+    keys.skip("vllm_mode", "vllm_enable_sleep_mode", "vllm_device", "generation_batch_size", "steps_per_generation")
+    keys.skip(*SERVER, *VLLM)
+    if method not in ("grpo", "rloo", "online-dpo", "distill"):
+        keys.warn("use_vllm", f"what generates for {method} is not modelled", "engine" if keys.flag("use_vllm") else "")
         return
-    share = VLLM_SHARE if share is None else share
-    wanted = {"engine": "vllm", "gpu_memory_utilization": share, "sleep": bool(sleep)}
-    if not any(refusal("rollout", key, value) for key, value in wanted.items()):
-        before = keys.draft.values.get("rollout") or {}
-        keys.draft.values["rollout"] = {**before, **wanted}
-        kind = FILE if keys.has("use_vllm") else DEFAULT
-        keys.draft.origins.setdefault("rollout", Origin(kind, f"{keys.settings.where('use_vllm')}: use_vllm"))
-    else:
-        keys.warn("use_vllm", f"generation is not modelled: {share:.0%} of the card for vLLM is not counted")
+    if not keys.flag("use_vllm"):
+        if keys.has("use_vllm"):
+            put_engine(keys, "hf", "use_vllm")
+        for key in ("use_transformers_paged", "use_transformers_continuous_batching"):
+            if keys.flag(key):
+                keys.warn(key, "the cache of continuous batching is not counted", "engine")
+        _at_once(keys, ("generation_batch_size", "steps_per_generation"))
+        return
+    mode = (keys.text("vllm_mode") or "").lower()
+    put_engine(keys, "vllm", "use_vllm", separate={"server": True, "colocate": False}.get(mode))
+    served = mode != "colocate" and put_server(keys)
+    if mode not in ("server", "colocate", ""):
+        keys.warn("vllm_mode", "neither server nor colocate", "engine")
+    if not mode and not served and any(keys.has(key) for key in SERVER):
+        put(keys, "placement", "separate", next(key for key in SERVER if keys.has(key)))
+    old = next((key for key in OLD if keys.has(key)), "")
+    if keys.has("vllm_device"):
+        keys.draft.finishers["vllm device"] = partial(_device, keys)
+    elif old and not mode and not served:
+        put(keys, "placement", "separate", old)
+    if mode != "server" and not served:
+        read_fields(keys, VLLM)
+        if keys.has("vllm_enable_sleep_mode") and not keys.flag("vllm_enable_sleep_mode"):
+            put(keys, "sleep", "none", "vllm_enable_sleep_mode")
+        elif keys.has("vllm_enable_sleep_mode"):
+            version = str(keys.draft.options.get("trainer_version") or "")
+            put(keys, "sleep", sleep_level(version), "vllm_enable_sleep_mode")
+        _at_once(keys, ("generation_batch_size", "steps_per_generation"))
+
+
+def sleep_level(version: str) -> str:
+    """2 from TRL 0.29 on: weights are sent again before each rollout (generation/vllm_generation.py)."""
+    return "1" if (version_key(version) or (99,)) < (0, 29) else "2"
+
+
+def _at_once(keys: Keys, names: tuple[str, str]) -> None:
+    """Sequences that are generated at once where that is not a step's: set when batch and GPUs are known."""
+    keys.skip(*names)
+    said = next((key for key in names if keys.has(key)), None)
+    if said is None:
+        return
+
+    def sequences(draft: object) -> None:
+        values = {**keys.draft.values, **keys.draft.options}
+        rollout = {**(keys.draft.values.get("rollout") or {}), **(keys.draft.options.get("rollout") or {})}
+        shared = int(rollout.get("tensor_parallel") or 1) if rollout.get("engine") == "vllm" else 1
+        size, gpus, batch = keys.whole(said) or 1, int(values.get("num_gpus") or 1), int(values.get("batch_size") or 1)
+        each = size // gpus if said == names[0] else size * batch
+        put(keys, "max_num_seqs", max(1, each * shared), said)
+
+    keys.draft.finishers["at once"] = sequences
+
+
+def _device(keys: Keys, draft: Draft) -> None:
+    """``vllm_device``: of the main process alone; auto is the card behind those that train."""
+    word = keys.text("vllm_device") or "auto"
+    gpus = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1)
+    number = re.fullmatch(r"cuda(?::(\d{1,3}))?", word)
+    if word != "auto" and number is None:
+        keys.warn("vllm_device", f"{word[:20]} is no card", "engine")
+    apart = word == "auto" or int(number[1] or 0 if number else 0) >= gpus
+    put(keys, "placement", "separate" if apart else "colocate", "vllm_device")
+    if apart:
+        put(keys, "num_gpus", 1, "vllm_device")

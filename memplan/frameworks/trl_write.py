@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate_write import CONFIG, files_of, run_script
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.hf_write import ATTENTION, arguments, load_dtype
 from memplan.frameworks.quoting import shell_word
 from memplan.frameworks.trl_keys import METHODS
 from memplan.spec.allocator import conf_text
+from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.tables.trainer import by_method
 from memplan.tables.trainers import find_trainer
@@ -28,7 +30,7 @@ LOSSES: dict[str, Any] = {"dpo": ["sigmoid"], "ipo": ["ipo"], "simpo": "simpo", 
 def write(job: Job, writing: Writing) -> list[File]:
     """train.yaml, accelerate.yaml (and deepspeed.json), run.sh."""
     trainer = TRAINERS.get(job.method, job.method)
-    values = {"model_name_or_path": writing.model, **settings(job)}
+    values = {"model_name_or_path": writing.model, **settings(job, _generator(job, writing))}
     own = {"dataset_name": "DATASET", "output_dir": "OUTPUT"}
     usage = f"trl {trainer} --config {ARGUMENTS} --accelerate_config {CONFIG}"
     if trainer not in COMMANDS:
@@ -36,7 +38,26 @@ def write(job: Job, writing: Writing) -> list[File]:
     shown = usage.splitlines()[0].removesuffix(" \\")
     head = (f"TRL's {trainer}, as memplan planned it: {shown}", *writing.expects)
     files = [File(ARGUMENTS, values, comment=head, placeholders=own), *files_of(job, writing)]
+    if (of := _generator(job, writing)) is not None and of.separate:
+        usage = f"{_server(of, writing.model, job.num_gpus)}\n{_visible(0, job.num_gpus)} {usage}"
     return [*files, run_script(usage, job, ("FILL IN dataset_name and output_dir first.", *writing.expects))]
+
+
+def _server(of: Generator, model: str, first: int) -> str:
+    """The command that serves the policy, on the cards behind those that train."""
+    options = {
+        "model": model,
+        "tensor_parallel_size": of.tensor_parallel,
+        "data_parallel_size": of.gpus // (of.tensor_parallel * of.pipeline_parallel),
+        "gpu_memory_utilization": of.share,
+        "max_model_len": of.max_model_len,
+    }
+    words = " ".join(f"--{name} {shell_word(value)}" for name, value in options.items())
+    return f"{_visible(first, of.gpus)} trl vllm-serve {words} &"
+
+
+def _visible(first: int, count: int) -> str:
+    return "CUDA_VISIBLE_DEVICES=" + ",".join(map(str, range(first, first + count)))
 
 
 def _script(name: str, trainer: str, values: dict[str, Any]) -> str:
@@ -56,7 +77,7 @@ def _word(value: Any) -> str:
     return shell_word(value)
 
 
-def settings(job: Job) -> dict[str, Any]:
+def settings(job: Job, of: Generator | None = None) -> dict[str, Any]:
     """Every argument that memory feels."""
     values = arguments(job) | {"dtype": load_dtype(job), "attn_implementation": ATTENTION.get(job.attention, "sdpa")}
     if job.method in LOSSES:
@@ -65,7 +86,7 @@ def settings(job: Job) -> dict[str, Any]:
         values["cpo_alpha"] = 1.0 if job.sft_term else 0.0
     elif job.sft_term and job.method == "dpo":
         values |= {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 1.0]}
-    values |= _lengths(job) | _lora(job) | _quantisation(job)
+    values |= _lengths(job) | _lora(job) | _quantisation(job) | _engine(of)
     values |= _router_loss(job)
     if job.reference == "precomputed":
         values["precompute_ref_log_probs"] = True
@@ -74,6 +95,31 @@ def settings(job: Job) -> dict[str, Any]:
     if conf := conf_text(job.allocator):
         values = {"env": {"PYTORCH_CUDA_ALLOC_CONF": conf}, **values}
     return values
+
+
+def _generator(job: Job, writing: Writing) -> Generator | None:
+    """What generates, where an argument of the trainer's says it."""
+    return writing.recipe.generator if job.method in ("grpo", "rloo", "online-dpo") else None
+
+
+def _engine(of: Generator | None) -> dict[str, Any]:
+    """vLLM in the trainer's processes, or on a server, whose command has its settings. Raises InvalidJob for others."""
+    if of is None:
+        return {}
+    if of.engine == "hf":
+        return {"use_vllm": False}
+    if of.engine != "vllm":
+        raise InvalidJob(f"rollout.engine: {of.engine} cannot be said in TRL's arguments", "use rollout.engine vllm")
+    if of.separate:
+        return {"use_vllm": True, "vllm_mode": "server"}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": of.share,
+        "vllm_tensor_parallel_size": of.tensor_parallel,
+        "vllm_max_model_length": of.max_model_len,
+        "vllm_enable_sleep_mode": of.sleep > 0,
+    }
 
 
 def _router_loss(job: Job) -> dict[str, Any]:

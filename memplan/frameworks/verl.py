@@ -1,7 +1,6 @@
 """verl and what builds on it: overrides of ``main_ppo``, recipes and SFT trainers, in a command, a script, or as YAML.
 
-Dotted names throughout; defaults of the version that the settings tell (``verl_versions``). What generates (vLLM,
-SGLang) beside the trainer is not counted, and told; the update is.
+Dotted names throughout; defaults of the version that the settings tell (``verl_versions``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Document
-from memplan.frameworks.own_names import OTHERS, remark_engine
+from memplan.frameworks.own_names import OTHERS
 from memplan.frameworks.verl_asking import VerlKeys, gpus, known, settled
 from memplan.frameworks.verl_batch import update_batch
 from memplan.frameworks.verl_critic import read_critic
@@ -22,11 +21,15 @@ from memplan.frameworks.verl_keys import SFT as NEW_SFT
 from memplan.frameworks.verl_megatron import degrees
 from memplan.frameworks.verl_names import sense
 from memplan.frameworks.verl_parts import copies_shared, read_engine, read_model, read_optimizer, strategy_of
+from memplan.frameworks.verl_rollout import read_rollout
 from memplan.frameworks.verl_sft import read_old_sft, read_sft
 from memplan.frameworks.verl_source import EASY, ENGINE, RL, SFT, Given, given, marks
 from memplan.frameworks.verl_switches import read_switches
 from memplan.frameworks.verl_versions import changed, version_of
 from memplan.frameworks.verl_write import write
+
+TRAINED_REWARD = re.compile(r"reward_model\.(?:prime_model|model\.(?:update|optim))\b")
+"""PRIME's, which is updated at every step."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -88,24 +91,20 @@ def read_rl(keys: Keys, found: Given) -> None:
     if method == "ppo":
         read_critic(keys, megatron, tokens)
     read_optimizer(keys, f"{ACTOR}optim.")
-    _beside(keys, found)
+    _beside(keys)
+    read_rollout(keys, found.config, at)
 
 
-def _beside(keys: Keys, found: Given) -> None:
-    """What runs on the trainer's cards beside it."""
+def _beside(keys: Keys) -> None:
+    """Models on the trainer's cards beside it."""
     for name in ("reward_model.enable", "reward.reward_model.enable", "distillation.enabled"):
         if keys.flag(name):
             keys.warn(name, "the model that scores or teaches is not counted", "model")
+    trained = next((key for key in keys.settings.values if TRAINED_REWARD.match(key)), "")
+    if trained:
+        keys.warn(trained, "the reward model that is trained beside the policy is not counted", "model")
     if keys.flag("trainer.val_only"):
         keys.warn("trainer.val_only", "no training: what is counted is the update that it leaves out", "method")
-    apart = re.search(r"fully_async|one_step_off", found.config)  # the engine has cards of its own
-    if not apart and keys.flag("actor_rollout_ref.hybrid_engine") is not False:
-        key = next((each for each in keys.settings.values if each.startswith(ROLLOUT)), ROLLOUT)
-        where, name = keys.settings.where(key), str(keys.get(f"{ROLLOUT}name") or "vllm")[:20]
-        why = f"the generation engine ({name}) beside the trainer is not counted"
-        keys.draft.warn(ROLLOUT.rstrip("."), where, why, "engine")
-    else:
-        remark_engine(keys)
 
 
 def _entropy(keys: Keys) -> None:
@@ -131,4 +130,4 @@ def _close(keys: Keys) -> None:
             keys.warn(key)
 
 
-FRAMEWORK = Framework("verl", "verl", "0.9", recognise, read, write, extends=OTHERS, trainer="verl")
+FRAMEWORK = Framework("verl", "verl", "0.9", recognise, read, write, generates=True, extends=OTHERS, trainer="verl")

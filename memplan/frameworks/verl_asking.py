@@ -7,6 +7,7 @@ import re
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, is_template, words
+from memplan.frameworks.verl_keys import ROLLOUT
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 
@@ -46,6 +47,10 @@ FELT = words(
     recompute_granularity reshard_after_forward sequence_parallel use_distributed_optimizer engine model_engine"""
 )
 """Switches and words that the update's memory feels."""
+OF_THE_ENGINE = words(
+    "name gpu_memory_utilization free_cache_engine enforce_eager max_num_seqs max_num_batched_tokens dtype quantization"
+)
+"""Of ``rollout``."""
 
 
 def settled(draft: Draft, settings: Settings) -> Settings:
@@ -53,7 +58,9 @@ def settled(draft: Draft, settings: Settings) -> Settings:
     each, and told where memory feels it."""
     open_ones = [key for key, value in settings.values.items() if is_template(value) and not NUMBERS.search(key)]
     for key in open_ones:
-        if key.rpartition(".")[2] in FELT and not key.startswith(("reward", "actor_rollout_ref.ref.")):
+        last = key.rpartition(".")[2]
+        felt = last in FELT or (key.startswith(ROLLOUT) and last in OF_THE_ENGINE)
+        if felt and not key.startswith(("reward", "actor_rollout_ref.ref.")):
             why = f"{str(settings.values[key])[:40]} is not in the file: the default is taken"
             draft.warn(key, settings.where(key), why, subject_of(key.removeprefix("actor_rollout_ref.")) or "method")
     left = {key: value for key, value in settings.values.items() if key not in open_ones}

@@ -7,6 +7,7 @@ utils/seqlen_balancing.py: rearrange_micro_batches.
 from __future__ import annotations
 
 from memplan.frameworks.base import Keys
+from memplan.frameworks.generating import put
 from memplan.frameworks.verl_asking import known
 from memplan.frameworks.verl_keys import ACTOR, ROLLOUT
 from memplan.units import ceil_div
@@ -49,8 +50,8 @@ def update_batch(
             keys.assume("batch_size", 1, f"{ACTOR}ppo_micro_batch_size_per_gpu is not set: one completion is assumed")
     steps = max(1, ceil_div(mini, batch))
     keys.put("gradient_accumulation_steps", steps, f"{ACTOR}ppo_mini_batch_size")
-    if group > 1 and (batch * steps * gpus) % group == 0 and "rollout" not in keys.draft.given:
-        keys.put("rollout", {"group_size": group}, f"{ROLLOUT}n")
+    if group > 1 and (batch * steps * gpus) % group == 0:
+        put(keys, "group_size", group, f"{ROLLOUT}n")
     update = keys.draft.values.get("token_budget", batch * length)
     counted = not megatron and "images" not in keys.draft.given
     _scoring(keys, update, length, (ranks, tokens_shared), counted)

@@ -16,7 +16,6 @@ LIKE_THE_POLICY = {
     "model.lora_rank": f"{MODEL}lora_rank",
 }
 """Settings of the critic -> those of the policy that it is counted with."""
-OFFLOADS = ("param_offload", "optimizer_offload")
 
 
 def read_critic(keys: Keys, megatron: bool, tokens: int) -> None:
@@ -31,14 +30,6 @@ def read_critic(keys: Keys, megatron: bool, tokens: int) -> None:
         keys.warn("critic.model.path", "the critic is counted as a model of the policy's shape", "model")
     elif path and path != keys.get(f"{MODEL}path"):
         keys.put("extra_models", [{"role": "critic", "model": str(path)}], "critic.model.path")
-    at = "critic.megatron." if megatron else "critic.model.fsdp_config."
-    own = f"{ACTOR}megatron." if megatron else f"{ACTOR}fsdp_config."
-    places = [*(f"{own}{name}" for name in OFFLOADS), *(f"{at}{name}" for name in OFFLOADS)]
-    if all(keys.settings.values.get(key) is True for key in places):
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: actor and critic wait on the host in turn (param_offload, optimizer_offload): what "
-            "is counted has both on the card, which is more than either needs"
-        )
 
 
 def _batch(keys: Keys, tokens: int) -> None:

@@ -40,6 +40,9 @@ OF_ACTOR = {
     "use_torch_compile": "use_torch_compile",
     "model.freeze_vision_tower": "freeze_vision_tower",
 }
+OF_ROLLOUT = words(
+    "name n temperature dtype gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs enforce_eager"
+)
 NAMES = (
     {f"worker.actor.model.{key}": f"{MODEL}{name}" for key, name in OF_MODEL.items()}
     | {f"worker.actor.{key}": f"{ACTOR}{name}" for key, name in OF_ACTOR.items()}
@@ -51,7 +54,8 @@ NAMES = (
         "worker.critic.offload.offload_params": "critic.model.fsdp_config.param_offload",
         "worker.critic.offload.offload_optimizer": "critic.model.fsdp_config.optimizer_offload",
         "algorithm.use_kl_loss": f"{ACTOR}use_kl_loss",
-        **{f"worker.rollout.{name}": f"{ROLLOUT}{name}" for name in ("name", "n", "temperature")},
+        **{f"worker.rollout.{name}": f"{ROLLOUT}{name}" for name in OF_ROLLOUT},
+        "worker.rollout.tensor_parallel_size": f"{ROLLOUT}tensor_model_parallel_size",
     }
 )
 """EasyR1's settings and verl's that they are."""
@@ -62,6 +66,8 @@ DEFAULTS: dict[str, Any] = {
     "worker.actor.model.lora.alpha": 64,
     "worker.actor.optim.strategy": "adamw",
     "worker.actor.padding_free": True,
+    "worker.rollout.gpu_memory_utilization": 0.6,
+    "worker.rollout.tensor_parallel_size": 2,
 }
 QUIET = re.compile(
     r"""(?:data|algorithm|trainer|worker\.(?:rollout|reward|ref))\..*

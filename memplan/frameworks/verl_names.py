@@ -36,7 +36,7 @@ HARMLESS_CHANGES = words(
 NAMES: dict[str, frozenset[str]] = {
     "actor": words(
         """calculate_entropy calculate_sum_pi_squared clip_ratio clip_ratio_c clip_ratio_high clip_ratio_low
-        data_loader_seed entropy_checkpointing entropy_coeff entropy_from_logits_chunk_size
+        use_rollout_log_probs data_loader_seed entropy_checkpointing entropy_coeff entropy_from_logits_chunk_size
         entropy_from_logits_with_chunking freeze_vision_tower grad_clip kl_loss_coef kl_loss_type load_weight
         loss_agg_mode loss_scale_factor pad_to_length policy_loss.clip_cov_lb policy_loss.clip_cov_ratio
         policy_loss.clip_cov_ub policy_loss.dro_beta policy_loss.kl_cov_ratio policy_loss.loss_mode

@@ -131,6 +131,10 @@ def _of_script(document: Document, draft: Draft) -> Given:
         kind = _kind(values, texts)
         if not kind:
             continue
+        handed = next((word for word in words if re.search(r"\.(sh|bash)$", word.text)), None)
+        if handed is not None:
+            why = "the script that these settings are handed to is not here: what it sets itself is not known"
+            draft.warn(handed.text[-60:], f"{document.path}, line {handed.line}", why, "model", "name that script")
         if kind in (SFT, ENGINE):
             counts = _torchrun(words)
             values |= counts

@@ -9,7 +9,6 @@ import re
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.verl_keys import MODEL, ROLLOUT
 
 NAMED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 VISION = re.compile(r"(?i)(^|[-_/.\d])(vl|vision|omni|llava|internvl\d*|pixtral)([-_/.\d]|$)")
@@ -27,8 +26,6 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
     config = f"{at}hf_config_path"
     if keys.has(config) and keys.text(config) != keys.get(f"{at}path"):
         keys.warn(config, "the model is counted by the config of its own path")
-    if at == MODEL and keys.flag(f"{ROLLOUT}free_cache_engine") is False:
-        keys.warn(f"{ROLLOUT}free_cache_engine", "what generates stays awake beside the update, and is not counted")
     if VISION.search(str(keys.get(f"{at}path") or keys.get(f"{at}partial_pretrain"))):
         keys.warn(f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", IMAGES, "lengths")
     if keys.flag(f"{engine}full_determinism"):

@@ -7,7 +7,9 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate_write import machines_of, run_script, torchrun
 from memplan.frameworks.base import File, Writing
+from memplan.spec.generation import Generator
 from memplan.spec.job import Job
+from memplan.units import MiB
 
 CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
@@ -109,7 +111,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
     each = count * job.gradient_accumulation_steps * job.num_gpus
     if each % group:
         raise InvalidJob(f"rollout.group_size: {group} does not divide the {each} completions of a step", "change it")
-    kl = job.reference != "none"
+    kl, of = job.reference != "none", writing.recipe.generator
     actor = {
         "strategy": job.sharding,
         "ppo_mini_batch_size": each // group,
@@ -118,7 +120,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         "entropy_coeff": 0.001 if job.entropy == "loss" else 0,
         "calculate_entropy": job.entropy == "metric",
         "entropy_from_logits_chunk_size": 2048,  # of 0.9 alone: the file tells whose defaults it stands on
-        "fsdp_config": _engine(job),
+        "fsdp_config": _engine(job) | _offload(of),
         "optim": _optimizer(job),
     }
     forward: dict[str, Any] = {"log_prob_micro_batch_size_per_gpu": job.batch_size}  # without it verl does not start
@@ -126,7 +128,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
     if scored is not None:
         tokens = scored // job.context_parallel
         forward = {"log_prob_use_dynamic_bsz": True, "log_prob_max_token_len_per_gpu": tokens}
-    rollout = {"name": "vllm", "n": group, "temperature": job.temperature or 1.0, "tensor_model_parallel_size": 1}
+    rollout = {"n": group, "temperature": job.temperature or 1.0, **_rollout(of)}
     values: dict[str, Any] = {
         "algorithm": {"adv_estimator": ESTIMATORS[job.method], "use_kl_in_reward": False},
         "data": {
@@ -144,11 +146,40 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         },
     }
     if job.method == "ppo":
-        values["critic"] = _critic(job, writing)
+        values["critic"] = _critic(job, writing, _offload(of))
     return values
 
 
-def _critic(job: Job, writing: Writing) -> dict[str, Any]:
+def _rollout(of: Generator | None) -> dict[str, Any]:
+    """The engine on the trainer's cards. Raises InvalidJob for one elsewhere, which other programs of verl's start."""
+    if of is None or of.engine == "hf":
+        return {"name": "hf" if of else "vllm"}
+    if of.separate:
+        raise InvalidJob("rollout.placement: separate cannot be said to verl's main_ppo", "use colocate")
+    values = {
+        "name": of.engine,
+        "tensor_model_parallel_size": of.tensor_parallel,
+        "data_parallel_size": of.data_parallel,
+        "pipeline_model_parallel_size": of.pipeline_parallel,
+        "expert_parallel_size": of.expert_parallel,
+        "gpu_memory_utilization": of.share,
+        "max_model_len": of.max_model_len,
+        "max_num_seqs": of.max_num_seqs,
+        "max_num_batched_tokens": of.max_num_batched_tokens,
+        "enforce_eager": of.eager,
+        "logprobs_mode": of.logprobs_mode,
+        "free_cache_engine": of.sleep > 0,
+    }
+    bucket = of.syncing.bucket_bytes
+    return values | ({"checkpoint_engine": {"update_weights_bucket_megabytes": bucket // MiB}} if bucket else {})
+
+
+def _offload(of: Generator | None) -> dict[str, Any]:
+    """What waits on the host while the engine generates."""
+    return {"param_offload": of.away.parameters, "optimizer_offload": of.away.optimizer} if of else {}
+
+
+def _critic(job: Job, writing: Writing, offload: dict[str, Any]) -> dict[str, Any]:
     """The critic as the policy is, where nothing names another model: verl's own default is a model of 7B."""
     named = [extra.model for extra in job.extra_models if extra.role == "critic" and isinstance(extra.model, str)]
     model = _model(job, writing)
@@ -157,6 +188,6 @@ def _critic(job: Job, writing: Writing) -> dict[str, Any]:
         "strategy": job.sharding,
         "ppo_micro_batch_size_per_gpu": job.batch_size,
         "model": model | {"path": named[0] if named else writing.model},
-        "fsdp": _engine(job),
+        "fsdp": _engine(job) | offload,
         "optim": _optimizer(job),
     }

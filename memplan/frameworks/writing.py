@@ -18,20 +18,25 @@ from memplan.files import write_whole
 from memplan.frameworks.base import File, Framework, Writing
 from memplan.frameworks.documents import FORMS, Document, document_of
 from memplan.frameworks.megatron_shape import effective
+from memplan.frameworks.parts import parts
 from memplan.frameworks.quoting import comment, yaml_lines, yaml_value
 from memplan.frameworks.reading import read_documents
 from memplan.frameworks.registry import recognise
 from memplan.report import Report
 from memplan.reporting import build_report
-from memplan.resolve import resolve
+from memplan.resolve import resolve, resolve_training
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
 from memplan.units import format_bytes
 
+SERVES = " trl vllm-serve "
+"""In a script that starts the engine, too, which no other file says."""
 OF_THE_DATA = ("padded", "completion_length", "images", "rollout")
 """What a job says of its data, which no setting says: stated in the comment, given again when the files are read."""
+OF_COMPLETIONS = ("group_size", "prompt_length", "completion_length", "engine_version")
+"""Of a rollout what no setting of the engine says."""
 OF_MEMPLAN = ("gpu", "margin", "cluster", "gpus_per_node", "trainer_version", "revision", "mixer_kernels")
 """What is memplan's own, or of the machine."""
 QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster")
@@ -66,7 +71,7 @@ def emit(given: JobInput, row: Framework) -> Emission:
     if row.write is None:
         raise InvalidJob(f"{row.title}: its files are read, and not written", "emit trl, transformers, …")
     given = _with_trainer(_told_from_an_option(given), row)
-    recipe = resolve(given)
+    recipe = resolve_training(given)
     report = build_report(recipe, None)
     job = build_job({key: value for key, value in recipe.provenance.job.items() if value is not None})
     writing = Writing(expects(report, given.job), hub_id(job, row), recipe)
@@ -180,7 +185,10 @@ def read_back(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[st
     outside = unsaid | set(row.beside(job)) | set(also)
     if "PYTORCH_CUDA_ALLOC_CONF" in texts.get("run.sh", ""):  # a script that a framework is not told by is not read
         outside |= {"allocator"}
+    outside |= set() if row.generates else {"sync", "trainer_offload"}
     options = {key: value for key, value in job.model_dump(exclude_unset=True).items() if key in outside}
+    if row.generates and options.get("rollout"):
+        options["rollout"] = {key: value for key, value in options["rollout"].items() if key in OF_COMPLETIONS}
     if "gpus_per_node" in options and job.num_gpus > job.gpus_per_node:
         options.pop("gpus_per_node")
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
@@ -198,10 +206,11 @@ def _documents(texts: Mapping[str, str], folder: str, row: Framework) -> list[tu
     """The texts as files of a folder, and whose each is."""
     named = [name for name in texts if not name.endswith((".sh", ".md")) and not _followed(name, texts)]
     named = named or list(texts)  # a framework that is told everything by options
+    named = [name for name in texts if name.endswith(".sh") and SERVES in texts[name]] or named
     found = []
     for name in named:
         path = os.path.join(folder, name)
-        document = document_of(texts[name], path, FORMS[os.path.splitext(name)[1]])
+        document = parts(document_of(texts[name], path, FORMS[os.path.splitext(name)[1]]))[0]
         of = recognise(document) or (row if name == named[0] else None)
         if of is None:
             raise InternalError(f"{name}, which memplan wrote for {row.title}, is not known again")
@@ -222,6 +231,8 @@ def differences(one: Recipe, two: Recipe, row: Framework) -> list[tuple[str, Any
         return []
     if "model" in fields and row.same_model is not None:
         return _within("model", a["model"]._asdict(), b["model"]._asdict())
+    if "generator" in fields and None not in (one.generator, two.generator):
+        return _within("rollout", a["generator"]._asdict(), b["generator"]._asdict())
     if one.in_megatron and "megatron" in fields:
         return _within("megatron", dict(a["megatron"]), dict(b["megatron"]))
     own = ("deepspeed", "model", *OF_MEMPLAN, *(("attention",) if one.in_megatron else ()))
@@ -250,6 +261,8 @@ def _felt(name: str, value: Any, recipe: Recipe, row: Framework) -> Any:
         return effective(recipe) if recipe.in_megatron else ""
     if name == "moments":
         return value._replace(names=())  # which phases are looked at is memplan's own
+    if name == "generator" and value is not None:
+        return value._replace(group=1)  # it is the batch's, and of time alone here
     if name != "sharding.deepspeed" or value.wrapper == "zero3":
         return value
     return value._replace(**{key: value._field_defaults[key] for key in OF_STAGE_3})

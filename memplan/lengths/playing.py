@@ -14,7 +14,7 @@ from memplan.drawn import Played
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import AGREES
-from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.replay import StepEvents, play, repeated
 from memplan.engine.allocator.settings import allowed_bytes, settings_of
 from memplan.reporting import totals_of
 from memplan.spec.recipe import Recipe
@@ -45,21 +45,6 @@ def before(recorded: StepEvents) -> StepEvents:
     """What comes before the last step."""
     marks = tuple(mark for mark in recorded.marks if mark[0] < recorded.start)
     return recorded._replace(events=recorded.events[: recorded.start], marks=marks)
-
-
-def repeated(recorded: StepEvents) -> StepEvents | None:
-    """The last step by itself, to be played again and again; None where it ends something of the step before it, or
-    leaves something to the next. What is let go of when all is over is no part of it.
-    """
-    events, start = recorded.events[recorded.start :], recorded.start
-    made = {number for number, size in events if size > 0}
-    end = max((at for at, (number, _) in enumerate(events, start=1) if number in made), default=0)
-    events = events[:end]
-    left = sum(size for _, size in events)
-    if not events or left or any(number not in made for number, _ in events):
-        return None
-    marks = tuple((at - start, name) for at, name in recorded.marks if start <= at <= start + end)
-    return recorded._replace(events=events, start=0, marks=marks)
 
 
 def _allocator(recipe: Recipe) -> CachingAllocator:

@@ -9,6 +9,7 @@ from memplan.errors import MemplanError
 from memplan.planner.candidates import Floors
 from memplan.planner.moves import LAYOUT, NUMERICS, UNORDERED, Move, compatible, moves, together
 from memplan.planner.pricing import ROWS, Priced, Pricing
+from memplan.planner.rollout_moves import UNORDERED as OF_GENERATION
 from memplan.planner.search import best
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, with_changes
@@ -111,9 +112,11 @@ class Around:
             return None
 
     def _least(self) -> list[Move]:
-        """Of each axis the move that holds the least, the last one; of unordered ones but the layout all."""
-        last = {move.axis: move for move in self.moves if move.axis not in UNORDERED}
-        return [*last.values(), *(move for move in self.moves if move.axis in UNORDERED and move.axis != LAYOUT)]
+        """Of each axis the move that holds the least, the last one; of unordered ones but the layout all, of those of
+        generation the last, which makes the most room.
+        """
+        every = [move for move in self.moves if move.axis in UNORDERED and move.axis not in (LAYOUT, *OF_GENERATION)]
+        return [*{move.axis: move for move in self.moves if move not in every and move.axis != LAYOUT}.values(), *every]
 
     def floored(self, each: Changed) -> bool:
         """Whether its model states alone are too large."""

@@ -25,7 +25,7 @@ from memplan.tables.optimizers import OPTIMIZERS
 HALF = ("bf16", "fp16")
 LEANEST: Keys = {"reference": "precomputed"}
 """No other reference holds less (tests/test_plan_order.py)."""
-NESTED = ("fsdp", "megatron", "allocator", "offload")
+NESTED = ("fsdp", "megatron", "allocator", "offload", "rollout")
 
 
 class Candidate(NamedTuple):
@@ -45,6 +45,8 @@ class Candidate(NamedTuple):
     """The group that has the reference's log-probabilities computed before, and so holds no more."""
     order: tuple[float, int, int]
     """Faster ones first; of equally fast ones that with fewer changes, then the one that comes first."""
+    training: Hashable = None
+    """The same update, whatever generates beside it; None where nothing does."""
 
     @property
     def batch(self) -> int:
@@ -263,8 +265,8 @@ def _changes(space: Space, keys: Keys) -> int:
     return sum(keys[key] not in plain for key, plain in PLAIN.items() if key in keys and key not in space.fixed)
 
 
-def candidates(given: JobInput, space: Space, device: Device) -> Candidates:
-    """Every candidate of the space, the fastest first."""
+def trainings(given: JobInput, space: Space, device: Device) -> Candidates:
+    """Every candidate of the space, the fastest first; of an online method with its generation as the job has it."""
     found, bare = layouts(space), without_choices(given, space.fixed)
     builder = Builder(bare, space, device)
     families: dict[str, int] = {}

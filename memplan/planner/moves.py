@@ -7,6 +7,7 @@ with every one of them (``pricing``).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from memplan.planner import rollout_moves
 from memplan.planner.axes import values
 from memplan.planner.changes import LEAST_LENGTH, change
 from memplan.planner.space import HEADS, Space, batches, can_be_told, data_ranks, layouts, offloading
@@ -18,7 +19,7 @@ Keys = dict[str, Any]
 
 DEGREES = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel")
 LAYOUT, BATCH, HEAD, PAIR, EVALUATION = "layout", "batch_size", "loss_head", "pair_pass", "eval_batch_size"
-UNORDERED = (LAYOUT, HEAD, PAIR)
+UNORDERED = (LAYOUT, HEAD, PAIR, *rollout_moves.UNORDERED)
 """Axes of which any value may hold the least. Half a pair's graph beside the other half's gradients can be more than
 both graphs, where gradients are large and what is saved is small."""
 TRAINING, NUMERICS = "training", "numerics"
@@ -73,6 +74,10 @@ def moves(job: Job, recipe: Recipe) -> list[Move]:
     """Every move that does not change the training; some of them may be refused."""
     space = space_of(job, recipe)
     found = [*_evaluations(recipe), *_others(space, recipe), *_batches(space, recipe), *_layouts(space, recipe)]
+    found += [
+        Move(each.axis, each.title, each.keys, each.ranks, setup=each.setup)
+        for each in rollout_moves.rollout_moves(job, recipe)
+    ]
     return list({repr(move.keys): move for move in found if move.keys}.values())
 
 
@@ -224,15 +229,26 @@ def _of_updates(job: Job, recipe: Recipe) -> Iterator[Move]:
 
 
 def compatible(chosen: Sequence[Move]) -> bool:
-    """No axis, and no key, is moved twice."""
+    """No axis, and no key, is moved twice; of keys that hold others, none of those."""
     axes = {move.axis for move in chosen}
-    keys = [key for move in chosen for key in move.keys]
+    keys = [path for move in chosen for path in _paths(move.keys)]
     return len(axes) == len(chosen) and len(keys) == len(set(keys))
+
+
+def _paths(keys: Keys) -> Iterator[str]:
+    for key, value in keys.items():
+        yield from (f"{key}.{inner}" for inner in value) if isinstance(value, dict) and key in JOINED else (key,)
+
+
+JOINED = ("rollout", "sync")
+"""Keys that hold others, of which moves change one each."""
 
 
 def together(job: Job, recipe: Recipe, chosen: Sequence[Move]) -> Keys | None:
     """All moves as job keys, with the accumulation that keeps the global batch; None where there is none."""
-    keys: Keys = {key: value for move in chosen for key, value in move.keys.items()}
+    keys: Keys = {}
+    for key, value in (pair for move in chosen for pair in move.keys.items()):
+        keys[key] = {**keys.get(key, {}), **value} if key in JOINED else value
     own = recipe.parallel.data
     ranks = next((move.ranks for move in chosen if move.ranks != own), own)
     size = keys.get(BATCH, recipe.batch.size)

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memplan.cost import card, speed
@@ -11,12 +12,14 @@ from memplan.errors import InvalidJob, UsageError
 from memplan.generic import generic_model
 from memplan.gpus import find_gpu
 from memplan.models import load_model
-from memplan.planner.candidates import Candidate, Candidates, Floored, Refused, candidates
+from memplan.planner.candidates import Candidate, Candidates, Floored, Refused
 from memplan.planner.degrees import native_obstacle
+from memplan.planner.generating import not_apart
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Plan, Point, Rejected
 from memplan.planner.search import Found, best, front, nearest
 from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
+from memplan.planner.splits import candidates
 from memplan.planner.words import layout_name, plan_name
 from memplan.reporting import build_report, price
 from memplan.resolve import resolve
@@ -34,7 +37,7 @@ GLOBAL_BATCH = 64
 """Examples of an optimizer step where the job says nothing, or the next more that all GPUs share: SimPO's and zephyr's
 DPO recipes use 128 and 64."""
 WANTED = 5
-MISSES = 8
+MISSES, TRIED = 8, 100
 Tell = Callable[[str, int, int], None]
 """Says what is being done, how far it is, and of how many; 0 where nobody knows."""
 
@@ -161,7 +164,7 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         lambda priced: priced.fits,
         wanted,
         lambda priced: tell("pricing plans", priced, whole),
-        lambda each: pricing.short_at_least(each.recipe),
+        pricing.misses_by,
     )
     return Searched(of, found, pricing)
 
@@ -209,7 +212,10 @@ def point(candidate: Candidate, priced: Priced) -> Point:
 def rejections(searched: Searched) -> tuple[Rejected, ...]:
     """Of each layout the plan that misses by least; then those whose states alone are too large; then what cannot be,
     by its reason."""
-    least = nearest(searched.found, searched.pricing, lambda priced: priced.short)
+    found = searched.found
+    if any(each.training is not None for each, _ in found.ruled_out):  # each of hundreds of updates, in every split
+        found = replace(found, ruled_out=sorted(found.ruled_out, key=lambda pair: pair[1])[:TRIED])
+    least = nearest(found, searched.pricing, lambda priced: priced.short)
     misses = sorted(least, key=lambda pair: (pair[1].short, pair[0].order))
     rows = [_miss(each, priced) for each, priced in misses[:MISSES]]
     floored = {each.layout: each for each in searched.of.floored}
@@ -241,9 +247,11 @@ def check_legal(searched: Searched) -> None:
 
 def absences(space: Space) -> tuple[Rejected, ...]:
     """The kinds of parallelism that were not tried at all, and why; nothing where the layout is the user's."""
+    apart = not_apart(space.job, space) if space.gpus > 1 else ""
+    found = [Rejected("the engine on GPUs of its own", {"rollout": {"placement": "separate"}}, apart)] if apart else []
     if space.gpus == 1 or space.offload or any(key in space.fixed for key in LAYOUT):
-        return ()
-    job, found = space.job, []
+        return tuple(found)
+    job = space.job
     megatron = megatron_trainer(space)
     if megatron is None:
         named = "trainer" in job.model_fields_set

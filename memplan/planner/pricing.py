@@ -4,7 +4,7 @@ None of it makes a step slower, and all of it only ever saves memory (tests/test
 does not fit with all of it does not fit; one that does is tried with less of it first.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
 
 from memplan.engine.bounds import at_least
@@ -14,6 +14,7 @@ from memplan.reporting import Peak, peak
 from memplan.resolve.attention import OTHER_CLASSES
 from memplan.spec.allocator import Allocator
 from memplan.spec.recipe import Recipe
+from memplan.tables.engines import era_of
 from memplan.tables.families import WITHOUT_FLASH
 from memplan.units import DTYPE_BYTES
 
@@ -43,13 +44,21 @@ def has_flash(recipe: Recipe) -> bool:
     return narrow and (own or recipe.model.family not in WITHOUT_FLASH)
 
 
+def _may_expand(recipe: Recipe) -> bool:
+    """Whether segments may be expandable: an engine that sleeps in the trainer's process asserted that they are not."""
+    of = recipe.generator
+    if of is None or not of.sleep or of.own_process or of.separate:
+        return True
+    return era_of(of.engine, of.version).expandable_sleeps
+
+
 ROWS = (
     Free(
         "allocator",
         "expandable segments (PYTORCH_CUDA_ALLOC_CONF)",
         {"allocator": {"expandable_segments": True}},
         {"hardware.allocator": EXPANDABLE},
-        lambda recipe: recipe.hardware.allocator == Allocator.model_construct(),
+        lambda recipe: recipe.hardware.allocator == Allocator.model_construct() and _may_expand(recipe),
     ),
     Free(
         "views",
@@ -119,6 +128,8 @@ class Pricing:
 
     def __init__(self, free: Collection[str]) -> None:
         self.rows = tuple(row for row in ROWS if row.name in free)
+        self.alone: dict[Hashable, int] = {}
+        """By how much updates alone are too large, whatever generates beside them."""
 
     def variants(self, recipe: Recipe) -> list[tuple[Keys, Recipe]]:
         """The recipe as it is, then with more and more that costs nothing."""
@@ -136,6 +147,15 @@ class Pricing:
         assert recipe.hardware.gpu is not None
         allowed = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
         return max(0, at_least(self.variants(recipe)[-1][1]) - allowed)
+
+    def misses_by(self, candidate: Candidate) -> int:
+        """The same of a candidate; where an engine stands beside it, what its update alone misses by is known once."""
+        least, name = self.short_at_least(candidate.recipe), candidate.training
+        if least or name is None:
+            return least
+        if name not in self.alone:
+            self.alone[name] = self.of(candidate.recipe._replace(generator=None)).short
+        return self.alone[name]
 
     def fits(self, recipe: Recipe) -> bool:
         """Whether it does with all that costs nothing."""

@@ -6,10 +6,11 @@ from memplan.cost import card
 from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import load_gpus
 from memplan.models import load_model
-from memplan.planner.candidates import Builder, Candidate, candidates, depends_on_batch, without_choices
+from memplan.planner.candidates import Builder, Candidate, depends_on_batch, without_choices
 from memplan.planner.planning import Question, Tell, nothing, pricing_of, search
 from memplan.planner.result import Answer
 from memplan.planner.search import best, largest
+from memplan.planner.splits import candidates
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
 from memplan.spec.reading import JobInput
@@ -22,9 +23,7 @@ def fits(asked: Question) -> bool:
     """Whether any plan fits: small batches and slow plans are asked first, as they need the least."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     ordered = sorted(of.legal, key=lambda each: (each.batch, -each.seconds, each.order))
-    found = best(
-        ordered, pricing, lambda priced: priced.fits, 1, least=lambda each: pricing.short_at_least(each.recipe)
-    )
+    found = best(ordered, pricing, lambda priced: priced.fits, 1, least=pricing.misses_by)
     return bool(found.plans)
 
 

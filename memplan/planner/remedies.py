@@ -29,14 +29,14 @@ PLACES = 2
 def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy, ...]:
     """Up to three ways to make a job fit, the cheapest first; where none is found, what comes nearest.
 
-    ``device_bytes``: what the job is expected to need as it is.
+    ``device_bytes``: what the job is expected to hold as it is.
     """
     around = Around(given, recipe)
     found = keeping(around)
     if len(found) < SHOWN:
         found += altering(around, found)
     found = [pair for pair in found if not any(_within(other, pair) for other in found)][:SHOWN]
-    if not found and around.nearest is not None and around.nearest[1].figures.device.expected < device_bytes:
+    if not found and around.nearest is not None:
         found = [around.nearest]
     made = (remedy(around, each, priced, device_bytes) for each, priced in found)
     return tuple(each for each in made if each is not None)
@@ -136,10 +136,12 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
     """A set of moves as it is told: its figures are those of the job with its changes, resolved anew."""
     changes = {**each.keys, **priced.keys}
     try:
-        figures = peak(resolve(with_changes(around.given, changes)), search=True)
+        figures = peak(resolve(with_changes(around.given, changes)), search=True, play=True)
     except MemplanError:
         return None
     if figures.verdict is None or (priced.fits and figures.verdict.fits != "yes"):
+        return None
+    if not priced.fits and figures.device.expected >= before:
         return None
     return Remedy(
         title=title(around, each, priced),

@@ -21,6 +21,7 @@ from memplan.planner.degrees import (
 )
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.tables.methods import METHODS
 from memplan.tables.trainer import Trainer, names_method
 from memplan.tables.trainers import TRAINERS, find_trainer
 from memplan.units import ceil_div, words_of
@@ -91,6 +92,7 @@ def layouts(space: Space) -> list[Keys]:
         if space.gpus > space.per_node and space.gpus % space.per_node == 0:
             found.append({"sharding": "fsdp2", "reshard_after_forward": space.per_node})
             found.append({"sharding": "fsdp2", "fsdp": {"replicate": space.gpus // space.per_node}})
+        found += _reducing(space, found)
         found += native(space.job, space.spec, space.gpus, space.per_node, space.fixed)
         found += megatron(space)
     found = [keys for keys in found if can_be_told(space, keys)] or _own_layouts(space)
@@ -100,6 +102,15 @@ def layouts(space: Space) -> list[Keys]:
         wanted["sharding"] = f"zero{stage}"
     own: Keys = {key: wanted[key] for key in LAYOUT if key in wanted}
     return [keys for keys in found if _agrees(keys, wanted)] or ([own] if own else [])
+
+
+def _reducing(space: Space, found: list[Keys]) -> list[Keys]:
+    """FSDP2 that divides gradients after every micro-step, where a trainer that generates keeps them whole (verl)."""
+    job, trainer = space.job, trainer_of(space, {})
+    keeps = METHODS[job.method].online and not trainer.parallelism.syncs_each_batch
+    if not keeps or "sync_each_batch" in job.model_fields_set:
+        return []
+    return [{**keys, "sync_each_batch": True} for keys in found if keys["sharding"] == "fsdp2"]
 
 
 def trainer_of(space: Space, layout: Mapping[str, Any]) -> Trainer:

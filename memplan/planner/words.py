@@ -35,6 +35,8 @@ def layout_name(keys: Mapping[str, Any]) -> str:
         kept.append("without resharding")
     elif again not in (None, True, False):
         kept.append(f"resharding to {again}")
+    if keys.get("sync_each_batch"):
+        kept.append("reducing every micro-step")
     if fsdp.get("replicate"):
         kept.append(f"with {fsdp['replicate']} replicas")
     if fsdp.get("cpu_offload"):
@@ -63,4 +65,22 @@ def plan_name(keys: Mapping[str, Any]) -> str:
         parts.append("expandable segments")
     if keys.get("offload"):
         parts.append("offload " + " and ".join(keys["offload"]))
+    parts.append(engine_name(keys))
     return ", ".join(part for part in parts if part)
+
+
+def engine_name(keys: Mapping[str, Any]) -> str:
+    """'vLLM beside it TP 2 at 0.5, asleep while it trains, optimizer on the host meanwhile'; empty without a choice."""
+    rollout = keys.get("rollout") or {}
+    if not rollout:
+        return ""
+    cards, share = rollout.get("num_gpus"), rollout.get("gpu_memory_utilization") or rollout.get("mem_fraction_static")
+    apart = f"on {f'{cards} GPU' if cards else 'GPU'}{'' if cards == 1 else 's'} of its own"
+    where = f"engine {apart if rollout.get('placement') == 'separate' else 'beside it'}"
+    where += f" TP {rollout['tensor_parallel']}" if rollout.get("tensor_parallel") else ""
+    parts = [where + (f" at {share:g}" if share else "")]
+    if rollout.get("sleep"):
+        parts.append("awake throughout" if rollout["sleep"] == "none" else "asleep while it trains")
+    if keys.get("trainer_offload"):
+        parts.append(" and ".join(keys["trainer_offload"]) + " on the host while it generates")
+    return ", ".join(parts)

@@ -7,7 +7,7 @@ from memplan.render.blocks import Block, Column, Heading, Prose, Table, definiti
 if TYPE_CHECKING:
     from memplan.accuracy import Accuracy, Grouping
 
-BANDED = ("meter", "quality")
+BANDED = ("meter", "quality", "engine")
 """Groupings by meter: reserved and device are estimated as a range, which a measured figure is in or not."""
 NOTHING = "Nothing could be estimated."
 

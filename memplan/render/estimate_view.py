@@ -1,4 +1,4 @@
-"""A report as a person reads it: what, where it peaks and why, the meters, the verdict, what to change."""
+"""A report as a person reads it: the verdict and what to change, then what, where it peaks and why, and the meters."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,8 @@ from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, ba
 from memplan.render.cards_view import cards_blocks
 from memplan.render.instants import instant_words, moment_words
 from memplan.render.lengths_view import lengths_blocks
+from memplan.render.rollout_view import rollout_blocks
+from memplan.render.shares_view import shares_blocks
 from memplan.render.verdict_view import verdict_blocks
 from memplan.report import Report, Reserved
 from memplan.units import format_bytes, words_of
@@ -16,18 +18,30 @@ ROOMY = 76
 
 
 def estimate_blocks(report: Report, width: int) -> list[Block]:
-    """Everything about one job, the figure first that it was asked for."""
+    """Everything about one job, the answer first: whether it fits where a card is named."""
+    if report.recipe is not None and report.recipe.method.generates:
+        from memplan.render.engine_view import engine_blocks  # which a job that trains never shows
+
+        return list(engine_blocks(report, width))
     return [
+        *verdict_blocks(report, width),
         *_what(report),
         *_peak(report, width),
         *_meters(report, width),
         *_moments(report, width),
+        *rollout_blocks(report),
+        *shares_blocks(report),
         *_from_sft(report),
-        *verdict_blocks(report, width),
         *lengths_blocks(report),
         *cards_blocks(report),
         *_assumptions(report),
     ]
+
+
+def answer_blocks(report: Report, width: int) -> list[Block]:
+    """The first line alone: the verdict; without a card, the peak."""
+    found = next(verdict_blocks(report, width), None) or next(_peak(report, width))
+    return [found]
 
 
 def _what(report: Report) -> Iterator[Block]:

@@ -124,14 +124,30 @@ MOMENTS = {
     "save.model": "the weights are written",
     "save.optimizer": "the optimizer's states are written",
     "merge.layer": "the largest matrix is merged",
-    "sync.gather": "weights are gathered for the engine",
+    "sync.transfer": "weights are gathered and sent to the engine",
 }
 """Instants of the phases beside the steady step."""
 
 
+ROLLOUT = {
+    "start.engine": "the engine starts beside the trainer's weights",
+    "rollout.generate": "the engine generates",
+    "rollout.sleep": "the engine has gone to sleep",
+    "reward": "completions are judged",
+    "old-logprob": "the policy scores its rollout",
+    "reference": "the reference scores it",
+    "value": "the critic scores it",
+    "step.optimizer": "the optimizer's step",
+    "sync.resume-weights": "the engine has its weights' room again",
+    "sync.transfer": "weights go to the engine",
+    "sync.resume-kv": "the engine has its cache again",
+}
+"""Instants of a step with an engine beside it; those of passes have the words of their own."""
+
+
 def moment_words(instant: str) -> str:
     """What an instant beside the steady step is."""
-    return MOMENTS.get(instant) or instant_words(instant.removeprefix(f"{FIRST}-"))[0]
+    return MOMENTS.get(instant) or ROLLOUT.get(instant) or instant_words(instant.removeprefix(f"{FIRST}-"))[0]
 
 
 def instant_title(instant: str) -> str:

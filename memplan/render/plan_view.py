@@ -24,6 +24,8 @@ LIMITS = {
     "bubble": "the pipeline's bubble",
     "optimizer": "the optimizer's step",
     "host": "the host",
+    "generation": "generation",
+    "syncing": "weights on their way to the engine",
 }
 """What the largest part of a step is, in words."""
 SHOWN_POINTS = 12

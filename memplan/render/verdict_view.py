@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
 from memplan.render.instants import moment_words
+from memplan.render.rollout_view import fullest, verdict_words
 from memplan.report import Host, Moment, Remedy, Report, Verdict
 from memplan.units import format_bytes
 
@@ -28,7 +29,9 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         yield from _short_host(report.host)
         yield from _changes(report, verdict, width)
         return
-    yield Heading(verdict_line(verdict), STYLES[verdict.fits])
+    yield Heading(verdict_words(report, verdict) or verdict_line(verdict), STYLES[verdict.fits])
+    if report.engine is not None and report.engine.hint:
+        yield Prose(f"Change rollout.{report.engine.hint}")
     yield Prose(_reason(report, verdict), "dim")
     crossing = report.per_gpu.first_crossing
     if crossing is not None:
@@ -62,6 +65,8 @@ def _short_host(host: Host) -> Iterator[Block]:
     most = max(phases, key=lambda name: phases[name])
     yield Heading(f"Does not fit the nodes: their memory is short by {format_bytes(phases[most] - there)}", "bad")
     yield Prose(f"{format_bytes(phases[most])} on each node for {most}; it has {format_bytes(there)}.", "dim")
+    if most == "rollout":
+        yield Prose("Change rollout.sleep: 2 or none, or what trainer_offload puts there")
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -95,6 +100,16 @@ def _fuller(report: Report) -> Moment | None:
 
 def _needed(report: Report, verdict: Verdict) -> str:
     """What has to fit: the device's figures, or what is needed of them, where that was looked for."""
+    worst = fullest(report)
+    if worst is not None and not _fuller(report):
+        needed = verdict.usable_bytes - verdict.headroom_bytes
+        if needed < worst.device_bytes and report.per_gpu.reserved_bytes.needs_sought:
+            held = format_bytes(worst.device_bytes)
+            return f"device memory: {format_bytes(needed)} needed, {held} held at {worst.name} with the trainer's cache"
+        expected = format_bytes(needed)
+        return (
+            f"device memory at {worst.name}: {expected} expected, {format_bytes(report.per_gpu.device_bytes.high)} high"
+        )
     device, reserved, fuller = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes, _fuller(report)
     if fuller is not None:
         device = fuller.device_bytes

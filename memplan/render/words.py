@@ -96,7 +96,7 @@ def method_words(job: Mapping[str, Any]) -> str:
     words = f"{method.name}, {method.title}"
     if method.pairs:
         words += f"; both sequences of a pair {PAIR_PASSES.get(job['pair_pass'], job['pair_pass'])}"
-    if job["reference"] != "none":
+    if job.get("reference", "none") != "none":
         words += f"; reference {job['reference']}"
     if method.critic:
         words += "; a critic is trained beside the policy"

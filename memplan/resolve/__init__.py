@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.errors import InvalidJob
 from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
 from memplan.resolve.choices import accumulated, batch, check_lengths, check_positions, hardware, remark_ignored
@@ -10,6 +11,7 @@ from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.evaluation import evaluated
 from memplan.resolve.freezing import frozen_model
 from memplan.resolve.fsdp import divided, fsdp_settings
+from memplan.resolve.generation import generator, with_segments
 from memplan.resolve.heads import head
 from memplan.resolve.images import as_seen, image_batch
 from memplan.resolve.kernels import operators, with_offload
@@ -29,12 +31,29 @@ from memplan.resolve.shared_weights import check_shared
 from memplan.resolve.storage import precision, sharding
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
+from memplan.tables.methods import METHODS
 
 
 def resolve(given: JobInput) -> Recipe:
     """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
     known.
     """
+    if METHODS[given.job.method].generates:
+        from memplan.resolve.serving import plain, served  # which no training job loads
+
+        return served(_trained(plain(given)), given)
+    return _trained(given)
+
+
+def resolve_training(given: JobInput) -> Recipe:
+    """The recipe of a job that trains. Raises InvalidJob as ``resolve`` does, and for an engine alone."""
+    if METHODS[given.job.method].generates:
+        raise InvalidJob("method: generate trains nothing", "memplan estimate says what an engine alone needs")
+    return resolve(given)
+
+
+def _trained(given: JobInput) -> Recipe:
+    """The recipe of a job that trains."""
     notes = Notes.of(given)
     job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
     job = with_framework(with_stage(job, notes), notes)
@@ -97,5 +116,7 @@ def resolve(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
+    found = found._replace(generator=generator(said, found, whole.thawed, notes))
+    found = with_segments(said, found, notes)
     found = found._replace(moments=moments(job, found))
     return found._replace(provenance=provenance(said, found, entropy, base, notes))

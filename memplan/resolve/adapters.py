@@ -12,7 +12,15 @@ from memplan.spec.fsdp import FsdpSettings
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Adapter, Lora
 from memplan.spec.model import ModelSpec
-from memplan.tables.families import EXPERT_FAMILIES, MAMBA_FAMILIES, MIXTRAL_NAMES, MODULE_NAMES, ROUTER, STACKS
+from memplan.tables.families import (
+    EXPERT_FAMILIES,
+    MAMBA_FAMILIES,
+    MIXTRAL_NAMES,
+    MODULE_NAMES,
+    OWN_NAMES,
+    ROUTER,
+    STACKS,
+)
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
@@ -104,7 +112,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     if everything and trainer.adapters.lists_linears:
         rewrites = {}  # names of nn.Linear modules, which stacked experts are not
         _check_looped(trainer, bool(stacked), text)
-    given = set() if job.lora.targets == ALL_LINEAR else set(job.lora.targets) - {ALL_LINEAR}
+    given = set() if job.lora.targets == ALL_LINEAR else _by_own_code(set(job.lora.targets) - {ALL_LINEAR}, spec, notes)
     given |= (
         (known - {spec.head.name, EMBEDDING}) | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set()
     )
@@ -135,6 +143,15 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     check_ranks(job.lora, names)
     tokens = trained_rows(job.lora, spec, names)
     return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens, job.method)
+
+
+def _by_own_code(given: set[str], spec: ModelSpec, notes: Notes) -> set[str]:
+    """Names of a checkpoint's own code as those of the class that stands for it."""
+    own = {name: OWN_NAMES[spec.family][name] for name in given if name in OWN_NAMES.get(spec.family, {})}
+    if own:
+        notes.assume(f"lora: {', '.join(sorted(own))} of {spec.family}'s own code stand for "
+                     f"{', '.join(sorted({each for names in own.values() for each in names}))}")  # fmt: skip
+    return given - set(own) | {each for names in own.values() for each in names}
 
 
 def _check_looped(trainer: Trainer, mixes: bool, names: set[str]) -> None:

@@ -29,7 +29,7 @@ def frozen_model(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> M
         raise InvalidJob(
             f"freeze: layers of {spec.family} that rest without images are not modelled", "leave freeze out"
         )
-    if trainer.numerics.weights == "trained-fp32" and not notes.is_given("precision"):
+    if _mixes(job, trainer, notes):
         raise InvalidJob(
             f"freeze: {trainer.title} keeps frozen weights in the checkpoint's dtype beside fp32 trained "
             "ones, which is not modelled",
@@ -67,11 +67,17 @@ def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Note
     """The model as the trainer has it where nobody says what rests: some freeze the tower and its projector."""
     if not (trainer.models.freezes_tower and spec.tower) or job.lora is not None or notes.is_given("freeze"):
         return spec
-    if trainer.numerics.weights == "trained-fp32" or spec.resting:
+    if _mixes(job, trainer, notes) or spec.resting:
         notes.assume(f"freeze: {trainer.title} freezes the vision tower and its projector; they are counted trained")
         return spec
     notes.fill("freeze", ("vision_tower", "multi_modal_projector"), "trainer", f"{trainer.title} freezes them")
     return spec.model_copy(update={"frozen": frozenset((TOWER, PROJECTOR))})
+
+
+def _mixes(job: Job, trainer: Trainer, notes: Notes) -> bool:
+    """Whether frozen weights have another dtype than trained ones: DeepSpeed casts both."""
+    alike = notes.is_given("precision") or (job.sharding or "").startswith("zero")
+    return trainer.numerics.weights == "trained-fp32" and not alike
 
 
 def _paths(pattern: str, outside: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:

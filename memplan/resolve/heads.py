@@ -168,7 +168,7 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     loss = trainer.loss
     own = by_method(loss.heads, method.name, "")
     own = by_method(loss.adapter_heads, method.name, own) if lora else own
-    own = COMPILED.get(own, own) if job.compile else own
+    own = COMPILED.get(own, own) if job.compile and not trainer.loss.compiles_layers else own
     if job.kernels == "foak" and own in ("cross-entropy", "shifted-cross-entropy"):
         own = "foak-cross-entropy"
     if job.kernels == "unsloth":
@@ -197,6 +197,8 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
             f"loss_head: {job.loss_head} gives no distribution over the vocabulary for {method.name}",
             "leave loss_head out",
         )
+    if job.loss_head == "fused" and job.kernels == "foak":
+        return "foak-chunks"
     if job.loss_head == "fused":
         fused = by_method(loss.fused_heads, method.name, "fused")
         if not fused:

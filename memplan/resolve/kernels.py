@@ -193,9 +193,12 @@ def _compiled(job: Job, spec: ModelSpec, again: Recompute, attention: str, notes
     for key, value in (("kernels", job.kernels), ("quantization", job.quantization), ("attention", attention)):
         if value not in ("none", "sdpa", "flash"):
             raise InvalidJob(f"compile: not modelled with {key}: {value}", f"leave compile or {key} out")
-    if again.modules or job.offload or not _plain_layers(spec):
-        what = "Megatron's modules" if again.modules else "offload" if job.offload else f"layers of {spec.family}"
-        raise InvalidJob(f"compile: not modelled for {what}", "leave compile out")
+    if again.modules:
+        raise InvalidJob("compile: not modelled for Megatron's modules", "leave compile out")
+    if job.offload or not _plain_layers(spec):
+        what = "offload" if job.offload else f"layers of {spec.family}"
+        notes.assume(f"compile: its savings are not counted beside {what}: layers as eager torch runs them")
+        return NO_KERNELS
     notes.assume(
         "compile: an approximation; each layer is one graph whose pointwise operations are fused, and made again in "
         "backward from what products, attention and reductions left (torch's min-cut partitioner)"

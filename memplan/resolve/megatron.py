@@ -40,8 +40,10 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
         return f"precision {job.precision}"
     if job.kernels not in ("none", "te"):
         return f"kernels {job.kernels}"
-    if job.attention == "eager" or spec.eager_only:
-        return "eager attention"
+    if spec.eager_only or (job.attention == "eager" and job.context_parallel > 1):
+        return "eager attention" + (" over a divided sequence" if job.context_parallel > 1 else "")
+    if job.attention == "eager" and any(getattr(run.layer.mixer, "kind", "") == "latent" for run in spec.runs):
+        return "eager latent attention"
     return next(filter(None, (_not_a_layer(run.layer) for run in spec.runs)), "")
 
 
@@ -98,8 +100,10 @@ def megatron_settings(job: Job) -> Megatron:
 def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: Notes) -> None:
     """Settings that decide memory and that nobody named."""
     settings, routed = job.megatron, any(run.layer.experts for run in spec.runs)
+    kind = "fused attention" if job.attention != "eager" else "scores that are kept, of which little is measured"
     notes.assume(
-        f"{trainer.title}: layers of Transformer Engine 2.11 in megatron-core 0.14 to 0.16, fused attention, dropout 0"
+        f"{trainer.title}: layers of Transformer Engine 2.11 in megatron-core 0.14 to 0.16, {kind}, dropout "
+        f"{settings.attention_dropout if job.attention == 'eager' else 0:g}"
     )
     if (
         job.method == "sft"

@@ -21,7 +21,8 @@ def moments(job: Job, recipe: Recipe) -> Moments:
 def _names(job: Job, recipe: Recipe, habits: Habits) -> tuple[str, ...]:
     lacks = _lacking(recipe)
     if job.phases is None:
-        return tuple(name for name in habits.phases if name not in lacks)
+        own = (*habits.phases, *(("sync",) if recipe.generator is not None else ()))
+        return tuple(name for name in PHASES if name in own and name not in lacks)
     for name in job.phases:
         if name in lacks:
             raise InvalidJob(f"phases: {name}: {lacks[name]}", f"leave {name} out")
@@ -34,17 +35,15 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     critic = recipe.others.critic
     if recipe.in_megatron or recipe.parallel.model > 1:
         what = "Megatron" if recipe.in_megatron else "model parallelism"
-        lacks |= dict.fromkeys(("load", "save", "merge", "sync"), f"under {what} it is not modelled")
+        lacks |= dict.fromkeys(("load", "save", "merge"), f"under {what} it is not modelled")
     if critic is not None and critic.apart:
-        lacks |= dict.fromkeys(
-            ("load", "first-step", "save", "merge", "sync"), "beside a critic's engine it is not modelled"
-        )
+        lacks |= dict.fromkeys(("load", "first-step", "save", "merge"), "beside a critic's engine it is not modelled")
     if recipe.adapter is None:
         lacks["merge"] = "there is no adapter"
     if not recipe.batch.eval_size:
         lacks["evaluate"] = "there is no eval_batch_size"
-    if not recipe.method.optional_reference:
-        lacks["sync"] = f"{recipe.method.name} has no engine that generates"
+    if recipe.generator is None or recipe.generator.engine == "hf" or recipe.generator.shared_weights:
+        lacks["sync"] = "there is no engine that weights are sent to"
     return lacks
 
 

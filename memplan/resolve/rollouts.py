@@ -50,8 +50,6 @@ def with_rollout_lengths(job: Job, notes: Notes) -> Job:
 
 def completions_per_example(job: Job, method: Method, trainer: Trainer, accumulation: int, notes: Notes) -> int:
     """Rows that one example of the batch stands for, beside the two of a pair."""
-    if method.online:
-        notes.assume("rollout: generation is not counted; what it made is scored at the update's micro-batch")
     if not method.online or method.pairs:
         return 1
     group = job.rollout.group_size if job.rollout else None
@@ -86,11 +84,6 @@ def critic(
     if len(named) > 1:
         raise InvalidJob("extra_models: more than one critic", "name one")
     _check_critic(job, trainer, base, split)
-    if split.is_deepspeed and trainer.rollouts.critic == "together":
-        raise InvalidJob(
-            f"sharding: {split.name}: {trainer.title}'s policy and critic in one DeepSpeed engine are not modelled",
-            "use sharding none, or trainer openrlhf",
-        )
     own = load_model(named[0].model) if named else spec
     if not own.classifies:
         raise InvalidJob(
@@ -99,18 +92,22 @@ def critic(
         )
     if not named:
         notes.assume("critic: a value model of the policy's shape, trained (extra_models can name another)")
-    adapted = adapter if trainer.rollouts.critic_adapters else None
+    adapted, together = adapter if trainer.rollouts.critic_adapters else None, trainer.rollouts.critic == "together"
+    if together and split.ranks > 1:
+        notes.assume(
+            f"critic: beside the policy in one engine under {split.name}, by its rules, not held against a run"
+        )
     if adapter and not adapted:
         notes.assume(f"critic: {trainer.title} trains all of its weights, whatever LoRA does to the policy")
-    apart = trainer.rollouts.critic == "own-step" or split.is_deepspeed  # an engine holds one model
-    return Critic(own.thawed.as_reward_model(), adapted, apart, trainer.rollouts.critic == "together")
+    apart = trainer.rollouts.critic == "own-step" or (split.is_deepspeed and not together)  # an engine holds one model
+    return Critic(own.thawed.as_reward_model(), adapted, apart, together)
 
 
 def _check_critic(job: Job, trainer: Trainer, base: Base, split: Split) -> None:
-    if split.ranks > 1 and not ((split.is_fsdp or trainer.megatron) and trainer.rollouts.critic == "own-step"):
+    if split.ranks > 1 and split.is_fsdp and trainer.rollouts.critic != "own-step":
         raise InvalidJob(
-            f"num_gpus: {job.num_gpus}: PPO's critic is modelled on one GPU with {trainer.title} and {split.name}",
-            "use num_gpus 1, trainer verl with sharding fsdp or fsdp2, or method grpo or rloo",
+            f"sharding: {split.name}: {trainer.title}'s policy and critic in one backward under FSDP are not modelled",
+            "use sharding zero3, or trainer verl",
         )
     if base.quantised:
         raise InvalidJob(

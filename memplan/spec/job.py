@@ -16,8 +16,9 @@ from memplan.spec.lengths import Lengths, in_full
 from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron
 from memplan.spec.optimizer_args import OptimizerArgs
-from memplan.spec.other_models import ExtraModel, Rollout
+from memplan.spec.other_models import ExtraModel
 from memplan.spec.recompute import EVERY, Offloaded, every_nth, listed
+from memplan.spec.rollout import Rollout, Sync, offloads
 from memplan.tables.choices import CHOICES, LATER, SYNONYMS
 from memplan.tables.phases import PHASES
 
@@ -248,7 +249,11 @@ class Job(Frozen):
     offload: Offloaded = ()
     """What lives on the host; activations, and under DeepSpeed the optimizer and, in stage 3, the parameters."""
     rollout: Rollout | None = None
-    """Groups and lengths of what the policy generates for online methods."""
+    """What the policy generates for online methods: groups, lengths, and the engine that does it."""
+    sync: Sync = Sync.model_construct()
+    """How weights come from the trainer to the engine."""
+    trainer_offload: Annotated[tuple[str, ...] | None, BeforeValidator(offloads)] = None
+    """What of the trainer is on the host while the engine generates: parameters, optimizer, gradients."""
     extra_models: tuple[ExtraModel, ...] = ()
     """Models that stand beside the policy and the reference: reward models, teachers, a critic."""
     images: Images | None = None

@@ -82,6 +82,8 @@ class Megatron(Frozen):
     reduce_scatter_with_fp32_accumulation: bool = False
     gradient_accumulation_fusion: bool = True
     """Weight gradients are added to their fp32 buffer inside the product."""
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of attention that makes its scores (attention: eager): more than 0 keeps a mask and what is left, too."""
     bias_swiglu_fusion: bool = True
     moe_token_dispatcher_type: Name = "alltoall"
     moe_expert_capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from memplan.spec.generation import Generator
 from memplan.spec.groups import (
     Batch,
     Checkpointing,
@@ -68,6 +69,8 @@ class Recipe(NamedTuple):
     """The passes are an evaluation's: forward alone (``engine/step_and_evaluation``)."""
     moments: Moments = Moments()
     """What the job does beside its steady step (``engine/phases``)."""
+    generator: Generator | None = None
+    """What generates (``engine/generation``); None where nothing does, or where it is not counted."""
 
     def with_batch(self, batch_size: int, accumulation: int) -> "Recipe":
         """The same job in micro-steps of another size, without resolving it again: nothing else of a recipe depends on

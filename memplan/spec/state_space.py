@@ -9,6 +9,8 @@ class Recurrent(Mixer):
     """What these have in common: no attention mask, no positions."""
 
     category: str = "ssm"
+    state_itemsize: int = 0
+    """Bytes of an element of its state as an engine serves it, where the config says; 0: as the model's."""
 
     @property
     def masked(self) -> bool:

@@ -62,3 +62,13 @@ MASK_AS_GIVEN = frozenset(("mamba", "falcon_mamba"))
 
 WITHOUT_NUM_EXPERTS = frozenset(("granitemoe", "granitemoehybrid", "granitemoeshared", "phimoe"))
 """Types whose config says num_local_experts alone (transformers 5.23 models/*/configuration_*.py: no attribute_map)."""
+
+_WHOLE = ("q_proj", "k_proj", "v_proj")
+OWN_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "internlm2": {"wqkv": _WHOLE, "wo": ("o_proj",), "w1": ("gate_proj",), "w3": ("up_proj",), "w2": ("down_proj",)},
+    "baichuan": {"W_pack": _WHOLE},
+    "glm": {"query_key_value": _WHOLE, "dense": ("o_proj",), "dense_h_to_4h": ("gate_up_proj",),
+            "dense_4h_to_h": ("down_proj",)},
+}  # fmt: skip
+"""By family: linears as the checkpoint's own code names them, and those of transformers' class, whose adapters hold no
+less."""

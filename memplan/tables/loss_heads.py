@@ -81,6 +81,10 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "chunks of logits about as large as the hidden states; gradients are made in forward and kept",
         "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py",
     ),
+    "foak-chunks": (
+        "Liger's of 2024: gradients of hidden states and head made in forward, chunks in fp32 and back",
+        "fms-acceleration-foak 0.7 fused_ops/liger_ce/fused_linear_cross_entropy_loss.py",
+    ),
     "liger-preference": (
         "a pair at a time; gradients are made in forward and kept",
         "liger-kernel 0.8.5 chunked_loss/fused_linear_preference.py",

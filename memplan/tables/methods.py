@@ -26,6 +26,8 @@ class Method(NamedTuple):
     """A value model is trained beside the policy."""
     teacher: bool = False
     """A frozen teacher's logits are what is learnt: it stands among ``extra_models``."""
+    generates: bool = False
+    """Nothing is trained: a generation engine alone."""
     source: str = ""
 
 
@@ -91,5 +93,6 @@ _ROWS = (
     ),
     Method("online-dpo", "online DPO", pairs=True, reference=True, online=True, source="arXiv:2402.04792"),
     Method("distill", "distillation", pairs=False, reference=False, teacher=True, source="arXiv:2306.13649"),
+    Method("generate", "a generation engine alone, nothing trained", pairs=False, reference=False, generates=True),
 )
 METHODS = {row.name: row for row in _ROWS}

@@ -85,9 +85,9 @@ ROWS = (
         key="rollout",
         title="rollout",
         what=(
-            "What the policy generated for PPO, GRPO, RLOO and online DPO. memplan models the update that follows: "
-            "scoring by the reference (and by the policy, where a trainer does), then forward, loss and backward; "
-            "generation, its KV cache and its engine are not modelled yet."
+            "What the policy generated for PPO, GRPO, RLOO and online DPO: the update that follows scores it by the "
+            "reference (and by the policy, where a trainer does), then runs forward, loss and backward. The engine "
+            "that generates stands beside the update where rollout.engine says so, and alone under method generate."
         ),
         formula="log-probabilities, advantages and their kin: completions · length · 4 B each",
         source="trl 1.16 trainer/grpo_trainer.py: _generate_and_score_completions, _compute_loss",

@@ -119,6 +119,8 @@ class Loss(NamedTuple):
     """The load-balancing loss of routers, by method: model where nothing is said."""
     balanced: tuple[str, ...] = ()
     """Model types whose load-balancing loss its switch turns on; empty for all."""
+    compiles_layers: bool = False
+    """torch.compile is of the layers alone: the loss runs as it is."""
     kl_after_policy: bool = False
     """KTO's mismatched completions are scored after the policy's forward, not before it."""
 

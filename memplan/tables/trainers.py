@@ -42,6 +42,7 @@ SHOWN_HEADS = {
     "unsloth-chunks": "chunked",
     "compiled-unsloth-chunks": "chunked",
     "liger": "fused",
+    "foak-chunks": "fused",
     "liger-preference": "fused",
 }
 """The job's word for a head's program, where it is another: trainers do the same thing by different code."""

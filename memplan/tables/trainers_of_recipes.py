@@ -1,5 +1,5 @@
-"""Trainers of torchtune, LLM Foundry, XTuner, AReaL and NeMo: those of NVIDIA that run on Megatron stand behind
-Megatron-LM and slime, since plans take the first that has a method; NeMo-Aligner, which is archived, is the last.
+"""Trainers of torchtune, LLM Foundry, XTuner, AReaL, prime-rl and NeMo: those of NVIDIA that run on Megatron stand
+behind Megatron-LM and slime, since plans take the first that has a method; NeMo-Aligner, archived, is the last.
 
 Sources: torchtune 0.7, mosaicml/llm-foundry 0.22, InternLM/xtuner 0.1.23, inclusionAI/AReaL 1.0.4,
 NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
@@ -67,6 +67,20 @@ _NEMO_RL = Trainer(
     source="NVIDIA-NeMo/RL@7ea279a models/automodel/setup.py, train.py, models/dtensor/parallelize.py: "
     "checkpoint_wrapper, MixedPrecisionPolicy; distributed/model_utils.py: get_next_token_logprobs_from_logits",
 )
+_PRIME_RL = Trainer(
+    "prime-rl",
+    "prime-rl",
+    methods=Methods(("sft", "grpo")),
+    numerics=Numerics("fp32"),
+    checkpointing=Checkpointing(on=True),
+    parallelism=Parallelism("fsdp2", "fp32", reshards_root=True),
+    loss=Loss(heads={"sft": "cross-entropy", "*": "fused"}, router_term={"*": "unread"}, compiles_layers=True),
+    logits=Logits(fp32=("sft",), outputs_held=True),
+    reference=Reference("none", by_method={"grpo": "none"}),
+    switches={**VERL, "offload": ("activations",)},
+    source="PrimeIntellect-ai/prime-rl@559b447 trainer/model.py: setup_fsdp, trainer/models/layers/lm_head.py: "
+    "_SequenceChunkedLogProbEntropyFn, cast_float_and_contiguous",
+)
 ROWS = (
     _TORCHTUNE,
     _TORCHTUNE._replace(
@@ -111,6 +125,7 @@ ROWS = (
         source="InternLM/xtuner 0.1.23 model/sft.py, dpo.py, orpo.py; transformers 4.42: logits.float() in the model",
     ),
     _AREAL,
+    _PRIME_RL,
     _NEMO_RL,
     _NEMO_RL._replace(
         name="nemo-rl-megatron",

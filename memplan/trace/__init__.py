@@ -39,12 +39,12 @@ def trace(job: Job | Mapping[str, Any] | JobInput, progress: Callable[[str], Non
     """
     from memplan.api import as_input
     from memplan.models import model_config
-    from memplan.resolve import resolve
+    from memplan.resolve import resolve_training
     from memplan.trace.shim import is_too_late, load_shim
     from memplan.trace.support import check, check_fallback
 
     given = as_input(job)
-    recipe = resolve(given)
+    recipe = resolve_training(given)
     check(recipe)
     assert given.job.model is not None
     config = model_config(given.job.model, given.job.revision)

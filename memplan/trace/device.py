@@ -77,10 +77,13 @@ def repeating_keys(repeats: bool) -> Iterator[None]:
 
 
 @contextmanager
-def whole_rows(padded: bool) -> Iterator[None]:
-    """A mask of the batch is all ones, unless the job is padded: what fake numbers do not say."""
+def whole_rows(padded: bool, encodes: bool = False) -> Iterator[None]:
+    """A mask of the batch is all ones, unless the job is padded: what fake numbers do not say. ``encodes``: the batch's
+    mask is the encoder's, and the decoder makes one of ones.
+    """
+    asked = ["_ignore_causal_mask_sdpa"] * (encodes or not padded) + ["_ignore_bidirectional_mask_sdpa"] * (not padded)
     with ExitStack() as stack:
-        for name in () if padded else ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        for name in asked:
             answer = partial(_without_padding, getattr(masking_utils, name))
             stack.enter_context(mock.patch.object(masking_utils, name, answer))
         if not padded:

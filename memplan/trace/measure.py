@@ -15,7 +15,7 @@ from memplan.engine.tape.ops import FP32
 from memplan.engine.tensors import count, model_weights
 from memplan.errors import InvalidJob, UsageError
 from memplan.measurement import Measurement, estimated_of, job_of, of_peak
-from memplan.resolve import resolve
+from memplan.resolve import resolve, resolve_training
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
@@ -60,7 +60,7 @@ def measure(
     if steps < LEAST_STEPS:
         raise UsageError(f"--steps {steps}: the optimizer's states exist from the second step on", "2 or more")
     given = _for_world(as_input(job), world)
-    recipe = resolve(given)
+    recipe = resolve_training(given)
     check_real(recipe, world)
     _check_search(given.job, world, find_max)
     require_packages(recipe)

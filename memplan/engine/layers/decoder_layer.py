@@ -39,7 +39,9 @@ def decoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
             f"its layers ({layer.form}) are described by their parameters alone: memplan has no program of them",
             "show its parameters with memplan show models, or name another model",
         )
-    return FORMS[layer.form](p, layer, x)
+    y = FORMS[layer.form](p, layer, x)
+    wide = p.mode.widths.output
+    return ops.cast(p.tape, y, wide, "layer's output") if wide and y.itemsize > wide else y
 
 
 def pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
@@ -53,6 +55,7 @@ def pre_norm(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         if "mixer" in layer.locals_held:
             held.append(hidden)
         residual = ops.add(tape, x, hidden, "residual stream")
+        del hidden  # ``hidden_states = residual + hidden_states`` rebinds it (LlamaDecoderLayer.forward)
     with tape.at("feed-forward"):
         hidden = _normed(p, norms[1], residual)
         hidden = feed_forward(p, layer.feed_forward, hidden)
@@ -84,6 +87,7 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
         hidden, weights = _mixed(p, layer, hidden)
         hidden = _normed(p, norms[1], hidden)
         residual = ops.add(tape, x, hidden, "residual stream")
+        del hidden  # ``hidden_states = residual + hidden_states`` rebinds it (Gemma2DecoderLayer.forward)
     with tape.at("feed-forward"):
         hidden = norm(p, norms[2], residual, "h")
         hidden = feed_forward(p, layer.feed_forward, hidden)

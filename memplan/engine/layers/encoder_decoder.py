@@ -7,7 +7,6 @@ read, and the decoder's embedding. Each tensor that a stack holds beside its res
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from memplan.engine.layers.attention.bart import masks_decoder
 from memplan.engine.layers.embedding import STEPS
 from memplan.engine.layers.modules import Mode, Pass, norm
 from memplan.engine.layers.shared_inputs import BIAS, CROSS_BIAS, MEMORY, SharedInput, shared_inputs
@@ -157,8 +156,6 @@ def learned_locals(plan: "PassPlan", first: list[Local], second: list[Local]) ->
     h, itemsize = plan.spec.hidden_size, plan.mode.numerics.itemsize
     first.append(Local("positions of the encoder", plan.rows * plan.memory * h * itemsize, False))
     second.append(Local("positions of the decoder", plan.length * h * itemsize, False))
-    if masks_decoder(plan.mode):
-        second.append(Local("attention masks of the decoder", plan.rows * plan.length**2, True))
     kept = plan.style == "checkpoint"
     return tuple([local._replace(kept=local.kept and kept) for local in stack] for stack in (first, second))  # type: ignore[return-value]
 

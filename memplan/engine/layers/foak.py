@@ -51,8 +51,8 @@ def _product(
     del matrix  # ``matmul`` with a frozen weight saves nothing of it: backward unpacks again
     dropped = None
     if adapter.dropout:
-        dropped = tape.new(x.dim, itemsize, "inputs after dropout")
         mask = tape.new(x.dim, 1, "dropout masks")
+        dropped = tape.new(x.dim, itemsize, "inputs after dropout")
         del mask
     half = as_cast(tape, sides[0], itemsize)
     low = tape.new(p.dim("r", adapter.rank_of(linear.name)), itemsize, "adapter rank-r outputs")

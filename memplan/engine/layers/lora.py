@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 def adapted(
-    p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, adapter: Adapter, base: Quantised | None
+    p: Pass, x: Tensor, base_result: list[Tensor], linear: Linear, out: Dim, adapter: Adapter, base: Quantised | None
 ) -> Tensor:
     """``result + lora_B(lora_A(dropout(x))) * scaling``, in the adapters' dtype, then back to the result's.
 
     x is cast to lora_A's dtype, one copy for each module; over bitsandbytes' linears only where autocast does not.
     ``base``: the format of the linear's own weight, which the head has not.
     """
+    result = base_result.pop()
     tape, itemsize = p.tape, result.itemsize
     bnb = base is not None and base.scheme.product.startswith("bnb")
     keeps = bnb and tape.autocast > 0
@@ -49,6 +50,7 @@ def adapted(
             scaled = ops.cast(tape, scaled, itemsize, "adapter outputs")
         total = ops.add(tape, result, scaled, "adapter sums")
         del scaled  # ``result = result + …``: the summand is gone, and ``result`` before it is rebound
+    del result
     return total if keeps else ops.cast(tape, total, itemsize, "adapter sums")
 
 

@@ -18,7 +18,7 @@ from memplan.spec.groups import Numerics, Operators, Quantised
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recompute import Recompute
-from memplan.tables.styles import FlatAdapters, OffloadStyle, RouterUse, SharedCasts
+from memplan.tables.styles import FlatAdapters, KeyRepeats, OffloadStyle, RouterUse, SharedCasts
 
 
 class Widths(NamedTuple):
@@ -35,6 +35,8 @@ class Widths(NamedTuple):
     with nothing added to it."""
     casts_all: bool = False
     """DeepSpeed: no weight keeps a dtype of its own."""
+    output: int = 0
+    """What FSDP2 casts to what a layer gives back (``MixedPrecisionPolicy.output_dtype``)."""
 
 
 class RouterLogits(NamedTuple):
@@ -74,8 +76,8 @@ class Mode(NamedTuple):
     """A real device: gradients are added and scattered in place, which torch does not do under a dispatch mode."""
     loops_experts: bool = False
     """Frozen experts run one after another, as modules of their own."""
-    repeats_keys: bool = False
-    """Keys and values are repeated to all heads before flash attention."""
+    repeats_keys: KeyRepeats = ""
+    """Who repeats keys and values to all heads before flash attention."""
     tensor: int = 1
     """Ranks that share each product, and the sequence of the residual stream between them (torch's DTensor)."""
     context: int = 1
@@ -181,14 +183,14 @@ def project(p: Pass, x: Tensor, linear: Linear, symbol: str, label: str, quantis
     """A linear module, with its LoRA branch when it is a target; the head is never ``quantised``."""
     mode = p.mode
     out = p.dim(symbol, linear.outputs)
-    result = _base(p, x, linear, out, label, quantised)
+    results = [_base(p, x, linear, out, label, quantised)]
     if mode.adapter and linear.name in mode.adapter.targets:
         base = mode.quantised if quantised else None
         from memplan.engine.layers.lora import adapted, cloned
 
-        result = cloned(p.tape, result, base)
-        return adapted(p, x, result, linear, out, mode.adapter, base)
-    return result
+        results.append(cloned(p.tape, results.pop(), base))
+        return adapted(p, x, results, linear, out, mode.adapter, base)
+    return results.pop()
 
 
 def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: bool) -> Tensor:

@@ -49,6 +49,47 @@ def liger(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     return tape.new(Dim("1", 1), ops.FP32, "loss", node)
 
 
+def foak_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
+    """foak's copy of Liger's function of 2024: hidden states without each row's last position, logits of a chunk cast
+    to fp32 and back, and a scaled gradient beside them. ``logits_chunk`` and ``grad_logits_chunk`` are named until
+    the next chunk's are there (fms-acceleration-foak 0.7, fused_ops/liger_ce/fused_linear_cross_entropy_loss.py).
+    """
+    tape, itemsize = p.tape, p.tape.autocast or hidden.itemsize
+    width, vocabulary = sizes(p, hidden, weight)
+    tokens = p.tokens - scored.rows
+    source = ops.view(tape, hidden, Dim("N·h", tokens * width), whole=False)
+    source = ops.copy(tape, source, "hidden states, shifted") if scored.rows > 1 else source
+    grad_weight = None
+    if weight.needs_grad:
+        grad_weight = tape.new(weight.dim, weight.itemsize, "head gradient made in forward", category="gradients")
+    grad_input = tape.new(source.dim, source.itemsize, "hidden gradient made in forward")
+    losses = tape.new(Dim("N", tokens), ops.FP32, "loss of each token")
+    chunk = liger_chunk(tokens, width, vocabulary)
+    logits = scaled = None
+    for turn in turns(tape, ceil_div(tokens, chunk)):
+        rows = min(chunk, tokens - turn * chunk)
+        part = Dim("V chunk", rows * vocabulary)
+        logits = _product_of_chunk(tape, part, weight, itemsize)
+        logits = ops.cast(tape, logits, ops.FP32, "logits of a chunk in fp32")
+        logits = ops.cast(tape, logits, itemsize, "logits of a chunk")
+        scaled = tape.new(part, itemsize, "scaled gradient of a chunk", category="logits")
+        tape.new(Dim("chunk·h", rows * width), itemsize, "hidden gradient of a chunk")
+    del losses, logits, scaled  # locals of ``fused_linear_cross_entropy_forward``
+    kept = (grad_input, grad_weight)
+    node = tape.node((source, weight), kept, lambda t, g: kept)
+    return tape.new(Dim("1", 1), ops.FP32, "loss", node)
+
+
+def _product_of_chunk(tape: Tape, part: Dim, weight: Param, itemsize: int) -> Tensor:
+    """``_input_chunk @ weight.t()``; autocast keeps no copy of what is transposed."""
+    if weight.itemsize == itemsize:
+        return tape.new(part, itemsize, "logits of a chunk")
+    copy = tape.new(weight.dim, itemsize, "head in the compute dtype")
+    logits = tape.new(part, itemsize, "logits of a chunk")
+    del copy
+    return logits
+
+
 def liger_preference(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """Liger's fused preference losses: a pair at a time (KTO's: a row), with gradients made in forward.
 

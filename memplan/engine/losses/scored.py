@@ -35,6 +35,7 @@ FUSED_PROGRAMS: Programs[Program] = Programs(
     {
         "fused": "memplan.engine.losses.chunked_heads:trl_tiles",
         "liger": "memplan.engine.losses.liger:liger",
+        "foak-chunks": "memplan.engine.losses.liger:foak_chunks",
         "liger-preference": "memplan.engine.losses.liger:liger_preference",
         "cut-cross-entropy": "memplan.engine.losses.chunked_heads:cut_cross_entropy",
         "chunked-log-probs": "memplan.engine.losses.chunked_heads:verl_chunks",

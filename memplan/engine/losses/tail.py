@@ -67,7 +67,8 @@ def tail_forward(
     del hidden  # ``inputs`` has it: ``lm_head`` takes the last holder where nothing of the forward remains
     with tape.at("head"):
         p, states, logits = _logits(p, spec, head, inputs)
-        logits = whole.leaving(logits) if whole.leaving is not None else logits
+        if whole.leaving is not None and head.program != "repeated-cross-entropy":
+            logits = whole.leaving(logits)
         balance = None if within or not whole.routers else load_balancing_loss(whole, spec)
     if head.program == "score":
         with tape.at("loss"):

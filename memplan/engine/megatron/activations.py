@@ -6,7 +6,7 @@ last layer's own, step by step. Under full recomputation of some of the layers (
 instants after those of the layers that keep everything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from memplan.engine.ledger import Ledger
@@ -100,15 +100,18 @@ def _enter_waiting(ledger: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
             ledger.schedule[-2],
             template="bytes of a layer × layers × micro-batches",
             numbers=(of_layer, layers, others),
-            high=_high(s, of_layer, sum(held.bytes for _, held in _rows(s, chunk) if held.routed), layers * others),
+            high=_high(s, (held for _, held in _rows(s, chunk)), layers * others),
             why="they went forward and wait for their gradients from the stages behind",
             source="megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
         )
 
 
-def _high(s: Shape, expected: int, routed: int, times: float = 1) -> int:
-    """The high figure, where what the experts receive is not known; -1 where nothing of it is routed."""
-    return int((expected + routed * (s.spread - 1)) * times) if routed and s.spread > 1 else -1
+def _high(s: Shape, rows: Iterable[Held], times: float = 1) -> int:
+    """The high figure of so many layers' rows, where what the experts receive is not known, or nobody has measured
+    them; -1 where all are known."""
+    rows = list(rows)
+    more = sum(held.bytes * (s.spread - 1 if held.routed else held.doubt) for held in rows)
+    return int((sum(held.bytes for held in rows) + more) * times) if more > 0 else -1
 
 
 def _enter_others(ledger: Ledger, s: Shape, chunk: Chunk, but: int, until: str) -> None:
@@ -126,7 +129,7 @@ def _enter_others(ledger: Ledger, s: Shape, chunk: Chunk, but: int, until: str) 
             until,
             template=f"layers·{held.template}",
             numbers=(layers, *held.factors),
-            high=_high(s, held.bytes, held.bytes * held.routed, layers),
+            high=_high(s, (held,), layers),
             why=WHY_KEPT,
             source=RECOMPUTE if chunk.recomputed else step.source,
         )
@@ -173,7 +176,7 @@ def _enter_kept(ledger: Ledger, s: Shape, unit: Unit, step: Step, held: Held, li
         life[1],
         template=f"layers·{held.template}" if many else held.template,
         numbers=(layers, *held.factors) if many else held.factors,
-        high=_high(s, held.bytes, held.bytes * held.routed, layers),
+        high=_high(s, (held,), layers),
         why="made again for backward" if again else WHY_KEPT,
         source=RECOMPUTE if again else step.source,
     )
@@ -188,7 +191,7 @@ def _moment(ledger: Ledger, s: Shape, step: Step, held: Held, instant: str) -> N
         instant,
         template=held.template,
         numbers=held.factors,
-        high=_high(s, held.bytes, held.bytes * held.routed),
+        high=_high(s, (held,)),
         why=WHY_MOMENT,
         source=step.source,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, made_again
+from memplan.engine.megatron.unfused import SCORES, unfused
 from memplan.spec.parts import Attention
 
 CORE = "TransformerEngine 2.11 pytorch/attention/dot_product_attention/backends.py: FusedAttnFunc"
@@ -23,7 +24,7 @@ def self_attention(s: Shape, mixer: Attention) -> Steps:
     groups = max(1, mixer.num_kv_heads // s.tensor)
     q, kv = heads * head, groups * head
     fused = te.layernorm_linear(s, "qkv", "the q, k, v product", q + 2 * kv)
-    core = kernel(s, q, kv, kv, q, heads, rotated=mixer.rotary != "none")
+    core = unfused(s, q, kv, heads) if s.unfused else kernel(s, q, kv, kv, q, heads, rotated=mixer.rotary != "none")
     steps = [fused]
     if mixer.norms:
         steps.append(_head_norms(s, q, kv, heads + groups))
@@ -84,7 +85,7 @@ def _recomputed(s: Shape, steps: Steps, fused: int) -> Steps:
     nobody else reads it, the output by heads) are made again."""
     if "core_attn" not in s.recomputed:
         return steps
-    steps = made_again(steps, (LSE, *((OUT,) if twice(s) else ())), "attention")
+    steps = made_again(steps, (LSE, *SCORES, *((OUT,) if twice(s) else ())), "attention")
     whole = te.of_tokens(s, V + ": a view of the fused matmul", fused, "(q + 2·kv)")
     return tuple(step._replace(kept=tuple(whole if each.name == V else each for each in step.kept)) for step in steps)
 

@@ -28,6 +28,8 @@ class Shape(NamedTuple):
     """Where nobody said how uneven routing is: tokens of the fullest rank over the mean, at the high end."""
     recomputed: frozenset[str] = frozenset()
     """Modules that selective checkpointing makes again."""
+    unfused: int = 0
+    """Of attention that makes its scores: the keys that each query has one for; 0 where a kernel does without."""
 
     @property
     def gathers(self) -> bool:
@@ -66,4 +68,5 @@ def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
         settings=recipe.megatron,
         spread=UNEVEN if _uneven(recipe) else 1.0,
         recomputed=recipe.checkpointing.recompute.modules,
+        unfused=recipe.batch.sequence_length if recipe.operators.attention == "eager" else 0,
     )

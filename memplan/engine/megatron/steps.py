@@ -16,6 +16,8 @@ class Held(NamedTuple):
     factors: tuple[int | float, ...]
     again: str = ""
     """Dropped after forward, and made again when the step of this name runs backward."""
+    doubt: float = 0.0
+    """How much more it may be, as a share: what nobody has measured."""
 
     @property
     def bytes(self) -> int:

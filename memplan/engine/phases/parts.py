@@ -59,15 +59,17 @@ def largest_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
     return max((weight.elements * stored_itemsize(recipe, weight) for weight in weights), default=0)
 
 
-def units(recipe: Recipe, weights: Iterable[Weight]) -> dict[str, int]:
+def units(recipe: Recipe, weights: Iterable[Weight], layers: bool | None = None) -> dict[str, int]:
     """Bytes of FSDP's largest units, whole, as they are stored: of the layers; and the root around them, or, where
-    accelerate makes units of its ends, the larger of these. Where the model is one unit, all of it is the root.
+    accelerate makes units of its ends, the larger of these. Where the model is one unit, all of it is the root;
+    ``layers``: whether layers are units, whatever the settings say.
     """
     layer, run, last = 0, dict[str, int](), 0
+    wraps = recipe.sharding.fsdp.wraps_layers if layers is None else layers
     around = {"embedding": 0, "tail": 0}
     for weight in weights:
         size = weight.elements * stored_itemsize(recipe, weight)
-        if weight.unit != "layer" or not recipe.sharding.fsdp.wraps_layers:
+        if weight.unit != "layer" or not wraps:
             around["tail" if weight.unit in ("norm", "head") else "embedding"] += size * weight.copies
             continue
         if weight.copies != last or weight.name in run:  # another run of equal layers

@@ -12,6 +12,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from memplan.engine.build import SECTIONS, Parts, _enter_gradients
+from memplan.engine.critic import NAME as CRITIC
+from memplan.engine.critic_engine import has_critic_engine
+from memplan.engine.held_states import KINDS, away_in_sync, held_states
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.phases.first_step import first_step
 from memplan.engine.phases.parts import NODE
@@ -85,9 +88,33 @@ def sums_of_phases(recipe: Recipe, step: Ledger | Totalled) -> list[PhaseSums]:
     """The most of every phase with rows of its own."""
     if not recipe.moments.names:
         return []
-    lasting = _between_steps(step)
+    lasting = between_steps(step, recipe)
     on_host = sum(step.lasting(meter, HOST) for meter in step.meters(HOST))
-    return [_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in _remembered_sums(recipe)]
+    found = (_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in _remembered_sums(recipe))
+    return [_without(own, _away(recipe)) if own.name == "sync" else own for own in found]
+
+
+def _without(own: PhaseSums, away: int) -> PhaseSums:
+    """Less what is on the host then."""
+    low, expected, high = own.card
+    return own._replace(card=(low - away, expected - away, high - away))
+
+
+def _away(recipe: Recipe) -> int:
+    """Bytes that are on the host while weights are sent, the critic's too."""
+    of = recipe.generator
+    if of is None or not any(of.away):
+        return 0
+    held = held_states(recipe)
+    return held.policy.gone(away_in_sync(of)) + held.critic.gone(of.away)
+
+
+def _is_away(row: Row, recipe: Recipe) -> bool:
+    """Whether a row that lasts is on the host then."""
+    of, kind = recipe.generator, KINDS.get(row.category)
+    if of is None or kind is None or row.place != "gpu":
+        return False
+    return bool(getattr(of.away if CRITIC in row.name else away_in_sync(of), kind))
 
 
 def _beside(own: PhaseSums, lasting: int, on_host: int) -> PhaseSums:
@@ -96,8 +123,10 @@ def _beside(own: PhaseSums, lasting: int, on_host: int) -> PhaseSums:
     return own._replace(card=(low + lasting, expected + lasting, high + lasting), process=own.process + on_host)
 
 
-def _between_steps(step: Ledger | Totalled) -> int:
+def between_steps(step: Ledger | Totalled, recipe: Recipe) -> int:
     """Bytes on the card from one step to the next: all that lasts but gradients that are accumulated."""
+    if recipe.in_megatron or has_critic_engine(recipe):
+        return step.lasting()
     if isinstance(step, Ledger):
         return sum(row.bytes for row in _kept(step) if (row.place, row.meter) == ("gpu", "allocated"))
     gradients = step.sections[GRADIENTS].get(("allocated", "gpu"))
@@ -120,6 +149,7 @@ def ledger_of_phase(name: str, recipe: Recipe, step: Ledger) -> Ledger:
     module = _module(name)
     ledger = Ledger(module.INSTANTS)
     for row in _kept(step) if BESIDE_STEP[name] else ():
-        ledger.rows.append(row._replace(dies=len(ledger.schedule) - 1))
+        if name != "sync" or not _is_away(row, recipe):
+            ledger.rows.append(row._replace(dies=len(ledger.schedule) - 1))
     module.enter(ledger, Parts(recipe))
     return ledger

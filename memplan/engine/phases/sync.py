@@ -1,7 +1,8 @@
-"""Sync: the trainer's side of sending weights to the engine that generates. (The engine itself is not counted.)
+"""Sync: the trainer's side of sending weights to the engine that generates.
 
 trl 1.16 generation/vllm_generation.py (sync_weights), openrlhf 0.11 trainer/ray (broadcast), verl 0.9
-utils/fsdp_utils.py, workers/rollout/vllm_rollout/bucketed_weight_transfer.py.
+utils/fsdp_utils.py, workers/rollout/vllm_rollout/bucketed_weight_transfer.py. What is gathered and sent at once stands
+in the recipe (``tables/generation``); the engine's side, awake or asleep, is the report's (``rollout``).
 """
 
 from __future__ import annotations
@@ -9,59 +10,55 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.phases.parts import largest_bytes, units, whole_bytes
+from memplan.engine.phases.parts import units, whole_bytes
 from memplan.engine.tensors import Weight
+from memplan.spec.generation import Syncing
 from memplan.spec.recipe import Recipe
-from memplan.units import MiB
 
-GATHER = "sync.gather"
-INSTANTS = (GATHER,)
-"""The largest of what is gathered."""
-BUCKET = 2048 * MiB
-"""verl 0.9: update_weights_bucket_megabytes."""
+TRANSFER = "sync.transfer"
+INSTANTS = (TRANSFER,)
+"""The largest of what is gathered, and the buckets that it goes into."""
+SOURCES = {
+    "model": "trl 1.16 generation/vllm_generation.py: gather_if_zero3",
+    "unit": "torch 2.13 FSDP.summon_full_params",
+    "tensor": "deepspeed GatheredParameters; torch full_tensor",
+}
 
 
 def enter(ledger: Ledger, parts: Any) -> None:
-    """What is gathered at once, and verl's bucket."""
+    """What is gathered at once, and the buckets."""
     recipe: Recipe = parts.recipe
-    what, size, source = _gathered(recipe, parts.weights)
+    of = recipe.generator.syncing if recipe.generator is not None else Syncing()
+    size = _gathered(recipe, parts.weights, of)
     ledger.add(
-        f"{what}, gathered",
+        f"the {'whole' if of.gather == 'model' else 'largest'} {of.gather}, gathered",
         "gathered_parameters",
         size,
-        GATHER,
-        GATHER,
+        TRANSFER,
+        TRANSFER,
         template="elements × bytes",
         numbers=(size,),
-        why="whole on every card while it is sent to the engine",
-        source=source,
+        why="whole on every card while it is sent to the engine, in the trainer's own dtype",
+        source=SOURCES.get(of.gather, ""),
     )
-    if recipe.trainer.name == "verl":
-        ledger.add(
-            "the bucket that is sent",
-            "buffers",
-            BUCKET,
-            GATHER,
-            GATHER,
-            template="bytes",
-            numbers=(BUCKET,),
-            why="tensors are copied into a bucket of 2,048 MiB",
-            source="verl 0.9 workers/rollout: update_weights_bucket_megabytes",
-        )
+    ledger.add(
+        "buckets that are sent",
+        "buffers",
+        of.bucket_bytes * of.buckets,
+        TRANSFER,
+        TRANSFER,
+        template="bytes × buckets",
+        numbers=(of.bucket_bytes, of.buckets),
+        why="tensors are copied into buffers, which the engine's process reads",
+        source="verl 0.9 update_weights_bucket_megabytes; slime --update-weight-buffer-size",
+    )
 
 
-def _gathered(recipe: Recipe, weights: list[Weight]) -> tuple[str, int, str]:
-    """(what, bytes, source): under ZeRO-3 a tensor, or with adapters all; under FSDP1 a unit; under FSDP2 a tensor."""
-    if not recipe.several:
-        return "nothing", 0, ""
-    if recipe.zero_stage == 3 and recipe.adapter is not None and recipe.trainer.name == "trl":
-        return (
-            "the whole model",
-            whole_bytes(recipe, weights),
-            "trl 1.16 generation/vllm_generation.py: gather_if_zero3",
-        )
-    if recipe.sharding.name == "fsdp":
-        return "the largest unit", max(units(recipe, weights).values()), "torch 2.13 FSDP.summon_full_params"
-    if recipe.zero_stage == 3 or recipe.sharding.name == "fsdp2":
-        return "the largest tensor", largest_bytes(recipe, weights), "deepspeed GatheredParameters; torch full_tensor"
-    return "nothing", 0, ""
+def _gathered(recipe: Recipe, weights: list[Weight], of: Syncing) -> int:
+    if of.gather == "model":
+        return whole_bytes(recipe, weights)
+    if of.gather == "unit":
+        return max(units(recipe, weights, None if recipe.sharding.name == "fsdp" else True).values())
+    if of.gather != "tensor":
+        return 0
+    return max(weight.elements // weight.stacked for weight in weights) * of.itemsize

@@ -68,6 +68,8 @@ def enter_probabilities(ledger: Ledger, recipe: Recipe, traced: TracedPass, insi
     if recipe.operators.attention != "eager" or plan.style == "plain" or not plan.spec.returns_probabilities:
         return
     itemsize = plan.mode.numerics.autocast or plan.mode.numerics.itemsize
+    if plan.spec.family == "falcon" and plan.mode.numerics.autocast:
+        itemsize = 4  # the softmax gives back what the layer's norm does
     pairs = plan.rows * plan.spec.num_heads * plan.length * plan.length
     ledger.add(
         "attention probabilities of the layer before",

@@ -145,7 +145,8 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
 def keeps_masks(traced: TracedPass) -> bool:
     """Whether masks outlive the forward: checkpoints keep them, and so do layers that save them."""
     plan, form = traced.plan, traced.plan.spec.mask_form
-    saves = form == "boolean" or (form == "heads" and plan.mode.operators.attention != "eager")
+    copied = plan.mode.numerics.autocast not in (0, plan.mode.numerics.itemsize)  # autocast's copies are kept instead
+    saves = form == "boolean" or (form == "heads" and plan.mode.operators.attention != "eager" and not copied)
     saves = saves and plan.style == "plain" and not plan.mode.offload
     return saves or traced.plan.style in ("checkpoint", "reentrant")
 

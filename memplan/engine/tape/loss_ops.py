@@ -89,6 +89,7 @@ def repeated_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
         wide = cast(p.tape, logits, FP32, "logits in fp32")
         own = nll(p.tape, log_softmax(p.tape, wide, "log-softmax of the model's own loss"), Dim("1", 1))
         del wide  # the same local, of the model's own ForCausalLMLoss
+        logits = p.leaving(logits) if p.leaving is not None else logits
     loss = shifted_cross_entropy(p, logits, rows)
     del own  # ``outputs.loss``: compute_log_probs names the outputs until it returns
     return loss

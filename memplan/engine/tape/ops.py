@@ -59,11 +59,15 @@ def linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str, bias: Par
     offset = _autocast_weight(tape, bias) if bias is not None else None
     want_x, want_w, want_b = source.needs_grad, matrix.needs_grad, offset is not None and offset.needs_grad
     x_dim, w_dim, itemsize = source.dim, matrix.dim, source.itemsize
-    b_dim = bias.dim if bias is not None else w_dim
+    b_dim, input_first = bias.dim if bias is not None else w_dim, bias is not None
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        dx = t.gradient((x_dim, itemsize)) if want_x else None
+        # Formulas are in the alphabetical order of their arguments (torchgen load_derivatives.py: ``sorted(defn)``):
+        # mm's mat2 before self, addmm's mat1 before mat2.
+        dx = t.gradient((x_dim, itemsize)) if want_x and input_first else None
         dw = t.new(w_dim, itemsize, "weight gradients", category="gradients") if want_w else None
+        if want_x and dx is None:
+            dx = t.gradient((x_dim, itemsize))
         db = t.new(b_dim, itemsize, "bias gradients", category="gradients") if want_b else None
         return (dx, dw, db)
 
@@ -265,10 +269,10 @@ def embedding(tape: Tape, table: Param, out: Dim, itemsize: int, index: Tensor |
 
 
 def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:
-    """``native_dropout``: saves a mask of one byte per element."""
+    """``native_dropout``: saves a mask of one byte per element, which is there first (aten/native/cuda/Dropout.cu)."""
     dim, itemsize = x.dim, x.itemsize
-    out = tape.new(dim, itemsize, label)
     mask = tape.new(dim, 1, "dropout masks")
+    out = tape.new(dim, itemsize, label)
     node = tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),))
     return Tensor(dim, itemsize, out.storage, node)
 

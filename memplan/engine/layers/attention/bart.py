@@ -7,7 +7,7 @@ from __future__ import annotations
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, SCORES, batched, queries_and_keys
-from memplan.engine.layers.modules import Mode, Pass, project
+from memplan.engine.layers.modules import Pass, project
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -39,15 +39,10 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, keys: int)
     return ops.copy(tape, out, OUTPUT), weights
 
 
-def masks_decoder(mode: Mode) -> bool:
-    """Its decoder makes a padding mask of ones, which a real device sees to be needless, and fake tensors do not."""
-    return not mode.in_place and mode.operators.attention == "sdpa"
-
-
 def kernel(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, keys: int) -> Tensor:
     """Flash in half precision without a mask, else memory-efficient, where a mask is a bias in the dtype of queries."""
     tape, bias = p.tape, None
-    if (p.mode.padded and mixer.style != "bart-decoder") or (masks_decoder(p.mode) and mixer.style == "bart-decoder"):
+    if p.mode.padded and mixer.style != "bart-decoder":  # the decoder's own mask is of ones, and needless
         one = tape.new(Dim("T·s", p.tokens * keys), tape.autocast or q.itemsize, "attention bias")
         bias = Tensor(Dim("T·H·s", p.tokens * keys * mixer.num_heads), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))

@@ -33,6 +33,8 @@ def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
         bias = None
         if mixer.mask_form != "heads":
             bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
+        elif tape.autocast and tape.autocast != p.mode.numerics.itemsize:  # the mask with its slopes, copied
+            bias = tape.new(scores_of(p, mixer), tape.autocast, "attention bias")
         q, k, v = (ops.autocast_input(tape, part) for part in (q, k, v))
         out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
         del bias

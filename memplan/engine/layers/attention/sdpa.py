@@ -49,13 +49,14 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
     if kernel == "math":
         return math(p, mixer, q, k, v, q_dim)
     bias = None
-    if kernel == "efficient" or p.mode.repeats_keys:
+    if (kernel == "efficient" or p.mode.repeats_keys) and k.dim.elements < q.dim.elements:
         k, v = repeat_kv(p, mixer, k, "repeated keys", q_dim), repeat_kv(p, mixer, v, "repeated values", q_dim)
     if kernel == "efficient" and has_mask(p.mode, mixer, p.length):
         one = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
         bias = Tensor(scores_of(p, mixer), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias)
+    grouped = k.dim.elements < q.dim.elements
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias, grouped)
     if mixer.rotary == "concatenated" and kernel == "flash" and not p.mode.operators.kernels.rotary:
         return ops.copy(tape, out, "attention output")
     return out

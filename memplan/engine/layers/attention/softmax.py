@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.layers.attention.eager import eager
+from memplan.engine.layers.attention.eager import eager, repeat_kv
 from memplan.engine.layers.attention.sdpa import sdpa
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.rotary import rotary, scaled_queries
@@ -53,6 +53,9 @@ def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | No
         q = scaled_queries(p, q)
     if mixer.style == "opt":
         q = ops.scale(tape, q, "scaled queries")
+    if p.mode.repeats_keys == "class" and p.mode.operators.attention != "eager":
+        k = repeat_kv(p, mixer, k, "repeated keys", q_dim)
+        v = repeat_kv(p, mixer, v, "repeated values", q_dim)
     if "core_attn" in p.mode.recompute.modules:
         out, weights = checkpointed(tape, lambda x: core(p, mixer, x[0], x[1], x[2], q_dim)[0], (q, k, v)), None
         del q, k, v, fused, held

@@ -75,7 +75,7 @@ def unfolded(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
         return result
     if adapter.itemsize == x.itemsize:
         x = ops.copy(tape, x, "unfolded pixels")
-    return adapted(p, x, cloned(tape, result, p.mode.quantised), linear, out, adapter, p.mode.quantised)
+    return adapted(p, x, [cloned(tape, result, p.mode.quantised)], linear, out, adapter, p.mode.quantised)
 
 
 def gathered(p: Pass, x: Tensor, images: int) -> Tensor:

@@ -98,15 +98,32 @@ def fullest(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
     trained = [weight for weight in weights if weight.trained]
     if not flattens(recipe):
         return trained
-    rank, ranks, found = fullest_rank(recipe), recipe.sharding.ranks, list[Weight]()
+    rank, found = fullest_rank(recipe), list[Weight]()
     *units, root = _units(recipe.model, recipe.adapter)
     for unit, count in (root, *units):
-        pieces = [weight._replace(rows=size * ranks, columns=1) for weight, size in _held(recipe, unit, rank) if size]
-        if pieces and not recipe.sharding.fsdp.use_orig_params and _is_trained(recipe, unit):
-            pieces = [pieces[0]._replace(rows=sum(piece.rows for piece in pieces))]
-        found += [piece._replace(copies=count, stacked=1) for piece in pieces]
-    # Original parameters are stepped in the model's order: what stands behind the layers comes after them.
-    return sorted(found, key=lambda piece: recipe.sharding.fsdp.use_orig_params and piece.unit in ("norm", "head"))
+        found += [piece._replace(copies=count) for piece in _pieces(recipe, unit, rank)]
+    return sorted(found, key=lambda piece: _is_behind(recipe, piece))
+
+
+def stepped_by(recipe: Recipe, rank: int) -> list[Weight]:
+    """The same of any rank, one after another as the optimizer meets them: layer by layer."""
+    *units, (root, _) = _units(recipe.model, recipe.adapter)
+    layers = [piece for unit, count in units for _ in range(count) for piece in _pieces(recipe, unit, rank)]
+    return sorted([*_pieces(recipe, root, rank), *layers], key=lambda piece: _is_behind(recipe, piece))
+
+
+def _is_behind(recipe: Recipe, piece: Weight) -> bool:
+    """Original parameters are stepped in the model's order: what stands behind the layers comes after them."""
+    return recipe.sharding.fsdp.use_orig_params and piece.unit in ("norm", "head")
+
+
+def _pieces(recipe: Recipe, unit: list[Weight], rank: int) -> list[Weight]:
+    """What a rank's optimizer steps on of one unit."""
+    ranks = recipe.sharding.ranks
+    pieces = [weight._replace(rows=size * ranks, columns=1) for weight, size in _held(recipe, unit, rank) if size]
+    if pieces and not recipe.sharding.fsdp.use_orig_params and _is_trained(recipe, unit):
+        pieces = [pieces[0]._replace(rows=sum(piece.rows for piece in pieces))]
+    return [piece._replace(copies=1, stacked=1) for piece in pieces]
 
 
 def fullest_rank(recipe: Recipe) -> int:

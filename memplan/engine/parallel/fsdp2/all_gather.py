@@ -41,7 +41,8 @@ def enter_root_again(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedP
     reads, before anything runs back; then the layer ahead. Returns the instant."""
     begins = f"{traced.plan.name}.{'loss' if loss_is_inside(recipe) else 'head'}-backward"
     if recipe.sharding.fsdp.root_reshards:
-        beyond = own.layers[-1].gathered + max(own.layers[-1].cast, _beyond_logits(traced))
+        within = _within_loss(traced) if begins.endswith("loss-backward") else _beyond_logits(traced)
+        beyond = own.layers[-1].gathered + max(own.layers[-1].cast, within)
         why = "gathered anew: its all-gather's output, before the layer ahead"
         gathered(ledger, "all-gather of the root, for backward", max(0, own.root.gathered - beyond), begins, why)
     return begins
@@ -205,6 +206,12 @@ def enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
     if reduces:
         reduction(ledger, "reduce-scatter input of layer 0", own.layers[0].reduced, f"{name}.embedding-backward")
     enter_tower_reductions(ledger, recipe, own, traced, reduces)
+
+
+def _within_loss(traced: TracedPass) -> int:
+    """What the loss' backward makes beside what is saved since forward."""
+    loss = traced.tail.backward.get("loss")
+    return max(0, loss.size - traced.tail.saved.size) if loss else 0
 
 
 def _beyond_logits(traced: TracedPass) -> int:

@@ -86,15 +86,31 @@ def gone(own: Frame, i: int) -> int:
     return gone + (own.tail.waiting - own.tail.shard if not own.opens else 0)
 
 
-def enter_root_reduction(ledger: Ledger, own: Frame, instant: str, late: bool) -> None:
+def enter_root_reduction(ledger: Ledger, recipe: Recipe, own: Frame, instant: str, late: bool) -> None:
     """The root's gradients as the input of its reduction, and then its output in their place.
 
-    Gradients that have waited are added to first, and the new ones freed. Units are reduced one after another.
+    Gradients that have waited are added to first, and the new ones freed. Units are reduced one after another: an
+    embedding that is one after the root, gathered until then. Of micro-steps that reduce nothing but in the last, what
+    this takes beyond what the layers' reductions have freed.
     """
-    units = [own.root, own.tail] if own.opens else [own.root, own.first]
-    root = max(units, key=lambda unit: unit.reduced)
-    reduction(ledger, "reduce-scatter input of the root", root.reduced - (root.gradients if late else 0), instant)
-    waiting = root.waiting if late else root.gradients
-    last = root.last * waiting // max(root.gradients, 1)
-    beyond = max(0, root.scattered + last - waiting)
+    if own.opens or not own.root.reduced:
+        unit = max(own.root, own.tail if own.opens else own.first, key=lambda unit: unit.reduced)
+        size, beyond, whole = *_reduced_alone(recipe, unit, late), 0
+    else:
+        size, beyond, whole = *_reduced_alone(recipe, own.root, late), own.first.gathered
+        then = own.first.gathered + own.root.gradients + (own.root.waiting if late else 0) - own.root.shard
+        beyond = max(beyond, sum(_reduced_alone(recipe, own.first, late)) - size - then)
+    if late and recipe.accumulates:
+        size, beyond, whole = max(0, size + beyond + whole - gone(own, -1)), 0, 0
+    why = "reduced after the root"
+    gathered(ledger, "embedding, gathered until its own reduction", whole, instant, why)
+    reduction(ledger, "reduce-scatter input of the root", size, instant)
     reduction(ledger, "reduce-scatter output of the root", beyond, instant)
+
+
+def _reduced_alone(recipe: Recipe, unit: Unit, late: bool) -> tuple[int, int]:
+    """The input of a reduction at the end of backward, and what its output takes beyond the gradients it replaces."""
+    waiting = unit.waiting if late else unit.gradients
+    last = unit.last * waiting // max(unit.gradients, 1)
+    new = unit.gradients if late else 0
+    return unit.reduced - new, max(0, unit.scattered + last - waiting)

@@ -81,8 +81,8 @@ def enter_fsdp2(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
             enter_root(ledger, own, "root (embedding, norm, head)", opened, f"{name}.embedding-backward")
             opened = ""
-        if name == trained[-1] and reduces:
-            enter_root_reduction(ledger, own, f"{name}.reduce", late)
+        if name == trained[-1] and (reduces or recipe.accumulates):
+            enter_root_reduction(ledger, recipe, own, f"{name}.reduce", late)
     backwards = [traced for traced, point in passes if point == "backward"]
     if late:
         _enter_whole_gradients(ledger, recipe, policy, backwards)

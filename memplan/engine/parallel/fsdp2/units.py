@@ -260,6 +260,11 @@ def casts_inputs(recipe: Recipe) -> bool:
     return recipe.sharding.name == "fsdp2" and (recipe.storage.precision.mixed or recipe.sharding.fsdp.casts)
 
 
+def casts_outputs(recipe: Recipe) -> bool:
+    """Whether each unit casts what it gives back to half precision, as accelerate's policy has it."""
+    return recipe.sharding.name == "fsdp2" and recipe.sharding.fsdp.casts
+
+
 def gathers(recipe: Recipe) -> bool:
     """Whether FSDP gathers and reduces units of the model."""
     return recipe.sharding.name in ("fsdp", "fsdp2") and recipe.several

@@ -19,9 +19,10 @@ from memplan.spec.recipe import Recipe
 Stage = tuple[TracedPass, str]
 
 
-def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str) -> None:
-    """The rows of the reductions in backward of the pass ``name``, of the engine that holds ``weights``."""
-    born, end = first_gradient(ledger, weights, name), f"{name}.reduce"
+def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str, first: str) -> None:
+    """The rows of the reductions in backward, from the pass ``first`` to ``name``, of the engine that holds
+    ``weights``."""
+    born, end = first_gradient(ledger, weights, first), f"{name}.reduce"
     end = end if end in ledger.index else f"{name}.embedding-backward"
     if recipe.zero_stage == 3:
         enter_zero3(ledger, recipe, weights, born, name)

@@ -1,0 +1,107 @@
+"""What a trainer keeps of its models from one step to the next, by what could be on the host meanwhile: weights,
+optimizer states, gradients that stay, each of the policy and of a critic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any, NamedTuple
+
+from memplan.engine.build import SECTIONS
+from memplan.engine.critic import NAME as CRITIC
+from memplan.engine.critic_engine import has_critic_engine, parted
+from memplan.engine.totals import Adding, remembered
+from memplan.spec.generation import Away, Generator
+from memplan.spec.recipe import Recipe
+
+KINDS = {
+    "parameters": "parameters",
+    "adapters": "parameters",
+    "quantised": "parameters",
+    "master_weights": "optimizer",
+    "optimizer_states": "optimizer",
+    "gradients": "gradients",
+}
+"""What a category goes to the host with; a new one of weights goes with them."""
+LATE = "optimizer_states"
+
+
+class States(NamedTuple):
+    """Bytes on the card of one model."""
+
+    parameters: int = 0
+    optimizer: int = 0
+    gradients: int = 0
+    late: int = 0
+    """Of the optimizer's, what comes with the first step."""
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.parameters + self.optimizer + self.gradients
+
+    def gone(self, away: Away) -> int:
+        """What of them is on the host."""
+        return self.parameters * away.parameters + self.optimizer * away.optimizer + self.gradients * away.gradients
+
+    def not_yet(self, away: Away) -> int:
+        """Of what is on the card, what the first step brings."""
+        return 0 if away.optimizer else self.late
+
+
+class Held(NamedTuple):
+    """Of both models."""
+
+    policy: States
+    critic: States = States()
+
+
+def away_in_sync(of: Generator) -> Away:
+    """What of the policy is on the host while its weights are sent: never the parameters, unless the host's are."""
+    return of.away._replace(parameters=of.away.parameters and of.syncing.from_host)
+
+
+class _Sorting(Adding):
+    """A ledger that adds up what lasts, by model and kind."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__(parts)
+        self.found: Counter[tuple[bool, str]] = Counter()
+
+    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **rest: Any) -> None:
+        """Add what is on the card throughout."""
+        if born or dies or rest.get("place", "gpu") != "gpu" or rest.get("meter", "allocated") != "allocated":
+            return
+        critic = CRITIC in name
+        self.found[critic, KINDS.get(category, "parameters")] += size
+        if category == LATE:
+            self.found[critic, "late"] += size
+
+
+def _held(parts: Any, sections: Any) -> Held:
+    ledger = _Sorting(parts)
+    sections[0](ledger, parts)
+    return Held(*(States(**{name: ledger.found[of, name] for name in States._fields}) for of in (False, True)))
+
+
+_ordinary = remembered(lambda parts: _held(parts, SECTIONS))
+
+
+@cache
+def _megatron() -> Any:
+    from memplan.engine.megatron.build import SECTIONS as OF_MEGATRON
+
+    return remembered(lambda parts: _held(parts, OF_MEGATRON), megatron=True)
+
+
+def held_states(recipe: Recipe) -> Held:
+    """Of one rank."""
+    if has_critic_engine(recipe):
+        critic, policy = parted(recipe)
+        return Held(_alone(policy).policy, _alone(critic).policy)
+    return _alone(recipe)
+
+
+def _alone(recipe: Recipe) -> Held:
+    found: Held = _megatron()(recipe) if recipe.in_megatron else _ordinary(recipe)
+    return found

@@ -1,0 +1,234 @@
+"""Proves what RL frameworks' files say of what generates: engine, place, share, sizes, sleep, offload, buckets, and of
+a server that the same script starts its cards."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.reading import read_target
+from memplan.frameworks.registry import find_framework
+from memplan.frameworks.writing import emit
+from memplan.resolve import resolve
+from memplan.spec.reading import JobInput, read_job
+
+TRL = """accelerate launch --num_processes 4 train_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x \\
+  --num_generations 8 --per_device_train_batch_size 8 --max_prompt_length 512 --max_completion_length 512 """
+V = "actor_rollout_ref."
+VERL = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=ESTIMATOR data.max_prompt_length=512 \\
+  data.max_response_length=512 {V}model.path=Qwen/Qwen2.5-0.5B-Instruct {V}actor.ppo_micro_batch_size_per_gpu=4 \\
+  {V}rollout.name=vllm trainer.n_gpus_per_node=8 """
+RLHF = """python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --actor_num_gpus_per_node 4 --bf16 \\
+  --flash_attn --advantage_estimator group_norm --vllm_num_engines 2 --vllm_tensor_parallel_size 2 """
+UNSLOTH = """import os
+os.environ["UNSLOTH_VLLM_STANDBY"] = "STANDBY"
+from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("Qwen/Qwen2.5-0.5B", max_seq_length=1024, load_in_4bit=True,
+    fast_inference=True, max_lora_rank=32, gpu_memory_utilization=0.6)
+model = FastLanguageModel.get_peft_model(model, r=32, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+args = GRPOConfig(use_vllm=True, per_device_train_batch_size=4, num_generations=4, max_prompt_length=256,
+    max_completion_length=768, output_dir="x")
+GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=[len], args=args, train_dataset=None).train()
+"""
+
+
+def read(tmp_path: Path, text: str, name: str = "run.sh") -> JobInput:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_target(str(path), {})
+
+
+def rollout(found: JobInput) -> dict[str, Any]:
+    assert found.job.rollout is not None
+    values = found.job.rollout.model_dump(exclude_none=True)
+    values.pop("group_size", None)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{TRL}--use_vllm false", {"engine": "hf"}),
+        (f"{TRL}--use_vllm", {"engine": "vllm"}),
+        (
+            f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.4 --vllm_tensor_parallel_size 2 "
+            "--vllm_max_model_length 2048 --vllm_enable_sleep_mode true --steps_per_generation 4",
+            {"engine": "vllm", "placement": "colocate", "gpu_memory_utilization": 0.4, "tensor_parallel": 2,
+             "max_model_len": 2048, "sleep": "2", "max_num_seqs": 64},
+        ),
+        (f"{TRL}--use_vllm --vllm_server_host 10.0.0.1", {"engine": "vllm", "placement": "separate"}),
+        (f"{TRL}--use_vllm --vllm_device auto", {"engine": "vllm", "placement": "separate", "num_gpus": 1}),
+        (f"{TRL}--use_vllm --vllm_device cuda:0", {"engine": "vllm", "placement": "colocate"}),
+        (
+            f"CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model m --tensor-parallel-size 2 --max-model-len 4096 &\n"
+            f"CUDA_VISIBLE_DEVICES=0,1,2,3 {TRL}--use_vllm",
+            {"engine": "vllm", "placement": "separate", "num_gpus": 2, "tensor_parallel": 2, "max_model_len": 4096},
+        ),
+        (
+            f"CUDA_VISIBLE_DEVICES=3 trl vllm-serve --model m --gpu_memory_utilization 0.3 &\n"
+            f"CUDA_VISIBLE_DEVICES=0,1,2,3 {TRL}--use_vllm --vllm_mode server",
+            {"engine": "vllm", "placement": "colocate", "process": "own", "gpu_memory_utilization": 0.3},
+        ),
+        (
+            f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.gpu_memory_utilization=0.7 {V}rollout.max_num_seqs=512 "
+            f"{V}rollout.tensor_model_parallel_size=4 {V}rollout.free_cache_engine=False {V}rollout.enforce_eager=True "
+            f"+{V}rollout.engine_kwargs.vllm.kv_cache_dtype=fp8",
+            {"engine": "vllm", "gpu_memory_utilization": 0.7, "max_num_seqs": 512, "tensor_parallel": 4,
+             "sleep": "none", "enforce_eager": True, "kv_dtype": "fp8"},
+        ),
+        (
+            VERL.replace("ESTIMATOR", "grpo").replace("=vllm", "=sglang") + f"{V}rollout.gpu_memory_utilization=0.5",
+            {"engine": "sglang", "mem_fraction_static": 0.5},
+        ),
+        (
+            f"{RLHF}--colocate_all_models --vllm_gpu_memory_utilization 0.5 --vllm_enable_sleep --enforce_eager",
+            {"engine": "vllm", "placement": "colocate", "process": "own", "tensor_parallel": 2,
+             "gpu_memory_utilization": 0.5, "sleep": "1", "enforce_eager": True},
+        ),
+        (RLHF, {"engine": "vllm", "placement": "separate", "tensor_parallel": 2, "num_gpus": 4}),
+        (
+            "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 512 "
+            "--use_vllm true --vllm_mode colocate --sleep_level 1 --vllm_gpu_memory_utilization 0.5",
+            {"engine": "vllm", "placement": "colocate", "process": "same", "sleep": "1", "gpu_memory_utilization": 0.5},
+        ),
+    ],
+)  # fmt: skip
+def test_what_generates_is_read(tmp_path: Path, text: str, said: dict[str, Any]) -> None:
+    found = read(tmp_path, text)
+    assert rollout(found) == said
+    assert not [each for each in found.unread if each.decides == "engine"]
+
+
+def test_a_server_s_cards_are_not_the_trainer_s(tmp_path: Path) -> None:
+    text = f"CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model m &\nCUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6 {TRL}--use_vllm"
+    job = read(tmp_path, text.replace("--num_processes 4", "--num_processes 7").replace("size 8", "size 8")).job
+    assert job.rollout is not None
+    assert (job.num_gpus, job.rollout.num_gpus) == (7, 1)
+    few = text.replace("--model m", "--model m --tensor-parallel-size 4")
+    assert [each.key for each in read(tmp_path, few).unread if each.decides] == ["tensor_parallel_size"]
+
+
+@pytest.mark.parametrize(("standby", "sleep"), [("0", "none"), ("1", "1")])
+def test_unsloth_s_engine_has_the_trainer_s_weights(tmp_path: Path, standby: str, sleep: str) -> None:
+    found = read(tmp_path, UNSLOTH.replace('"STANDBY"', f'"{standby}"'), "train.py")
+    assert rollout(found) == {"engine": "vllm", "placement": "colocate", "process": "same", "shared_weights": True,
+                              "gpu_memory_utilization": 0.6, "max_model_len": 1024, "max_num_seqs": 256,
+                              "sleep": sleep}  # fmt: skip
+
+
+def test_unsloth_s_lengths_are_bounded_by_what_its_engine_takes(tmp_path: Path) -> None:
+    text = UNSLOTH.replace("max_prompt_length=256", "max_prompt_length=len(data[0]) + 1")
+    for completion, length in (("768", 1024 + 768), ("1024 - max_prompt_length", 1024)):
+        found = read(
+            tmp_path, text.replace("max_completion_length=768", f"max_completion_length={completion}"), "run.py"
+        )
+        assert found.job.sequence_length == length
+        assert [each.above for each in found.unread if each.decides] == [True]
+
+
+@pytest.mark.parametrize(("longest", "lengths", "model"), [(4096, (1024, 512), 4096), (400, (800, 400), 800)])
+def test_prompt_and_completion_are_no_longer_than_the_engine_takes(
+    tmp_path: Path, longest: int, lengths: tuple[int, int], model: int
+) -> None:
+    found = read(tmp_path, f"{TRL}--use_vllm --vllm_mode colocate --vllm_max_model_length {longest}")
+    assert (found.job.sequence_length, found.job.completion_length) == lengths
+    assert rollout(found)["max_model_len"] == model
+    assert resolve(found).generator is not None
+
+
+def test_a_checkpoint_that_the_engine_serves_quantised_is_its_own(tmp_path: Path) -> None:
+    text = (
+        "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint Qwen/Qwen3-4B-FP8 "
+        "--rollout-max-response-len 1024 --use-dynamic-batch-size --max-tokens-per-gpu 2048"
+    )
+    assert rollout(read(tmp_path, text))["quantization"] == "fp8"
+    found = read(tmp_path, text.replace("FP8", "INT4"))
+    assert {each.key: each.decides for each in found.unread if each.decides} == {"hf_checkpoint": "engine"}
+
+
+def test_what_a_policy_and_a_critic_both_move_is_away(tmp_path: Path) -> None:
+    at = f"{V}actor.fsdp_config."
+    away = f"{at}param_offload=True {at}optimizer_offload=True {V}rollout.layered_summon=True "
+    away += f"{V}rollout.update_weights_bucket_megabytes=512 "
+    found = read(tmp_path, VERL.replace("ESTIMATOR", "grpo") + away)
+    assert found.job.trainer_offload == ("parameters", "optimizer", "gradients")
+    assert (found.job.sync.bucket_bytes, found.job.sync.gather) == (512 * 2**20, "unit")
+    ppo = read(tmp_path, VERL.replace("ESTIMATOR", "gae") + away + "critic.model.fsdp_config.optimizer_offload=True")
+    assert ppo.job.trainer_offload == ("optimizer",)
+    assert [each.above for each in ppo.unread if each.decides == "engine"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        (f"{TRL}--use_vllm --vllm_gpu_memory_utilization 1.4", "vllm_gpu_memory_utilization", "'1.4' is no share"),
+        (f"{TRL}--use_vllm --vllm_gpu_memory_utilization $UTIL", "vllm_gpu_memory_utilization", "$UTIL"),
+        (f"{TRL}--use_vllm --vllm_mode remote", "vllm_mode", "neither server nor colocate"),
+        (f"{TRL}--use_transformers_paged", "use_transformers_paged", "continuous batching"),
+        (
+            f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.gpu_memory_utilization=$UTIL",
+            f"{V}rollout.gpu_memory_utilization",
+            "not in the file",
+        ),
+        (
+            f"{VERL.replace('ESTIMATOR', 'grpo')} +{V}rollout.engine_kwargs.vllm.speculative_config=x",
+            f"{V}rollout.engine_kwargs.vllm.speculative_config",
+            "not modelled",
+        ),
+    ],
+)
+def test_what_is_not_understood_of_an_engine_is_unclear(tmp_path: Path, text: str, key: str, why: str) -> None:
+    found = next(each for each in read_unread(tmp_path, text) if each["key"] == key)
+    assert found["decides"] == "engine"
+    assert why in found["why"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{VERL.replace('ESTIMATOR', 'grpo')} reward_model.prime_model.path=x", "reward_model.prime_model.path"),
+        (
+            VERL.replace("ESTIMATOR", "grpo").replace("python3 -m verl.trainer.main_ppo", "bash $ROOT/other.sh"),
+            "other.sh",
+        ),
+    ],
+)
+def test_what_stands_beside_and_is_not_read_is_unclear(tmp_path: Path, text: str, key: str) -> None:
+    assert any(each["key"].endswith(key) and each["decides"] == "model" for each in read_unread(tmp_path, text))
+
+
+def test_an_engine_that_does_not_start_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.012", encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb"})
+    assert (found.fits, "the engine does not start" in found.text, bool(found.hint)) == ("no", True, True)
+
+
+def read_unread(tmp_path: Path, text: str) -> tuple[Any, ...]:
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb", "num_gpus": 8})
+    assert found.fits == "unclear"
+    return tuple(found.unread)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "written"),
+    [
+        ("trl", {"engine": "vllm", "placement": "colocate", "gpu_memory_utilization": 0.45, "sleep": "2"},
+         "vllm_gpu_memory_utilization: 0.45"),
+        ("trl", {"engine": "hf"}, "use_vllm: false"),
+        ("verl", {"engine": "sglang", "mem_fraction_static": 0.55}, "gpu_memory_utilization: 0.55"),
+        ("verl", {"max_num_seqs": 64, "sleep": "none"}, "free_cache_engine: false"),
+        ("openrlhf", {"placement": "colocate", "gpu_memory_utilization": 0.4, "sleep": "1"}, "--vllm.enable_sleep"),
+        ("openrlhf", {"placement": "separate", "num_gpus": 2}, "--vllm.num_engines 2"),
+    ],
+)  # fmt: skip
+def test_what_generates_is_written_and_read_again(name: str, keys: dict[str, Any], written: str) -> None:
+    sharding = {"verl": "fsdp2", "openrlhf": "zero3", "trl": "zero2"}[name]
+    values = {"model": "qwen2.5-0.5b", "method": "grpo", "num_gpus": 4, "sharding": sharding, "trainer": name,
+              "completion_length": 256, "sequence_length": 512, "gpu": "h100-80gb", "rollout": keys}  # fmt: skip
+    emission = emit(read_job(values), find_framework(name))
+    assert any(written in text for text in emission.texts.values())

@@ -1,0 +1,261 @@
+"""Proves what is advised for jobs that generate, and how GPUs are split for them: every figure is that of the changed
+job estimated anew, every split uses the GPUs that are there, and the seconds of generation follow bandwidth.
+"""
+
+import random
+from typing import Any
+
+import pytest
+from test_remedies import assert_true
+
+from memplan.api import as_input, estimate, plan
+from memplan.cost import card, speed
+from memplan.cost.generation import Generating, generating
+from memplan.cost.rates import EXPECTED
+from memplan.gpus import find_gpu
+from memplan.planner.generating import row_of, ways
+from memplan.planner.moves import moves
+from memplan.planner.planning import job_input, pricing_of, question, search
+from memplan.planner.splits import candidates
+from memplan.reporting import peak
+from memplan.resolve import resolve
+from memplan.spec.job import Job
+
+LENGTHS = {"group_size": 8, "prompt_length": 512, "completion_length": 1536}
+VERL: dict[str, Any] = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "verl", "gpu": "h100-80gb", "num_gpus": 8}
+TRL: dict[str, Any] = {**VERL, "trainer": "trl", "sharding": "zero3"}
+
+
+def rolling(base: dict[str, Any], **rollout: Any) -> dict[str, Any]:
+    """A job with these keys in its rollout."""
+    return {**base, "rollout": {**LENGTHS, **rollout}}
+
+
+SHORT = [
+    rolling(VERL, gpu_memory_utilization=0.85),
+    rolling(VERL, gpu_memory_utilization=0.1),
+    rolling(TRL, engine="vllm", gpu_memory_utilization=0.75, max_model_len=2048),
+    rolling({**TRL, "num_gpus": 4, "batch_size": 2}, engine="vllm", gpu_memory_utilization=0.8, sleep="2"),
+    rolling({**VERL, "num_gpus": 4, "batch_size": 2}, gpu_memory_utilization=0.7),
+    rolling({**VERL, "trainer": "openrlhf", "sharding": "zero3"}, gpu_memory_utilization=0.95, placement="colocate"),
+    rolling(
+        {**VERL, "model": "qwen2.5-0.5b", "num_gpus": 1, "batch_size": 8, "gpu": "24GiB"}, gpu_memory_utilization=0.9
+    ),
+]
+
+
+@pytest.mark.parametrize("job", SHORT, ids=range(len(SHORT)))
+def test_what_is_advised_is_what_estimate_says_of_it(job: dict[str, Any]) -> None:
+    report = estimate(job)
+    assert report.verdict is not None
+    assert report.verdict.fits != "yes"
+    assert report.remedies
+    assert_true(job, report)
+
+
+def advised(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes, in their order."""
+    return [remedy.changes for remedy in estimate(job).remedies]
+
+
+def test_a_share_that_is_too_large_becomes_the_largest_that_fits() -> None:
+    """Of a trainer that gives its cache back before the engine wakes: what else holds is known without a play."""
+    base = {**VERL, "trainer_version": "0.7"}
+    first = next(each for each in advised(rolling(base, gpu_memory_utilization=0.93)) if "rollout" in each)
+    share = first["rollout"]["gpu_memory_utilization"]
+    verdicts = [estimate(rolling(base, gpu_memory_utilization=round(share + more, 2))).verdict for more in (0, 0.02)]
+    assert [verdict is not None and verdict.fits for verdict in verdicts] == ["yes", "tight"]
+
+
+def test_a_context_that_nobody_needs_is_the_first_to_go() -> None:
+    """TRL's engine is told the model's whole context, of which one sequence does not fit a small share."""
+    job = rolling(TRL, engine="vllm", gpu_memory_utilization=0.25)
+    report = estimate(job)
+    assert report.engine is not None
+    assert not report.engine.starts
+    assert {"rollout": {"max_model_len": 2048}} in advised(job)
+
+
+def test_moves_of_one_mapping_join_and_one_key_is_moved_once() -> None:
+    given = as_input(rolling(TRL, engine="vllm", gpu_memory_utilization=0.75))
+    from memplan.planner.moves import compatible, together
+
+    found = {move.axis: move for move in moves(given.job, resolve(given))}
+    sleep, share = found["sleep"], found["share"]
+    both = together(given.job, resolve(given), (sleep, share))
+    assert both == {"rollout": {**sleep.keys["rollout"], **share.keys["rollout"]}}
+    assert compatible((sleep, share))
+    assert not compatible((found["placement"], sleep._replace(axis="other", keys={"num_gpus": 2})))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "axes"), [("verl", {"share", "trainer_offload"}), ("trl", {"share", "sleep", "placement"})]
+)
+def test_only_what_a_trainer_can_is_moved(trainer: str, axes: set[str]) -> None:
+    given = as_input(rolling({**VERL, "trainer": trainer}, engine="vllm", gpu_memory_utilization=0.8))
+    found = {move.axis for move in moves(given.job, resolve(given))}
+    assert found & {"share", "sleep", "trainer_offload", "placement"} == axes
+
+
+def test_jobs_that_generate_nothing_have_no_such_moves() -> None:
+    for job in ({"model": "qwen2.5-0.5b", "gpu": "h100-80gb"}, rolling({**VERL, "trainer": "pytorch"})):
+        given = as_input(job)
+        found = {move.axis for move in moves(given.job, resolve(given))}
+        assert not found & {"share", "sleep", "trainer_offload", "placement", "max_model_len", "engine ranks"}
+
+
+@pytest.mark.parametrize("trainer", ["verl", "trl", "openrlhf", "areal"])
+def test_plans_split_the_gpus_and_are_what_estimate_says(trainer: str) -> None:
+    job = {**rolling({**VERL, "trainer": trainer}), "global_batch_size": 512}
+    found = plan(job)
+    assert found.fits
+    times = [each.speed.step_seconds for each in found.plans]
+    assert times == sorted(times)
+    for each in found.plans:
+        rollout = each.job["rollout"]
+        apart = rollout["num_gpus"] if rollout.get("placement") == "separate" else 0
+        assert each.job["num_gpus"] + apart == 8
+        again = estimate(each.job)
+        assert again.verdict is not None
+        assert again.verdict.fits == "yes"
+        assert again.per_gpu.device_bytes.high == each.report.per_gpu.device_bytes.high
+        assert again.recipe is not None
+        assert speed(again.recipe).step_seconds == pytest.approx(each.speed.step_seconds)
+    splits = {
+        (each.job["rollout"].get("num_gpus"), each.job["rollout"].get("sleep"), str(each.job.get("trainer_offload")))
+        for each in found.plans
+    }
+    assert len(splits) == len(found.plans), "each split is shown once"
+
+
+def test_every_candidate_is_what_resolve_makes_of_its_job() -> None:
+    """A generator is resolved once for all trainings that are alike to it."""
+    asked = question(as_input({**rolling(TRL | {"num_gpus": 4}), "global_batch_size": 64}))
+    found = candidates(asked.given, asked.space, asked.device)
+    for each in random.Random(5).sample(found.legal, 12):
+        priced = pricing_of(asked)(each)._replace(keys={})
+        made = resolve(job_input(asked, each, priced))
+        assert made.generator == each.recipe.generator
+        assert made.parallel == each.recipe.parallel
+        assert speed(made).step_seconds == pytest.approx(each.seconds * 64)
+    assert [each.order for each in found.legal] == sorted(each.order for each in found.legal)
+
+
+def test_no_way_is_faster_than_those_that_are_shown() -> None:
+    """The first plan is the fastest of all that fit, priced one by one."""
+    asked = question(
+        as_input({**rolling({**TRL, "model": "qwen2.5-1.5b", "gpu": "24GiB", "num_gpus": 2}), "global_batch_size": 8})
+    )
+    found = search(asked, 1)
+    best = found.found.plans[0][0]
+    pricing = pricing_of(asked)
+    for each in found.of.legal:
+        if each.order < best.order:
+            assert not pricing(each).fits
+
+
+def test_what_the_job_says_of_its_rollout_is_kept() -> None:
+    asked = question(
+        as_input(rolling(TRL, engine="vllm", tensor_parallel=2, gpu_memory_utilization=0.35, placement="colocate"))
+    )
+    every = ways(asked.given.job, asked.space)
+    assert {way.engine_gpus for way in every} == {0}
+    assert all(
+        not way.rollout.keys() & {"tensor_parallel", "gpu_memory_utilization", "engine", "placement"} for way in every
+    )
+    found = plan(asked.given).plans[0]
+    assert (found.job["rollout"]["tensor_parallel"], found.job["rollout"]["gpu_memory_utilization"]) == (2, 0.35)
+
+
+def test_an_engine_that_is_not_counted_is_not_planned_for() -> None:
+    for job in (
+        rolling(TRL, engine="hf"),
+        rolling(TRL, engine="none"),
+        rolling({**VERL, "trainer": "pytorch"}),
+        {**VERL, "method": "dpo"},
+    ):
+        given = as_input(job)
+        assert not ways(given.job, question(given).space)
+
+
+def test_verl_has_no_cards_apart_with_the_training_as_it_is() -> None:
+    assert row_of(Job.model_validate({"trainer": "verl"})).places == ("colocate",)
+    found = plan({**rolling(VERL), "global_batch_size": 64})
+    assert all(each.job["rollout"].get("placement") != "separate" for each in found.plans)
+
+
+def made(gpu: str = "h100-80gb", model: str = "qwen2.5-7b", **rollout: Any) -> Generating:
+    """The generation of a step of 64 completions for each engine."""
+    job = {**VERL, "gpu": gpu, "model": model, "gradient_accumulation_steps": 64}
+    recipe = resolve(as_input(rolling(job, **{"tensor_parallel": 1, "enforce_eager": False} | rollout)))
+    return generating(recipe, card(find_gpu(gpu)), EXPECTED)
+
+
+def test_decoding_is_bound_by_what_is_read() -> None:
+    """One step reads the weights once and each sequence's keys and values: 64 rows of 7.6 B in bf16."""
+    found = made()
+    weights, cache = 7.615e9 * 2, 64 * 28 * 2 * 4 * 128 * 2 * (512 + 768)
+    rate = 3350e9 * EXPECTED.memory
+    least = 1536 * (weights + cache) / rate
+    assert least < found.decode < 1.6 * least
+    slower = made(gpu="a100-80gb")
+    assert slower.decode > 1.3 * found.decode
+
+
+def test_prompts_are_read_once_a_group() -> None:
+    assert made(group_size=64).prefill == pytest.approx(made(group_size=8).prefill / 8)
+
+
+def test_a_cache_that_is_too_small_makes_waves() -> None:
+    small, large = made(gpu_memory_utilization=0.24), made(gpu_memory_utilization=0.9)
+    assert small.preempted
+    assert not large.preempted
+    assert small.decode > large.decode
+    assert made(max_num_seqs=32).decode > 1.5 * large.decode
+
+
+def test_a_mixture_reads_the_experts_that_are_visited() -> None:
+    one = made(model="qwen3-30b-a3b", max_num_seqs=1, tensor_parallel=4)
+    many = made(model="qwen3-30b-a3b", max_num_seqs=64, tensor_parallel=4)
+    assert many.decode < one.decode / 8
+    assert many.decode > one.decode / 64
+
+
+def test_the_trainer_of_areal_trains_meanwhile() -> None:
+    job = {
+        **rolling({**VERL, "trainer": "areal", "sharding": "fsdp2"}, placement="separate", num_gpus=8),
+        "global_batch_size": 512,
+    }
+    recipe = resolve(as_input(job))
+    found = speed(recipe)
+    alone = speed(recipe._replace(generator=None)).step_seconds
+    took = generating(recipe, card(find_gpu("h100-80gb")), EXPECTED)
+    assert found.step_seconds == pytest.approx(max(alone, took.seconds) + took.moved)
+    assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
+
+
+def test_waiting_on_the_host_takes_time() -> None:
+    jobs = [
+        rolling(VERL),
+        {**rolling(VERL), "trainer_offload": ["optimizer"]},
+        {**rolling(VERL), "trainer_offload": ["parameters", "optimizer"]},
+    ]
+    moved = [speed(resolve(as_input(job))).parts["syncing"] for job in jobs]
+    assert moved == sorted(moved)
+    assert moved[2] > 5 * moved[0]
+
+
+def test_an_engine_apart_is_not_on_the_trainers_card() -> None:
+    beside = peak(resolve(as_input(rolling(TRL, engine="vllm", gpu_memory_utilization=0.5, max_model_len=2048))))
+    apart = peak(
+        resolve(
+            as_input(
+                rolling(
+                    TRL, engine="vllm", gpu_memory_utilization=0.5, max_model_len=2048, placement="separate", num_gpus=1
+                )
+            )
+        )
+    )
+    assert apart.device.expected < beside.device.expected - 30 * 2**30
+    assert apart.verdict is not None
+    assert apart.verdict.fits == "yes"
