@@ -217,8 +217,9 @@ def test_an_unknown_choice_is_refused_with_what_to_type(key: str) -> None:
 def test_a_number_out_of_range_is_refused_with_key_and_value(key: str, value: object) -> None:
     error = refusal({}, {key: value}, "job.yaml: ")
     assert error.message.startswith(f"job.yaml: {key}: ")
-    assert error.message.endswith((f"(got {str(value)!r})", f"{str(value)!r} is no whole number"))
-    assert key in error.hint
+    assert error.message.startswith(f"job.yaml: {key}: {str(value)!r} is ")
+    assert "input should" not in error.message
+    assert error.hint.startswith(f"write {key}: ")
 
 
 @pytest.mark.parametrize(("key", "value"), [("r", 0), ("dropout", 1.0), ("dtype", "fp8"), ("bias", "some")])

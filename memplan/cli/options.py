@@ -15,9 +15,9 @@ from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
 from memplan.spec.lora import ALL_LINEAR, Lora
-from memplan.spec.reading import canonical_key
+from memplan.spec.reading import SHORTHANDS, canonical_key
 from memplan.spec.rollout import Rollout
-from memplan.tables.choices import ALIASES, CHOICES
+from memplan.tables.choices import ALIASES, CHOICES, TRAINING_ONLY
 
 if TYPE_CHECKING:
     from memplan.spec.reading import JobInput
@@ -250,12 +250,12 @@ def assign(job: dict[str, Any], assignment: str, flag: str = "--set") -> None:
     if not equals or not all((first, *inner)):
         raise UsageError(f"{flag} {assignment!r} is no assignment", hint)
     key = canonical_key(first)
-    if key not in Job.model_fields:
-        raise InvalidJob(
-            f"{flag} {assignment!r}: unknown key {first!r}", did_you_mean(key, Job.model_fields, KEYS_ARE_LISTED)
-        )
+    if key not in Job.model_fields and key not in SHORTHANDS:
+        known = did_you_mean(key, [*Job.model_fields, *SHORTHANDS], KEYS_ARE_LISTED)
+        why = "leave it out: memory does not feel it" if key in TRAINING_ONLY else known
+        raise InvalidJob(f"{flag} {assignment!r}: unknown key {first!r}", why)
     value: Any = scalar(text)
-    kinds = str(Job.model_fields[key].annotation)
+    kinds = "" if key in SHORTHANDS else str(Job.model_fields[key].annotation)
     if isinstance(value, (int, float)) and not inner and "str" in kinds and "int" not in kinds:
         value = text  # a version, a tag or a card is text, and looks like a number at times
     for name in reversed(inner):

@@ -33,7 +33,8 @@ def one_of(key: str, value: object) -> str:
             return spelling
         if spelling in LATER.get(key, ()):
             raise InvalidJob(f"{key}: {spelling} is not modelled yet", "modelled: " + ", ".join(known))
-    raise InvalidJob(f"{key}: unknown value {str(value)[:80]!r}", did_you_mean(text, known))
+    listed = f"memplan show {key}s lists them" if key in ("optimizer", "trainer") else ""
+    raise InvalidJob(f"{key}: unknown value {str(value)[:80]!r}", did_you_mean(text, known, listed))
 
 
 def _choice(value: object, info: ValidationInfo) -> str:
@@ -46,6 +47,8 @@ def _layers(value: object, info: ValidationInfo) -> str:
 
 def _checkpointing(value: object) -> object:
     """true is full, false is none, every:1 is full."""
+    if str(value).isdecimal() and not isinstance(value, bool):
+        raise InvalidJob(f"gradient_checkpointing: {value} is no way to checkpoint", f"write every:{value}, or full")
     if isinstance(value, str) and value.startswith(EVERY):
         return "full" if every_nth(value) == 1 else f"{EVERY}{every_nth(value)}"
     return (
