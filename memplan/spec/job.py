@@ -84,7 +84,9 @@ def _version(value: object, info: ValidationInfo) -> object:
     """A version is text: 1.10 as a number would be 1.1."""
     text = str(value)
     if isinstance(value, float) or (value is not None and not re.fullmatch(r"\d[\w.+!-]{0,40}", text, re.ASCII)):
-        raise InvalidJob(f"{info.field_name}: {text[:40]!r} is no version", 'write it in quotes, such as "1.16"')
+        such = re.search(r"\d+(\.\d+)+", text)
+        hint = f'write {info.field_name}: "{such[0]}"' if such else f"leave {info.field_name} out for the newest"
+        raise InvalidJob(f"{info.field_name}: {text[:40]!r} is no version", hint)
     return text if value is not None else None
 
 
