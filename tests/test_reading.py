@@ -299,3 +299,10 @@ def test_of_a_job_that_options_change_some_keys_replace_others() -> None:
         **low, "lora": {"r": 8, "alpha": 1}, "model": {"b": 2},
     }  # fmt: skip
     assert merged(low, {"lora": None})["lora"] is None
+
+
+@pytest.mark.parametrize("said", ["all", "all-linear", "all_linear", ["all"]])
+def test_every_linear_has_several_names(said: object) -> None:
+    lora = read_job({"lora": {"targets": said}}).job.lora
+    assert lora is not None
+    assert lora.targets == "all-linear"

@@ -14,7 +14,7 @@ from memplan.cli.spelling import LORA_B_BIAS
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
-from memplan.spec.lora import ALL_LINEAR, Lora
+from memplan.spec.lora import Lora
 from memplan.spec.reading import SHORTHANDS, canonical_key
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, CHOICES, TRAINING_ONLY
@@ -236,7 +236,6 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     for flag, name in (("--set", "set_"), ("--fix", "fix")):
         for assignment in values.get(name) or ():
             assign(given, assignment, flag)
-    _split_targets(given)
     model = values.get("target")
     return (given.pop("model", None) if model is None else model), given
 
@@ -281,11 +280,3 @@ def scalar(text: Any) -> Any:
         return text if isinstance(text, bool) else json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _split_targets(job: dict[str, Any]) -> None:
-    """``q_proj,v_proj`` is a list of two."""
-    lora = job.get("lora")
-    targets = lora.get("targets") if isinstance(lora, dict) else None
-    if isinstance(targets, str) and targets != ALL_LINEAR:
-        job["lora"]["targets"] = [name.strip() for name in targets.split(",") if name.strip()]
