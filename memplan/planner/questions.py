@@ -106,7 +106,7 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     layout does not divide is brought down to one that it does."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
-    value, words, done = 0, "nothing fits", set[object]()
+    value, words, done = 0, "nothing fits as asked", set[object]()
     ordered = sorted(of.legal, key=lambda each: (each.group != each.under, -each.seconds, each.order))
     for number, each in enumerate(ordered):
         tell(f"largest {key}", number, len(of.legal))
