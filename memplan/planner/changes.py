@@ -69,6 +69,10 @@ def _change(name: str, job: Job) -> Change | None:
     if job.quantization != "none":
         return None
     lora = {} if job.lora else _adapter(job)
+    if find_trainer(job.trainer, job.trainer_version or "").numerics.loads_dtype and not (
+        {"dtype", "precision"} & job.model_fields_set
+    ):
+        lora["dtype"] = job.dtype or "bf16"  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
     return Change(name, "LoRA over a base in 4 bits", tuple({**lora, "quantization": kind} for kind in kinds))
 
