@@ -59,7 +59,8 @@ def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
         workspace = HANDLES * workspace_bytes(gpu)
         verdict = judge(_moved(base, workspace), gpu, recipe.hardware.margin)
         count = None if verdict.fits == "yes" else needed.gpus(gpu, workspace)
-        rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count))
+        lacks = "" if gpu.has_bf16 or recipe.storage.precision.dtype != "bf16" else "bf16"
+        rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count, lacks))
     return tuple(rows)
 
 

@@ -13,6 +13,7 @@ from memplan.planner.search import best, largest
 from memplan.planner.splits import candidates
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
+from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 
@@ -55,9 +56,14 @@ def smallest_card(asked: Question, tell: Tell) -> Answer:
     for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         tell(f"trying {gpu.name}", 0, 0)
         changed = asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu))
-        if fits(changed):
+        if _computes(asked, gpu) and fits(changed):
             return Answer("smallest_card", gpu.name, f"{gpu.name}: {fastest(changed)}")
     return Answer("smallest_card", None, "none of the catalogue")
+
+
+def _computes(asked: Question, gpu: Gpu) -> bool:
+    """Whether a card's matmuls take the job's dtype."""
+    return gpu.has_bf16 or "bf16" not in (asked.given.job.dtype or asked.given.job.precision.replace("auto", "bf16"))
 
 
 def _with(asked: Question, **keys: object) -> JobInput:
