@@ -64,9 +64,11 @@ def held() -> tuple[list[Held], Counter[tuple[str, str]]]:
             continue
         gpus = job["num_gpus"]
         asked = (row["set"], row["model"], job["gpu"], gpus, job["sequence_length"])
-        figures = [each / gpus for each in (estimate.tokens_range[0], estimate.tokens_per_second)]
-        published, high = row["tokens_per_second"], estimate.tokens_range[1] / gpus
-        found.append(Held(row["set"], row["id"], asked, back, published, row.get("before"), *figures, high))
+        low, expected, high = (
+            each / gpus for each in (estimate.tokens_range[0], estimate.tokens_per_second, estimate.tokens_range[1])
+        )
+        published = row["tokens_per_second"]
+        found.append(Held(row["set"], row["id"], asked, back, published, row.get("before"), low, expected, high))
     return found, refused
 
 
