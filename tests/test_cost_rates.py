@@ -12,6 +12,7 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.clusters import load_clusters
 from memplan.cost import card, seconds
 from memplan.cost.matmul import product_seconds
 from memplan.cost.passes import layers_pass, shape_of
@@ -25,6 +26,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ARCHITECTURES = {name: find_gpu(name).architecture for name in ("a100-80gb", "h100-80gb", "h200-141gb")}
 H100 = card(find_gpu("h100-80gb"))
 
 
@@ -145,3 +147,10 @@ def below_the_peak(seed: int) -> bool:
         return False
     assert 0 < share < 1
     return True
+
+
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h100-80gb", "h200-141gb"])
+def test_the_link_between_nodes_is_the_median_of_the_catalogues(gpu: str) -> None:
+    nodes = [each for each in load_clusters().values() if find_gpu(each.gpu or "").architecture == ARCHITECTURES[gpu]]
+    median = statistics.median(each.links.between / each.gpus_per_node for each in nodes if each.links.between)
+    assert card(find_gpu(gpu)).between == median * 1e9

@@ -90,6 +90,9 @@ def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
         cards = min(recipe.hardware.gpus_per_node, recipe.parallel.world)
         seconds += elements * (recipe.storage.gradient_itemsize + recipe.numerics.itemsize) / HOST_BANDWIDTH
         seconds += elements * bytes_per_element(recipe) * cards / HOST_STEP
+        if recipe.zero_stage:  # added up on the card: what is on the host comes, and goes again
+            again = 2 * (recipe.batch.accumulation - 1)
+            seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
     if is_offloaded(recipe, "parameters") or recipe.sharding.fsdp.cpu_offload:
         share = sizes.weights / max(recipe.sharding.ranks, 1)
         seconds += 2 * recipe.batch.accumulation * share * recipe.numerics.itemsize / HOST_BANDWIDTH

@@ -81,9 +81,10 @@ class Rates(NamedTuple):
     """Times that NCCL's own latencies (``links``) are met."""
 
 
-LOW = Rates(2.2, 0.55, 0.70, 0.65, 0.30, 24e-6, 0.8, 300e-6, 0.6, 2.0)
+LOW = Rates(3.0, 0.40, 0.55, 0.40, 0.25, 30e-6, 1.0, 400e-6, 0.3, 4.0)
 EXPECTED = Rates(1.6, 0.68, 0.82, 0.80, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
-HIGH = Rates(0.8, 0.85, 0.92, 0.90, 0.60, 7e-6, 0.3, 100e-6, 1.0, 0.6)
+HIGH = Rates(0.3, 0.95, 0.95, 0.95, 0.70, 6e-6, 0.3, 100e-6, 1.0, 0.5)
+"""Low and high are such that 95 of 100 published speeds of the sources that are not held back lie between."""
 
 HOST_BANDWIDTH = 25 * GIGA
 """Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""
@@ -123,10 +124,10 @@ class Device(NamedTuple):
 WIDE = 1 / 15
 """fp32 matmuls against bf16 ones without TF32, which PyTorch does not use unless told to: 19.5 of 312 on an A100, 67
 of 989 on an H100 (NVIDIA's specifications)."""
-BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 25.0), (0.0, 3.125))
-"""(least GB/s of the link within the node, GB/s between nodes and card): one 400 Gbit/s adapter a card in nodes of the
-H100's class, 200 Gbit/s in the A100's (NVIDIA DGX H100 and A100 user guides), else one of 200 Gbit/s for eight
-cards."""
+BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 6.25), (0.0, 3.125))
+"""(least GB/s of the link within the node, GB/s between nodes and card) where no cluster is named: the medians of the
+catalogue's (presets/clusters.yaml), 400 GB/s a node of the H100's class and 50 of the A100's, where DGX and Azure have
+200 and AWS 50; else one adapter of 200 Gbit/s for eight cards."""
 UNKNOWN_LINK = 50.0
 """GB/s where the catalogue has no clean figure: that of the slowest of such links, one of Infinity Fabric."""
 DIRECT_LINK = 100.0
