@@ -20,11 +20,12 @@ from memplan.engine.play.fsdp2 import Fsdp2
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.step import Player
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.tape.graph import Node, Tensor
+from memplan.engine.play.zero.hooks import Zero
+from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
-FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2)
+FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2, Zero)
 """Hooks that know a layer by its number in the pass, and hold nothing that depends on how many there are."""
 BEFORE, AFTER = 3, 3
 """Layers, rounded up to whole repeats, that are played before the repeat that stands for others, and behind the one
@@ -130,6 +131,11 @@ class FoldedTape(PlayTape):
             self.forwards += self.pieces[-1].layer < 0
             self.begins.append((self.sequence, self.forwards, layer))
         self._begin(self.loops, layer)
+
+    def place_of(self, param: Param) -> int | None:
+        """From the layer that is played: repeats are told apart when they are written."""
+        scope, here = super().place_of(param), self.pieces[-1].layer
+        return scope if scope is None or here < 0 else scope - here
 
     def _begin(self, loop: int, layer: int) -> None:
         self.pieces.append(Piece(loop, layer, len(self.events), len(self.tags)))

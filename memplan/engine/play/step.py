@@ -10,7 +10,7 @@ from memplan.engine.micro_step import stages
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
-from memplan.engine.play.optimizer import Optimizer
+from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
@@ -35,6 +35,10 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
         from memplan.engine.play.ddp import Ddp
 
         return Ddp(recipe, tape, weights)
+    if recipe.zero_stage > 0:
+        from memplan.engine.play.zero.hooks import Zero
+
+        return Zero(recipe, tape, weights)
     return Sharding()
 
 
@@ -56,7 +60,7 @@ class Player:
         self.weights: dict[str, Weights] = {}
         self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
-        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
+        self.optimizer = Optimizer(recipe, self.tape, parts_of(recipe, self._stepped()))
 
     def through(self, plan: PassPlan) -> PassPlan:
         """The pass as it is played."""
@@ -100,7 +104,7 @@ class Player:
             self._micro_step(last=i + 1 == count)
         self.tape.mark(OPTIMIZER)
         if not self.recipe.sharding.fsdp.cpu_offload:
-            self.optimizer.step()
+            self.sharding.step(self.optimizer)
         self.tape.stored.clear()
         self.tape.gradients.clear()  # what a fused update left for its end
         self.sharding.zero_grad()

@@ -95,6 +95,11 @@ class PlayTape(Tape):
     def enter(self, layer: int) -> None:
         """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""
 
+    def place_of(self, param: Param) -> int | None:
+        """The layer of a parameter, as a note writes it (``notes.py``)."""
+        scope = self.scopes.get(param)
+        return scope if isinstance(scope, int) else None
+
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""
         self.marks.append((len(self.events), name))
