@@ -10,6 +10,13 @@ from typing import NamedTuple
 
 SIGN = "@"
 OUTSIDE = "-"
+USED, USED_BACK, AHEAD, DONE = "used", "used-back", "ahead", "done"
+"""The module of a parameter runs, forward or back; it will run back, and what it saved is made again first; it has run.
+"""
+BEGUN, RESUMED = "begun", "resumed"
+"""A forward of the model of that name begins; its backward."""
+FIRST, TAKEN, ENDED = "first", "taken", "ended"
+"""A backward has its first gradient; one is handed over, with the event that frees it; a backward is over."""
 
 
 class Note(NamedTuple):

@@ -36,14 +36,21 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
 
         return Ddp(recipe, tape, weights)
     if recipe.zero_stage > 0:
-        from memplan.engine.play.zero.hooks import Zero
+        from memplan.engine.play.zero.hooks import Zero, Zero3
 
-        return Zero(recipe, tape, weights)
+        return (Zero3 if recipe.zero_stage == 3 else Zero)(recipe, tape, weights)
     return Sharding()
 
 
 def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
-    """The hooks of a reference that is divided as the policy is."""
+    """The hooks of a reference, which may be divided as the policy is."""
+    sharded = any(model.role == "reference" and model.sharded for model in recipe.others.residents)
+    if recipe.zero_stage == 3:
+        from memplan.engine.play.zero.hooks import Gathering
+
+        return Gathering(tape, plan.name if sharded else "")
+    if not sharded:
+        return Sharding()
     from memplan.engine.play.units import reference_units
 
     return reference_units(recipe, tape, plan)
@@ -82,8 +89,7 @@ class Player:
         if plan.name != "reference" or self.recipe.others.reference != "resident":
             return self.sharding
         if plan.name not in self.beside:
-            sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
-            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
+            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan)
         return self.beside[plan.name]
 
     def _stepped(self) -> list[Weight]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from memplan.engine.allocator.replay import StepEvents
-from memplan.engine.play.notes import Note, read
+from memplan.engine.play.notes import ENDED, TAKEN, Note, read
 from memplan.engine.play.step import OPTIMIZER
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.play.zero.hooks import ENDED, TAKEN
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 
@@ -28,8 +27,14 @@ class Gradient:
     def __init__(self, tape: PlayTape, event: tuple[int, int]) -> None:
         self.tape, self.event = tape, event
 
+    def record(self, stream: int) -> None:
+        """Another stream uses it."""
+        self.tape.recorded[self.event[0]] = (stream,)
+
     def __del__(self) -> None:
         self.tape.events.append(self.event)
+        for stream in self.tape.recorded.get(self.event[0], ()):
+            self.tape.waiting_for[stream] += 1
 
 
 class Engine:
@@ -83,6 +88,11 @@ def joined(played: StepEvents, engine: Engine) -> StepEvents:
             del handed
     tape.events += events[done:]
     return StepEvents(tuple(tape.events), begins, tape.streams, tape.recorded, tuple(tape.marks), tape.tags)
+
+
+def notes_of(played: StepEvents) -> list[Note]:
+    """All that hooks have left."""
+    return [note for note in (read(name) for _, name in played.marks) if note is not None]
 
 
 def _stops(played: StepEvents) -> list[tuple[int, str]]:

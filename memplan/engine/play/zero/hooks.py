@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.zero.flat_groups import decays
 from memplan.engine.parallel.zero.reduction_times import takes_gradients
-from memplan.engine.play.notes import noted
+from memplan.engine.play.notes import BEGUN, ENDED, FIRST, RESUMED, TAKEN, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param
 from memplan.engine.tensors import Weight
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from memplan.engine.play.optimizer import Optimizer
     from memplan.engine.play.tape import PlayTape
 
-FIRST, TAKEN, ENDED = "first", "taken", "ended"
-"""A backward has its first gradient; one is handed over, with the event that frees it; a backward is over."""
+
+POLICY = "policy"
 
 
 class Zero(Sharding):
@@ -88,3 +88,30 @@ class Zero(Sharding):
 
     def step(self, optimizer: Optimizer) -> None:
         """The engine's, put in with all else."""
+
+
+class Gathering(Sharding):
+    """Stage 3's hooks on a model beside the policy: its modules are gathered, or it is whole (no ``name``)."""
+
+    def __init__(self, tape: PlayTape, name: str) -> None:
+        self.tape, self.name = tape, name
+
+    def begin(self, run: PassRun) -> None:
+        """Its forward begins: another order of modules."""
+        self.tape.mark(noted(BEGUN, name=self.name))
+
+
+class Zero3(Zero):
+    """Stage 3's hooks on the policy: every use of a parameter is noted too."""
+
+    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+        super().__init__(recipe, tape, weights)
+        tape.watches = True
+
+    def begin(self, run: PassRun) -> None:
+        """``_start_of_forward_hook``."""
+        self.tape.mark(noted(BEGUN, name=POLICY))
+
+    def backward_begins(self, runs: list[PassRun]) -> None:
+        """Its modules run, whatever ran since its forward."""
+        self.tape.mark(noted(RESUMED, name=POLICY))

@@ -11,10 +11,9 @@ from itertools import groupby
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.optimizer.states import flat
 from memplan.engine.parallel.zero.states import weight_itemsize
-from memplan.engine.play.notes import Note
+from memplan.engine.play.notes import FIRST, Note
 from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.zero.engine import Engine, Gradient
-from memplan.engine.play.zero.hooks import FIRST
 from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.tape.graph import Tensor
 from memplan.spec.recipe import Recipe
