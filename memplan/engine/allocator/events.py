@@ -48,9 +48,13 @@ def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """Decoders without images, one trained model: on one GPU, under DDP and FSDP, or in Megatron's stages."""
-    return (_has_played_stages(recipe) if recipe.in_megatron else _has_played_hooks(recipe)) and (
-        recipe.batch.images is None
+    """Decoders without images, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    is_played = (
+        _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
+    )
+    return (
+        is_played(recipe)
+        and recipe.batch.images is None
         and recipe.model.encoder is None
         and not any(run.layer.form in SHARING for run in recipe.model.runs)
         and not recipe.checkpointing.offload
@@ -73,10 +77,22 @@ def _has_played_stages(recipe: Recipe) -> bool:
     )
 
 
+def _is_played_zero(recipe: Recipe) -> bool:
+    """Stages 1 and 2, whose gradients go to no fp32 buffer of their own, and stage 3, whose weights travel as they
+    are."""
+    zero = recipe.sharding.deepspeed
+    travels = zero.hpz > 1 or zero.quantised_weights or zero.quantised_gradients or zero.fetch_by_all_reduce
+    packed = zero.quantised_frozen or recipe.quantised is not None
+    plain = zero.wrapper == "zero" or (zero.wrapper == "zero3" and not (travels or packed))
+    return plain and recipe.divided.world == 1
+
+
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """LoRA under FSDP1 is played too, but published runs hold 4 to 6 % more than the play says, and nobody knows of
-    what: the band is nearer to them, and not below."""
-    if recipe.zero_stage >= 0 or recipe.storage.precision.master:
+    """Without ZeRO. LoRA under FSDP1 could be played, but published runs hold 4 to 6 % more than the play, and nobody
+    knows of what: the band is nearer to them, and not below."""
+    if recipe.storage.precision.master:
         return False
+    if not recipe.several:
+        return True
     flat = recipe.sharding.name == "fsdp" and recipe.adapter is not None and recipe.quantised is None
-    return not recipe.several or (recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not flat)
+    return recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not flat
