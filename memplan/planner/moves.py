@@ -111,8 +111,8 @@ def title(key: str, value: str) -> str:
 def _stored(job: Job, recipe: Recipe) -> Iterator[Move]:
     """Weights in 16 bit."""
     for each in stored(job, recipe):
-        alters, tier = (NUMERICS, tiers.LITTLE) if each.numerics else ("", tiers.FREE)
-        yield Move("precision", each.title, each.keys, recipe.parallel.data, alters, tier=tier)
+        alters = NUMERICS if each.tier else ""
+        yield Move("precision", each.title, each.keys, recipe.parallel.data, alters, tier=each.tier)
 
 
 def _cards(space: Space, recipe: Recipe) -> Iterator[Move]:

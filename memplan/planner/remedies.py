@@ -20,8 +20,8 @@ from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
 SHOWN = 3
-OF_A_TIER = 2
-"""Remedies of one tier that come before the first of the next."""
+OF_THE_FIRST = 2
+"""Remedies of the first tier that has any, before one of each tier after it: ways that differ, not ways alike."""
 MOST = 6
 """Moves in a set."""
 PLACES = 2
@@ -47,8 +47,9 @@ def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy
         if len(found) >= SHOWN:
             break
         own = _without_more([*found, *of_tier(around, tier, [*found, *more])])[len(found) :]
-        found += own[:OF_A_TIER]
-        more += own[OF_A_TIER:]
+        wanted = 1 if found else OF_THE_FIRST
+        found += own[:wanted]
+        more += own[wanted:]
     found = sorted([*found, *more[: max(0, SHOWN - len(found))]], key=_order)[:SHOWN]
     if len(found) < SHOWN:
         found = _without_more([*found, *of_tier(around, tiers.HOST, found, slow=True)])[:SHOWN]
@@ -113,7 +114,7 @@ def _smallest(
         kept = (each for each in sets if (made := around.changed(each)) is not None and wanted(made))
         if size <= ALL_VALUES:
             kept = (each for each in kept if (made := around.changed(each)) is not None and made.is_slow == slow)
-        found = [_mildest(around, pair) for pair in around.fitting(kept, TRIED if size == 1 else OF_A_TIER)]
+        found = [_mildest(around, pair) for pair in around.fitting(kept, TRIED if size == 1 else OF_THE_FIRST)]
         return [pair for pair in found if pair[0].is_slow == slow]
 
     found = fitting(((move,) for move in own), 1)

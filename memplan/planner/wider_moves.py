@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from memplan.planner import tiers
 from memplan.planner.space import Space, can_be_told
 from memplan.planner.words import layout_name
 from memplan.spec.job import Job
@@ -21,7 +22,7 @@ class Wider(NamedTuple):
 
     title: str
     keys: Keys
-    numerics: bool = False
+    tier: int = tiers.FREE
     far: int = 0
 
 
@@ -41,9 +42,9 @@ def stored(job: Job, recipe: Recipe) -> Iterator[Wider]:
         return
     if recipe.storage.precision.name == "fp32":
         mixed = scheme if scheme != half else f"{half}-amp"
-        yield Wider(f"mixed precision ({half})", wanted | {"precision": mixed}, True)
+        yield Wider(f"mixed precision ({half})", wanted | {"precision": mixed}, tiers.LITTLE)
     elif scheme == half == "bf16":
-        yield Wider("weights and optimizer states in bf16", wanted, True)
+        yield Wider("weights and optimizer states in bf16", wanted, tiers.TRAINING)
 
 
 def cards(space: Space, recipe: Recipe) -> Iterator[Wider]:
