@@ -12,6 +12,7 @@ from memplan.diagnose.guesses import guesses
 from memplan.diagnose.messages import Message, messages
 from memplan.diagnose.phases import Place, place_in_log, place_of
 from memplan.diagnose.readings import Match, readings
+from memplan.diagnose.remedying import as_said, first_of, job_remedies
 from memplan.errors import UsageError
 from memplan.moments import phase_of
 from memplan.report import Remedy, Report
@@ -132,13 +133,14 @@ def diagnose_job(text: str, given: JobInput) -> Diagnosis:
     found = diagnose(text, report)
     longer = _longer(found, report)
     if not longer:
-        return found
+        remedies, words = job_remedies(given, report, found.message, found.place.phase)
+        return found._replace(remedies=remedies, solved=words)
     again = estimate(with_changes(given, longer))
     device, verdict = again.per_gpu.device_bytes.expected, again.verdict
     fits = f" ({verdict.fits} on {verdict.gpu})" if verdict else ""
     what = ", ".join(f"{key} {value:,}" for key, value in longer.items())
     solved = f"With {what}, as the size tells, the job needs {format_bytes(device)} of the device{fits}."
-    return found._replace(solved=solved, remedies=again.remedies)
+    return found._replace(solved=solved, remedies=first_of(as_said(report, longer, device), again.remedies))
 
 
 def _longer(found: Diagnosis, report: Report) -> dict[str, int]:
