@@ -9,7 +9,9 @@ what the driver keeps for itself and what processes hold; the first less the sec
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +25,7 @@ QUERY = ["nvidia-smi", "-q", "-x"]
 SHORT = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
 TIMEOUT_SECONDS = 15
 """A driver that nothing keeps loaded starts anew for each question, about a second a card."""
+HOLDS_SECONDS = 5
 _MiB = 1 << 20
 _HINT = "name a card (--gpu h100-80gb) or a size (--gpu 80GB)"
 _MOST_NAMED = 3
@@ -105,7 +108,13 @@ def _words(card: Card, count: int, known: Gpu | None) -> str:
 
 
 def _ask(question: list[str]) -> str:
-    """nvidia-smi's answer; InvalidJob when there is no driver, no card or no answer in time."""
+    """nvidia-smi's answer, which holds for some seconds: one command asks several times."""
+    return _asked(tuple(question), os.environ.get("PATH", ""), int(time.monotonic() // HOLDS_SECONDS))
+
+
+@lru_cache(maxsize=4)
+def _asked(question: tuple[str, ...], path: str, when: int) -> str:
+    """InvalidJob when there is no driver, no card or no answer in time."""
     try:
         done = subprocess.run(question, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except FileNotFoundError:

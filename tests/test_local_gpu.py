@@ -15,6 +15,7 @@ import pytest
 from memplan.cli.app import main
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu, load_gpus
+from memplan.local_gpu import _asked
 from memplan.units import GiB, MiB
 
 Driver = Callable[[str], None]
@@ -74,6 +75,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(text: str) -> None:
+        _asked.cache_clear()
         program = tmp_path / "bin" / "nvidia-smi"
         program.parent.mkdir(exist_ok=True)
         code = f"import sys\nassert sys.argv[1:] == ['-q', '-x'], sys.argv\nsys.stdout.write({text!r})\n"
@@ -171,3 +173,38 @@ def test_an_estimate_names_the_card_and_says_what_else_is_on_it(
     assert "3 × rtx-3090-24gb (local) on one node" in said.out
     assert "9000 MiB in use (python 8990)" in " ".join(said.out.split())
     assert "this machine shows 2" in said.err
+
+
+def test_check_is_of_the_card_of_this_machine_where_none_is_named(
+    nvidia_smi: Driver, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: smollm2-135m\nmethod: sft\n", encoding="utf-8")
+    nvidia_smi(answer(A10G))
+    assert main(["check", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "fits a10g-24gb (local)" in said
+    assert "gpu local (nvidia-smi: NVIDIA A10G" in said
+    nvidia_smi(answer(card("NVIDIA A10G", memory(23028, 435, 22000))))
+    assert main(["check", str(file)]) == 1, "others hold the card"
+    assert main(["check", str(file), "--gpu", "a10g"]) == 0
+
+
+def test_check_without_a_card_asks_for_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = tmp_path / "job.yaml"
+    file.write_text("model: smollm2-135m\nmethod: sft\n", encoding="utf-8")
+    assert main(["check", str(file)]) == 2
+    assert "check needs a card to fit" in capsys.readouterr().err
+
+
+def test_the_ways_are_of_the_card_of_this_machine(nvidia_smi: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    nvidia_smi(answer(RTX_3090, BUSY_3090))
+    assert main(["estimate", "llama-3.2-1b"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("LoRA and QLoRA fit rtx-3090-24gb (local); full fine-tuning does not")
+    assert "memplan estimate llama-3.2-1b --gpu local --method sft" in said
+    assert "9000 MiB in use (python 8990)" in said
+    assert "one of the 2 cards here: --num-gpus 2 answers for all of them" in said
