@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError, printable
+from memplan.lang import said
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk says that takes no more."""
@@ -43,20 +44,26 @@ def _told(error: Exception, message: str, hint: str, code: int) -> int:
         from memplan.hub.refusal import without_secrets
 
         _say(without_secrets("".join(traceback.format_exception(error)).rstrip("\n")))
-    _say(one_line(f"error: {message}"))
+    _say(marked("error", message))
     if hint:
-        _say(one_line(f"hint: {hint}"))
+        _say(marked("hint", hint))
     return code
 
 
 def note(text: str) -> None:
     """Something that the user asked to be told."""
-    _say(one_line(f"note: {text}"))
+    _say(marked("note", text))
 
 
 def warn(text: str) -> None:
     """Something that the user may not expect."""
-    _say(one_line(f"warning: {text}"))
+    _say(marked("warning", text))
+
+
+def marked(mark: str, text: str) -> str:
+    """'error: …' in the language that is spoken."""
+    said_mark = said(f"{mark}:")
+    return one_line(said_mark + (" " if said_mark.endswith(":") else "") + said(text))
 
 
 def one_line(text: str) -> str:
