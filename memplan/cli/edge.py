@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from memplan.cli.characters import HANDLER
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError, printable
 from memplan.lang import said
 
@@ -79,7 +80,7 @@ def _say(text: str) -> None:
         return
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     try:
-        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stderr.write(text.encode(encoding, HANDLER).decode(encoding) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         return

@@ -22,6 +22,8 @@ EXTRA = {
     "shell": "bash, zsh or fish.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies; in the form of memplan's own.",
+    "add": "Rows beside the strategies, by name: lora,qlora. --all adds every one.",
+    "all_": "Every row that --add knows: LoRA, QLoRA, fused loss, FSDP2, 8-bit states, split pairs.",
     "vary": "A job key and its values: batch_size=1,2,4. Several make a grid; the first values are the baseline.",
     "methods": "Methods to compare: sft,dpo,simpo,orpo,kto. Short for --vary method=…",
     "grid": "A sweep from a YAML file: base:, vary:, jobs:. Rows go to --output (.csv, .jsonl), to be taken up again.",
@@ -91,10 +93,10 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto")
+RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto", "add")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
-COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")
+COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
 BESIDE = {
     "set_": "Any key",
     "with_": "Files",

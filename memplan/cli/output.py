@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memplan.cli.characters import HANDLER
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import UsageError, did_you_mean, printable, printable_json
 
@@ -139,8 +140,8 @@ def print_text(text: str, is_screen_text: bool = True) -> None:
     _check_open()
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        # Data is UTF-8 whatever the locale says; what a terminal cannot show becomes a question mark.
-        reconfigure(errors="replace") if is_screen_text else reconfigure(encoding="utf-8", errors="backslashreplace")
+        # Data is UTF-8 whatever the locale says; what a terminal cannot show becomes what comes near it.
+        reconfigure(errors=HANDLER) if is_screen_text else reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         sys.stdout.write(text if is_screen_text or not sys.stdout.isatty() else printable(text))
         sys.stdout.flush()

@@ -47,6 +47,8 @@ class Checked:
     """What nvidia-smi is expected to show, of what was understood."""
     usable_bytes: int = 0
     headroom_bytes: int = 0
+    missing_bytes: int = 0
+    """By how much it is short: what must go before the high figure fits with the margin."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """As understood, in memplan's keys."""
     assumed: tuple[str, ...] = ()
@@ -137,7 +139,8 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
     room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
-    left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
+    short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
+    left = short if verdict.fits == "no" else f"{format_bytes(room)} free"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     most = "at most " if any(each.above and each.decides for each in given.unread) else ""
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
@@ -152,7 +155,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         engine = report.engine
         reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
-        if room >= 0 and verdict.fits == "no" and (engine is None or engine.starts):
+        if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
     line, _ = _placed(where, path)
@@ -166,6 +169,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         device.expected,
         verdict.usable_bytes,
         room,
+        verdict.missing_bytes,
         report.job,
         tuple(_assumed(given, report)),
         tuple(

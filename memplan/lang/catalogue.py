@@ -27,11 +27,10 @@ KINDS = {
     "part": r"[^();:,]+?",
 }
 """What a field may hold, by its name without digits: a number or a count, a size in bytes, the s of a plural, a word
-without spaces, a text that is translated itself, a part of one without joints. Any other name holds any text, as it is,
-but no second sentence.
+without spaces, a text that is translated itself, a part of one that must be known. Any other name holds any text, as it
+is, but no second sentence.
 """
 ANY = r"(?:(?!; |\. ).)+?"
-TRANSLATED = ("text", "part")
 LABELS = "labels.txt"
 """Entries that stand alone: titles of columns, names of rows. In a sentence or a list the same word may be a key."""
 LONGEST = 1200
@@ -41,7 +40,7 @@ JOINTS = ((". ", "。"), ("; ", "；"), (": ", "："), (", ", "，"), (" + ", " 
 """Where a text is taken apart, from the strongest to the weakest, and what stands there then."""
 SENTENCES = (". ", "; ")
 MOST_PARTS = 40
-_WORDS = re.compile(r"(?<![\w./=-])[a-z]{2,} [a-z]{2,}(?![\w=-])")
+_WORDS = re.compile(r"(?<![\w./=-])[A-Za-z][a-z]+ [a-z]{2,}(?![\w=-])")
 """Two words of a sentence; names, keys and numbers have none."""
 _DIGITS = "0123456789"
 _BRACKETS = re.compile(r"(?P<head>.+?) \((?P<inside>.+)\)")
@@ -62,6 +61,8 @@ class Catalogue:
 
     def __init__(self, entries: dict[str, str], labels: dict[str, str] | None = None) -> None:
         self.labels = labels or {}
+        # A sentence is looked up without its stop, which stands or not by what comes behind it.
+        entries = dict(_unstopped(*pair) for pair in entries.items())
         self.exact = {english: other for english, other in entries.items() if not fields(english)}
         templates = [Template(each, entries[each], max(pieces(each), key=len)) for each in entries if fields(each)]
         # What says most comes first: the template that leaves the least to its fields.
@@ -80,11 +81,13 @@ class Catalogue:
         if bare != text:
             found = self._found(bare)
             return None if found is None else text.replace(bare, found, 1)
-        found = self._whole(text) or self._stopped(text) or self._in_parts(text)
-        lowered = text[0].lower() + text[1:]
-        return found or (self._found(lowered) if lowered != text else None)
+        return self._whole(text) or self._stopped(text) or self._in_parts(text)
 
     def _whole(self, text: str) -> str | None:
+        """One entry, whether it begins with a capital or not."""
+        return self._entry(text) or self._entry(text[0].swapcase() + text[1:])
+
+    def _entry(self, text: str) -> str | None:
         if text in self.exact:
             return self.exact[text]
         for template in self.templates:
@@ -96,14 +99,20 @@ class Catalogue:
         return None
 
     def _filled(self, template: Template, values: dict[str, str]) -> str | None:
-        """The other language with its values; None for a template of mere joints none of whose texts is known."""
+        """The other language with its values; None for one whose parts are not known, or for mere joints of texts none
+        of which is.
+        """
         said = {name: self._value(name, value) for name, value in values.items()}
-        if said == values and not _LETTER.search("".join(pieces(template.english))):
+        joins = not _LETTER.search("".join(pieces(template.english)))
+        known = {name: value for name, value in said.items() if value is not None}
+        if len(known) < len(said) or (joins and known == values):
             return None
-        return filled(template.other, said)
+        return filled(template.other, known)
 
-    def _value(self, name: str, value: str) -> str:
-        return self._found(value) or value if kind(name) in TRANSLATED else value
+    def _value(self, name: str, value: str) -> str | None:
+        if kind(name) == "part":
+            return self._known(value)
+        return (self._found(value) or value) if kind(name) == "text" else value
 
     def _stopped(self, text: str) -> str | None:
         """A sentence without its stop."""
@@ -145,6 +154,12 @@ class Catalogue:
     def _known(self, text: str) -> str | None:
         """The text in the other language; itself where it has no words to translate."""
         return self._found(text) or (None if _WORDS.search(text) else text)
+
+
+def _unstopped(english: str, other: str) -> tuple[str, str]:
+    """An entry without the full stops of both sides."""
+    both = english.endswith(".") and not english.endswith("..") and other.endswith("。")
+    return (english[:-1], other[:-1]) if both else (english, other)
 
 
 def kind(field: str) -> str:
