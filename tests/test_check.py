@@ -207,15 +207,6 @@ def test_it_is_light_enough_for_a_hook(tmp_path: Path) -> None:
     assert not set(done.stderr.split()) & {"rich", "huggingface_hub", "httpx", "requests", "numpy", "torch"}
 
 
-@pytest.mark.parametrize("name", ["memplan.yml", "pre-commit-config.yaml", "prologue.sh"])
-def test_the_published_examples_call_what_there_is(name: str) -> None:
-    """Every ``memplan check`` in the examples parses: its options exist."""
-    text = (ROOT / "examples" / "check" / name).read_text(encoding="utf-8")
-    assert "memplan check" in text or "check" in text
-    for word in [word for word in text.split() if word.startswith("--")]:
-        assert word.partition("=")[0] in ("--gpu", "--num-gpus", "--with", "--format", "--margin"), word
-
-
 def test_an_unclear_job_fits_nowhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Whoever asks, in whichever form: no yes, no tight, no remedy, no plan, and never exit code 0."""
     from memplan.cli.options import read_given

@@ -50,7 +50,7 @@ class Output(NamedTuple):
         if self.path is None:
             print_text(self.text(result), self.form == "table")
         else:
-            _write_file(self.path, self.text(result), self.force)
+            write_report(self.path, self.text(result), self.force)
 
     def text(self, result: Result) -> str:
         """The result in this form; text and Markdown for a file are as wide as when piped."""
@@ -117,7 +117,7 @@ def check_place(path: str, force: bool) -> None:
         raise UsageError(f"--output {path}: there is no folder {folder}", "make the folder first, or name another")
 
 
-def _write_file(path: str, text: str, force: bool) -> None:
+def write_report(path: str, text: str, force: bool) -> None:
     """Write a file; one that came to be meanwhile is not overwritten either."""
     from memplan.files import write_whole
 

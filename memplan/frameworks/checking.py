@@ -1,5 +1,6 @@
 """Whether the job of each file fits its card: one answer a file, whatever is wrong with the others."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,10 @@ from memplan.errors import (
     MemplanError,
     NoTraining,
     UsageError,
-    printable,
 )
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.folders import files_of, is_training
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.report import Report
 from memplan.spec.reading import JobInput
@@ -43,6 +44,8 @@ class Checked:
     framework: str = ""
     """Whose file it is, with the version whose defaults are taken."""
     gpu: str = ""
+    cards: str = ""
+    """With their number: 8 × h100-80gb."""
     device_bytes: int = 0
     """What nvidia-smi is expected to show, of what was understood."""
     usable_bytes: int = 0
@@ -63,7 +66,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "name"}
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
@@ -71,15 +74,44 @@ def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = ()
     return check_all(path, options, beside, framework)[0]
 
 
-def check_all(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> list[Checked]:
-    """One file under the options: an answer for each training in it, one at least. Raises UsageError where no card is
-    named; whatever is wrong with the file is returned, so that the others keep their answers.
+def check_all(
+    path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "", others: bool = True
+) -> list[Checked]:
+    """One file under the options, or each of a folder: an answer for each training in it, one at least. ``others``:
+    a file that is no training config is an error, in place of being skipped. Raises UsageError where no card is named;
+    whatever is wrong with a file is returned, so that the others keep their answers.
     """
+    if os.path.isdir(path):
+        return _check_folder(path, options, beside, framework)
+    if not others and os.path.isfile(path) and not is_training(path):
+        return [Checked(path, "skipped", "no training config that memplan knows")]
     found = _guarded(path, lambda: list(documents_of(path)))
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
     return [_check(document.path, document, named, options, beside, framework) for document in found]
+
+
+def _check_folder(folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str) -> list[Checked]:
+    """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
+    paths, programs = files_of(folder)
+    kept = {os.path.normpath(path) for path in beside}
+    trainings = [path for path in paths if path not in kept and is_training(path)]
+    found = [each for path in trainings for each in check_all(path, options, beside, framework)]
+    if all(each.fits == "skipped" for each in found):
+        hint = "name the folder of the configs, or a program itself"
+        return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
+    left = [os.path.relpath(path, folder) for path in paths if path not in trainings and path not in kept]
+    words = [f"{len(left)} other file{'' if len(left) == 1 else 's'} ({_named(left)})"] if left else []
+    words += [f"{programs} program{'' if programs == 1 else 's'}, to be named by file"] if programs else []
+    return [*found, *([Checked(folder, "skipped", f"in this folder {'; '.join(words)}")] if words else [])]
+
+
+MOST_NAMED = 3
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def _check(
@@ -122,12 +154,12 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
     except _NoCard:
         raise UsageError("check needs a card to fit", "add --gpu, such as --gpu h100-80gb") from None
     except NotKnown as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "unclear", f"unclear: {text}", line, hint=error.hint, exit_code=EXIT_USAGE)
     except NoTraining as error:
-        return Checked(path, "skipped", _placed(error.message, path)[1], hint=error.hint)
+        return Checked(path, "skipped", placed(error.message, path)[1], hint=error.hint)
     except MemplanError as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "error", text, line, hint=error.hint, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"
@@ -158,7 +190,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
-    line, _ = _placed(where, path)
+    line, _ = placed(where, path)
     return Checked(
         path,
         verdict.fits,
@@ -166,6 +198,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         line,
         given.framework,
         verdict.gpu,
+        cards,
         device.expected,
         verdict.usable_bytes,
         room,
@@ -194,7 +227,7 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             yield f"{key} {report.job[key]} ({whose})"
 
 
-def _placed(text: str, path: str) -> tuple[int, str]:
+def placed(text: str, path: str) -> tuple[int, str]:
     """(line, rest) of a sentence that begins with this file and a line."""
     found = _PLACE.match(text)
     if found and found["path"] == path:
@@ -206,25 +239,3 @@ def worst(found: Sequence[Checked]) -> int:
     """The exit code of all: a file that cannot be read is worse than one that does not fit."""
     codes = [each.exit_code for each in found]
     return next((code for code in codes if code > EXIT_DOES_NOT_FIT), max(codes, default=EXIT_DONE))
-
-
-def github_lines(found: Sequence[Checked]) -> list[str]:
-    """GitHub's workflow commands: an annotation at the file's line for each answer and each warning."""
-    lines = []
-    for each in found:
-        level = {"no": "error", "error": "error", "tight": "warning", "unclear": "warning"}.get(each.fits, "notice")
-        lines.append(_annotation(level, each.file, each.line, f"{each.text}{f' ({each.hint})' if each.hint else ''}"))
-        for warning in each.warnings:
-            line, text = _placed(warning, each.file)
-            lines.append(_annotation("warning", each.file, line, text))
-    return lines
-
-
-def _annotation(level: str, file: str, line: int, text: str) -> str:
-    place = _escaped(file).replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} file={place},line={line},title=memplan::{_escaped(text)}"
-
-
-def _escaped(text: str) -> str:
-    """As GitHub asks: percent signs and line ends; and as a terminal may show it."""
-    return printable(text.replace("%", "%25").replace("\r", "%0D")).replace("\n", "%0A")
