@@ -16,6 +16,10 @@ from memplan.frameworks.hf_dialect_scripts import SCRIPTS
 
 CARD = {"gpu": "h100-80gb", "num_gpus": 1}
 PLAIN = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 2 --output_dir x --bf16"
+LLAVA_OF_4_37 = (
+    "--model_name_or_path lmsys/vicuna-7b-v1.5 --vision_tower openai/clip-vit-large-patch14-336 --bf16 True "
+    "--mm_projector_type mlp2x_gelu --per_device_train_batch_size 1 --model_max_length 2048 --output_dir x"
+)
 SEES = "--model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --per_device_train_batch_size 1 --output_dir x --bf16"
 
 
@@ -336,3 +340,31 @@ def test_a_video_is_no_single_image() -> None:
     plain, video = (check(f"{options}{more}", "train_sft.py", gpu="h200-141gb") for more in ("", " --fps 1.0"))
     assert "at most" in video.text
     assert video.device_bytes > plain.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [
+        ("--evaluation_strategy no", "4.45"),
+        ("--overwrite_output_dir", "4.57"),
+        ("--overwrite_output_dir --evaluation_strategy no", "4.45"),
+        ("--eval_strategy no", None),
+        (LLAVA_OF_4_37, "4.37.2"),
+        (f"{LLAVA_OF_4_37} --use_liger_kernel True", None),
+    ],
+)
+def test_the_version_by_arguments_that_went_and_by_what_a_script_pins(options: str, version: str | None) -> None:
+    found = job(options if options.startswith(LLAVA_OF_4_37) else f"{PLAIN} {options} --model_max_length 512")
+    assert found.get("trainer_version") == version
+
+
+def test_an_older_transformers_loads_in_fp32() -> None:
+    newest, older = (job(f"{PLAIN} --model_max_length 512 {more}") for more in ("", "--evaluation_strategy no"))
+    assert (newest["precision"], older["precision"]) == ("bf16", "bf16-amp")
+
+
+def test_a_version_that_an_option_says_is_stronger() -> None:
+    assert (
+        job(f"{PLAIN} --model_max_length 512 --evaluation_strategy no", trainer_version="5.0")["trainer_version"]
+        == "5.0"
+    )

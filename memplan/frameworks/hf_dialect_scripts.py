@@ -35,6 +35,8 @@ class Script(NamedTuple):
     """Whose Trainer it runs for supervised fine-tuning."""
     model: str = ""
     """Its model's name has this pattern in it, where copies for other models differ."""
+    version: str = ""
+    """Of transformers, that its own requirements pin."""
 
 
 def _marks(*sets: str) -> tuple[frozenset[str], ...]:
@@ -58,6 +60,7 @@ SCRIPTS: tuple[Script, ...] = (
         "OpenGVLab/InternVL internvl_chat/internvl/train/internvl_chat_finetune.py",
         {"freeze_backbone": "freeze-tower"},
         beside=True,
+        version="4.37.2",
     ),
     Script(
         "Qwen-VL-Series-Finetune",
@@ -94,6 +97,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
         beside=True,
+        version="4.40",
     ),
     Script(
         "LLaVA",
@@ -105,6 +109,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
         beside=True,
+        version="4.37.2",
     ),
     Script(
         "FastChat train_lora",
@@ -123,6 +128,7 @@ SCRIPTS: tuple[Script, ...] = (
         "QwenLM/Qwen finetune.py",
         {"q_lora": "gptq"},
         model=r"[Qq]wen-(1_8|7|14|72)[Bb]",
+        version="4.32",
     ),
     Script(
         "Firefly",
@@ -132,6 +138,7 @@ SCRIPTS: tuple[Script, ...] = (
         _LINEAR | {"train_mode": "qlora", "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.05, "task_type": "sft",
                    "double_quant": True},
         "yangjianxin1/Firefly component/argument.py, train.py",
+        version="4.34",
     ),
     Script(
         "QLoRA",
@@ -142,6 +149,7 @@ SCRIPTS: tuple[Script, ...] = (
          "optim": "paged_adamw_32bit", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
          "gradient_checkpointing": True},
         "artidoro/qlora qlora.py",
+        version="4.31",
     ),
     Script(
         "MedicalGPT",
@@ -168,6 +176,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"trainable": "q_proj,v_proj", "lora_rank": 8, "lora_alpha": 32.0, "lora_dropout": 0.1, "use_lora": True,
          "max_seq_length": 1024, "double_quant": True, "quant_type": "nf4", "load_in_kbits": 16},
         "ymcui/Chinese-LLaMA-Alpaca-2 scripts/training/run_clm_sft_with_peft.py",
+        version="4.35",
     ),
     Script(
         "peft examples/sft",
@@ -186,6 +195,7 @@ SCRIPTS: tuple[Script, ...] = (
          "target_modules": "q_proj,k_proj,v_proj,o_proj", "modules_to_save": "embed_tokens", "use_flash_attn": True,
          "dtype": "bfloat16"},
         "dvlab-research/LongLoRA fine-tune.py",
+        version="4.34",
     ),
     Script(
         "Baichuan fine-tune",
