@@ -14,7 +14,7 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fields
-from memplan.frameworks.own_names import warn_of_images
+from memplan.frameworks.own_names import bound_images
 from memplan.frameworks.prime_rl_source import form_of, of_document, trainings
 from memplan.units import ceil_div
 
@@ -96,7 +96,7 @@ def read(document: Document, draft: Draft) -> None:
     method = "sft" if form == "sft" else "grpo"
     draft.put("method", method, Origin(FILE, f"{settings.path}: prime-rl's {form}"))
     keys.copy("model", f"{MODEL}name")
-    warn_of_images(keys, f"{MODEL}name")
+    bound_images(keys, f"{MODEL}name")
     gpus = _gpus(keys, form, newer)
     keys.put("sharding", "fsdp2")
     keys.put("sequence_length", keys.whole(f"{MODEL}seq_len"), f"{MODEL}seq_len")
