@@ -60,7 +60,13 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
         del draft.values[name], draft.origins[name]
     draft.origins.pop("batch_size", None)
     draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
-    draft.bound(key, where, f"packed rows with images are counted as {rows} whole sequences", "batch", "batch_size")
+    draft.bound(
+        next(iter(packed)),
+        where,
+        f"packed rows with images are counted as {rows} whole sequences",
+        "batch",
+        "batch_size",
+    )
 
 
 def fill_with_images(draft: Draft, where: str, key: str) -> None:
