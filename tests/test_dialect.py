@@ -368,3 +368,35 @@ def test_a_version_that_an_option_says_is_stronger() -> None:
         job(f"{PLAIN} --model_max_length 512 --evaluation_strategy no", trainer_version="5.0")["trainer_version"]
         == "5.0"
     )
+
+
+def test_a_kind_of_adapters_turns_them_on() -> None:
+    found = check(f"{PLAIN} --model_max_length 512 --peft_method lora")
+    assert found.fits == "unclear"
+    assert "rank and modules are the script's own" in found.text
+    assert job(f"{PLAIN} --model_max_length 512 --peft_method none").get("lora") is None
+
+
+def test_an_adapter_that_is_loaded_by_its_path_decides() -> None:
+    assert "sft_adapter_path (adapters)" in check(f"{PLAIN} --model_max_length 512 --sft_adapter_path x").text
+
+
+PROGRAM = """
+import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=1)
+given = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+args = TrainingArguments(output_dir="x", per_device_train_batch_size=given.bs, bf16=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize("folder", ["mine", "src/mine"])
+def test_a_program_that_is_started_as_a_module_is_gone_through(folder: str) -> None:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "train.py").write_text(PROGRAM)
+    Path("run.sh").write_text("accelerate launch --num_processes 1 -m mine.train --bs 3\n")
+    found = check_file("run.sh", {**CARD, "sequence_length": 128})
+    assert (found.fits, found.job["batch_size"], found.job["model"]) == ("yes", 3, "Qwen/Qwen2.5-0.5B")

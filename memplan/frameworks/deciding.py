@@ -31,7 +31,7 @@ LITTLE = re.compile(
     r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc)$"
 )
 """Names that speak of something else, whatever words are in them."""
-MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower")
+MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)")
 
 
 @cache
