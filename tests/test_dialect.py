@@ -9,7 +9,7 @@ from drawing import over
 from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
 from memplan.frameworks.checking import Checked, check_file
-from memplan.frameworks.deciding import SUBJECTS
+from memplan.frameworks.deciding import SUBJECTS, subject_of
 from memplan.frameworks.hf_dialect_names import HARMLESS, MEANINGS, NAMES
 from memplan.frameworks.hf_dialect_names import ROWS as WORDS
 from memplan.frameworks.hf_dialect_scripts import SCRIPTS
@@ -400,3 +400,11 @@ def test_a_program_that_is_started_as_a_module_is_gone_through(folder: str) -> N
     Path("run.sh").write_text("accelerate launch --num_processes 1 -m mine.train --bs 3\n")
     found = check_file("run.sh", {**CARD, "sequence_length": 128})
     assert (found.fits, found.job["batch_size"], found.job["model"]) == ("yes", 3, "Qwen/Qwen2.5-0.5B")
+
+
+@pytest.mark.parametrize(
+    ("key", "subject"),
+    [("top_quantile", ""), ("quantize", "quantisation"), ("halfpool", ""), ("use_half", "precision")],
+)
+def test_a_word_within_a_word_is_no_subject(key: str, subject: str) -> None:
+    assert subject_of(key) == subject

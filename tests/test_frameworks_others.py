@@ -220,3 +220,27 @@ def test_llamafactory_trains_nothing_without_do_train(tmp_path: Path, key: str) 
     assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "skipped"
     path.write_text(f"{text}do_train: true\ncutoff_len: 512\n")
     assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "yes"
+
+
+OLD_RLHF = (
+    "deepspeed --num_gpus 2 --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --max_len 1024 "
+    "--micro_train_batch_size 1 --train_batch_size 8 --zero_stage 2 --bf16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "above", "attention"),
+    [
+        ("", ["bf16"], "eager"),
+        ("--pretrain_mode", ["bf16"], "eager"),
+        ("--flash_attn", [], "flash"),
+        ("--flash_attn --ring_attn_size 2", ["ds.ring_attn_size"], "flash"),
+    ],
+)
+def test_older_openrlhf_is_counted_from_above(tmp_path: Path, more: str, above: list[str], attention: str) -> None:
+    path = tmp_path / "sft.sh"
+    path.write_text(f"{OLD_RLHF}{more}\n")
+    found = read_target(str(path), {})
+    assert found.job.attention == attention
+    assert [each.key for each in found.unread if each.above] == above
+    assert not [each for each in found.unread if each.decides and not each.above]

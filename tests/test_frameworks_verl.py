@@ -285,3 +285,10 @@ def test_a_critic_of_larger_rows_bounds_the_policy(tmp_path: Path) -> None:
     found = read(tmp_path, ppo)
     assert found.job.batch_size == 16
     assert [each.key for each in found.unread if each.above] == [CRITIC]
+
+
+def test_an_adapter_that_is_loaded_has_the_rank_that_is_said(tmp_path: Path) -> None:
+    assert deciding(read(tmp_path, f"{RL} {M}lora_adapter_path=x")) == {f"{M}lora_adapter_path": "adapters"}
+    found = read(tmp_path, f"{RL} {M}lora_adapter_path=x {M}lora_rank=8")
+    assert not deciding(found)
+    assert any("counted as lora_rank says" in line for line in found.warnings)

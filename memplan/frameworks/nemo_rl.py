@@ -106,6 +106,11 @@ def _sizes(keys: Keys, backend: str, gpus: int) -> int:
     inner = 1
     for name, job_key in SIZES[backend]:
         size = keys.whole(f"{POLICY}{backend}.{name}") or 1
+        if backend == "dtensor_cfg" and size > 1:
+            where = keys.settings.where(f"{POLICY}{backend}.{name}")
+            why = "what its GPUs divide is counted as whole on each, which takes more"
+            keys.draft.bound(f"{POLICY}{backend}.{name}", where, why, "parallelism")
+            continue
         divides = job_key == "expert_tensor_parallel" and "expert_parallel" in keys.draft.values
         if size > 1 or divides:
             keys.put(job_key, size, f"{POLICY}{backend}.{name}")

@@ -97,6 +97,10 @@ def _adapters(keys: Keys, at: str) -> int:
         where = keys.settings.where(f"{at}exclude_modules")
         keys.draft.bound(f"{at}exclude_modules", where, "adapters are counted on what it leaves out, too", "adapters")
     keys.skip(f"{at}exclude_modules")
+    if rank and keys.has(f"{at}lora_adapter_path"):
+        where = keys.settings.where(f"{at}lora_adapter_path")
+        keys.draft.remarks.append(f"{where}: an adapter that is loaded is counted as lora_rank says")
+        keys.skip(f"{at}lora_adapter_path")
     if rank:
         value = keys.get(modules)
         names = value if isinstance(value, list) else re.sub(r"[][,'\"]", " ", str(value or "all-linear")).split()
