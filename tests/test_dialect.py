@@ -408,3 +408,29 @@ def test_a_program_that_is_started_as_a_module_is_gone_through(folder: str) -> N
 )
 def test_a_word_within_a_word_is_no_subject(key: str, subject: str) -> None:
     assert subject_of(key) == subject
+
+
+def test_parts_that_are_tuned_by_a_word() -> None:
+    words = f"{SEES} --model_max_length 2048 --max_pixels 200704 --tune_type_llm frozen --tune_type_vision_tower frozen"
+    assert job(f"{words} --tune_type_connector full")["freeze"] == ["language_model", "vision_tower"]
+    assert "tune_type_llm (freezing)" in check(words.replace("llm frozen", "llm lora")).text
+
+
+CHILD = "torchrun --nproc_per_node $1 train.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n"
+CHILD += "  --model_max_length ${LENGTH:-512} --per_device_train_batch_size ${BATCH:-1} --output_dir x --bf16\n"
+
+
+def test_a_script_that_another_starts_under_its_arguments() -> None:
+    Path("scripts").mkdir()
+    Path("scripts/child.sh").write_text(CHILD)
+    Path("run.sh").write_text("export LENGTH=1024\nBATCH=4\nbash scripts/child.sh 2\n./scripts/child.sh 1\n")
+    first = check_file("run.sh:3", {"gpu": "h100-80gb"})
+    assert [first.job[key] for key in ("num_gpus", "sequence_length", "batch_size")] == [2, 1024, 1]
+    Path("run.sh").write_text("BATCH=4 bash -x scripts/child.sh 2\n")
+    assert check_file("run.sh", {"gpu": "h100-80gb"}).job["batch_size"] == 4
+
+
+def test_scripts_that_start_each_other_come_to_an_end() -> None:
+    Path("one.sh").write_text("bash two.sh\n")
+    Path("two.sh").write_text(f"bash one.sh\n{CHILD.replace('$1', '1')}")
+    assert check_file("one.sh", {"gpu": "h100-80gb"}).fits == "yes"

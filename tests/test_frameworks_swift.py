@@ -310,7 +310,13 @@ def test_ms_swift_up_to_3_5_evaluates_a_hundredth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", ["python -m swift.cli.main", "/opt/bin/python -m swift.cli.main", "python swift/cli/main.py"]
+    "start",
+    [
+        "torchrun --nproc_per_node 2 $(which swift)",
+        "python -m swift.cli.main",
+        "/opt/bin/python -m swift.cli.main",
+        "python swift/cli/main.py",
+    ],
 )
 def test_its_command_by_the_module_that_it_is(tmp_path: Path, start: str) -> None:
     path = tmp_path / "run.sh"

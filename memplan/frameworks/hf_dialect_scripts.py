@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -229,6 +230,28 @@ SCRIPTS: tuple[Script, ...] = (
     ),
 )  # fmt: skip
 """The first that a file tells; those with rarer keys before their copies."""
+
+
+_TUNED = {"tune_type_llm": "freeze_llm", "tune_type_vision_tower": "freeze_vision_tower",
+          "tune_type_connector": "freeze_mm_mlp_adapter"}  # fmt: skip
+"""TinyLLaVA_Factory's words for a part, frozen or full, and the switch that says the same; adapters' stay."""
+
+
+def with_switches(settings: Settings) -> Settings:
+    """``tune_type_llm: frozen`` is ``freeze_llm: true``; a second tower without a name is none."""
+    plain = {key: name for key, name in _TUNED.items() if settings.values.get(key) in ("frozen", "full")}
+    if not plain:
+        return settings
+    none = {key for key in ("vision_tower2",) if not settings.values.get(key)}
+    values = {key: value for key, value in settings.values.items() if key not in {*plain, *TINY, *none}}
+    values |= {name: settings.values[key] == "frozen" for key, name in plain.items()}
+    lines = {**settings.lines} | {name: settings.lines.get(key, 1) for key, name in plain.items()}
+    return replace(settings, values=values, lines=lines)
+
+
+TINY = ("tune_vision_tower_from_layer", "connector_type", "pretrained_model_path", "training_recipe",
+        "tokenizer_use_fast", "conv_version")  # fmt: skip
+"""What else it says: connectors are small, layers from 0 on are all."""
 
 
 def with_lora_config(settings: Settings, draft: Draft) -> Settings:
