@@ -195,7 +195,7 @@ class Remedy:
     changes: dict[str, Any]
     """Job keys, set over the job's own."""
     cost: str
-    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one)."""
+    """What is paid: nothing, setup (once), speed, numerics, training (another), cards (more), data (what is cut)."""
     frees_bytes: int
     device_bytes: int
     allocated_bytes: int

@@ -7,10 +7,13 @@ import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
+from memplan.cli.said_help import write_rows
+from memplan.lang import ENGLISH, language
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, CHOICES
+from memplan.units import words_of
 
 EXTRA = {
     "recompute": "The same as --gradient-checkpointing by name: none or full.",
@@ -20,6 +23,8 @@ EXTRA = {
     "shell": "bash, zsh or fish.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies; in the form of memplan's own.",
+    "add": "Rows beside the strategies, by name: lora,qlora. --all adds every one.",
+    "all_": "Every row that --add knows: LoRA, QLoRA, fused loss, FSDP2, 8-bit states, split pairs.",
     "vary": "A job key and its values: batch_size=1,2,4. Several make a grid; the first values are the baseline.",
     "methods": "Methods to compare: sft,dpo,simpo,orpo,kto. Short for --vary method=…",
     "grid": "A sweep from a YAML file: base:, vary:, jobs:. Rows go to --output (.csv, .jsonl), to be taken up again.",
@@ -57,8 +62,10 @@ EXTRA = {
     "folder": "Write the files into this folder; without it they are printed.",
     "onto": "Put the job onto this file of the framework: only what must change is changed. Prints the difference; "
     "--force writes it.",
-    "files": "Training configs, scripts or jobs.",
-    "form": "Form of the answer: text, github (annotations), json.",
+    "files": "Training configs, scripts, jobs, or folders of configs.",
+    "form": "Form of the answer: text, github (annotations), json, markdown, junit, sarif.",
+    "reports": "Write a report to this file too, by its ending: .json, .md, .xml (JUnit), .sarif. May be repeated.",
+    "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
@@ -89,10 +96,10 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto")
+RARE = words_of("framework ranks verify exact play force part processes snapshot pareto add skip_others")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
-COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")
+COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
 BESIDE = {
     "set_": "Any key",
     "with_": "Files",
@@ -177,9 +184,8 @@ def write_options(formatter: Any, params: Any, everything: bool) -> None:
         room = formatter.width - max(len(written) for _, written, _ in rows) - MARGINS
         texts = [text if everything else brief(text, key, room) for key, _, text in rows]
         names = [written for _, written, _ in rows]
-        with formatter.section(title):
-            plain = [text.replace("-", NO_BREAK_HYPHEN) for text in texts]
-            formatter.write_dl(list(zip(names, plain, strict=True)), col_max=34)
+        plain = [text.replace("-", NO_BREAK_HYPHEN) for text in texts] if language() == ENGLISH else texts
+        write_rows(formatter, title, list(zip(names, plain, strict=True)), col_max=34)
     formatter.buffer = [part.replace(NO_BREAK_HYPHEN, "-") for part in formatter.buffer]
 
 
@@ -214,7 +220,10 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
         text = option.help if option else output.HELP.get(key) or EXTRA[key]
         is_option = param.param_type_name == "option"
         found.setdefault(title if is_option else "Arguments", []).append((key, _written(param, everything), text))
-    found.setdefault("Output", []).append(("help_all", "--help-all", "Every option, in full."))
+    found.setdefault("Output", []).append(
+        ("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]")
+    )
+    found["Output"].append(("help_all", "--help-all", "Every option, in full."))
     if not everything:
         for title, keys in COMMON.items():
             found.get(title, []).sort(key=lambda row: keys.index(row[0]))
