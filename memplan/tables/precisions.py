@@ -23,8 +23,8 @@ _ROWS = (
     Precision("fp32", "everything in fp32", "fp32", 4, 4, 0, 4, False),
     Precision("bf16", "pure bf16: weights, gradients and states", "bf16", 2, 2, 0, 2, False),
     Precision("fp16", "pure fp16: weights, gradients and states", "fp16", 2, 2, 0, 2, False),
-    Precision("bf16-amp", "fp32 weights, bf16 matmuls (autocast, FSDP mixed precision)", "bf16", 4, 4, 0, 4, True),
-    Precision("fp16-amp", "fp32 weights, fp16 matmuls (autocast, FSDP mixed precision)", "fp16", 4, 4, 0, 4, True),
+    Precision("bf16-amp", "fp32 weights, bf16 matmuls (mixed precision)", "bf16", 4, 4, 0, 4, True),
+    Precision("fp16-amp", "fp32 weights, fp16 matmuls (mixed precision)", "fp16", 4, 4, 0, 4, True),
     Precision(
         "bf16-master",
         "bf16 weights and gradients, fp32 master weights and states (DeepSpeed)",
