@@ -133,7 +133,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         tensor=degrees.tensor,
         context=degrees.context,
         expert=degrees.expert,
-        expert_tensor=degrees.expert_tensor if degrees.expert > 1 or recipe.trainer.megatron else degrees.tensor,
+        expert_tensor=expert_parts(recipe),
         sequence=degrees.sequence,
         itemsize=recipe.numerics.autocast or recipe.numerics.itemsize,
         wide=(recipe.numerics.autocast or recipe.numerics.itemsize) == 4,
@@ -152,6 +152,12 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         checkpointed=checkpointed,
         every=again.every,
     )
+
+
+def expert_parts(recipe: Recipe) -> int:
+    """Ranks that have a part of each expert: Megatron's own degree, or where experts are not spread, tensor's."""
+    degrees = recipe.parallel
+    return degrees.expert_tensor if recipe.trainer.megatron or degrees.expert > 1 else degrees.tensor
 
 
 def without_training(shape: Shape) -> Shape:

@@ -18,6 +18,7 @@ from memplan.cost.passes import (
     Head,
     Pass,
     Shape,
+    expert_parts,
     head_pass,
     layers_pass,
     shape_of,
@@ -233,8 +234,8 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     degrees = recipe.parallel
     experts = sum(count * each.expert_stored for count, each in work.layers)
     dense = work.elements - experts
-    split = degrees.expert * (degrees.expert_tensor if degrees.expert > 1 else degrees.tensor)
-    weights = (dense / degrees.tensor + experts / max(split, 1)) / degrees.pipeline
+    split = degrees.expert * expert_parts(recipe)
+    weights = (dense / degrees.tensor + experts / split) / degrees.pipeline
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
     modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
     trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0
