@@ -5,11 +5,22 @@ deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
-from memplan.engine.parallel.zero.prefetch import CALLERS, EMPTY, Limits, Module, Order, Stretch, backward_of, gathered
+from memplan.engine.parallel.zero.prefetch import (
+    CALLERS,
+    EMPTY,
+    Gathered,
+    Limits,
+    Module,
+    Order,
+    Stretch,
+    backward_of,
+    gathered,
+)
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.spec.groups import Quantised
@@ -194,14 +205,51 @@ def largest_module(spec: ModelSpec, adapter: Adapter | None, base: Quantised | N
     return max((sum(size for _, size in module.parameters) for module in modules), default=0)
 
 
+def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | None, int]:
+    """A pass's weights, as they are gathered."""
+    plan = traced.plan
+    return plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize
+
+
+def _figures(recipe: Recipe, traced: TracedPass, trained: bool) -> dict[str, Gathered]:
+    style = traced.plan.style in ("checkpoint", "reentrant")
+    return gathered(_order(*_stored(traced), trained, style), limits(recipe))
+
+
+def _more_in_loss(traced: TracedPass) -> int:
+    """Bytes by which a forward's loss holds more than its head and final norm."""
+    forward = traced.tail.forward
+    ends = max((forward[point].size for point in ("final-norm", "head") if point in forward), default=0)
+    return max(0, forward["loss"].size - ends) if "loss" in forward else 0
+
+
+def enter_left(ledger: Ledger, recipe: Recipe, traced: TracedPass, instants: Iterable[str]) -> None:
+    """What a forward has left gathered for its backward, while another model runs in between."""
+    if not recipe.several and not recipe.sharding.deepspeed.parameters:
+        return
+    left, e = _figures(recipe, traced, trained=True)["head"].left, traced.plan.mode.numerics.itemsize
+    for instant in instants:
+        if instant in ledger.index:
+            ledger.add(
+                "weights left gathered",
+                "gathered_parameters",
+                left * e,
+                instant,
+                instant,
+                template="gathered elements × bytes",
+                numbers=(left, e),
+                why="the backward uses them again within max_reuse_distance; another model's engine has its own",
+                source=f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
+                low=0,
+            )
+
+
 def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: str, trained: bool) -> None:
     """Whole weights at the instants of one half of a pass. ``trained``: a backward follows, and what it needs soon
     stays."""
     if not recipe.several and not recipe.sharding.deepspeed.parameters:
         return
-    plan = traced.plan
-    stored = (plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize)
-    figures = gathered(_order(*stored, trained, plan.style in ("checkpoint", "reentrant")), limits(recipe))
+    plan, figures, stored = traced.plan, _figures(recipe, traced, trained), _stored(traced)
     low = largest_module(*stored)
     e = plan.mode.numerics.itemsize
     wire = 2 if recipe.sharding.deepspeed.quantised_weights else 1
@@ -227,6 +275,8 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: st
     if point == "forward":
         active = figures[f"layer {traced.forward_layer}"]
         ends = max(figures["final-norm"].most, figures["head"].most)
+        if plan.style == "no-grad":  # one instant, in which the head's weight is gone when the loss is made
+            ends = max(ends - _more_in_loss(traced) // e, figures["head"].left)
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]
         for instant, elements in zip(instants, (active.most, ends, figures["head"].left), strict=False):
             enter(instant, elements)
