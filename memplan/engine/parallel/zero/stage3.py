@@ -85,7 +85,7 @@ def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str
             low=0,
         )
     if zero.optimizer and groups:
-        enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end)
+        enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end, zero.accumulation)
 
 
 def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, born: str, end: str) -> None:
@@ -107,8 +107,9 @@ def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, bo
     )
 
 
-def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, end: str) -> None:
-    """With the optimizer on the host, each gradient's norm is taken in fp64 as it leaves the card."""
+def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, end: str, back: int = 0) -> None:
+    """With the optimizer on the host, each gradient's norm is taken in fp64 as it leaves the card; of stage 3, of a
+    copy that has come back from there, in so many bytes an element."""
     last = ledger.before(end) if end != born else end
     within = f"{last.split('.')[0]}.last-layer-backward"
     for label, units, first, dies in (
@@ -117,16 +118,17 @@ def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, en
         ("the largest gradient", ("embedding", "vision", "layer", "head", "norm"), last, end),
     ):
         size = max((weight.elements for weight in weights if weight.unit in units), default=0)
-        part = min(-(-size // ranks), NORM_PIECE)
+        whole = -(-size // ranks)
+        part = min(whole, NORM_PIECE)
         if ledger.index[first] <= ledger.index[dies]:
             ledger.add(
                 f"norm of {label} in double precision",
                 "temporaries",
-                part * FP64,
+                part * FP64 + whole * back,
                 first,
                 dies,
-                template="elements of the rank's part × 8",
-                numbers=(part, FP64),
+                template="elements of the rank's part × (8 + bytes of the copy)",
+                numbers=(part, FP64, whole, back),
                 why="norms accumulate in fp64, and the part is cast for it",
                 source=f"{ZERO}/utils.py: get_norm_dtype; stage3.py: _constant_buffered_norm2",
                 low=0,
