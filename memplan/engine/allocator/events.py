@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.engine.allocator.reserved import FLAT_SLACK, SLACK
+from memplan.engine.allocator.reserved import FLAT_SLACK, SLACK, STAGED, Slack
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ def step_events(recipe: Recipe, steps: int = 2, rank: int | None = None) -> "Ste
     """The events of so many steps, on the rank that holds most or another; None for what is not played yet."""
     if not is_covered(recipe):
         return None
+    if recipe.in_megatron:
+        from memplan.engine.play.megatron import megatron_events
+
+        return megatron_events(recipe, steps)
     from memplan.engine.play.unfolding import played  # which a search never loads
 
     recorded = played(recipe, steps)
@@ -31,21 +35,25 @@ def on_rank(recorded: "StepEvents", recipe: Recipe, rank: int) -> "StepEvents":
     return of_rank(recorded, recipe, rank)
 
 
-def slack_of(recipe: Recipe, lasting: int) -> int:
-    """By how much more than its share a search takes what can be played to need; 0 where it cannot. ``lasting``: what
-    the rank holds throughout, which a quantised base under FSDP1 may take twice (``Played.left_over``)."""
+def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
+    """How much more than its share a search takes of what can be played; None of what cannot. ``lasting``: what the
+    rank holds throughout, which a quantised base under FSDP1 may take twice (``Played.left_over``)."""
     if not is_covered(recipe):
-        return 0
+        return None
+    if recipe.in_megatron:
+        return Slack(SLACK + int(STAGED.lasting * lasting), STAGED.moving)
     if not (recipe.several and recipe.sharding.name == "fsdp"):
-        return SLACK
-    return FLAT_SLACK + (lasting if recipe.quantised is not None else 0)
+        return Slack(SLACK)
+    return Slack(FLAT_SLACK + (lasting if recipe.quantised is not None else 0))
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """Decoders without images, one trained model, on one GPU or under DDP, FSDP and ZeRO."""
+    """Decoders without images, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    is_played = (
+        _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
+    )
     return (
-        (_is_played_zero(recipe) if recipe.zero_stage >= 0 else _has_played_hooks(recipe))
-        and not recipe.in_megatron
+        is_played(recipe)
         and recipe.batch.images is None
         and recipe.model.encoder is None
         and not any(run.layer.form in SHARING for run in recipe.model.runs)
@@ -53,6 +61,19 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.others.critic is None
         and recipe.teacher is None
         and not recipe.evaluating
+    )
+
+
+def _has_played_stages(recipe: Recipe) -> bool:
+    """Of Megatron: one model in plain or pipelined stages, whose optimizer is on the card."""
+    settings = recipe.megatron
+    return (
+        recipe.parallel.virtual == 1
+        and not settings.mtp_num_layers
+        and not settings.optimizer_cpu_offload
+        and not recipe.others.residents
+        and recipe.adapter is None
+        and not recipe.loss.code.stacked
     )
 
 
