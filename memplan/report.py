@@ -208,6 +208,8 @@ class Remedy:
     """Another training, or another numerics of its optimizer, comes of it."""
     host_bytes_per_node: int = 0
     """What then has to be there of a node's own memory."""
+    write: tuple[str, ...] = ()
+    """The changes in the words of the file that the job came from; empty where it came from none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -62,7 +62,14 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
     with spinner("reading the model's config"):
         given = options.read_given(values)
-        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
+        report = estimate_job(
+            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
+        )
+    if given.source is None:
+        return report
+    from memplan.frameworks.own_words import in_own_words
+
+    return in_own_words(given, report)
 
 
 def _exact(given: "JobInput") -> "JobInput":

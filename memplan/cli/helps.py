@@ -7,6 +7,7 @@ import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
+from memplan.spec.allocator import Allocator
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
 from memplan.spec.rollout import Rollout
@@ -127,7 +128,11 @@ def documented_options() -> list[JobOption]:
     return [_documented(option, texts) for option in job_options()]
 
 
-INNER: dict[str, type[Lora] | type[Rollout]] = {"lora": Lora, "rollout": Rollout}
+INNER: dict[str, type[Lora] | type[Rollout] | type[Allocator]] = {
+    "lora": Lora,
+    "rollout": Rollout,
+    "allocator": Allocator,
+}
 """Keys whose own keys are options."""
 
 
@@ -149,7 +154,7 @@ def _documented(option: JobOption, texts: dict[Any, dict[str, str]]) -> JobOptio
     return option._replace(help=text + also, hidden=hidden)
 
 
-def _values(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> str:
+def _values(owner: type[Job] | type[Lora] | type[Rollout] | type[Allocator], key: str) -> str:
     """' One of …; default …' where there is something to say."""
     choices = CHOICES.get(key, ()) if owner is Job else _literals(owner.model_fields[key].annotation)
     default = owner.model_fields[key].default

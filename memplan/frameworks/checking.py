@@ -20,6 +20,7 @@ from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.report import Report
+from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput
 from memplan.units import format_bytes
 
@@ -151,7 +152,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     else:
         engine = report.engine
         reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
-        hint = engine.hint if engine and not engine.starts else ""
+        hint = engine.hint if engine and not engine.starts else _remedy(given, report)
         if room >= 0 and verdict.fits == "no" and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
@@ -175,6 +176,20 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         hint,
         EXIT_CODES.get(verdict.fits, EXIT_DONE),
     )
+
+
+def _remedy(given: JobInput, report: Report) -> str:
+    """The first change with which it fits, in the file's own words; nothing where it fits, or nothing does."""
+    if report.verdict is None or report.verdict.fits != "no":
+        return ""
+    from memplan.frameworks.own_words import own_lines
+    from memplan.remedies import remedies
+
+    found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
+    if found is None:
+        return ""
+    lines = own_lines(given, found.changes) or (option_words(found.changes),)
+    return f"it fits with {found.title}: {'; '.join(lines)}"
 
 
 DECIDING = ("method", "model", "num_gpus", "sequence_length", "images", "batch_size", "sharding")

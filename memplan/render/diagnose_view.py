@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memplan.diagnose.causes import others
 from memplan.diagnose.diagnosis import Diagnosis, differs
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, definitions
-from memplan.render.words import option_words
+from memplan.render.words import to_type
 from memplan.units import MiB, format_bytes
 
 MOMENTS = {
@@ -45,8 +45,7 @@ def _changes(found: Diagnosis) -> Iterator[Block]:
     if found.remedies:
         yield Heading("Change, so that the job fits")
         rows: list[tuple[Cell, ...]] = [
-            (remedy.title, option_words(remedy.changes), format_bytes(remedy.device_bytes))
-            for remedy in found.remedies[:5]
+            (remedy.title, to_type(remedy), format_bytes(remedy.device_bytes)) for remedy in found.remedies[:5]
         ]
         columns = (Column("change", wrap=True), Column("write", wrap=True), Column("device then", right=True))
         yield Table(columns, tuple(rows))

@@ -137,7 +137,7 @@ def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
         figures = (format_bytes(remedy.frees_bytes), format_bytes(remedy.device_bytes))
         fits = Span(remedy.fits, STYLES[remedy.fits])
         rows.append((str(number), remedy.title, *figures, fits, words.remedy_cost(remedy)))
-        options = Span(words.option_words(remedy.changes), "dim")
+        options = Span(words.to_type(remedy), "dim")
         typed.append((str(number), options))
         if width >= ROOMY:
             rows.append(("", options, "", "", "", ""))
