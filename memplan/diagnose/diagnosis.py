@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memplan.api import estimate
 from memplan.diagnose.causes import Advice, advice, causes, is_fragmented, others
-from memplan.diagnose.frames import frames_of
+from memplan.diagnose.frames import Frame, frames_of, plain_lines
 from memplan.diagnose.guesses import guesses
 from memplan.diagnose.messages import Message, messages
 from memplan.diagnose.phases import Place, place_in_log, place_of
@@ -171,7 +171,8 @@ def _by_size(matches: Sequence[Match], instant: str) -> Place:
 
 def _place(text: str, message: Message) -> Place:
     """By frames, else by the log before the error, else by the words around it."""
-    place = place_of(frames_of(text[: message.at]) or frames_of(text))
+    before = text[: message.at]
+    place = place_of(frames_of(before) or frames_of(text) or [Frame("", "", _line_above(before))])
     if place.phase != "unknown":
         return place
     if message.place == "engine":
@@ -181,11 +182,16 @@ def _place(text: str, message: Message) -> Place:
     return place_in_log(text, message.at)
 
 
+def _line_above(text: str) -> str:
+    """The line of code over a message whose frames were cut away."""
+    return next((line for line in reversed(plain_lines(text)[:-1]) if line.strip()), "")
+
+
 def _matches(text: str, message: Message, place: Place, report: Report | None) -> list[Match]:
     if message.requested is None or message.place != "card":
         return []
     if report is None:
-        return guesses(message.requested, text, place.phase)
+        return guesses(message.requested, text, place)
     return readings(message.requested, report, place.phase)
 
 

@@ -251,7 +251,7 @@ class Keys:
         if self.has(key) and key not in self._open:
             name = f"{self.settings.prefix}{key}"
             if decides is None:
-                decides = subject_of(name, self.settings.values[key])
+                decides = subject_of(name, self.raw(key))
             self.draft.warn(name, self.settings.where(key), why, decides, hint)
 
     def close(self, harmless: Iterable[str] = ()) -> None:

@@ -1,5 +1,6 @@
 """Whether the job of each file fits its card: one answer a file, whatever is wrong with the others."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,10 @@ from memplan.errors import (
     MemplanError,
     NoTraining,
     UsageError,
-    printable,
 )
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.folders import files_of, is_training
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.report import Report
 from memplan.spec.option_words import option_words
@@ -44,10 +45,14 @@ class Checked:
     framework: str = ""
     """Whose file it is, with the version whose defaults are taken."""
     gpu: str = ""
+    cards: str = ""
+    """With their number: 8 × h100-80gb."""
     device_bytes: int = 0
     """What nvidia-smi is expected to show, of what was understood."""
     usable_bytes: int = 0
     headroom_bytes: int = 0
+    missing_bytes: int = 0
+    """By how much it is short: what must go before the high figure fits with the margin."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """As understood, in memplan's keys."""
     assumed: tuple[str, ...] = ()
@@ -57,12 +62,23 @@ class Checked:
     warnings: tuple[str, ...] = ()
     hint: str = ""
     exit_code: int = EXIT_DONE
+    remedy: str = ""
+    """Where it does not fit, the first change with which it does."""
+    write: tuple[str, ...] = ()
+    """What to write for it, in the file's own words."""
     name: str = ""
     """``train.sh:40`` of a script with several trainings; not in JSON, where ``line`` says it."""
 
+    @property
+    def advice(self) -> str:
+        """What to do about it, in a sentence."""
+        if self.hint or not self.remedy:
+            return self.hint
+        return f"fits with {self.remedy}: {'; '.join(self.write)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "name"}
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
@@ -70,15 +86,44 @@ def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = ()
     return check_all(path, options, beside, framework)[0]
 
 
-def check_all(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> list[Checked]:
-    """One file under the options: an answer for each training in it, one at least. Raises UsageError where no card is
-    named; whatever is wrong with the file is returned, so that the others keep their answers.
+def check_all(
+    path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "", others: bool = True
+) -> list[Checked]:
+    """One file under the options, or each of a folder: an answer for each training in it, one at least. ``others``:
+    a file that is no training config is an error, in place of being skipped. Raises UsageError where no card is named;
+    whatever is wrong with a file is returned, so that the others keep their answers.
     """
+    if os.path.isdir(path):
+        return _check_folder(path, options, beside, framework)
+    if not others and os.path.isfile(path) and not is_training(path):
+        return [Checked(path, "skipped", "no training config that memplan knows")]
     found = _guarded(path, lambda: list(documents_of(path)))
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
     return [_check(document.path, document, named, options, beside, framework) for document in found]
+
+
+def _check_folder(folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str) -> list[Checked]:
+    """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
+    paths, programs = files_of(folder)
+    kept = {os.path.normpath(path) for path in beside}
+    trainings = [path for path in paths if path not in kept and is_training(path)]
+    found = [each for path in trainings for each in check_all(path, options, beside, framework)]
+    if all(each.fits == "skipped" for each in found):
+        hint = "name the folder of the configs, or a program itself"
+        return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
+    left = [os.path.relpath(path, folder) for path in paths if path not in trainings and path not in kept]
+    words = [f"{len(left)} other file{'' if len(left) == 1 else 's'} ({_named(left)})"] if left else []
+    words += [f"{programs} program{'' if programs == 1 else 's'}, to be named by file"] if programs else []
+    return [*found, *([Checked(folder, "skipped", f"in this folder {'; '.join(words)}")] if words else [])]
+
+
+MOST_NAMED = 3
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def _check(
@@ -121,12 +166,12 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
     except _NoCard:
         raise UsageError("check needs a card to fit", "add --gpu, such as --gpu h100-80gb") from None
     except NotKnown as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "unclear", f"unclear: {text}", line, hint=error.hint, exit_code=EXIT_USAGE)
     except NoTraining as error:
-        return Checked(path, "skipped", _placed(error.message, path)[1], hint=error.hint)
+        return Checked(path, "skipped", placed(error.message, path)[1], hint=error.hint)
     except MemplanError as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "error", text, line, hint=error.hint, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"
@@ -138,7 +183,8 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
     room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
-    left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
+    short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
+    left = short if verdict.fits == "no" else f"{format_bytes(room)} free"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     most = "at most " if any(each.above and each.decides for each in given.unread) else ""
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
@@ -152,11 +198,12 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     else:
         engine = report.engine
         reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
-        hint = engine.hint if engine and not engine.starts else _remedy(given, report)
-        if room >= 0 and verdict.fits == "no" and (engine is None or engine.starts):
+        hint = engine.hint if engine and not engine.starts else ""
+        if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
-    line, _ = _placed(where, path)
+    line, _ = placed(where, path)
+    remedy, write = _remedy(given, report)
     return Checked(
         path,
         verdict.fits,
@@ -164,9 +211,11 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         line,
         given.framework,
         verdict.gpu,
+        cards,
         device.expected,
         verdict.usable_bytes,
         room,
+        verdict.missing_bytes,
         report.job,
         tuple(_assumed(given, report)),
         tuple(
@@ -175,21 +224,23 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         report.warnings,
         hint,
         EXIT_CODES.get(verdict.fits, EXIT_DONE),
+        remedy=remedy,
+        write=write,
     )
 
 
-def _remedy(given: JobInput, report: Report) -> str:
-    """The first change with which it fits, in the file's own words; nothing where it fits, or nothing does."""
-    if report.verdict is None or report.verdict.fits != "no":
-        return ""
+def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
+    """The first change with which it fits, and the lines to write in the file's own words; nothing where it fits, or
+    nothing does."""
+    if report.unclear or report.verdict is None or report.verdict.fits != "no":
+        return "", ()
     from memplan.frameworks.own_words import own_lines
     from memplan.remedies import remedies
 
     found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
     if found is None:
-        return ""
-    lines = own_lines(given, found.changes) or (option_words(found.changes),)
-    return f"it fits with {found.title}: {'; '.join(lines)}"
+        return "", ()
+    return found.title, own_lines(given, found.changes) or (option_words(found.changes),)
 
 
 DECIDING = ("method", "model", "num_gpus", "sequence_length", "images", "batch_size", "sharding")
@@ -205,7 +256,7 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             yield f"{key} {report.job[key]} ({whose})"
 
 
-def _placed(text: str, path: str) -> tuple[int, str]:
+def placed(text: str, path: str) -> tuple[int, str]:
     """(line, rest) of a sentence that begins with this file and a line."""
     found = _PLACE.match(text)
     if found and found["path"] == path:
@@ -217,25 +268,3 @@ def worst(found: Sequence[Checked]) -> int:
     """The exit code of all: a file that cannot be read is worse than one that does not fit."""
     codes = [each.exit_code for each in found]
     return next((code for code in codes if code > EXIT_DOES_NOT_FIT), max(codes, default=EXIT_DONE))
-
-
-def github_lines(found: Sequence[Checked]) -> list[str]:
-    """GitHub's workflow commands: an annotation at the file's line for each answer and each warning."""
-    lines = []
-    for each in found:
-        level = {"no": "error", "error": "error", "tight": "warning", "unclear": "warning"}.get(each.fits, "notice")
-        lines.append(_annotation(level, each.file, each.line, f"{each.text}{f' ({each.hint})' if each.hint else ''}"))
-        for warning in each.warnings:
-            line, text = _placed(warning, each.file)
-            lines.append(_annotation("warning", each.file, line, text))
-    return lines
-
-
-def _annotation(level: str, file: str, line: int, text: str) -> str:
-    place = _escaped(file).replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} file={place},line={line},title=memplan::{_escaped(text)}"
-
-
-def _escaped(text: str) -> str:
-    """As GitHub asks: percent signs and line ends; and as a terminal may show it."""
-    return printable(text.replace("%", "%25").replace("\r", "%0D")).replace("\n", "%0A")

@@ -20,6 +20,7 @@ from memplan.frameworks.documents import FORMS, Document, Settings
 from memplan.frameworks.draft import Draft
 from memplan.frameworks.quoting import shell_word, yaml_value
 from memplan.frameworks.reading import draft_of, read_documents
+from memplan.frameworks.shipped import ZERO
 from memplan.report import Found, Remedy, Report
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -119,24 +120,36 @@ def own_lines(given: JobInput, changes: Mapping[str, Any]) -> tuple[str, ...]:
     if given.source is None:
         return ()
     files, from_options = given.source
-    tried: dict[str, Any] = {}
+    tried: dict[str, tuple[str, Any]] = {}
     rest: dict[str, Any] = {}
     try:
         draft = draft_of(files, from_options)
-        for key, value in changes.items():
-            line = None if key in draft.given else said(given, draft, tried, key, value)
-            if line is None:
-                rest[key] = value
-            elif line.name:
-                tried[line.name] = line.value
-        again = with_changes(read_documents(files, from_options, tried), rest)
-        verdict = peak(resolve(again), search=True, play=True).verdict
     except MemplanError:
         return options
-    if verdict is None or verdict.fits != "yes":
-        return options
-    lines = [_shown(Line(name, value), draft.asked[name], files[0][0]) for name, value in tried.items()]
-    return (*lines, *_beside(rest))
+    for key, value in changes.items():
+        line = None if key in draft.given else said(given, draft, dict(tried.values()), key, value)
+        if line is None and value != "auto":
+            rest[key] = value
+        elif line is not None and line.name:
+            tried[key] = line.name, line.value
+    for less in (None, *reversed(tried)):  # words that say less than they seem to are memplan's own instead
+        words = {name: value for key, (name, value) in tried.items() if key != less}
+        own = rest if less is None else {**rest, less: changes[less]}
+        if _fits(given, words, own):
+            lines = [_shown(Line(name, value), draft.asked[name], files[0][0]) for name, value in words.items()]
+            return (*lines, *_beside(own))
+    return options
+
+
+def _fits(given: JobInput, tried: Mapping[str, Any], rest: Mapping[str, Any]) -> bool:
+    """Whether the job fits as it is then read, with the rest as memplan's options."""
+    files, options = given.source
+    try:
+        again = with_changes(read_documents(files, options, tried), rest)
+        verdict = peak(resolve(again), search=True, play=True).verdict
+    except MemplanError:
+        return False
+    return verdict is not None and verdict.fits == "yes"
 
 
 def said(given: JobInput, draft: Draft, tried: Mapping[str, Any], key: str, value: Any) -> Line | None:
@@ -148,7 +161,10 @@ def said(given: JobInput, draft: Draft, tried: Mapping[str, Any], key: str, valu
     if tried and _makes(_draft(files, options, tried), key, value):
         return Line("", None)
     for line in islice(_candidates(draft, key, value), MOST):
-        if line.name not in tried and _makes(_draft(files, options, {**tried, line.name: line.value}), key, value):
+        if line.name in tried:
+            continue
+        found = _draft(files, options, {**tried, line.name: line.value})
+        if found is not None and len(found.unread) <= len(draft.unread) and _makes(found, key, value):
             return line
     return None
 
@@ -157,7 +173,13 @@ def _draft(files: Any, options: Mapping[str, Any], tried: Mapping[str, Any]) -> 
     """What the reader makes of it; None where it refuses."""
     try:
         return draft_of(files, options, tried)
-    except (MemplanError, AttributeError, TypeError, ValueError):  # a value of a kind that this key never has
+    except (
+        MemplanError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # a value of a kind that this key never has
         return None
 
 
@@ -197,8 +219,10 @@ def _values(key: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, Mapping):
         own = tuple(item for item in value.values() if isinstance(item, (int, float, str, bool)))
         return (True, "lora", *own) if key == "lora" else (*own, True, False)
+    if key == "sharding" and str(value).startswith("zero"):
+        return (*VALUES[key, str(value)], *(name for name in ZERO if "offload" not in name))
     if isinstance(value, (list, tuple)):
-        return (True, "cpu", {"device": "cpu"})
+        return (True, *(name for name in ZERO if "offload" in name), "cpu", {"device": "cpu"})
     return VALUES.get((key, str(value)), (value, str(value)) if not isinstance(value, str) else (value, True))
 
 
