@@ -234,13 +234,15 @@ def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
     nothing does."""
     if report.unclear or report.verdict is None or report.verdict.fits != "no":
         return "", ()
-    from memplan.frameworks.own_words import own_lines
+    from memplan.frameworks.own_words import emit_command, own_lines
     from memplan.remedies import remedies
 
     found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
     if found is None:
         return "", ()
-    return found.title, own_lines(given, found.changes) or (option_words(found.changes),)
+    lines = own_lines(given, found.changes) or (option_words(found.changes),)
+    command = emit_command(given, found.changes) if given.source else ""
+    return found.title, (*lines, f"or: {command}") if command else lines
 
 
 DECIDING = ("method", "model", "num_gpus", "sequence_length", "images", "batch_size", "sharding")

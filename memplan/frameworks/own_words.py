@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,79 +18,21 @@ from typing import Any, NamedTuple
 from memplan.errors import MemplanError
 from memplan.frameworks.documents import FORMS, Document, Settings
 from memplan.frameworks.draft import Draft
+from memplan.frameworks.own_word_table import NAMES, values_of
 from memplan.frameworks.quoting import shell_word, yaml_value
 from memplan.frameworks.reading import draft_of, read_documents
-from memplan.frameworks.shipped import ZERO
 from memplan.report import Found, Remedy, Report
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.allocator import conf_text
 from memplan.spec.job import Job
 from memplan.spec.option_words import option_words
-from memplan.spec.reading import JobInput, with_changes
+from memplan.spec.reading import JobInput, undecided, with_changes
 
 MOST = 80
 """Readings for one key of the job."""
-NAMES: Mapping[str, str] = {
-    "batch_size": r"train.*batch|micro.*batch|device.*batch|batch|mbs",
-    "gradient_accumulation_steps": r"accum|grad_acc",
-    "global_batch_size": r"global.*batch|train_batch|gbs",
-    "eval_batch_size": r"eval.*batch",
-    "token_budget": r"token",
-    "sequence_length": r"max.*len|cutoff|seq|len|block",
-    "completion_length": r"completion|response|max.*len|cutoff|seq|len|block",
-    "gradient_checkpointing": r"checkpoint|recompute|activation|\bac\b|gc",
-    "attention": r"flash|attn|attention",
-    "kernels": r"liger|kernel",
-    "loss_head": r"fused|chunk|entropy|cce|liger|loss",
-    "optimizer": r"optim|adam",
-    "optimizer_impl": r"fused|foreach|optim",
-    "precision": r"dtype|bf16|fp16|precision|half",
-    "dtype": r"dtype|bf16|fp16|precision|half",
-    "quantization": r"4bit|quant|bits|bnb|8bit",
-    "lora": r"lora|peft|adapter|finetuning|tuner|train_type|tuning",
-    "sharding": r"zero|stage|deepspeed|fsdp|shard|strategy|distributed",
-    "zero_stage": r"zero|stage|deepspeed",
-    "offload": r"offload",
-    "fsdp": r"offload",
-    "trainer_offload": r"offload",
-    "reference": r"precompute|ref",
-    "entropy": r"entropy",
-    "num_gpus": r"nproc|gpus|processes|devices|nodes",
-    "reshard_after_forward": r"reshard",
-    "tensor_parallel": r"tensor|tp",
-    "pipeline_parallel": r"pipeline|pp",
-    "context_parallel": r"context|ulysses|sequence_parallel|cp|sp",
-    "expert_parallel": r"expert|ep",
-    "rollout": r"memory|fraction|max.*len|sleep|generations|tensor|group|\bn$|response|completion|cache",
-}
-"""By key of the job, how names of keys begin or go on that speak of it, the plainest first."""
-VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
-    ("gradient_checkpointing", "full"): (True, False, "full", "block"),
-    ("gradient_checkpointing", "selective"): ("selective", True),
-    ("attention", "flash"): ("flash_attention_2", "fa2", "flash", True, "flash_attn"),
-    ("attention", "sdpa"): ("sdpa", True, "auto"),
-    ("kernels", "liger"): (True, "liger", "liger_kernel"),
-    ("loss_head", "fused"): (True, "fused"),
-    ("loss_head", "chunked"): (True, "chunked", "chunked_nll"),
-    ("optimizer", "adamw-8bit"): ("adamw_8bit", "adamw_bnb_8bit", "AdamW8bit", "bitsandbytes.optim.AdamW8bit"),
-    ("optimizer", "lion-8bit"): ("lion_8bit", "lion_bnb_8bit"),
-    ("optimizer_impl", "fused"): (True, "adamw_torch_fused"),
-    ("precision", "bf16"): ("bfloat16", "bf16", "bf16-true", True),
-    ("precision", "fp16"): ("float16", "fp16", True),
-    ("precision", "bf16-amp"): (True, "bf16", "bf16-mixed"),
-    ("precision", "fp16-amp"): (True, "fp16", "16-mixed"),
-    ("quantization", "nf4"): (True, 4, "nf4", "bnb.nf4", "bnb"),
-    ("reference", "precomputed"): (True,),
-    ("reference", "adapter"): (True, False),
-    ("entropy", "metric"): (0, 0.0, False),
-    ("sharding", "fsdp"): ("full_shard auto_wrap", "fsdp", True, 1),
-    ("sharding", "fsdp2"): ("fsdp2", "full_shard auto_wrap", 2),
-    **{
-        ("sharding", f"zero{n}"): (n, f"zero{n}", f"zero_{n}", {"zero_optimization": {"stage": n}}) for n in range(1, 4)
-    },
-}
-"""How frameworks write a value of the job where they do not write it as memplan does."""
+MOST_BESIDE = 6
+"""Keys alike that are changed with one."""
 ENVIRONMENT = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -109,88 +51,163 @@ def in_own_words(given: JobInput, report: Report) -> Report:
     return replace(report, remedies=Found(lambda: worded(given, remedies)))
 
 
-def worded(given: JobInput, remedies: Any) -> tuple[Remedy, ...]:
-    """Remedies with the lines to write."""
-    return tuple(replace(remedy, write=own_lines(given, remedy.changes)) for remedy in remedies)
+def worded(given: JobInput, remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+    """Remedies with the lines to write, the first with the command that writes them."""
+    found = [replace(remedy, write=own_lines(given, remedy.changes)) for remedy in remedies]
+    if found and (command := emit_command(given, found[0].changes)):
+        found[0] = replace(found[0], write=(*found[0].write, f"or: {command}"))
+    return tuple(found)
+
+
+def emit_command(given: JobInput, changes: Mapping[str, Any]) -> str:
+    """``memplan emit TRAINER FILE … --onto FILE`` where that writes the changes; empty where it does not."""
+    from memplan.frameworks.onto import changed
+    from memplan.frameworks.writing import emit
+
+    (document, row), *_ = given.source[0]
+    if row.write is None or document.form not in ("yaml", "json") or document.place:
+        return ""
+    wanted = with_changes(given, changes)
+    try:
+        changed(document.path, emit(wanted, row), wanted.job)
+    except MemplanError:
+        return ""
+    path, options = shell_word(document.path), option_words({**given.source[1], **changes})
+    return f"memplan emit {row.name} {path} {options} --onto {path}"
 
 
 def own_lines(given: JobInput, changes: Mapping[str, Any]) -> tuple[str, ...]:
     """What to write where, for some changes of the job; memplan's options where no words of the file make it fit."""
-    options = (f"options: {option_words(changes)}",)
     if given.source is None:
         return ()
-    files, from_options = given.source
-    tried: dict[str, tuple[str, Any]] = {}
-    rest: dict[str, Any] = {}
     try:
-        draft = draft_of(files, from_options)
+        return _Asked(given, changes).lines()
     except MemplanError:
-        return options
-    for key, value in changes.items():
-        line = None if key in draft.given else said(given, draft, dict(tried.values()), key, value)
-        if line is None and value != "auto":
-            rest[key] = value
-        elif line is not None and line.name:
-            tried[key] = line.name, line.value
-    for less in (None, *reversed(tried)):  # words that say less than they seem to are memplan's own instead
-        words = {name: value for key, (name, value) in tried.items() if key != less}
-        own = rest if less is None else {**rest, less: changes[less]}
-        if _fits(given, words, own):
-            lines = [_shown(Line(name, value), draft.asked[name], files[0][0]) for name, value in words.items()]
-            return (*lines, *_beside(own))
-    return options
+        return (f"options: {option_words(changes)}",)
 
 
-def _fits(given: JobInput, tried: Mapping[str, Any], rest: Mapping[str, Any]) -> bool:
-    """Whether the job fits as it is then read, with the rest as memplan's options."""
-    files, options = given.source
-    try:
-        again = with_changes(read_documents(files, options, tried), rest)
-        verdict = peak(resolve(again), search=True, play=True).verdict
-    except MemplanError:
-        return False
-    return verdict is not None and verdict.fits == "yes"
+class _Asked:
+    """The files of a job, read again and again with other values."""
+
+    def __init__(self, given: JobInput, changes: Mapping[str, Any]) -> None:
+        self.files, self.options = given.source
+        self.given, self.changes = given, changes
+        gpus = {} if "num_gpus" in changes else {"num_gpus": given.job.num_gpus}
+        self.asking = {**gpus, **self.options}
+        """What a file need not say for a key to be understood: ZeRO asks on how many GPUs."""
+        self.draft = draft_of(self.files, self.asking)
+        self.title = self.files[0][1].title
+
+    def lines(self) -> tuple[str, ...]:
+        """In the file's words as far as they go."""
+        tried: dict[str, dict[str, Any]] = {}
+        rest: dict[str, Any] = {}
+        for key, value in self.changes.items():
+            words = {} if key in self.options else self.said(_joined(tried), key, value, tried)
+            if words:
+                tried[key] = words
+            elif value != "auto" and not self.makes(self.read(_joined(tried)), key, value):
+                rest[key] = value
+        for words, own in self.ways(tried, rest):
+            if self.fits(words, own):
+                document, least = self.files[0][0], self.needed(words, own, _joined(tried))
+                said = [_shown(Line(name, each), self.draft.asked[name], document) for name, each in least.items()]
+                return (*said, *_beside(own))
+        return (f"options: {option_words(self.changes)}",)
+
+    def ways(
+        self, tried: Mapping[str, Mapping[str, Any]], rest: Mapping[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Words and memplan's options that may do: the words alone; with keys that are alike; one change by memplan's
+        option instead; the number of GPUs beside what asks for it."""
+        gpus = {"num_gpus": self.given.job.num_gpus} if "num_gpus" not in self.changes else {}
+        words = _joined(tried)
+        yield words, dict(rest)
+        if not self.options.get("num_gpus"):
+            yield words, {**gpus, **rest}
+        for key, own in tried.items():
+            alike = self.alike(words, key, own)
+            if alike:
+                yield {**words, **alike}, dict(rest)
+        for key in reversed(list(tried)):
+            less = _joined({other: own for other, own in tried.items() if other != key})
+            yield less, {**rest, key: self.changes[key]}
+
+    def needed(self, words: dict[str, Any], rest: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+        """The words without those keys alike that it fits without."""
+        for name in [name for name in words if name not in plain]:
+            less = {other: value for other, value in words.items() if other != name}
+            if self.fits(less, rest):
+                words = less
+        return words
+
+    def fits(self, tried: Mapping[str, Any], rest: Mapping[str, Any]) -> bool:
+        """Whether the job fits as it is then read, with the rest as memplan's options."""
+        try:
+            again = with_changes(read_documents(self.files, self.options, tried), rest)
+            verdict = peak(resolve(again), search=True, play=True).verdict
+        except MemplanError:
+            return False
+        return not undecided(again.unread) and verdict is not None and verdict.fits == "yes"
+
+    def read(self, tried: Mapping[str, Any]) -> Draft | None:
+        """What the reader makes of it; None where it refuses, or understands less than before."""
+        try:
+            found = draft_of(self.files, self.asking, tried)
+        except (MemplanError, AttributeError, LookupError, TypeError, ValueError):  # of a kind that a key never has
+            return None
+        return found if len(found.unread) <= len(self.draft.unread) else None
+
+    def said(
+        self, tried: Mapping[str, Any], key: str, value: Any, done: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The key of the file, and its value, with which the reader makes this of the job, and all that is ``done``
+        besides; none where no key does, or it does already."""
+        if key not in NAMES or (tried and self.makes(self.read(tried), key, value)):
+            return {}
+        for line in islice(_candidates(self.draft, key, values_of(key, value, self.title)), MOST):
+            found = self.read({**tried, line.name: line.value})
+            kept = done if line.name in tried else ()
+            if self.makes(found, key, value) and all(self.makes(found, other, self.changes[other]) for other in kept):
+                return {line.name: line.value}
+        return {}
+
+    def alike(self, words: Mapping[str, Any], key: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Other keys of like names that say the same of another part: the micro-batch of the scoring too."""
+        name, value = next(iter(own.items()))
+        word = next((word for word in NAMES[key].split("|") if re.search(word, name.lower())), "")
+        found: dict[str, Any] = {}
+        for other, settings in self.draft.asked.items():
+            now = settings.values.get(other.removeprefix(settings.prefix))
+            larger = isinstance(now, int) and not isinstance(value, (bool, str)) and now > value
+            if other in words or not word or not re.search(word, other.lower()) or not (larger or value is True):
+                continue
+            if len(found) < MOST_BESIDE and self.makes(
+                self.read({**words, **found, other: value}), key, self.changes[key]
+            ):
+                found[other] = value
+        return found
+
+    def makes(self, draft: Draft | None, key: str, value: Any) -> bool:
+        """Whether a draft has this value of the job."""
+        return draft is not None and _makes(draft, key, value)
 
 
-def said(given: JobInput, draft: Draft, tried: Mapping[str, Any], key: str, value: Any) -> Line | None:
-    """The key of the file, and its value, with which the reader makes this of the job; a line without a name where it
-    does already; None where no key does."""
-    files, options = given.source
-    if key not in NAMES:
-        return None
-    if tried and _makes(_draft(files, options, tried), key, value):
-        return Line("", None)
-    for line in islice(_candidates(draft, key, value), MOST):
-        if line.name in tried:
-            continue
-        found = _draft(files, options, {**tried, line.name: line.value})
-        if found is not None and len(found.unread) <= len(draft.unread) and _makes(found, key, value):
-            return line
-    return None
+def _joined(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for words in tried.values() for name, value in words.items()}
 
 
-def _draft(files: Any, options: Mapping[str, Any], tried: Mapping[str, Any]) -> Draft | None:
-    """What the reader makes of it; None where it refuses."""
-    try:
-        return draft_of(files, options, tried)
-    except (
-        MemplanError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # a value of a kind that this key never has
-        return None
-
-
-def _makes(draft: Draft | None, key: str, value: Any) -> bool:
+def _makes(draft: Draft, key: str, value: Any) -> bool:
     """Whether the draft has this value of the job, or of a mapping what is named."""
-    if draft is None:
-        return False
     found = draft.values.get(key)
     if key in ("sharding", "zero_stage"):
         found = draft.values.get("sharding") or f"zero{draft.values.get('zero_stage')}"
         value = f"zero{value}" if key == "zero_stage" else value
+    if key == "offload":
+        zero = draft.values.get("deepspeed") or {}
+        states = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+        found = {*(found or ()), *(name for name, inner in states.items() if zero.get(inner))}
+        return set(value) <= found
     if isinstance(value, Mapping):
         own = found if isinstance(found, Mapping) else {}
         return bool(own) and all(own.get(inner) == item or key == "lora" for inner, item in value.items())
@@ -199,7 +216,7 @@ def _makes(draft: Draft | None, key: str, value: Any) -> bool:
     return bool(found == value)
 
 
-def _candidates(draft: Draft, key: str, value: Any) -> Iterator[Line]:
+def _candidates(draft: Draft, key: str, values: Iterable[Any]) -> Iterator[Line]:
     """Keys of the file that may say it, each with every value that may: those that are there before those that are not,
     the plainest names first."""
     words = NAMES[key].split("|")
@@ -210,20 +227,8 @@ def _candidates(draft: Draft, key: str, value: Any) -> Iterator[Line]:
         if rank is not None:
             ranked.append((settings.values.get(short) is None, rank, place, name))
     for *_, name in sorted(ranked):
-        for each in _values(key, value):
+        for each in values:
             yield Line(name, each)
-
-
-def _values(key: str, value: Any) -> tuple[Any, ...]:
-    """How a file may write it."""
-    if isinstance(value, Mapping):
-        own = tuple(item for item in value.values() if isinstance(item, (int, float, str, bool)))
-        return (True, "lora", *own) if key == "lora" else (*own, True, False)
-    if key == "sharding" and str(value).startswith("zero"):
-        return (*VALUES[key, str(value)], *(name for name in ZERO if "offload" not in name))
-    if isinstance(value, (list, tuple)):
-        return (True, *(name for name in ZERO if "offload" in name), "cpu", {"device": "cpu"})
-    return VALUES.get((key, str(value)), (value, str(value)) if not isinstance(value, str) else (value, True))
 
 
 def _shown(line: Line, settings: Settings, document: Document) -> str:
