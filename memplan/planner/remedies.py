@@ -231,7 +231,7 @@ def title(around: Around, each: Changed, priced: Priced) -> str:
 def _cut(around: Around, each: Changed) -> str:
     """What of the data shorter sequences cut off, where the job says how long its sequences are."""
     lengths, length = around.given.job.lengths, each.recipe.batch.longest or each.recipe.batch.sequence_length
-    if lengths is None:
+    if lengths is None or isinstance(lengths, str):
         return ""
     longer, tokens = cut_at(sequences_of(lengths)[0], length)
     return f", which cuts {100 * longer:.3g} % of sequences and {100 * tokens:.3g} % of tokens"
