@@ -55,7 +55,9 @@ def _result(found: "Diagnosis") -> Result:
     from memplan.render.diagnose_view import diagnose_blocks
 
     return Result(
-        found.to_dict, lambda width: list(diagnose_blocks(found)), lambda: [match.to_dict() for match in found.matches]
+        found.to_dict,
+        lambda width: list(diagnose_blocks(found, width)),
+        lambda: [match.to_dict() for match in found.matches],
     )
 
 

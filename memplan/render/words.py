@@ -52,9 +52,9 @@ def remedy_cost(remedy: Remedy) -> str:
     return ", ".join(word for word in words if word) or COSTS["nothing"]
 
 
-def to_type(remedy: Remedy) -> str:
-    """What to write for a remedy: in the words of the job's own file, else memplan's options."""
-    return "; ".join(remedy.write) or option_words(remedy.changes)
+def to_type(remedy: Remedy) -> tuple[str, ...]:
+    """What to write for a remedy, line by line: in the words of the job's own file, else memplan's options."""
+    return remedy.write or (option_words(remedy.changes),)
 
 
 def category_title(category: str) -> str:
