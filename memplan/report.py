@@ -196,8 +196,7 @@ class Remedy:
     changes: dict[str, Any]
     """Job keys, set over the job's own."""
     cost: str
-    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one), cards
-    (more of them), data (what is longer is cut)."""
+    """What is paid: nothing, setup (once), speed, numerics, training (another), cards (more), data (what is cut)."""
     frees_bytes: int
     device_bytes: int
     allocated_bytes: int
@@ -205,9 +204,10 @@ class Remedy:
     relative_speed: float = 1.0
     """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
     alters_training: bool = False
-    """Another training, or another numerics of its optimizer, comes of it."""
     host_bytes_per_node: int = 0
     """What then has to be there of a node's own memory."""
+    write: tuple[str, ...] = ()
+    """The changes in the words of the job's file; empty where it came from none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -90,7 +90,14 @@ def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     from memplan.api import estimate as estimate_job
 
     with spinner("reading the model's config"):
-        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
+        report = estimate_job(
+            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
+        )
+    if given.source is None:
+        return report
+    from memplan.frameworks.own_words import in_own_words
+
+    return in_own_words(given, report)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
