@@ -89,10 +89,12 @@ def compare(
     job: Job | Mapping[str, Any] | JobInput | Sequence[Job | Mapping[str, Any] | JobInput],
     strategies: str | Path | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
+    add: Sequence[str] = (),
 ) -> Comparison:
     """Jobs side by side, least memory first.
 
-    One job alone: under several strategies, memplan's seven or those of a YAML file. Several jobs, or keys of a job in
+    One job alone: under several strategies, memplan's seven or those of a YAML file, and with ``add`` those asked for
+    by name: lora, qlora, fused-loss, fsdp2, 8bit-states, split-pairs, or all. Several jobs, or keys of a job in
     ``vary`` with the values of each (dotted keys for those inside another): every job at every point of the grid. The
     first is the baseline. Raises InvalidJob or ModelError as ``estimate`` does.
     """
@@ -107,11 +109,11 @@ def compare(
     if isinstance(job, (Job, Mapping, JobInput)) or not isinstance(job, (list, tuple)):
         given = as_input(job)
         if vary is None:
-            return compare_strategies(given, Path(strategies) if strategies else None)
+            return compare_strategies(given, Path(strategies) if strategies else None, _names("add", add))
         jobs = [(str(given.job.model or "job"), given)]
     else:
         jobs = [(f"job {number}", as_input(each)) for number, each in enumerate(job, start=1)]
-    if not jobs or strategies is not None:
+    if not jobs or strategies is not None or add:
         raise UsageError("strategies apply to one job, with nothing varied", "give one job, or leave strategies out")
     return compare_cases(cases_of(jobs, [axis(key, values) for key, values in (vary or {}).items()]))
 

@@ -12,7 +12,7 @@ from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.errors import MemplanError
 from memplan.generated import Step
 from memplan.meters import Totals, judge
-from memplan.report import Card, Remedy, Report
+from memplan.report import Card, Remedy, Report, Verdict
 from memplan.reporting import totals_of
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
@@ -20,9 +20,9 @@ from memplan.spec.parallel import Parallel
 from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
-COSTS = ("nothing", "setup", "speed", "numerics", "training")
-"""What a remedy costs, cheapest first: nothing; effort once; time per step; the optimizer's numerics; another training
-run.
+COSTS = ("nothing", "setup", "speed", "numerics", "training", "cards", "data")
+"""What a remedy costs: nothing; effort once; time per step; the optimizer's numerics; another training run; more cards;
+what of the data is cut.
 """
 
 
@@ -56,11 +56,20 @@ def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     base = _every_phase(report)
     rows, needed = [], _Needed(given, recipe)
     for gpu in listed():
-        workspace = HANDLES * workspace_bytes(gpu)
-        verdict = judge(_moved(base, workspace), gpu, recipe.hardware.margin)
-        count = None if verdict.fits == "yes" else needed.gpus(gpu, workspace)
+        verdict = _judged(base, gpu, recipe)
+        count = None if verdict.fits == "yes" else needed.gpus(gpu, HANDLES * workspace_bytes(gpu))
         rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count))
     return tuple(rows)
+
+
+def on_card(report: Report, gpu: Gpu) -> Verdict:
+    """Whether a job without a card fits this one."""
+    assert report.recipe is not None
+    return _judged(_every_phase(report), gpu, report.recipe)
+
+
+def _judged(base: Band, gpu: Gpu, recipe: Recipe) -> Verdict:
+    return judge(_moved(base, HANDLES * workspace_bytes(gpu)), gpu, recipe.hardware.margin)
 
 
 def _every_phase(report: Report) -> Band:

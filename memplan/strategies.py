@@ -1,18 +1,19 @@
-"""Strategies to compare, and what to recommend for a size of card: ``presets/strategies.yaml``, or a user's file.
+"""Strategies to compare, and the cards to hold them against: ``presets/strategies.yaml``, or a user's file.
 
 A strategy is a set of changes to a job: keys that take a value, and keys whose value is multiplied. This module reads
 and checks them; it knows nothing of what they cost.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
+from memplan.gpus import find_gpu
 from memplan.presets import presets_dir
+from memplan.spec.gpu import Gpu
 from memplan.spec.plain import check_plain
-from memplan.units import parse_size
 from memplan.yaml_lines import Fields, fields_of, read_yaml
 
 SCALABLE = (
@@ -25,9 +26,9 @@ SCALABLE = (
 )
 """Job keys that ``scale`` may multiply: whole numbers of which half or twice as many makes sense."""
 
-_FILE_KEYS = ("strategies", "recommendations")
+_FILE_KEYS = ("strategies", "more", "cards")
 _STRATEGY_KEYS = ("name", "title", "set", "scale")
-_RECOMMENDATION_KEYS = ("name", "title", "at_least", "below", "set", "words")
+_CARD_KEYS = ("name", "title")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,11 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
-    """What to use on cards of one class of memory."""
+class CardClass:
+    """A card that stands for all of about its memory."""
 
-    name: str
+    gpu: Gpu
     title: str
-    words: str
-    at_least_bytes: int = 0
-    """Smallest memory of the class, as the vendor's tool shows it."""
-    below_bytes: int | None = None
-    """First memory that is too large for the class; None for no bound."""
-    set: Mapping[str, Any] = field(default_factory=dict)
-    """Job keys and values; empty where only words help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +67,19 @@ class StrategyFile:
 
     path: Path
     strategies: tuple[Strategy, ...]
-    recommendations: tuple[Recommendation, ...] = ()
+    more: tuple[Strategy, ...] = ()
+    """Rows that are asked for by name."""
+    cards: tuple[CardClass, ...] = ()
+    """Cards to hold the rows against where the job names none."""
 
-    def recommendation(self, memory_bytes: int) -> Recommendation | None:
-        """The recommendation for a card of this memory (``Gpu.memory_bytes``), or None when no class holds it."""
-        for row in self.recommendations:
-            if row.at_least_bytes <= memory_bytes and (row.below_bytes is None or memory_bytes < row.below_bytes):
-                return row
-        return None
+    def chosen(self, names: Sequence[str] | None) -> tuple[Strategy, ...]:
+        """The strategies and those of ``more`` that are named; None: all of them. Raises UsageError."""
+        known = {row.name: row for row in self.more}
+        for name in names or ():
+            if name not in known:
+                hint = did_you_mean(name, known, f"{self.path} lists none under `more:`")
+                raise UsageError(f"no strategy {name[:80]!r} to add", hint if known else f"list it in {self.path}")
+        return (*self.strategies, *(row for row in self.more if names is None or row.name in names))
 
 
 def load_strategies(path: Path | None = None, job_keys: Iterable[str] | None = None) -> StrategyFile:
@@ -95,34 +94,25 @@ def load_strategies(path: Path | None = None, job_keys: Iterable[str] | None = N
     strategies = tuple(_strategy(row, known) for row in document.rows("strategies", _STRATEGY_KEYS))
     if not strategies:
         raise InvalidJob(f"{path}: no strategies", "list at least one under `strategies:`")
-    rows = document.rows("recommendations", _RECOMMENDATION_KEYS)
-    return StrategyFile(path, strategies, tuple(_recommendation(row, known) for row in rows))
+    more = tuple(_strategy(row, known) for row in document.rows("more", _STRATEGY_KEYS))
+    twice = next((row.name for row in more if row.name in {each.name for each in strategies}), None)
+    if twice is not None:
+        raise InvalidJob(f"{path}: {twice!r} is under both `strategies:` and `more:`", "give each a name of its own")
+    cards = tuple(_card(row) for row in document.rows("cards", _CARD_KEYS))
+    return StrategyFile(path, strategies, more, cards)
+
+
+def _card(row: Fields) -> CardClass:
+    try:
+        gpu = find_gpu(row.text("name"))
+    except InvalidJob as error:
+        raise row.error("name", error.message, error.hint) from None
+    return CardClass(gpu, row.text("title", gpu.title))
 
 
 def _strategy(row: Fields, job_keys: tuple[str, ...] | None) -> Strategy:
     name = row.text("name")
     return Strategy(name, row.text("title", name), _settings(row, job_keys), _factors(row))
-
-
-def _recommendation(row: Fields, job_keys: tuple[str, ...] | None) -> Recommendation:
-    name = row.text("name")
-    at_least, below = (_bytes(row, key) for key in ("at_least", "below"))
-    if below is not None and below <= (at_least or 0):
-        raise row.error("below", "not above `at_least`", "write the larger size under `below`")
-    return Recommendation(
-        name, row.text("title", name), row.text("words"), at_least or 0, below, _settings(row, job_keys)
-    )
-
-
-def _bytes(row: Fields, key: str) -> int | None:
-    """Bytes of a size such as 80GB; None when the row has no such key."""
-    if key not in row:
-        return None
-    text = row.text(key)
-    try:
-        return parse_size(text)
-    except UsageError as error:
-        raise row.error(key, error.message, error.hint) from error
 
 
 def _settings(row: Fields, job_keys: tuple[str, ...] | None) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pytest
 from commands import Run, runner_of
 
 from memplan.api import estimate as estimate_job
+from memplan.cli.app import main
+from memplan.cli.options import read_given
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.deciding import subject_of
 
@@ -45,6 +47,21 @@ def test_a_line_a_file_and_the_exit_code(run: Run) -> None:
         "skipped",
     ]
     assert "large.yaml, line 6: odd_key is not counted" in told
+
+
+def test_short_by_is_the_same_figure_in_every_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run("large.yaml", "--gpu", "24GB")
+    short = out.partition("short by ")[2].split("\n")[0]
+    assert short.endswith(" GiB")
+    main(["estimate", "large.yaml", "--gpu", "24GB"])
+    assert f"short by {short}" in capsys.readouterr().out
+    row = json.loads(run("large.yaml", "--gpu", "24GB", "--json")[1])[0]
+    report = estimate_job(read_given({"target": "large.yaml", "gpu": "24GB"}))
+    assert report.verdict is not None
+    assert (row["missing_bytes"], row["headroom_bytes"]) == (
+        report.verdict.missing_bytes,
+        report.verdict.headroom_bytes,
+    )
 
 
 def test_a_file_that_cannot_be_read_is_told_and_the_others_are_checked(run: Run) -> None:
@@ -188,15 +205,6 @@ def test_it_is_light_enough_for_a_hook(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not set(done.stderr.split()) & {"rich", "huggingface_hub", "httpx", "requests", "numpy", "torch"}
-
-
-@pytest.mark.parametrize("name", ["memplan.yml", "pre-commit-config.yaml", "prologue.sh"])
-def test_the_published_examples_call_what_there_is(name: str) -> None:
-    """Every ``memplan check`` in the examples parses: its options exist."""
-    text = (ROOT / "examples" / "check" / name).read_text(encoding="utf-8")
-    assert "memplan check" in text or "check" in text
-    for word in [word for word in text.split() if word.startswith("--")]:
-        assert word.partition("=")[0] in ("--gpu", "--num-gpus", "--with", "--format", "--margin"), word
 
 
 def test_an_unclear_job_fits_nowhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_every_key_of_a_job_can_be_set(key: str) -> None:
         (["--lora-rank", "8"], {"lora": {"r": "8"}}),
         (["--lora-b-bias"], {"lora": {"lora_bias": True}}),
         (["--no-lora-lora-bias"], {"lora": {"lora_bias": False}}),
-        (["--lora-targets", "q_proj,v_proj"], {"lora": {"targets": ["q_proj", "v_proj"]}}),
+        (["--lora-targets", "q_proj,v_proj"], {"lora": {"targets": "q_proj,v_proj"}}),
         (["--lora-targets", "all-linear"], {"lora": {"targets": "all-linear"}}),
         (["--load-in-4bit"], {"load_in_4bit": True}),
         (["--set", "allocator.expandable_segments=true"], {"allocator": {"expandable_segments": True}}),
@@ -307,7 +307,7 @@ def test_compare_ranks_and_measures_against_the_first(run: Run) -> None:
     assert peaks == sorted(peaks)
     baseline = next(row for row in found["rows"] if row["name"] == found["baseline"])
     assert baseline["saving"] == 0
-    assert found["rows"][0]["report"]["job"]["num_gpus"] in (4, 8)
+    assert found["rows"][0]["report"]["job"]["num_gpus"] in (1, 2)
 
 
 def test_own_strategies(run: Run, tmp_path: Path) -> None:

@@ -214,6 +214,8 @@ def test_any_encoding_of_the_terminal(encoding: str) -> None:
         [*COMMAND, "estimate", SMALL], capture_output=True, env=environment(PYTHONIOENCODING=encoding), check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" not in done.stdout
+    assert b"####" in done.stdout
     data = subprocess.run(
         [*COMMAND, "estimate", SMALL, "--json"],
         capture_output=True,

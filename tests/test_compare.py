@@ -66,6 +66,74 @@ def test_the_seven_strategies_are_priced_by_the_cost_model_too() -> None:
     assert comparison.difference is None
 
 
+STRATEGY_JOBS = [
+    {"model": "llama-3.1-8b", "method": "simpo", "gpu": card, "num_gpus": gpus}
+    for card, gpus in (("rtx-4090", 1), ("rtx-4090", 4), ("a100-40gb", 4), ("h100-80gb", 8))
+]
+
+
+@pytest.mark.parametrize("add", [(), "all"])
+@pytest.mark.parametrize("job", STRATEGY_JOBS, ids=lambda job: f"{job['num_gpus']} {job['gpu']}")
+def test_the_recommendation_is_one_of_the_rows_and_never_one_that_the_table_refuses(
+    job: dict[str, object], add: str | tuple[()]
+) -> None:
+    comparison = compare(job, add=add)
+    first, *rest = comparison.recommendation.splitlines()
+    verdicts = {row.title: row.fits for row in comparison.rows}
+    as_given = [row for row in comparison.rows if row.fits == "yes" and same_training(row.report.job, comparison)]
+    if as_given:
+        best = max(as_given, key=lambda row: (row.relative_speed or 0, -row.report.per_gpu.allocated_bytes))
+        assert first.endswith(f": {best.title}.")
+        assert rest == []
+        return
+    assert first.startswith("None of these")
+    for line in rest:
+        for title in line.partition(": ")[2].rstrip(".").split("; ") if "does: " in line else []:
+            assert verdicts[title] == "yes"
+    if "yes" not in verdicts.values():
+        assert any(line.startswith("To look further") for line in rest)
+        assert any("--all" in line for line in rest) == (add == ())
+
+
+def same_training(job: dict[str, object], comparison: Comparison) -> bool:
+    keys = ("num_gpus", "sequence_length", "lora", "quantization", "optimizer")
+    return all(job.get(key) == comparison.base.report.job.get(key) for key in keys)
+
+
+def test_without_a_card_each_class_of_cards_is_held_against_the_rows() -> None:
+    job = {"model": "llama-3.1-8b", "method": "simpo", "num_gpus": 4}
+    lines = compare(job).recommendation.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "80 GB and more",
+        "40 to 80 GB",
+        "24 to 40 GB",
+        "less than 24 GB",
+    ]
+    for line, card in zip(lines, ("a100-80gb", "a100-40gb", "rtx-4090", "t4"), strict=True):
+        fitting = {row.title for row in compare({**job, "gpu": card}).rows if row.fits == "yes"}
+        if "fastest of these that fits" in line:
+            assert line.rpartition(": ")[2].rstrip(".") in fitting
+        assert ("none of these fits" in line) == (not fitting)
+
+
+def test_strategies_count_the_gpus_that_estimate_counts() -> None:
+    job = {"model": "smollm2-135m", "method": "dpo", "trainer": "trl"}
+    comparison = compare(job)
+    rows = {row.name: row.report.job for row in comparison.rows}
+    alone = estimate(job).job
+    assert {job["num_gpus"] for name, job in rows.items() if name != "zero2-twice-the-gpus"} == {alone["num_gpus"]}
+    assert rows["zero2-twice-the-gpus"]["num_gpus"] == 2 * alone["num_gpus"]
+    assert rows["zero2-half-sequence"]["sequence_length"] == alone["sequence_length"] // 2
+    assert any(text.startswith("num_gpus: 1 ") for text in comparison.assumptions)
+    assert compare({**job, "num_gpus": 4}).assumptions == ()
+
+
+def test_rows_that_cannot_be_are_told_and_the_others_stay() -> None:
+    comparison = compare({"model": "smollm2-135m", "method": "sft"}, add="all")
+    assert {row.name for row in comparison.impossible} == {"split-pairs"}
+    assert {"lora", "qlora", "fused-loss", "fsdp2", "8bit-states"} < {row.name for row in comparison.rows}
+
+
 PAIRS = [
     ({}, {"zero_stage": 3}),
     ({}, {"method": "dpo", "lora": {"r": 8}}),
@@ -197,6 +265,9 @@ WRONG = [
     (["smollm2-135m", "smollm2-135m"], "twice"),
     (["smollm2-135m", "smollm2-360m", "--strategies", "mine.yaml"], "contradicts"),
     (["smollm2-135m", "--part", "1/2"], "goes with a sweep"),
+    (["smollm2-135m", "--add", "lorra"], "no strategy 'lorra' to add"),
+    (["smollm2-135m", "--add", "lora", "--all"], "--add contradicts --all"),
+    (["smollm2-135m", "--all", "--methods", "sft,dpo"], "--all contradicts keys that vary"),
 ]
 
 

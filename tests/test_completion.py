@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from commands import Run, runner_of
 
+from memplan.cli.check import FORMS as CHECK_FORMS
 from memplan.cli.commands import COMMANDS
 from memplan.cli.completion import SHELLS, completed
 from memplan.gpus import gpu_names
@@ -73,7 +74,7 @@ def test_bash_takes_the_script(script: Path) -> None:
         (["emit", "deep"], ["deepspeed"]),
         (["emit", "trl", "llama-3.1-8"], ["llama-3.1-8b"]),
         (["explain", "optimizer-s"], ["optimizer-states"]),
-        (["check", "train.yaml", "--format", ""], ["text", "github", "json"]),
+        (["check", "train.yaml", "--format", ""], list(CHECK_FORMS)),
         (["trace", "job.yaml", "--format", "mark"], ["markdown"]),
         (["estimate", "--lora-b"], ["--lora-bias", "--lora-b-bias"]),
         (["plan", "--smallest"], ["--smallest-card"]),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from memplan.errors import InvalidJob
-from memplan.gpus import gpu_names, load_gpus
+from memplan.errors import InvalidJob, UsageError
+from memplan.gpus import gpu_names
 from memplan.presets import presets_dir
 from memplan.spec.job import Job
 from memplan.spec.reading import read_job
@@ -92,12 +92,12 @@ def test_the_seven_strategies_in_their_order() -> None:
         ("zero2", "full", {"sequence_length": 0.5}),
         ("zero2", "full", {"num_gpus": 2}),
     ]
-    assert "recommended" in STRATEGIES.strategies[3].title
+    assert not any("recommended" in row.title for row in STRATEGIES.strategies), "which one is, the figures say"
 
 
-def test_strategies_and_recommendations_set_values_that_a_job_takes() -> None:
+def test_strategies_set_values_that_a_job_takes() -> None:
     assert load_strategies(job_keys=Job.model_fields) == STRATEGIES
-    for settings in [row.set for row in STRATEGIES.strategies] + [row.set for row in STRATEGIES.recommendations]:
+    for settings in [row.set for row in (*STRATEGIES.strategies, *STRATEGIES.more)]:
         assert set(read_job(settings).sources) == set(settings)
     assert set(SCALABLE) <= set(Job.model_fields)
 
@@ -108,33 +108,6 @@ def test_a_strategy_says_what_it_changes() -> None:
     assert half == {"sharding": "zero2", "gradient_checkpointing": "full", "sequence_length": 1024}
     assert twice["num_gpus"] == 8
     assert STRATEGIES.strategies[5].changes({"sequence_length": 1})["sequence_length"] == 1
-
-
-def test_every_card_has_one_recommendation() -> None:
-    names = {name: STRATEGIES.recommendation(gpu.memory_bytes) for name, gpu in load_gpus().items()}
-    for name, row in names.items():
-        assert row, name
-        fitting = [r for r in STRATEGIES.recommendations if r.at_least_bytes <= load_gpus()[name].memory_bytes]
-        assert row == fitting[0], "classes are listed from the largest, and do not overlap"
-
-
-@pytest.mark.parametrize(
-    ("size", "name", "sharding", "length"),
-    [
-        (80 * 10**9, "80gb-and-more", "zero2", 2048),
-        (80 * 10**9 - 1, "40-to-80gb", "zero3", 2048),
-        (40 * 10**9, "40-to-80gb", "zero3", 2048),
-        (24 * 10**9, "24-to-40gb", "zero3", 1024),
-        (24 * 10**9 - 1, "less-than-24gb", None, None),
-        (0, "less-than-24gb", None, None),
-    ],
-)
-def test_recommendations_by_class(size: int, name: str, sharding: str | None, length: int | None) -> None:
-    row = STRATEGIES.recommendation(size)
-    assert row
-    assert row.name == name
-    assert (row.set.get("sharding"), row.set.get("sequence_length")) == (sharding, length)
-    assert row.words
 
 
 def written(folder: Path, text: str) -> Path:
@@ -150,15 +123,26 @@ def test_a_users_own_file(tmp_path: Path) -> None:
     assert [row.name for row in own.strategies] == ["a", "b"]
     assert own.strategies[0].title == "a"
     assert own.strategies[1].changes({"batch_size": 3}) == {"lora": {"r": 8}, "batch_size": 6}
-    assert own.recommendations == ()
-    assert own.recommendation(10**10) is None
+    assert (own.more, own.cards) == ((), ())
+    with pytest.raises(UsageError, match="no strategy 'lora' to add"):
+        own.chosen(["lora"])
+
+
+def test_rows_are_added_by_name_or_all_together() -> None:
+    names = {row.name for row in STRATEGIES.more}
+    assert STRATEGIES.chosen(()) == STRATEGIES.strategies
+    assert [row.name for row in STRATEGIES.chosen(["qlora"])[7:]] == ["qlora"]
+    assert {row.name for row in STRATEGIES.chosen(None)[7:]} == names
+    with pytest.raises(UsageError) as caught:
+        STRATEGIES.chosen(["qlorra"])
+    assert caught.value.hint == "did you mean qlora or lora?"
 
 
 ROW = "strategies:\n- name: a\n"
 REFUSED = {
     "empty": ("", "the file is empty"),
     "no mapping": ("- a\n", "line 1: the file is not a set of"),
-    "no strategies": ("recommendations: []\n", "no strategies"),
+    "no strategies": ("cards: []\n", "no strategies"),
     "empty list": ("strategies: []\n", "no strategies"),
     "not a list": ("strategies: 3\n", "line 1: strategies: not a list"),
     "null list": ("strategies:\n", "line 1: strategies: not a list"),
@@ -180,15 +164,8 @@ REFUSED = {
     "factor is negative": (ROW + "  scale: {num_gpus: -1}\n", "not a factor: -1"),
     "factor is not a number": (ROW + "  scale: {num_gpus: .nan}\n", "not a factor: nan"),
     "factor is infinite": (ROW + "  scale: {num_gpus: .inf}\n", "not a factor: inf"),
-    "no size": (
-        ROW + "recommendations:\n- {name: b, words: c, at_least: big}\n",
-        "line 4: at_least: not a size: 'big'",
-    ),
-    "no words": (ROW + "recommendations:\n- {name: b}\n", "line 4: recommendations 1 has no 'words'"),
-    "turned bounds": (
-        ROW + "recommendations:\n- {name: b, words: c, at_least: 80GB, below: 24GB}\n",
-        "line 4: below: not above",
-    ),
+    "no such card": (ROW + "cards:\n- {name: a101}\n", "line 4: name: gpu: no such card: 'a101'"),
+    "in both lists": (ROW + "more:\n- name: a\n", "'a' is under both"),
     "broken YAML": ("strategies:\n- {name: a\n  title: b}\n", "line 3: not YAML"),
     "tab": ("strategies:\n\t- name: a\n", "line 2: not YAML"),
     "two documents": (ROW + "---\nb: 1\n", "not YAML"),

@@ -99,7 +99,7 @@ class MemoryCallback(TrainerCallback):
             self._say(state, f"memplan: tight on {report.verdict.gpu}: an allocator's worse day may run out of memory")
             return
         missing = format_bytes(report.verdict.missing_bytes)
-        message = f"this run will not fit {report.verdict.gpu}: {missing} too much at {report.per_gpu.peak_instant}"
+        message = f"this run will not fit {report.verdict.gpu}: short by {missing} at {report.per_gpu.peak_instant}"
         titles = [remedy.title for remedy in report.remedies[:3]]
         hint = "what would help: " + "; ".join(titles) if titles else "no single change that memplan knows makes it fit"
         if self.on_no == "stop":

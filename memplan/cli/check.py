@@ -1,24 +1,30 @@
 """memplan check: one line a file, and an exit code for hooks, prologues and CI."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
 from memplan.cli.edge import one_line, warn
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import UsageError, did_you_mean
 
+if TYPE_CHECKING:
+    from memplan.frameworks.checking import Checked
+
 HELP = """Whether the jobs of training configs fit: one line a file; exit code 0 if all fit, 1 if one does not,
 2 if one cannot be read or is unclear.
 
-FILE is a config of a framework (TRL, transformers, …), a script, or a memplan job. Files that say how they run go
-with --with. Example: memplan check train.yaml --with zero3.yaml --gpu h100-80gb --num-gpus 8
+FILE is a config of a framework (TRL, transformers, …), a script, a memplan job, or a folder of them; --with names files
+that say how they run. Example: memplan check train.yaml --with zero3.yaml --gpu h100-80gb
 
-With --log FILE what vLLM, SGLang or a trainer printed of memory stands beside the estimate, term by term; of the job
-named, or of the one that the log tells of. Example: memplan check --log vllm.log --gpu h100-80gb
+With --log FILE what vLLM, SGLang or a trainer printed of memory stands beside the estimate, term by term, of the job
+named or of the one that the log tells of. Example: memplan check --log vllm.log --gpu h100-80gb
 """
-FORMS = ("text", "github", "json")
+FORMS = ("text", "github", "json", "markdown", "junit", "sarif")
+ENDINGS = {".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif"}
+"""What the name of a file to write says."""
 
 
 def parameters() -> list[Parameter]:
@@ -29,16 +35,21 @@ def parameters() -> list[Parameter]:
         *rest,
         option("json", bool, "--json"),
         option("form", str, "--format", metavar="FORM"),
+        option("reports", list[str], "--output", "-o", metavar="FILE"),
+        option("force", bool, "--force"),
+        option("quiet", bool, "--quiet", "-q"),
+        option("skip_others", bool, "--skip-others"),
         option("log", str, "--log", metavar="FILE"),
     ]
 
 
 def check(values: Mapping[str, Any]) -> int:
-    """Read, estimate and judge each file; write a line for each."""
-    from memplan.cli.output import print_text
-    from memplan.frameworks.checking import check_all, github_lines, worst
+    """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
+    from memplan.cli.output import check_place, print_text, write_report
+    from memplan.frameworks.checking import check_all, worst
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
+    form = {"md": "markdown"}.get(form, form)
     if form not in FORMS:
         raise UsageError(f"--format: unknown form {form!r}", did_you_mean(form, FORMS))
     form = "json" if values.get("json") else form
@@ -47,27 +58,48 @@ def check(values: Mapping[str, Any]) -> int:
 
         return check_log(values, form)
     if not files:
-        raise UsageError("check which files?", "name one or more training configs")
+        raise UsageError("check which files?", "name one or more training configs, or their folder")
+    reports = {path: _form_of(path) for path in values.get("reports") or ()}
+    for path in reports:
+        check_place(path, bool(values.get("force")))
     model, keys = options.collect(values)
     keys |= {"model": model} if model is not None else {}
-    beside, framework = values.get("with_") or (), values.get("framework") or ""
-    found = [each for path in files for each in check_all(path, keys, beside, framework)]
-    if form == "json":
-        print_text(json.dumps([each.to_dict() for each in found], indent=2) + "\n")
-    elif form == "github":
-        print_text("".join(f"{line}\n" for line in github_lines(found)))
-    else:
-        print_text("".join(_text(each) for each in found))
+    beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
+    found = [each for path in files for each in check_all(path, keys, beside, framework, others)]
+    for path, its_form in reports.items():
+        write_report(path, written(found, its_form), bool(values.get("force")))
+    quiet = form == "text" and bool(values.get("quiet"))
+    print_text(written([each for each in found if each.exit_code] if quiet else found, form, quiet))
+    if form == "text" and not quiet:
         for text in dict.fromkeys(text for each in found for text in each.warnings):
             warn(text)
     return worst(found)
 
 
-def _text(each: Any) -> str:
+def _form_of(path: str) -> str:
+    """The form that a file's name says."""
+    form = ENDINGS.get(os.path.splitext(path)[1].lower())
+    if form is None:
+        raise UsageError(f"--output {path}: its ending says no form", "end it in " + ", ".join(ENDINGS))
+    return form
+
+
+def written(found: Sequence["Checked"], form: str, quiet: bool = False) -> str:
+    """The answers in one of the forms."""
+    if form == "text":
+        return "".join(_text(each, quiet) for each in found)
+    if form == "json":
+        return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+    from memplan.render import check_forms
+
+    return check_forms.FORMS[form](found)
+
+
+def _text(each: "Checked", quiet: bool) -> str:
     """The answer, and below it what it assumes."""
     at_line = each.fits in ("error", "unclear") and each.line > 1
     place = each.name or (f"{each.file}:{each.line}" if at_line else each.file)
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
     answer = one_line(f"{place}: {word}{each.text}{f'; {each.hint}' if each.hint else ''}")
     assumed = one_line(f"assumed: {', '.join(each.assumed)}")
-    return f"{answer}\n  {assumed}\n" if each.assumed else f"{answer}\n"
+    return f"{answer}\n  {assumed}\n" if each.assumed and not quiet else f"{answer}\n"

@@ -23,8 +23,10 @@ memplan compare llama-3.1-8b qwen2.5-7b --methods dpo,simpo --vary batch_size=1,
 """
 
 NAMES_A_MODEL = {"model", "total_params"}
-CONTRADICTED = ("vary", "methods", "strategies")
+CONTRADICTED = ("vary", "methods", "strategies", "add", "all_")
 """By ``--grid``, whose file says what varies."""
+OF_STRATEGIES = ("strategies", "add", "all_")
+"""They say which strategies, of which only one job has any."""
 
 
 def parameters() -> list[Parameter]:
@@ -36,6 +38,8 @@ def parameters() -> list[Parameter]:
         option("vary", list[str], "--vary", metavar="KEY=A,B"),
         option("methods", str, "--methods", metavar="LIST"),
         option("strategies", str, "--strategies", metavar="FILE"),
+        option("add", list[str], "--add", metavar="LIST"),
+        option("all_", bool, "--all"),
         option("grid", str, "--grid", metavar="FILE"),
         option("part", str, "--part", metavar="I/N"),
         option("processes", str, "--processes", metavar="N"),
@@ -49,8 +53,8 @@ def compare(values: Mapping[str, Any]) -> int:
         from memplan.cli.sweeping import sweep
 
         for name in CONTRADICTED:
-            if values.get(name) is not None:
-                raise UsageError(f"--{name} contradicts --grid", "put what varies into the grid's file")
+            if values.get(name):
+                raise UsageError(f"--{name.rstrip('_')} contradicts --grid", "put what varies into the grid's file")
         return sweep(*axes_of(values))
     for name in ("part", "processes"):
         if values.get(name) is not None:
@@ -81,11 +85,20 @@ def comparison(values: Mapping[str, Any]) -> "Comparison":
     if first.model is None and first.total_params is None and not NAMES_A_MODEL & {each.key for each in axes}:
         raise UsageError("compare what?", "name a model or a job: memplan compare llama-3.1-8b --method simpo")
     if len(jobs) == 1 and not axes:
-        return compare_strategies(jobs[0][1], Path(strategies) if strategies else None)
-    if strategies is not None:
-        what = "several models or jobs" if len(jobs) > 1 else "keys that vary"
-        raise UsageError(f"--strategies contradicts {what}", "leave one of them out")
+        return compare_strategies(jobs[0][1], Path(strategies) if strategies else None, _added(values))
+    for name in OF_STRATEGIES:
+        if values.get(name):
+            what = "several models or jobs" if len(jobs) > 1 else "keys that vary"
+            raise UsageError(f"--{name.rstrip('_')} contradicts {what}", "leave one of them out")
     return compare_cases(cases_of(jobs, axes))
+
+
+def _added(values: Mapping[str, Any]) -> list[str]:
+    """Names of the rows that --add or --all puts beside the strategies."""
+    words = [word for text in values.get("add") or () for word in _listed("--add", text)]
+    if words and values.get("all_"):
+        raise UsageError("--add contradicts --all", "leave one of them out")
+    return ["all"] if values.get("all_") else words
 
 
 def _job(target: str | None, values: Mapping[str, Any]) -> "tuple[str, JobInput]":

@@ -11,6 +11,7 @@ from memplan.spec.job import Job
 from memplan.spec.lora import Lora
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, CHOICES
+from memplan.units import words_of
 
 EXTRA = {
     "recompute": "The same as --gradient-checkpointing by name: none or full.",
@@ -20,6 +21,8 @@ EXTRA = {
     "shell": "bash, zsh or fish.",
     "term": "A kind of memory, such as optimizer-states, or a word such as zero.",
     "strategies": "A YAML file of strategies; in the form of memplan's own.",
+    "add": "Rows beside the strategies, by name: lora,qlora. --all adds every one.",
+    "all_": "Every row that --add knows: LoRA, QLoRA, fused loss, FSDP2, 8-bit states, split pairs.",
     "vary": "A job key and its values: batch_size=1,2,4. Several make a grid; the first values are the baseline.",
     "methods": "Methods to compare: sft,dpo,simpo,orpo,kto. Short for --vary method=…",
     "grid": "A sweep from a YAML file: base:, vary:, jobs:. Rows go to --output (.csv, .jsonl), to be taken up again.",
@@ -57,8 +60,10 @@ EXTRA = {
     "folder": "Write the files into this folder; without it they are printed.",
     "onto": "Put the job onto this file of the framework: only what must change is changed. Prints the difference; "
     "--force writes it.",
-    "files": "Training configs, scripts or jobs.",
-    "form": "Form of the answer: text, github (annotations), json.",
+    "files": "Training configs, scripts, jobs, or folders of configs.",
+    "form": "Form of the answer: text, github (annotations), json, markdown, junit, sarif.",
+    "reports": "Write a report to this file too, by its ending: .json, .md, .xml (JUnit), .sarif. May be repeated.",
+    "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
@@ -89,10 +94,10 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = ("framework", "ranks", "verify", "exact", "play", "force", "part", "processes", "snapshot", "pareto")
+RARE = words_of("framework ranks verify exact play force part processes snapshot pareto add skip_others")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
-COMPARISON = ("vary", "methods", "strategies", "grid", "part", "processes")
+COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
 BESIDE = {
     "set_": "Any key",
     "with_": "Files",

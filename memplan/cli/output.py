@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memplan.cli.characters import HANDLER
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import UsageError, did_you_mean, printable, printable_json
 
@@ -49,7 +50,7 @@ class Output(NamedTuple):
         if self.path is None:
             print_text(self.text(result), self.form == "table")
         else:
-            _write_file(self.path, self.text(result), self.force)
+            write_report(self.path, self.text(result), self.force)
 
     def text(self, result: Result) -> str:
         """The result in this form; text and Markdown for a file are as wide as when piped."""
@@ -116,7 +117,7 @@ def check_place(path: str, force: bool) -> None:
         raise UsageError(f"--output {path}: there is no folder {folder}", "make the folder first, or name another")
 
 
-def _write_file(path: str, text: str, force: bool) -> None:
+def write_report(path: str, text: str, force: bool) -> None:
     """Write a file; one that came to be meanwhile is not overwritten either."""
     from memplan.files import write_whole
 
@@ -139,8 +140,8 @@ def print_text(text: str, is_screen_text: bool = True) -> None:
     _check_open()
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        # Data is UTF-8 whatever the locale says; what a terminal cannot show becomes a question mark.
-        reconfigure(errors="replace") if is_screen_text else reconfigure(encoding="utf-8", errors="backslashreplace")
+        # Data is UTF-8 whatever the locale says; what a terminal cannot show becomes what comes near it.
+        reconfigure(errors=HANDLER) if is_screen_text else reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         sys.stdout.write(text if is_screen_text or not sys.stdout.isatty() else printable(text))
         sys.stdout.flush()

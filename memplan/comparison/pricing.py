@@ -1,9 +1,10 @@
 """Cases -> rows: reports, savings and relative speeds against the first, least memory first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from memplan.comparison.difference import difference
+from memplan.comparison.recommend import fastest_that_fits
 from memplan.comparison.result import CompareRow, Comparison, Impossible
 from memplan.cost import card, speed
 from memplan.engine.allocator.reserved import Seek
@@ -14,7 +15,7 @@ from memplan.resolve import resolve_training
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 
-MOST_PLAYED = 12
+MOST_PLAYED = 16
 """Rows: a play takes up to a tenth of a second."""
 BY_COST, BY_PASSES = "cost model", "passes"
 
@@ -33,6 +34,23 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
 
     Raises InvalidJob where the baseline cannot be, ModelError for a model that is not obtainable or not known.
     """
+    priced, impossible = priced_cases(cases)
+    rows, speed_from, assumptions = ranked(priced)
+    return Comparison(
+        SCHEMA_VERSION,
+        cases[0].name,
+        rows,
+        said(rows, [fastest_that_fits(rows)] if _same_training(rows) else []),
+        tuple(assumptions),
+        speed_from,
+        tuple(impossible),
+        difference(*sorted(rows, key=lambda row: row.name != cases[0].name)) if len(rows) == 2 else None,
+        "jobs",
+    )
+
+
+def priced_cases(cases: Sequence[Case]) -> tuple[list[tuple[Case, Report]], list[Impossible]]:
+    """The report of every case that can be, the first before all; and the others with why they cannot."""
     priced: list[tuple[Case, Report]] = []
     impossible = []
     for case in cases:
@@ -43,18 +61,7 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
             raise _of_baseline(case, found, len(cases))
         else:
             impossible.append(Impossible(case.name, case.title, case.changes, found.message, found.hint))
-    rows, speed_from, assumptions = ranked(priced)
-    return Comparison(
-        SCHEMA_VERSION,
-        cases[0].name,
-        rows,
-        recommended(rows, fastest_that_fits(rows) if _same_training(rows) else ""),
-        tuple(assumptions),
-        speed_from,
-        tuple(impossible),
-        difference(*sorted(rows, key=lambda row: row.name != cases[0].name)) if len(rows) == 2 else None,
-        "jobs",
-    )
+    return priced, impossible
 
 
 def _priced(case: Case, play: Seek) -> Report | InvalidJob:
@@ -120,22 +127,8 @@ def _passes(recipe: Recipe) -> float:
     return 3 + (1 if recipe.checkpointing.layers else 0) + extra + reference
 
 
-def recommended(rows: Sequence[CompareRow], *lines: str) -> str:
+def said(rows: Sequence[CompareRow], lines: Iterable[str]) -> str:
     """What makes rows unclear, then these lines."""
     doubts = dict.fromkeys(row.report.unclear for row in rows if row.report.unclear)
     unclear = [f"Unclear: {text}; the figures are those without that." for text in doubts]
     return "\n".join(line for line in (*unclear, *lines) if line)
-
-
-def fastest_that_fits(rows: Sequence[CompareRow], where: str = "") -> str:
-    """Which row to take, where cards are named; of what is unclear none."""
-    judged = [row for row in rows if row.fits and row.fits != "unclear"]
-    if not judged or len(rows) == 1:
-        return ""
-    fits = f"fits {where}" if where else "fits its card"
-    for verdict, words in (("yes", f"Fastest of these that {fits}"), ("tight", f"None of these surely {fits}; tight")):
-        fitting = [row for row in judged if row.fits == verdict]
-        if fitting:
-            best = max(fitting, key=lambda row: (row.relative_speed or 0, row.report.per_gpu.allocated_bytes))
-            return f"{words}: {best.title}."
-    return f"None of these {fits}."

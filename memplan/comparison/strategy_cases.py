@@ -1,62 +1,53 @@
 """Many ways to run one job: the strategies of a file, priced and ranked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memplan.comparison.pricing import Case, fastest_that_fits, played, ranked, recommended
+from memplan.comparison.pricing import Case, priced_cases, ranked, said
+from memplan.comparison.recommend import of_strategies
 from memplan.comparison.result import Comparison
-from memplan.engine.allocator.reserved import Seek
-from memplan.errors import InvalidJob, MemplanError
-from memplan.remedies import changed
-from memplan.report import SCHEMA_VERSION, Report
-from memplan.reporting import build_report
+from memplan.errors import InvalidJob
+from memplan.report import SCHEMA_VERSION
+from memplan.resolve import resolve_training
 from memplan.spec.job import Job
-from memplan.spec.reading import JobInput
-from memplan.spec.recipe import Recipe
-from memplan.strategies import Strategy, StrategyFile, load_strategies
+from memplan.spec.reading import JobInput, with_changes
+from memplan.strategies import Strategy, load_strategies
 from memplan.tables.choices import ALIASES
 
-EXAMPLE_GPUS = 4
-"""GPUs of the comparison where the job names none: the number in the strategies' original example."""
+ALL = ("all",)
+"""In place of names: every row of ``more``."""
 
 
-def compare_strategies(given: JobInput, path: Path | None = None) -> Comparison:
-    """Price every strategy of a file on the job. Raises InvalidJob where a strategy cannot be applied to it."""
-    strategies = load_strategies(path, [*Job.model_fields, *ALIASES])
-    assumptions = []
-    if not given.sources.get("num_gpus"):
-        job = given.job.model_copy(update={"num_gpus": EXAMPLE_GPUS})
-        given = given._replace(job=job, sources=given.sources | {"num_gpus": "default"})
-        assumptions.append(f"num_gpus: {EXAMPLE_GPUS} (no number given: that of the strategies' original example)")
-    base = given.job.model_dump()
-    play = played(len(strategies.strategies))
-    priced = [
-        (Case(strategy.name, strategy.title, strategy.changes(base), given), _apply(given, strategy, base, play))
-        for strategy in strategies.strategies
-    ]
-    first = priced[0][1].recipe
-    assert first is not None
-    rows, speed_from, more = ranked(priced)
-    where = first.hardware.gpu.title if first.hardware.gpu else ""
-    lines = [] if first.provenance.unclear else _recommendation(strategies, first, fastest_that_fits(rows, where))
+def compare_strategies(given: JobInput, path: Path | None = None, add: Sequence[str] = ()) -> Comparison:
+    """Price every strategy of a file on the job, and of its ``more`` those that ``add`` names; what cannot be is listed
+    with its reason. Raises InvalidJob where the first, the baseline, cannot be.
+    """
+    file = load_strategies(path, [*Job.model_fields, *ALIASES])
+    whole = tuple(add) == ALL
+    base = _resolved(given)
+    priced, impossible = priced_cases([_case(given, each, base) for each in file.chosen(None if whole else add)])
+    rows, speed_from, assumptions = ranked(priced)
+    baseline = next(row for row in rows if row.name == priced[0][0].name)
+    if not given.sources.get("num_gpus") and given.job.cluster is None:
+        gpus = baseline.report.job["num_gpus"]
+        assumptions = [f"num_gpus: {gpus} (no number given: as estimate counts; --num-gpus says another)", *assumptions]
+    lines = [] if baseline.report.unclear else of_strategies(rows, baseline, file, whole)
     return Comparison(
-        SCHEMA_VERSION, priced[0][0].name, rows, recommended(rows, *lines), (*assumptions, *more), speed_from
+        SCHEMA_VERSION, baseline.name, rows, said(rows, lines), tuple(assumptions), speed_from, tuple(impossible)
     )
 
 
-def _apply(given: JobInput, strategy: Strategy, base: dict[str, Any], play: Seek) -> Report:
-    changes = strategy.changes(base)
-    if "sharding" in changes or "zero_stage" in changes:
-        changes = {"sharding": None, "zero_stage": None, **changes}
+def _resolved(given: JobInput) -> dict[str, Any]:
+    """The job's values with the defaults of its trainer; its own where it cannot be as it is, and a strategy may mend
+    that."""
     try:
-        return build_report(changed(given, changes), play)
-    except MemplanError as error:
-        raise InvalidJob(f"strategy {strategy.name}: {error.message}", error.hint) from None
+        return resolve_training(given).provenance.job
+    except InvalidJob:
+        return given.job.model_dump()
 
 
-def _recommendation(strategies: StrategyFile, recipe: Recipe, choice: str) -> list[str]:
-    """By class of card where one is named, else all classes in a line each."""
-    if recipe.hardware.gpu is None:
-        return [f"{row.title}: {row.words}" for row in strategies.recommendations]
-    found = strategies.recommendation(recipe.hardware.gpu.memory_bytes)
-    return [choice, f"{found.title}: {found.words}" if found else ""]
+def _case(given: JobInput, strategy: Strategy, base: dict[str, Any]) -> Case:
+    changes = strategy.changes(base)
+    over = {"sharding": None, "zero_stage": None} if {"sharding", "zero_stage"} & set(changes) else {}
+    return Case(strategy.name, strategy.title, changes, with_changes(given, {**over, **changes}))

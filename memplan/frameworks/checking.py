@@ -1,5 +1,6 @@
 """Whether the job of each file fits its card: one answer a file, whatever is wrong with the others."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,10 @@ from memplan.errors import (
     MemplanError,
     NoTraining,
     UsageError,
-    printable,
 )
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.folders import files_of, is_training
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
@@ -45,10 +46,14 @@ class Checked:
     framework: str = ""
     """Whose file it is, with the version whose defaults are taken."""
     gpu: str = ""
+    cards: str = ""
+    """With their number: 8 × h100-80gb."""
     device_bytes: int = 0
     """What nvidia-smi is expected to show, of what was understood."""
     usable_bytes: int = 0
     headroom_bytes: int = 0
+    missing_bytes: int = 0
+    """By how much it is short: what must go before the high figure fits with the margin."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """As understood, in memplan's keys."""
     assumed: tuple[str, ...] = ()
@@ -63,7 +68,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "name"}
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
@@ -71,15 +76,44 @@ def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = ()
     return check_all(path, options, beside, framework)[0]
 
 
-def check_all(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> list[Checked]:
-    """One file under the options: an answer for each training in it, one at least. Raises UsageError where no card is
-    named; whatever is wrong with the file is returned, so that the others keep their answers.
+def check_all(
+    path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "", others: bool = True
+) -> list[Checked]:
+    """One file under the options, or each of a folder: an answer for each training in it, one at least. ``others``:
+    a file that is no training config is an error, in place of being skipped. Raises UsageError where no card is named;
+    whatever is wrong with a file is returned, so that the others keep their answers.
     """
+    if os.path.isdir(path):
+        return _check_folder(path, options, beside, framework)
+    if not others and os.path.isfile(path) and not is_training(path):
+        return [Checked(path, "skipped", "no training config that memplan knows")]
     found = _guarded(path, lambda: list(documents_of(path)))
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
     return [_check(document.path, document, named, options, beside, framework) for document in found]
+
+
+def _check_folder(folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str) -> list[Checked]:
+    """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
+    paths, programs = files_of(folder)
+    kept = {os.path.normpath(path) for path in beside}
+    trainings = [path for path in paths if path not in kept and is_training(path)]
+    found = [each for path in trainings for each in check_all(path, options, beside, framework)]
+    if all(each.fits == "skipped" for each in found):
+        hint = "name the folder of the configs, or a program itself"
+        return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
+    left = [os.path.relpath(path, folder) for path in paths if path not in trainings and path not in kept]
+    words = [f"{len(left)} other file{'' if len(left) == 1 else 's'} ({_named(left)})"] if left else []
+    words += [f"{programs} program{'' if programs == 1 else 's'}, to be named by file"] if programs else []
+    return [*found, *([Checked(folder, "skipped", f"in this folder {'; '.join(words)}")] if words else [])]
+
+
+MOST_NAMED = 3
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def _check(
@@ -134,12 +168,12 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
     except _NoCard:
         raise UsageError("check needs a card to fit", "add --gpu, such as --gpu h100-80gb") from None
     except NotKnown as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "unclear", f"unclear: {text}", line, hint=error.hint, exit_code=EXIT_USAGE)
     except NoTraining as error:
-        return Checked(path, "skipped", _placed(error.message, path)[1], hint=error.hint)
+        return Checked(path, "skipped", placed(error.message, path)[1], hint=error.hint)
     except MemplanError as error:
-        line, text = _placed(error.message, path)
+        line, text = placed(error.message, path)
         return Checked(path, "error", text, line, hint=error.hint, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"
@@ -151,7 +185,8 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
     room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
-    left = f"{format_bytes(room)} free" if room >= 0 else f"{format_bytes(-room)} too much"
+    short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
+    left = short if verdict.fits == "no" else f"{format_bytes(room)} free"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     most = "at most " if any(each.above and each.decides for each in given.unread) else ""
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
@@ -166,10 +201,10 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         engine = report.engine
         reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
-        if room >= 0 and verdict.fits == "no" and (engine is None or engine.starts):
+        if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
-    line, _ = _placed(where, path)
+    line, _ = placed(where, path)
     return Checked(
         path,
         verdict.fits,
@@ -177,9 +212,11 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         line,
         given.framework,
         verdict.gpu,
+        cards,
         device.expected,
         verdict.usable_bytes,
         room,
+        verdict.missing_bytes,
         report.job,
         tuple(_assumed(given, report)),
         tuple(
@@ -204,7 +241,7 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             yield f"{key} {report.job[key]} ({whose})"
 
 
-def _placed(text: str, path: str) -> tuple[int, str]:
+def placed(text: str, path: str) -> tuple[int, str]:
     """(line, rest) of a sentence that begins with this file and a line."""
     found = _PLACE.match(text)
     if found and found["path"] == path:
@@ -216,25 +253,3 @@ def worst(found: Sequence[Checked]) -> int:
     """The exit code of all: a file that cannot be read is worse than one that does not fit."""
     codes = [each.exit_code for each in found]
     return next((code for code in codes if code > EXIT_DOES_NOT_FIT), max(codes, default=EXIT_DONE))
-
-
-def github_lines(found: Sequence[Checked]) -> list[str]:
-    """GitHub's workflow commands: an annotation at the file's line for each answer and each warning."""
-    lines = []
-    for each in found:
-        level = {"no": "error", "error": "error", "tight": "warning", "unclear": "warning"}.get(each.fits, "notice")
-        lines.append(_annotation(level, each.file, each.line, f"{each.text}{f' ({each.hint})' if each.hint else ''}"))
-        for warning in each.warnings:
-            line, text = _placed(warning, each.file)
-            lines.append(_annotation("warning", each.file, line, text))
-    return lines
-
-
-def _annotation(level: str, file: str, line: int, text: str) -> str:
-    place = _escaped(file).replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} file={place},line={line},title=memplan::{_escaped(text)}"
-
-
-def _escaped(text: str) -> str:
-    """As GitHub asks: percent signs and line ends; and as a terminal may show it."""
-    return printable(text.replace("%", "%25").replace("\r", "%0D")).replace("\n", "%0A")

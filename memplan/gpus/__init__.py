@@ -93,7 +93,7 @@ def _named(text: str) -> Gpu | None:
     wanted = words_of(text)
     found = matches(wanted, _rows())
     if not found:
-        refuse_others(text)
+        refuse_others(text, _rows())
         share = _VGPU.fullmatch("-".join(text.lower().split()))
         cards = [_preset(name) for name in matches(words_of(share[1]), _rows())] if share else []
         return _vgpu(text, max(cards, key=lambda card: card.memory_bytes), int(share[2])) if share and cards else None

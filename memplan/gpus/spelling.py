@@ -24,7 +24,7 @@ _JOINED = re.compile(r"(?<![0-9a-z.])((?:rtx)?[2-5]0[5-9]0)(ti|super|s|d|m)(supe
 """'4070ti', '4090d', '2070super', 'rtx4070tisuper'."""
 _SUFFIXES = {"s": "super", "m": "laptop"}
 _GLUED = re.compile(r"(?<![0-9a-z])rtx(?=[0-9])", re.ASCII)
-_PAIRS = re.compile(r"(?:([0-9]{1,4}) ?[x×*] ?([a-z].*)|(.*[a-z0-9]) ?[x×*] ?([0-9]{1,3}))", re.ASCII)
+_PAIRS = re.compile(r"(?:([0-9]{1,3}) ?[x×*] ?([a-z0-9].*)|(.*[a-z0-9]) ?[x×*] ?([0-9]{1,3}))", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{4}", re.ASCII)
 _LONGEST = 60
 
@@ -86,13 +86,16 @@ def _means(given: set[str], words: tuple[str, ...]) -> bool:
     return given <= {*words, *sizes} and not given.isdisjoint(_model(words))
 
 
-def refuse_others(text: str) -> None:
+def refuse_others(text: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InvalidJob for several cards in one, and for kinds of cards that memplan has no model of."""
     folded = " ".join(text.lower().split())
     pair = _PAIRS.fullmatch(folded)
     if pair:
         count, card = (pair[1], pair[2]) if pair[1] else (pair[4], pair[3])
-        raise InvalidJob(f"gpu: {text!r} is several cards", f"write --gpu {'-'.join(card.split())} --num-gpus {count}")
+        cards = [card] if re.fullmatch(r"[0-9.]+ ?gi?b?", card) else matches(words_of(card), rows)
+        if cards:
+            hint = f"write gpu: {' or '.join(cards)}, and num_gpus: {count}"
+            raise InvalidJob(f"gpu: {text!r} is several cards", hint)
     for pattern, kind, why in OTHERS:
         if pattern.fullmatch(folded):
             raise InvalidJob(
@@ -103,24 +106,24 @@ def refuse_others(text: str) -> None:
 
 def hint_for(wanted: tuple[str, ...], names: list[str]) -> str:
     """What to type instead of words that are no card's: cards of the same model in another size, else what is written
-    alike.
+    alike, else its memory.
     """
     text = "-".join(wanted)
-    if text.isdecimal() and len(text) <= 3:  # four digits are a card's number
-        return f"did you mean {text}GB? {_ELSE}"
     model = _model(wanted)
     meant = [name for name in names if model and model == _model(words_of(name))]
-    if text and not meant:
+    if text.isdecimal() and len(text) < len("1080"):  # a memory; cards are called by four figures
+        meant = [f"{text}GB"]
+    elif text and not meant:
         numbered = any(map(_NUMBER.fullmatch, wanted))
         names = [name for name in names if any(map(_NUMBER.fullmatch, words_of(name))) or not numbered]
         short = {"-".join(_unsized(name)): name for name in reversed(names)}
         whole = {"-".join(words_of(name)): name for name in names}
-        close = nearest(text, [*whole, *short])
-        meant = list(dict.fromkeys(short.get(name) or whole[name] for name in close))
-    return (f"did you mean {' or '.join(meant[:3])}? " if meant else "") + _ELSE
-
-
-_ELSE = "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
+        meant = list(dict.fromkeys(short.get(name) or whole[name] for name in nearest(text, [*whole, *short])))
+    if meant:
+        said = f"did you mean {' or '.join(meant[:3])}? "
+        return said + "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
+    size = next((word for word in wanted if _SIZE_WORD.fullmatch(word)), "12gb").upper()
+    return f"give its memory instead, such as gpu: {size}; `memplan show gpus` lists what is known"
 
 
 def shortened(text: str) -> str:

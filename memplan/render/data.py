@@ -66,9 +66,9 @@ def to_markdown(blocks: "Iterable[Block]") -> str:
     parts = []
     for block in blocks:
         if isinstance(block, Heading):
-            parts.append(f"## {_escaped(block.text)}\n")
+            parts.append(f"## {escaped(block.text)}\n")
         elif isinstance(block, Prose):
-            parts.append(_escaped(block.text).replace("\n", "  \n") + "\n")
+            parts.append(escaped(block.text).replace("\n", "  \n") + "\n")
         elif block.rows:
             parts.append(_pipe_table(block))
     return "\n".join(parts)
@@ -81,11 +81,11 @@ def _pipe_table(table: "Table") -> str:
     titles = [table.columns[position].title for position in shown]
     ruler = ["---:" if table.columns[position].right else "---" for position in shown]
     rows = [[text_of(row[position]) for position in shown] for row in table.rows]
-    lines = ([" ".join(_escaped(cell).splitlines()) for cell in row] for row in [titles, ruler, *rows])
+    lines = ([" ".join(escaped(cell).splitlines()) for cell in row] for row in [titles, ruler, *rows])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Without what Markdown would take for markup in a table or a heading."""
     return printable(text).translate(_MARKUP)
 

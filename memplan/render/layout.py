@@ -1,7 +1,7 @@
 """From blocks to lines of a width: where paragraphs break, and how wide columns are.
 
 Nothing is ever cut: a column of numbers keeps its width, columns of words share what is left, and where even that is
-not enough a line is longer than the width rather than wrong.
+not enough the cells of a row stand below each other, each with its title.
 """
 
 import re
@@ -13,10 +13,14 @@ from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Tab
 GAP = "  "
 NARROWEST = 16
 """Columns of words are not made narrower than this."""
+PROSE = 100
+"""Lines of prose are never wider, whatever the screen."""
 _NO_BREAK = "\u00a0"
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:GiB|MiB|KiB|TiB|GB|B|M|K|%|GPUs?|tokens|×)(?:\W|$))|(?<=×) (?=\d)")
 _JOINTS = re.compile(r"[^=/_:]+[=/_:]*|[=/_:]+")
 """The pieces of a long name, such as PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or a path."""
+_FINER_JOINTS = re.compile(r"[^-.,;+&]+[-.,;+&]*|[-.,;+&]+")
+"""Those of a piece that is too long even so."""
 
 _SIDES = re.compile(r"[^=]+=*|=+")
 """A name with its =, and its value."""
@@ -30,10 +34,10 @@ def lines(blocks: Sequence[Block], width: int) -> Iterator[Line]:
         if isinstance(block, Heading):
             if position:
                 yield []
-            yield from ([Span(text, block.style)] for text in broken(printable(block.text), width))
+            yield from ([Span(text, block.style)] for text in broken(printable(block.text), min(width, PROSE)))
         elif isinstance(block, Prose):
             margin = " " * block.indent
-            parts = broken(printable(block.text), width - block.indent)
+            parts = broken(printable(block.text), min(width, PROSE) - block.indent)
             yield from ([Span(margin), Span(text, block.style)] for text in parts)
         else:
             yield from _table(block, width)
@@ -60,11 +64,13 @@ def _filled(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word that is too long breaks after =, and what is still too long after one of /_: too."""
+    """A word that is too long breaks after =, what is still too long after one of /_: too, and so on to the letter."""
     if len(word) <= width:
         return [word]
-    halves = _SIDES.findall(word)
-    return [piece for half in halves for piece in ([half] if len(half) <= width else _JOINTS.findall(half))]
+    pieces = [word]
+    for joints in (_SIDES, _JOINTS, _FINER_JOINTS):
+        pieces = [part for piece in pieces for part in ([piece] if len(piece) <= width else joints.findall(piece))]
+    return [piece[at : at + width] for piece in pieces for at in range(0, len(piece), width)]
 
 
 def widths(table: Table, width: int) -> list[int]:
@@ -75,7 +81,7 @@ def widths(table: Table, width: int) -> list[int]:
     left = room - sum(size for position, size in enumerate(own) if position not in wrapping)
     for position in sorted(wrapping, key=lambda position: own[position]):
         least = max(NARROWEST, _longest_piece(table, position))
-        own[position] = min(own[position], max(left // len(wrapping), least))
+        own[position] = min(own[position], PROSE, max(left // len(wrapping), least))
         left -= own[position]
         wrapping.remove(position)
     return own
@@ -94,12 +100,48 @@ def _natural(table: Table, position: int) -> int:
 
 
 def _table(table: Table, width: int) -> Iterator[Line]:
-    sizes = widths(table, width)
-    if table.has_header:
-        titles = tuple(Span(column.title, "dim") for column in table.columns)
-        yield from _row(titles, table.columns, sizes, table.indent)
+    for form in (table, _on_paper(table)):
+        sizes = widths(form, width)
+        if form.indent + sum(sizes) + len(GAP) * (len(sizes) - 1) <= width:
+            break
+    else:
+        yield from _stacked(form, width)
+        return
+    if form.has_header:
+        titles = tuple(Span(column.title, "dim") for column in form.columns)
+        yield from _row(titles, form.columns, sizes, form.indent)
+    for row in form.rows:
+        yield from _row(row, form.columns, sizes, form.indent)
+
+
+def _on_paper(table: Table) -> Table:
+    """Without what is drawn for the eye."""
+    shown = [at for at, column in enumerate(table.columns) if not column.screen_only]
+    rows = tuple(tuple(row[at] for at in shown) for row in table.rows)
+    return Table(tuple(table.columns[at] for at in shown), rows, table.indent)
+
+
+def _stacked(table: Table, width: int) -> Iterator[Line]:
+    """Each row as a paragraph: the cells up to the first that has a title, and below them the others with theirs."""
+    first = next((at for at, column in enumerate(table.columns) if column.title), 0)
     for row in table.rows:
-        yield from _row(row, table.columns, sizes, table.indent)
+        lead = GAP.join(text for cell in row[: first + 1] if (text := _flat(cell)))
+        rest = [
+            f"{_flat(column.title)} {_flat(cell)}".strip()
+            for column, cell in zip(table.columns[first + 1 :], row[first + 1 :], strict=True)
+            if _flat(cell)
+        ]
+        parts = [(lead, 0, table.columns[first].style), ("; ".join(rest), 2, "")]
+        if table.indent + len(lead) + len(GAP) + len(parts[1][0]) <= width:
+            parts = [(GAP.join(text for text, *_ in parts if text), 0, "")]
+        for text, indent, style in parts:
+            margin = table.indent + indent
+            yield from ([Span(" " * margin), Span(line, style)] for line in broken(text, width - margin) if text)
+
+
+def _flat(cell: Cell) -> str:
+    """A cell in one line."""
+    return " ".join(text_of(cell).split("\n"))
 
 
 def _row(row: Sequence[Cell], columns: Sequence[Column], sizes: Sequence[int], indent: int) -> Iterator[Line]:

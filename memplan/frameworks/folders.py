@@ -1,0 +1,69 @@
+"""The training configs of a folder, told from what else lies in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from memplan.errors import InvalidJob, MemplanError, UsageError
+from memplan.frameworks.deciding import subject_of
+from memplan.frameworks.documents import FORMS
+from memplan.frameworks.reading import documents_of, framework_of
+from memplan.yaml_lines import MAX_BYTES
+
+MOST = 2000
+"""Files that are looked at."""
+LEFT = {"__pycache__", "node_modules", "site-packages", "venv"}
+"""Folders of programs; those that begin with a dot are left out too."""
+PROGRAMS = (".py", ".ipynb")
+"""Any of them may be a training; which one is, its name on the command line says."""
+TELLING = {"model", "batch", "lengths", "adapters", "method"}
+_KEY = re.compile(r"^[\s\"'-]*([A-Za-z][\w.-]*)[\"']?\s*[:=]", re.MULTILINE)
+
+
+def is_training(path: str) -> bool:
+    """Whether a file is some framework's; or is broken, and speaks of two things at least that a training has."""
+    try:
+        document = documents_of(path)[0]
+    except MemplanError:
+        return len({subject_of(key) for key in _KEY.findall(_start(path))} & TELLING) > 1
+    try:
+        framework_of(document)
+    except InvalidJob:
+        return False
+    return True
+
+
+def _start(path: str) -> str:
+    try:
+        if os.path.getsize(path) > MAX_BYTES:  # no person writes that
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def files_of(folder: str) -> tuple[list[str], int]:
+    """Files below a folder whose names say that they may be configs or scripts, in the order of their names; and how
+    many programs lie beside them. Raises UsageError where there are too many to look at.
+    """
+    found, programs = [], 0
+    for path in _walked(folder):
+        if path.lower().endswith(PROGRAMS):
+            programs += 1
+        else:
+            found.append(path)
+        if len(found) > MOST:
+            raise UsageError(f"{folder} holds more than {MOST:,} configs and scripts", "name the folder of the configs")
+    return found, programs
+
+
+def _walked(folder: str) -> Iterator[str]:
+    endings = tuple(ending for ending in FORMS if ending != ".txt")
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in LEFT)
+        for name in sorted(files):
+            if name.lower().endswith(endings) and not name.startswith("."):
+                yield os.path.normpath(os.path.join(place, name))
