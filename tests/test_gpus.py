@@ -174,7 +174,7 @@ def test_a_kind_of_card_without_a_model_is_refused_with_the_reason(text: str, ki
 def test_several_cards_in_one_are_a_card_and_a_number(text: str) -> None:
     with pytest.raises(InvalidJob, match="several cards") as caught:
         find_gpu(text)
-    assert caught.value.hint == "write gpu: t4-16gb, and num_gpus: 2"
+    assert caught.value.hint == "write --gpu t4-16gb --num-gpus 2"
 
 
 def test_a_name_alone_is_the_usual_size_and_the_rare_one_has_to_be_said() -> None:
@@ -239,8 +239,8 @@ def test_a_size_that_no_card_has_is_refused(text: str) -> None:
     ("text", "suggestion"),
     [
         ("h1000", "h100-80gb"),
-        ("rtx-4080-24gb", "rtx-4080-16gb"),
         ("rtx-4909", "rtx-4090-24gb"),
+        ("rtx-4080-24gb", "rtx-4080-16gb"),
         ("mi300a", "mi300x-192gb"),
         ("ascend-910d", "ascend-910"),
     ],

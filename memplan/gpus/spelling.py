@@ -92,10 +92,10 @@ def refuse_others(text: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     pair = _PAIRS.fullmatch(folded)
     if pair:
         count, card = (pair[1], pair[2]) if pair[1] else (pair[4], pair[3])
-        cards = [card] if re.fullmatch(r"[0-9.]+ ?gi?b?", card) else matches(words_of(card), rows)
-        if cards:
-            hint = f"write gpu: {' or '.join(cards)}, and num_gpus: {count}"
-            raise InvalidJob(f"gpu: {text!r} is several cards", hint)
+        names = [card] if re.fullmatch(r"[0-9.]+ ?gi?b?", card) else matches(words_of(card), rows)[:6]
+        if names:
+            meant = f"write --gpu {' or '.join(names)}{', and' * (len(names) > 1)} --num-gpus {count}"
+            raise InvalidJob(f"gpu: {text!r} is several cards", meant)
     for pattern, kind, why in OTHERS:
         if pattern.fullmatch(folded):
             raise InvalidJob(
@@ -106,24 +106,27 @@ def refuse_others(text: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def hint_for(wanted: tuple[str, ...], names: list[str]) -> str:
     """What to type instead of words that are no card's: cards of the same model in another size, else what is written
-    alike, else its memory.
+    alike.
     """
     text = "-".join(wanted)
+    if text.isdecimal() and len(text) <= 3:  # four digits are a card's number
+        return f"did you mean {text}GB? {_ELSE}"
     model = _model(wanted)
     meant = [name for name in names if model and model == _model(words_of(name))]
-    if text.isdecimal() and len(text) < len("1080"):  # a memory; cards are called by four figures
-        meant = [f"{text}GB"]
-    elif text and not meant:
+    if text and not meant:
         numbered = any(map(_NUMBER.fullmatch, wanted))
         names = [name for name in names if any(map(_NUMBER.fullmatch, words_of(name))) or not numbered]
         short = {"-".join(_unsized(name)): name for name in reversed(names)}
         whole = {"-".join(words_of(name)): name for name in names}
-        meant = list(dict.fromkeys(short.get(name) or whole[name] for name in nearest(text, [*whole, *short])))
+        close = nearest(text, [*whole, *short])
+        meant = list(dict.fromkeys(short.get(name) or whole[name] for name in close))
     if meant:
-        said = f"did you mean {' or '.join(meant[:3])}? "
-        return said + "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
-    size = next((word for word in wanted if _SIZE_WORD.fullmatch(word)), "12gb").upper()
-    return f"give its memory instead, such as gpu: {size}; `memplan show gpus` lists what is known"
+        return f"did you mean {' or '.join(meant[:3])}? {_ELSE}"
+    its = next((word for word in wanted if _SIZE_WORD.fullmatch(word)), "12gb").upper()
+    return f"give its memory instead, such as --gpu {its}; `memplan show gpus` lists what is known"
+
+
+_ELSE = "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
 
 
 def shortened(text: str) -> str:
