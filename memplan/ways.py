@@ -17,6 +17,8 @@ from memplan.local_gpu import has_local
 from memplan.planner.search import largest
 from memplan.reporting import Peak, peak
 from memplan.resolve import resolve
+from memplan.resolve.clusters import with_cluster
+from memplan.resolve.notes import Notes
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, with_changes
@@ -102,8 +104,8 @@ def _on_this_machine(given: JobInput) -> tuple[JobInput, tuple[str, ...]]:
 
 def _plans(given: JobInput) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(name, title, changes) of the ways that agree with what was said: who says LoRA does not mean all weights."""
-    job, said = given.job, given.sources
-    half = _half(given)
+    job, said = with_cluster(given.job, Notes(dict(given.sources)))[0], given.sources
+    half = _half(job.gpu)
     several = job.num_gpus > 1 and not {"sharding", "zero_stage"} & set(said)
     dtype = {} if "dtype" in said or half == "bf16" else {"dtype": half}
     base = {"method": "sft", "trainer": "trl", **dtype}
@@ -119,13 +121,8 @@ def _plans(given: JobInput) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "qlora", f"LoRA over {job.quantization}", base | adapters | weights
 
 
-def _half(given: JobInput) -> str:
-    """The dtype of half precision on the job's card."""
-    text = given.job.gpu
-    if text is None and given.job.cluster is not None:
-        from memplan.clusters import find_cluster
-
-        text = find_cluster(given.job.cluster).gpu
+def _half(text: str | None) -> str:
+    """The dtype of half precision on a card."""
     gpu = find_gpu(text) if text else None
     major = gpu.architecture.partition(".")[0] if gpu else ""
     return HALF[gpu is not None and gpu.vendor == "nvidia" and major.isdecimal() and int(major) < 8]
