@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from memplan.ways import Ways
 
 HELP = """What a training job will use on each GPU, where it peaks and why, whether it fits, and what to change.
+With a model and a card alone: full fine-tuning, LoRA and QLoRA, and how long a sequence each holds.
 
-Examples: memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb; memplan estimate job.yaml --json
+Examples: memplan estimate qwen3-8b --gpu 4090; memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb;
+memplan estimate job.yaml --json
 """
 
 
