@@ -62,6 +62,7 @@ LAYERS = (
     "logs",  # what an engine or a trainer printed
     "frameworks",  # training frameworks' files <-> Job
     "render",
+    "mcp",  # tools for agents
     "torch",  # pair schedules for training scripts
     "callback",  # estimates inside a Trainer
     "trace",  # real models on fake tensors
@@ -72,7 +73,7 @@ WITH_FRAMEWORKS = {"torch", "callback", "trace"}
 """Where torch and its kin may be imported; they come in an optional extra."""
 FACE = "__init__"
 """memplan/__init__.py: names of other modules as text, loaded on first use."""
-USE_THE_FACE = {"callback", "cli", "__main__", "render"}
+USE_THE_FACE = {"callback", "cli", "__main__", "mcp", "render"}
 """They say which version of memplan wrote something."""
 ENGINE_KNOWS = {"errors", "units", "tables", "spec", "engine"}
 """The engine takes a recipe and knows nothing of names, files, screens or the network."""

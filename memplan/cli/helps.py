@@ -66,6 +66,8 @@ EXTRA = {
     "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "folders": "Folders that an agent may read.",
+    "timeout": "The most a call may take. [default 60]",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
     "tokenizer": "A folder with tokenizer.json, or the file.",
     "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
