@@ -56,6 +56,7 @@ LAYERS = (
     "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
+    "trust",  # how sure an estimate is, by rows of its kind
     "api",  # what the world calls
     "snapshot",  # what an allocator recorded
     "diagnose",  # what an out-of-memory error says
