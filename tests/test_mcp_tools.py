@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from memplan.api import estimate
+from memplan.cli.app import main
 from memplan.cli.schemas import job_schema
 from memplan.errors import MemplanError
 from memplan.mcp.tools import TOOLS, call, with_job
@@ -148,7 +149,27 @@ def test_a_call_writes_nothing_and_imports_nothing_of_the_folder(folders: tuple[
     (inside / "yaml.py").write_text("raise SystemExit('imported')\n")
     request = {"tool": "estimate", "folders": [str(inside)], "arguments": {"file": "train.yaml"}}
     assert "result" in worker(request, inside)
-    program = "from memplan.mcp.within import keep_within; keep_within(['.']); open('new.txt', 'w')"
-    done = subprocess.run([sys.executable, "-c", program], cwd=inside, capture_output=True, text=True, check=False)
-    assert "nothing is written for an agent" in done.stderr
-    assert not (inside / "new.txt").exists()
+    for change in ("open('new.txt', 'w')", "os.open('new.txt', os.O_CREAT | os.O_WRONLY)", "os.remove('train.yaml')"):
+        program = f"import os; from memplan.mcp.within import keep_within; keep_within(['.']); {change}"
+        done = subprocess.run([sys.executable, "-c", program], cwd=inside, capture_output=True, text=True, check=False)
+        assert "nothing is written for an agent" in done.stderr, change
+    assert sorted(path.name for path in inside.iterdir()) == ["link.yaml", "train.yaml", "yaml.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "memplan mcp needs the mcp SDK"),
+        (["no-such-folder"], "no-such-folder: no such folder"),
+        (["--timeout", "soon"], "--timeout: 'soon' is no number of seconds"),
+        (["--timeout", "nan"], "--timeout: 'nan' is no number of seconds"),
+    ],
+)
+def test_what_the_command_cannot_do_is_told_in_two_lines(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("memplan.cli.mcp.find_spec", lambda name: None)
+    assert main(["mcp", *arguments]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {says}"
+    assert hint.startswith("hint: ")

@@ -11,23 +11,27 @@ from pathlib import Path
 
 READ_ANYWAY = ("/proc", "/sys", "/dev", "/usr/share", "/usr/lib", "/etc/mime.types", "/etc/ssl", "/etc/pki")
 """What libraries read of the system: cards, certificates, kinds of files."""
-EVENTS = ("open", "os.listdir", "os.scandir")
+READS = ("open", "os.listdir", "os.scandir")
+CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+"""Flags of opening that change a file."""
 
 
 def keep_within(folders: Iterable[str]) -> None:
     """From now on this process opens no file elsewhere: PermissionError, as if the system had refused it."""
-    roots = tuple(os.path.realpath(folder) for folder in (*folders, *_own_places()))
+    own = tuple(os.path.realpath(place) for place in _own_places())
+    roots = (*(os.path.realpath(folder) for folder in folders), *own)
     downloads = os.path.realpath(_downloads())
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event not in EVENTS or not isinstance(arguments[0], (str, bytes, os.PathLike)):
+        if event not in READS + CHANGES or not isinstance(arguments[0], (str, bytes, os.PathLike)):
             return
         path = os.path.realpath(os.fsdecode(arguments[0]))
-        if _is_in(path, downloads):
+        if _is_in(path, downloads) or path == os.devnull:
             return
-        mode = arguments[1] if event == "open" else "r"
-        writes = isinstance(mode, str) and any(char in mode for char in "wax+")
-        if writes and path != os.devnull:
+        flags = arguments[2] if event == "open" else 0
+        compiled = "__pycache__" in path and any(_is_in(path, place) for place in own)
+        if (event in CHANGES or (isinstance(flags, int) and flags & WRITES)) and not compiled:
             raise PermissionError(13, "nothing is written for an agent", path)
         if not any(_is_in(path, root) for root in roots):
             raise PermissionError(13, "outside the folders that memplan mcp was given", path)
@@ -44,8 +48,8 @@ def _own_places() -> list[str]:
     here = os.path.realpath(os.getcwd())
     packages = [path for path in sys.path if path and os.path.realpath(path) != here]
     own = Path(__file__).resolve().parents[1]
-    presets = [str(own.parent / "presets")]
-    return [sys.prefix, sys.base_prefix, sys.exec_prefix, *packages, str(own), *presets, *READ_ANYWAY]
+    presets = str(own.parent / "presets")
+    return [sys.prefix, sys.base_prefix, sys.exec_prefix, *packages, str(own), presets, *READ_ANYWAY]
 
 
 def _downloads() -> str:
