@@ -23,6 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",  # one hierarchy
+    "lang",  # what messages are in another language
     "units",  # bytes, counts and their spelling
     "tables",  # one row of data for each method, optimizer, precision, trainer
     "rule_of_thumb",  # closed formulas, on their own
