@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from memplan.errors import InternalError, MemplanError, UsageError
 from memplan.generated import Engine
-from memplan.report import PerGpu, Report, plain
+from memplan.report import Report, plain
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -212,7 +212,7 @@ def _figures(of: TruthSet, row: TruthRow, report: Report) -> Iterator[Figure]:
     facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), sharding)
     more = (str(report.job["trainer"]), row.quality)
     for meter, measured in row.meters.items():
-        low, expected, high = _on_meter(report.per_gpu, meter)
+        low, expected, high = _on_meter(report, meter)
         yield Figure(*facts, meter, PEAK, measured, expected, low, high, *more)
     for phase, measured in row.phases.items():
         size = report.per_gpu.phases[phase]
@@ -238,10 +238,14 @@ def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> I
         yield Figure(*facts, meter, ENGINE, measured, size, low, high, engine.name, row.quality)
 
 
-def _on_meter(per_gpu: PerGpu, meter: str) -> tuple[int, int, int]:
-    """The lowest, the expected and the highest figure."""
+def _on_meter(report: Report, meter: str) -> tuple[int, int, int]:
+    """The lowest, the expected and the highest figure; of allocated memory on the rank that allocates most, which need
+    not be the one whose device holds most."""
+    per_gpu = report.per_gpu
     if meter == "allocated":
-        return per_gpu.allocated_range.low, per_gpu.allocated_bytes, per_gpu.allocated_range.high
+        found, more = per_gpu.allocated_range, max(each.allocated_bytes for each in report.ranks)
+        more -= per_gpu.allocated_bytes
+        return found.low + more, per_gpu.allocated_bytes + more, found.high + more
     band = per_gpu.reserved_bytes if meter == "reserved" else per_gpu.device_bytes
     return band.low, band.expected, band.high
 

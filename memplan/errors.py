@@ -15,6 +15,7 @@
 an exit code (1) that the commands return.
 """
 
+import re
 from collections.abc import Iterable
 
 EXIT_DONE, EXIT_DOES_NOT_FIT, EXIT_USAGE, EXIT_MODEL, EXIT_BUG = 0, 1, 2, 3, 70
@@ -87,17 +88,72 @@ def printable_json(text: str) -> str:
     return text.translate({ord(char): f"\\u{ord(char):04x}" for char in found}) if found else text
 
 
-def nearest(value: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names closest to a mistyped one, best first; empty when nothing is close."""
-    from difflib import get_close_matches
-
-    names = list(known)
-    folded = {name.lower().replace("_", "-"): name for name in names}
-    close = get_close_matches(value.lower().replace("_", "-"), folded, n=count, cutoff=0.5)
-    return [folded[name] for name in close]
+ALIKE = 0.75
+"""Likeness from which on a name may be meant."""
+AS_GOOD = 0.08
+"""Names that are so much less alike than the best are left out."""
 
 
-KEYS_ARE_LISTED = "see what a job takes: memplan schema job"
+def nearest(value: str, known: Iterable[str], count: int = 3, a_word_more: bool = True) -> list[str]:
+    """The known names closest to what was typed, best first; empty when nothing is close."""
+    names = {name: likeness(value, name, a_word_more) for name in known}
+    least = max([ALIKE, *(each - AS_GOOD for each in names.values())])
+    return sorted((name for name, alike in names.items() if alike >= least), key=lambda name: -names[name])[:count]
+
+
+def likeness(value: str, name: str, a_word_more: bool = True) -> float:
+    """How much what was typed looks like a name, from 0 to 1: a slip of the pen (sympo), its words shortened or some of
+    them left out (seq-len), or, where that may be, a word too many (flash-attention). Another number is another thing:
+    65b is no slip of 8b.
+    """
+    typed, whole = _letters_and_numbers(value), _letters_and_numbers(name)
+    packed, target = "".join(typed), "".join(whole)
+    if not packed or not target:
+        return 0.0
+    if packed == target:
+        return 1.0
+    if len(packed) > 1 and _shorten(typed, whole):
+        return ALIKE + (1 - ALIKE) * len(packed) / len(target)
+    if a_word_more and len(target) > ENOUGH * len(packed) and _shorten(whole, typed, exactly=True):
+        return ALIKE + (1 - ALIKE) * len(target) / len(packed)
+    if sorted(packed) == sorted(target) and packed[0] == target[0]:
+        return SWAPPED
+    numbers, others = (re.sub("[a-z]", "", text) for text in (packed, target))
+    slip = len(numbers) == len(others) and set(numbers) == set(others)
+    if not (slip or others.startswith(numbers) or (others and numbers.startswith(others))):
+        return 0.0
+    from difflib import SequenceMatcher
+
+    return SequenceMatcher(None, packed, target, autojunk=False).ratio()
+
+
+ENOUGH, SWAPPED = 0.45, 0.9
+"""Share of what was typed that a name must be, with words beside it; likeness of the same letters in another order."""
+
+
+def _letters_and_numbers(text: str) -> list[str]:
+    return re.findall("[a-z]+|[0-9]+", text[:LONGEST_NAME].lower())
+
+
+LONGEST_NAME = 100
+"""Characters of a name that are compared."""
+
+
+def _shorten(words: list[str], whole: list[str], exactly: bool = False) -> bool:
+    """Whether words stand, in their order, for words of the whole: cut short, or with letters left out (ckpt for
+    checkpointing), numbers alone as they are; each as it is, where ``exactly``."""
+    left = iter(whole)
+    return all(any(word == other or (not exactly and _shortens(word, other)) for other in left) for word in words)
+
+
+def _shortens(word: str, other: str) -> bool:
+    if word.isdecimal() or other.isdecimal() or word[0] != other[0]:
+        return False
+    letters = iter(other)
+    return other.startswith(word) or (len(word) > 2 and all(letter in letters for letter in word))
+
+
+KEYS_ARE_LISTED = "memplan estimate --help-all lists what a job takes"
 
 
 def did_you_mean(value: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all: a full disk never costs what was there before."""
+"""Files that are written whole or not at all, so that a full disk never costs what was there before; and what to type
+instead of one that is not there.
+"""
 
 import os
 import stat
@@ -54,3 +56,31 @@ def _filled(descriptor: int, text: str | Iterable[str]) -> None:
         file.flush()
         with suppress(OSError):  # what is no file cannot be synchronised
             os.fsync(descriptor)
+
+
+MOST_LISTED = 2000
+"""Entries of a folder that are looked at for a name that is near."""
+
+
+def instead_of_missing(path: str, otherwise: str = "", endings: Iterable[str] = ()) -> str:
+    """What to type instead of a path where nothing is: one beside it whose name is near; the folder that is missing;
+    ``otherwise``, or what lies there with such an ending. A person's slip in an ending counts as near."""
+    from itertools import islice
+
+    from memplan.errors import nearest
+
+    folder, name = os.path.split(os.path.expanduser(path))
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    try:
+        with os.scandir(folder or ".") as entries:
+            there = sorted(entry.name for entry in islice(entries, MOST_LISTED) if not entry.name.startswith("."))
+    except (OSError, ValueError):
+        there = []
+    stem = os.path.splitext(name)[0]
+    alike = [each for each in there if os.path.splitext(each)[0] == stem] or nearest(name, there, a_word_more=False)
+    if alike:
+        return "did you mean " + " or ".join(os.path.join(os.path.dirname(path), each) for each in alike[:3]) + "?"
+    such = [each for each in there if each.lower().endswith(tuple(endings))] if endings else []
+    listed = f"here is {', '.join(os.path.join(os.path.dirname(path), each) for each in such[:4])}" if such else ""
+    return "; ".join(filter(None, [otherwise, listed]))

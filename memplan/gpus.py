@@ -119,14 +119,27 @@ def _words(name: str) -> set[str]:
 
 
 def _hint(wanted: str) -> str:
-    """What to type instead of a name that is no card's."""
+    """What to type instead of a name that is no card's: the nearest, several of one by their number, or a size."""
+    many = _MANY.fullmatch(wanted)
+    number, card = ((many[1] or many[4]), (many[2] or many[3])) if many else ("", "")
+    cards = [card] if _SIZE.fullmatch(card) else _matches(card)
+    if cards:
+        return f"write gpu: {' or '.join(cards)}, and num_gpus: {number}"
     short = {_SIZE_SUFFIX.sub("", name): name for name in reversed(gpu_names())}
     close = nearest(wanted, [*gpu_names(), *short])
     names = list(dict.fromkeys(short.get(name, name) for name in close))
-    meant = f"did you mean {' or '.join(names)}? " if names else ""
-    if wanted.isdecimal() and len(wanted) <= 4:
-        meant = f"did you mean {wanted}GB? "
-    return meant + "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
+    if wanted.isdecimal() and len(wanted) < len("1080"):  # a memory; cards are called by four figures
+        names = [f"{wanted}GB"]
+    if names:
+        meant = f"did you mean {' or '.join(names)}? "
+        return meant + "`memplan show gpus` lists all; a size such as 80GB, or local, works too"
+    size = _SIZE_SUFFIX.search(wanted)
+    its = f"{size[1] if size else 12}GB"
+    return f"give its memory instead, such as gpu: {its}; `memplan show gpus` lists what is known"
+
+
+_MANY = re.compile(r"(\d{1,3})-?[x×*]-?([a-z0-9].*)|(.+?)-?[x×*]-?(\d{1,3})", re.ASCII)
+"""8xa100, h100x8: a number of cards."""
 
 
 def _shortened(text: str) -> str:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.errors import ModelNotFound, UsageError, did_you_mean
+from memplan.errors import ModelNotFound, UsageError
 from memplan.spec.reading import JobInput, canonical_key, read_job
 
 YAML_ENDINGS = (".yaml", ".yml")
+FILE_ENDINGS = (*YAML_ENDINGS, ".json", ".toml", ".py", ".ipynb", ".sh", ".slurm", ".sbatch", ".cfg")
+"""Of configs and scripts: such a name is a file's, and no model's."""
 
 
 def jobs_dir() -> str:
@@ -49,8 +51,8 @@ def read_target(model: str | None, options: Mapping[str, Any]) -> JobInput:
     if model.endswith(YAML_ENDINGS) and os.path.isfile(model):
         return _from_file(model, options)
     if not os.path.exists(model):
-        if model.startswith((".", "/", "~")) or (model.endswith((".json", *YAML_ENDINGS)) and "/" in model):
-            raise ModelNotFound(f"no such file: {model}", "name an existing file or folder, a preset, or a Hub id")
+        if model.startswith((".", "/", "~")) or model.lower().endswith(FILE_ENDINGS):
+            raise _no_such_file(model)
         if "/" not in model:
             return _from_bare_name(model, options)
     return _of_model(model, options)
@@ -112,16 +114,23 @@ def _line_of(path: str, keys: Sequence[str]) -> int | None:
 
 
 def _from_bare_name(name: str, options: Mapping[str, Any]) -> JobInput:
-    from memplan.presets import has_model, model_names
+    from memplan.presets import has_model, instead_of
 
     if has_model(name):
         return _of_model(name, options)
     jobs = job_names()
     if name in jobs:
         return _from_file(os.path.join(jobs_dir(), f"{name}.yaml"), options, f"preset {name}")
-    if name.endswith(YAML_ENDINGS):
-        raise ModelNotFound(f"no such file: {name}", did_you_mean(name.rsplit(".", 1)[0], jobs))
-    raise ModelNotFound(
-        f"no model or job named {name!r}",
-        did_you_mean(name, [*model_names(), *jobs]) or "see: memplan show models; a Hub id has a slash",
-    )
+    raise ModelNotFound(f"no model or job named {name[:80]!r}", instead_of(name, jobs))
+
+
+def _no_such_file(path: str) -> ModelNotFound:
+    """The error of a path where nothing is: perhaps a preset job's name was meant."""
+    from memplan.errors import nearest
+    from memplan.files import instead_of_missing
+
+    ending = os.path.splitext(path)[1].lower()
+    jobs = nearest(os.path.splitext(os.path.basename(path))[0], job_names()) if ending in YAML_ENDINGS else []
+    otherwise = f"did you mean {' or '.join(jobs)}?" if jobs else "name a file or folder that is there, or a Hub id"
+    kin = [ending] if ending in FILE_ENDINGS else []
+    return ModelNotFound(f"no such file: {path}", instead_of_missing(path, otherwise, kin))

@@ -64,7 +64,7 @@ def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, oth
     hardware, layers = recipe.hardware, recipe.checkpointing.layers
     reserved = held
     if not recipe.method.generates:  # an engine fills what it was given, whatever its segments are
-        slack = slack_of(recipe, ledger.lasting()) if search else 0
+        slack = slack_of(recipe, ledger.lasting()) if search else None
         reserved = reserved_band(held, ledger.lasting(), hardware.expandable_segments, layers, slack)
     device = _with_managed(_sum(reserved, outside), ledger, recipe)
     return Totals(tuple(totals), allocated, reserved, device, reserved, outside, others=others)

@@ -6,11 +6,11 @@ its values come from), ``parameters`` and ``config``, the keys of its config.jso
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memplan.errors import InternalError, ModelNotFound, did_you_mean
+from memplan.errors import InternalError, ModelNotFound, nearest
 
 Preset = dict[str, Any]
 
@@ -39,9 +39,38 @@ def model_preset(name: str) -> Preset:
     """
     preset = find_preset(name)
     if preset is None:
-        hint = did_you_mean(name[:80].casefold(), model_names()) or "list them with: memplan show models"
-        raise ModelNotFound(f"no model preset named {name[:80]!r}", hint)
+        raise ModelNotFound(f"no model preset named {name[:80]!r}", instead_of(name))
     return preset
+
+
+_SIZE = re.compile(r"(?:.*[^a-z0-9.]|.*[a-z])?(\d+(?:\.\d+)?[bm])(?![a-z0-9])", re.ASCII | re.IGNORECASE)
+"""A name up to the number of its parameters: starchat2-15b."""
+_OTHER = re.compile("vision|vl|omni|audio|moe|mamba|embed|rerank|encoder", re.IGNORECASE)
+"""Words behind a size that make it another architecture; instruct, chat and their like do not."""
+
+
+def near_models(name: str, others: Iterable[str] = (), count: int = 3) -> list[str]:
+    """The presets, and ``others``, that a mistyped name means: of the same size, and with no word that would make it
+    another architecture."""
+    sized = _SIZE.match(name[:MOST_NAMED])
+    meant = sized.group() if sized and not _OTHER.search(name[sized.end() :]) else name
+    return nearest(meant, [*model_names(), *others], count, a_word_more=False)
+
+
+def instead_of(name: str, jobs: Iterable[str] = ()) -> str:
+    """What to type instead of a name that no preset has: the nearest, else a Hub id or the size that the name holds."""
+    close, sized = near_models(name, jobs), _SIZE.match(name[:MOST_NAMED])
+    if sized and sized.group(1) == name:
+        return f"a size alone is --total-params {name}"
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    if sized:
+        return f"give its Hub id, such as OWNER/{name[:MOST_NAMED]}, or its size alone: --total-params {sized.group(1)}"
+    return "memplan show models lists them; a Hub id has a slash"
+
+
+MOST_NAMED = 80
+"""Characters of a name."""
 
 
 def has_model(name: str) -> bool:

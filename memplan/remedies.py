@@ -20,9 +20,9 @@ from memplan.spec.parallel import Parallel
 from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
-COSTS = ("nothing", "setup", "speed", "numerics", "training")
-"""What a remedy costs, cheapest first: nothing; effort once; time per step; the optimizer's numerics; another training
-run.
+COSTS = ("nothing", "setup", "speed", "numerics", "training", "cards", "data")
+"""What a remedy costs: nothing; effort once; time per step; the optimizer's numerics; another training run; more cards;
+what of the data is cut.
 """
 
 

@@ -196,7 +196,8 @@ class Remedy:
     changes: dict[str, Any]
     """Job keys, set over the job's own."""
     cost: str
-    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one)."""
+    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one), cards
+    (more of them), data (what is longer is cut)."""
     frees_bytes: int
     device_bytes: int
     allocated_bytes: int

@@ -118,9 +118,7 @@ def _instants_of_phases(schedule: tuple[str, ...]) -> tuple[tuple[str, tuple[int
 
 
 def price(recipe: Recipe, detailed: bool = True, search: bool = False) -> list[Priced]:
-    """Every class of ranks, the fullest card first (by the expected device figure); sums without rows where nobody
-    needs details.
-    """
+    """Every class of ranks, the fullest card first (by the expected device figure); ``detailed``: with rows."""
     priced = []
     for of in rank_classes(recipe):
         ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
@@ -158,7 +156,7 @@ def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
     """
     priced = price(recipe, detailed=False, search=search)
     if play:
-        priced[0] = _played(priced[0], "fits")
+        priced = _played(priced, "fits")
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
     verdict = _verdict(fullest, recipe, host)
@@ -193,7 +191,7 @@ def build_report(recipe: Recipe, play: Seek | None = False) -> Report:
     """
     priced = price(recipe)
     if play is not False:
-        priced[0] = _played(priced[0], play or False)
+        priced = _played(priced, play or False)
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
@@ -248,12 +246,19 @@ def _alone(recipe: Recipe) -> Engine | None:
     return as_engine(of, engine_figures(of, gpu))
 
 
-def _played(priced: Priced, seek: Seek) -> Priced:
-    """With the reserved meter as the simulated allocator has it."""
-    recipe, ledger, before = priced.of.recipe, priced.ledger, priced.joint
-    meters = with_play(priced.meters, ledger, recipe, seek)
-    beside_step = joint(before.start if before else None, recipe, ledger, meters, priced.beside)
-    return priced._replace(meters=meters, joint=beside_step)
+NEARLY, MOST = 0.9, 3
+"""Classes of ranks that are played: nearly as full as the fullest, and how many."""
+
+
+def _played(priced: list[Priced], seek: Seek) -> list[Priced]:
+    """With the reserved meter as the allocator has it, which decides anew what class holds most."""
+    found = []
+    for each in (each for each in priced[:MOST] if each.device.expected >= NEARLY * priced[0].device.expected):
+        meters = with_play(each.meters, each.ledger, each.of.recipe, seek)
+        started = each.joint.start if each.joint else None
+        together = joint(started, each.of.recipe, each.ledger, meters, each.beside)
+        found.append(each._replace(meters=meters, joint=together))
+    return sorted([*found, *priced[len(found) :]], key=lambda each: -each.device.expected)
 
 
 def _crossing(priced: Priced, instants: tuple[Instant, ...]) -> Crossing | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memplan.errors import UsageError, did_you_mean
+from memplan.files import instead_of_missing
 from memplan.presets import presets_dir
 from memplan.units import GiB, MiB
 
@@ -108,7 +109,9 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
                 yield from inner
                 continue
             if not path.is_file():
-                raise UsageError(f"{path}: no such file", "name truth files, or folders of them")
+                raise UsageError(
+                    f"{path}: no such file", instead_of_missing(str(path), "name truth files, or folders of them")
+                )
         except (OSError, ValueError) as error:
             raise UsageError(f"{str(path)!r}: cannot be read: {error}", "name truth files") from None
         yield path

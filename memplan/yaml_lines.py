@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import InvalidJob, did_you_mean
+from memplan.files import instead_of_missing
 from memplan.spec.plain import MAX_DEPTH, MAX_VALUES, OddFloat, OddInt
 
 TWICE = "key {!r:.60} is there twice, and the last one counts"
@@ -166,8 +167,11 @@ def _text(path: Path, what: str) -> str:
     """The file's text, if it is a readable file of a size that a person writes."""
     try:
         if not path.is_file():
-            problem = "is no file" if path.exists() else "does not exist"
-            raise InvalidJob(f"{path} {problem}", f"give the path of a YAML file of {what}")
+            problem, hint = (
+                "is no file" if path.exists() else "does not exist",
+                f"give the path of a YAML file of {what}",
+            )
+            raise InvalidJob(f"{path} {problem}", hint if path.exists() else instead_of_missing(str(path), hint))
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

@@ -470,7 +470,7 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"sharding": "zero2", "num_gpus": 2},
+        {"sharding": "zero1", "num_gpus": 2, "deepspeed": {"grad_accum_dtype": "fp32"}},
         {"model": "gemma-4-e2b"},
     ],
 )

@@ -222,7 +222,7 @@ def test_every_key_of_a_job_can_be_set(key: str) -> None:
         (["--lora-rank", "8"], {"lora": {"r": "8"}}),
         (["--lora-b-bias"], {"lora": {"lora_bias": True}}),
         (["--no-lora-lora-bias"], {"lora": {"lora_bias": False}}),
-        (["--lora-targets", "q_proj,v_proj"], {"lora": {"targets": ["q_proj", "v_proj"]}}),
+        (["--lora-targets", "q_proj,v_proj"], {"lora": {"targets": "q_proj,v_proj"}}),
         (["--lora-targets", "all-linear"], {"lora": {"targets": "all-linear"}}),
         (["--load-in-4bit"], {"load_in_4bit": True}),
         (["--set", "allocator.expandable_segments=true"], {"allocator": {"expandable_segments": True}}),

@@ -31,12 +31,12 @@ def checker(what: str) -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("what", ["job", "report", "compare"])
+@pytest.mark.parametrize("what", ["job", "report", "compare", "plan", "check"])
 def test_schema_is_valid_and_described(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", what]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema == checker(what).schema
-    assert schema["properties"]
+    assert (schema.get("items") or schema)["properties"]
     assert schema["title"].startswith("memplan ")
 
 
@@ -109,3 +109,20 @@ def test_settings_inside_a_job_are_described_once_each() -> None:
     }
     assert named <= set(parts)
     assert all(part["properties"] and part["description"] for part in parts.values())
+
+
+def test_rows_of_a_check_match_their_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of files that fit, that do not, that are unclear, and that cannot be read."""
+    texts = {
+        "fits.yaml": "model: smollm2-135m\n",
+        "no.yaml": "model: llama-3.1-8b\nmethod: dpo\n",
+        "bad.yaml": "x: [",
+        "unclear.yaml": "model_name_or_path: a/b\nper_device_train_batch_size: 1\nuse_lora: [x]\nbeta: 0.1\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    main(["check", *(str(tmp_path / name) for name in texts), "--gpu", "24GB", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    checker("check").validate(rows)
+    assert len(rows) == len(texts)
+    assert set(schema_of("check")["items"]["required"]) == set(rows[0])

@@ -18,9 +18,9 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
-IDEAL = Device(1.0, 1.0, 1.0, 1e30, 1e30, 1e30, direct=True)
+IDEAL = Device(1.0, 1.0, 1.0, 1.0, 1e30, 1e30, 1e30, direct=True)
 """One FLOP a second, and everything else for nothing."""
-PERFECT = EXPECTED._replace(shapes=1.0, attention=1.0, memory=1.0, launch=0.0)
+PERFECT = EXPECTED._replace(throttle=0.0, attention=1.0, memory=1.0, launch=0.0, hook=0.0)
 
 
 def recipe(**keys: Any) -> Recipe:
@@ -170,5 +170,6 @@ def test_a_card_known_by_its_size_is_ranked_as_its_nearest() -> None:
 
 def test_rates_are_ordered() -> None:
     for low, expected, high, name in zip(LOW, EXPECTED, HIGH, LOW._fields, strict=True):
-        ordered = (high, expected, low) if name in ("launch", "latency") else (low, expected, high)
+        costs = name in ("throttle", "launch", "latency", "hook", "contention")
+        ordered = (high, expected, low) if costs else (low, expected, high)
         assert list(ordered) == sorted(ordered), name

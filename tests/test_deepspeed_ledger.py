@@ -2,10 +2,10 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
+from deepspeed_rows import MEASURED, job_of, recipe_of
 from drawing import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,30 +14,9 @@ from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
-from memplan.resolve import resolve
-from memplan.spec.reading import read_job
-from memplan.spec.recipe import Recipe
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "vocab_size": 512,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
-SEVERAL: dict[str, Any] = {"model": LLAMA, "method": "sft", "num_gpus": 2, "sequence_length": 8}
-MEASURED = json.loads((Path(__file__).parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))["rows"]
 STATES = ("parameters", "adapters", "master_weights", "gradients", "optimizer_states")
 HELD = (*STATES, "buffers", "gathered_parameters", "optimizer_temporaries")
-
-
-def recipe_of(**keys: Any) -> Recipe:
-    return resolve(read_job(SEVERAL | keys))
 
 
 def held(ledger: Ledger, instant: str, categories: tuple[str, ...] = HELD, places: tuple[str, ...] = ("gpu",)) -> int:
@@ -48,24 +27,6 @@ def held(ledger: Ledger, instant: str, categories: tuple[str, ...] = HELD, place
 
 
 # -- against the real engine ------------------------------------------------------------------------------------------
-
-
-def job_of(row: dict[str, Any]) -> Recipe:
-    """The measured job, in memplan's words."""
-    job = row["job"]
-    named = ["embed_tokens", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    frozen = [*named, "norm", "input_layernorm", "post_attention_layernorm", "lm_head"] if "trained" in job else []
-    keys = {
-        "num_gpus": job["ranks"],
-        "optimizer_impl": "fused",
-        "gradient_accumulation_steps": job["accumulation"],
-        "gradient_checkpointing": "full" if job.get("checkpointing") else "none",
-        "precision": "fp32" if "dtype" in job else "auto",
-        "deepspeed": {**job["config"], "zero_force_ds_cpu_optimizer": False},
-        "freeze": frozen,
-    }
-    found = recipe_of(**keys)
-    return found.varied({"sharding.deepspeed": found.sharding.deepspeed._replace(groups=job["groups"])})
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["name"])

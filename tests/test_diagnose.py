@@ -74,12 +74,52 @@ def sizes(text: str) -> dict[str, str]:
         ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be", "driver", {}),
         ("ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'", "nccl", {}),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cublas", {}),
+        ("Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.", "driver", {}),
         ("training dies with OOM after three hours", "named", {}),
     ],
 )  # fmt: skip
 def test_each_form_gives_its_numbers(text: str, form: str, read: dict[str, str]) -> None:
     assert messages(text)[0].form == form
     assert sizes(text) == read
+
+
+@pytest.mark.parametrize(
+    ("around", "phase"),
+    [
+        ("FAILED test_vlm[tiny-Gemma4ForConditionalGeneration] - {}", "unknown"),
+        ("(EngineCore pid=2651) ERROR 05-08 11:47:02 [core.py:1136] {}", "rollout"),
+        ("(NPURayWorkerWrapper pid=45464) ERROR 06-09 06:57:48 worker_base.py:581] {}", "rollout"),
+        ("hidden_states = F.scaled_dot_product_attention(\n{}", "forward"),
+        ("in cross_entropy\n    return torch._C._nn.cross_entropy_loss(\n\n{}", "loss"),
+    ],
+)
+def test_a_line_says_the_moment_where_frames_are_cut(around: str, phase: str) -> None:
+    assert diagnose(around.format(TORCH_1)).place.phase == phase
+
+
+@pytest.mark.parametrize(
+    ("text", "variable"),
+    [
+        (TORCH_2, "PYTORCH_CUDA_ALLOC_CONF"),
+        (TORCH_1.replace("CUDA", "NPU"), "PYTORCH_NPU_ALLOC_CONF"),
+        (TORCH_2.replace("CUDA out", "HIP out").replace("PYTORCH_CUDA_", "PYTORCH_"), "PYTORCH_ALLOC_CONF"),
+        ("MPS backend out of memory (MPS allocated: 9.00 GiB, max allowed: 9.07 GiB). Tried to allocate 1 GiB", ""),
+    ],
+)
+def test_the_variable_is_the_backends(text: str, variable: str) -> None:
+    text = text.replace("{asked}", "2.00 GiB")
+    assert messages(text)[0].variable == variable
+    written = [each.write for each in diagnose(text).advice if "expandable_segments" in each.write]
+    assert written == ([f"export {variable}=expandable_segments:True"] if variable else [])
+
+
+def test_sizes_are_read_as_what_the_moment_makes() -> None:
+    """The step asks for DeepSpeed's sub-group of 1e9 elements, and loading for weights: neither for logits."""
+    step = 'File "/x/deepspeed/runtime/zero/stage3.py", line 7, in step\n    self._optimizer_step(sub_group_id)\n'
+    found = diagnose(step + TORCH_1.replace("3.14 GiB", "3.73 GiB")).matches
+    assert [(each.name, each.bytes) for each in found] == [("a ZeRO-3 sub-group in fp32", 4 * 10**9)]
+    load = 'File "/x/modeling_utils.py", line 7, in _load_pretrained_model\n    value.to(device)\n'
+    assert not any("logits" in each.name for each in diagnose(load + TORCH_1.replace("3.14", "1.17")).matches)
 
 
 def test_a_warning_alone_is_read_and_beside_an_error_it_is_not() -> None:

@@ -144,3 +144,11 @@ def test_what_is_turned_off_is_said() -> None:
     job = {"model": {"model_type": "gpt2"}, "trainer": "trl", "method": "dpo"}
     assert any("sets every nn.Dropout to 0 in dpo" in said for said in estimate(job).assumptions)
     assert not any("nn.Dropout" in said for said in estimate({**job, "method": "sft"}).assumptions)
+
+
+def test_nothing_is_said_to_be_turned_off_twice_over_of_a_model_that_drops_nothing() -> None:
+    """Two descriptions of one config are equal, and no more than equal."""
+    llama = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 2}
+    for _ in range(2):
+        said = estimate({"model": dict(llama), "trainer": "trl", "method": "dpo"}).assumptions
+        assert not any("nn.Dropout" in text for text in said)

@@ -68,7 +68,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         pytest.param("a.yaml", TRL + "max_length: [1]\n", "'[1]' is no number", id="list"),
         pytest.param("a.yaml", TRL + "max_length: .nan\n", "is no whole number", id="nan"),
         pytest.param("a.yaml", TRL + "gradient_checkpointing: maybe\n", "neither true nor false", id="maybe"),
-        pytest.param("a.yaml", TRL + "max_length: -1\n", "sequence_length: input should be greater", id="negative"),
+        pytest.param("a.yaml", TRL + "max_length: -1\n", "sequence_length: '-1' is less than 1", id="negative"),
         pytest.param("a.yaml", TRL + "deepspeed: ds.json\n", "there is no file 'ds.json' here", id="missing"),
         pytest.param("a.yaml", TRL + "deepspeed: ../../etc/passwd\n", "is outside of", id="outside"),
         pytest.param("a.yaml", TRL + "deepspeed: /etc/passwd\n", "is outside of", id="absolute"),

@@ -149,7 +149,7 @@ def test_a_size_that_no_card_has_is_refused(text: str) -> None:
     ("text", "suggestion"),
     [
         ("h1000", "h100-80gb"),
-        ("rtx-4080-24gb", "rtx-4090-24gb"),
+        ("rtx-4909", "rtx-4090-24gb"),
         ("mi300a", "mi300x-192gb"),
         ("ascend-910d", "ascend-910"),
     ],

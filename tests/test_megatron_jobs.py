@@ -23,7 +23,7 @@ RUNS = {row["id"]: row for row in MEASURED["rows"]}
 def error_of(row: dict[str, Any]) -> float:
     model = MEASURED["models"][row["model"]] if "model" in row else row["job"]["model"]
     report = estimate({**row["job"], "model": model})
-    return report.per_gpu.allocated_bytes / int(row["measured"]["allocated_bytes"]) - 1
+    return max(rank.allocated_bytes for rank in report.ranks) / int(row["measured"]["allocated_bytes"]) - 1
 
 
 def test_runs_whose_every_setting_is_told() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from any_jobs import MODELS
 
+from memplan.planner import tiers
 from memplan.planner.moves import moves, space_of, together, training_moves
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -23,12 +24,14 @@ def around(**keys: Any) -> dict[str, dict[str, Any]]:
 def test_moves_of_a_plain_job() -> None:
     found = around(batch_size=6, eval_batch_size=8)
     host = {title for title in found if title.endswith("on the host")}
+    cards = {title: keys for title, keys in found.items() if " GPUs" in title}
+    assert cards == {f"{n} GPUs with ZeRO-3": {"num_gpus": n, "sharding": "zero3"} for n in (2, 4, 8, 16, 32)}
     assert found["activations on the host"] == {"offload": ["activations"]}
     assert found["ZeRO-3, optimizer and parameters on the host"] == {
         "sharding": "zero3",
         "offload": ["optimizer", "parameters"],
     }
-    assert {title: keys for title, keys in found.items() if title not in host} == {
+    assert {title: keys for title, keys in found.items() if title not in {*host, *cards}} == {
         **{f"evaluation in batches of {size}": {"eval_batch_size": size} for size in (4, 2, 1)},
         "selective checkpointing": {"gradient_checkpointing": "selective"},
         "gradient checkpointing": {"gradient_checkpointing": "full"},
@@ -44,7 +47,7 @@ def test_moves_of_a_plain_job() -> None:
 def layout_moves(**keys: Any) -> dict[str, dict[str, Any]]:
     """Those of the layout that keep nothing on the host."""
     read = read_job({**JOB, "sequence_length": 1024, **keys})
-    made = [each for each in moves(read.job, resolve(read)) if each.axis == "layout"]
+    made = [each for each in moves(read.job, resolve(read)) if each.axis == "layout" and each.tier != tiers.CARDS]
     return {each.title: each.keys for each in made if "offload" not in str(each.keys)}
 
 
@@ -133,6 +136,6 @@ def test_moves_together_keep_the_global_batch() -> None:
     assert space_of(read.job, found).global_batch == 4
     assert together(read.job, found, [named["gradient checkpointing"]]) == {"gradient_checkpointing": "full"}
     assert together(read.job, found, [two]) == {"batch_size": 1, "gradient_accumulation_steps": 2}
-    both = {"tensor_parallel": 1, "batch_size": 1, "gradient_accumulation_steps": 1}
+    both = {"tensor_parallel": 1, "batch_size": 1}
     assert together(read.job, found, [two, one]) == together(read.job, found, [one, two]) == both
     assert together(read.job, found, [one]) is None

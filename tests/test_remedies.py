@@ -2,7 +2,7 @@
 the cheapest comes first, and nothing is advised that does not help or that could be left out."""
 
 import random
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from memplan.api import estimate
 from memplan.errors import InvalidJob
 from memplan.planner.moves import UNORDERED, Move, moves, together
 from memplan.planner.pricing import FREE, Pricing
+from memplan.planner.tiers import SLOWEST
 from memplan.remedies import GPU_COUNTS, on_counts
 from memplan.report import Report
 from memplan.reporting import peak
@@ -23,7 +24,6 @@ from memplan.spec.reading import JobInput, merged, normalise, read_job
 from memplan.spec.reading import with_changes as read_with_changes
 from memplan.tables.methods import METHODS
 
-COSTS = ("nothing", "setup", "speed", "numerics", "training")
 WIDE = {**TINY, "hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32000, "num_hidden_layers": 8}
 JOBS = st.fixed_dictionaries(
     {
@@ -62,7 +62,7 @@ def with_changes(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 def assert_true(job: dict[str, Any], report: Report) -> None:
     """Every remedy is what ``estimate`` says of the changed job; and what fits by the band fits when played."""
-    ranks, base = [], report.per_gpu.device_bytes.expected
+    base = report.per_gpu.device_bytes.expected
     for remedy in report.remedies:
         again = estimate(with_changes(job, remedy.changes))
         assert again.verdict is not None
@@ -72,10 +72,13 @@ def assert_true(job: dict[str, Any], report: Report) -> None:
         assert again.host.bytes_per_node == remedy.host_bytes_per_node
         assert remedy.frees_bytes == base - remedy.device_bytes
         assert remedy.fits == "yes" or (len(report.remedies) == 1 and remedy.frees_bytes > 0)
-        assert remedy.alters_training == (remedy.cost in ("numerics", "training"))
+        assert not remedy.alters_training or remedy.cost in ("numerics", "training", "cards", "data")
         assert remedy.relative_speed > 0
-        ranks.append((max(COSTS.index(remedy.cost), 2), -remedy.relative_speed if not remedy.alters_training else 0.0))
-    assert all(one[0] < two[0] or one[1] <= two[1] + 0.02 for one, two in pairwise(ranks))
+    slow = [remedy.relative_speed < 1 / SLOWEST for remedy in report.remedies]
+    assert not any(slow[:1]) or len(slow) == sum(slow)
+    assert slow == sorted(slow)
+    order = [remedy.cost == "data" for remedy, late in zip(report.remedies, slow, strict=True) if not late]
+    assert order == sorted(order)
     assert len({remedy.title for remedy in report.remedies}) == len(report.remedies) <= 3
 
 
@@ -152,10 +155,12 @@ def test_what_costs_nothing_comes_first() -> None:
     assert (first.cost, first.relative_speed) == ("nothing", 1.0)
 
 
-def test_what_changes_the_training_comes_last_and_is_marked() -> None:
-    marks = [remedy.alters_training for remedy in estimate(REAL["two together"]).remedies]
-    assert marks == sorted(marks)
-    assert marks[-1]
+def test_what_changes_the_training_is_marked() -> None:
+    marks = {remedy.title: remedy.alters_training for remedy in estimate(REAL["two together"]).remedies}
+    assert any(marks.values())
+    assert all(
+        marked == ("LoRA" in title or "8-bit" in title or "sequences" in title) for title, marked in marks.items()
+    )
 
 
 def test_a_job_that_fits_is_advised_nothing() -> None:

@@ -110,7 +110,9 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
     assert found.on_card is None
 
 
-@pytest.mark.parametrize("keys", [{"num_gpus": 2, "sharding": "zero2"}, {"model": "gemma-4-e2b"}])
+@pytest.mark.parametrize(
+    "keys", [{"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}}, {"model": "gemma-4-e2b"}]
+)
 def test_what_is_not_played_says_so_and_keeps_the_band(keys: dict[str, Any]) -> None:
     found, band = (
         estimate({**TINY, "gpu": "80GiB", **keys}, play=play).per_gpu.reserved_bytes for play in (None, False)

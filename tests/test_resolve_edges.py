@@ -229,14 +229,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"trainer": "litgpt", "method": "dpo"},
         "trainer: LitGPT has no dpo: it trains sft",
-        "use trainer pytorch or trl or llamafactory or openrlhf or mi",
+        "use trainer: trl or llamafactory or openrlhf or mindspeed, or method: sft",
     ),
     ({"method": "sft", "pair_pass": "split"}, "pair_pass: split needs pairs, and sft has none", "leave pair_pass out"),
     ({"method": "sft", "reference": "resident"}, "reference: sft uses none", "leave reference out"),
     (
         {"tensor_parallel": 3, "num_gpus": 3},
-        "trainer: Megatron-LM has no simpo: it trains sft",
-        "use trainer pytorch or trl or llamafactory or simpo-repo or ",
+        "tensor_parallel: 3 needs a trainer on Megatron that has simpo",
+        "name the method (simpo is assumed), such as method: dpo; or use trainer: mindspeed, with sharding:",
     ),
     (
         {"lora": {"r": 8, "modules_to_save": ["embed_tokens"], "trainable_token_indices": {"embed_tokens": 4}}},
@@ -267,7 +267,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"trainer": "trl", "method": "ppo", "trainer_version": "1.13"},
         "trainer: TRL has no ppo from 1.13 on",
-        "give an older trainer_version, or use trainer pytorch or openrlhf or verl",
+        "use trainer_version: 1.12, or use trainer: openrlhf or verl",
     ),
     (
         {"trainer": "megatron", "method": "sft", "kernels": "liger"},
@@ -559,7 +559,7 @@ UNSAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"sequence_parallel": False},
     ),
     (
-        "trainer: megatron (tensor_parallel 2 and no trainer named: Megatron-LM)",
+        "trainer: megatron (tensor_parallel: 2 and no trainer named: Megatron-LM)",
         {"method": "sft", "num_gpus": 2, "tensor_parallel": 2},
         {"trainer": "megatron"},
     ),

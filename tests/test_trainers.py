@@ -52,7 +52,7 @@ def test_a_trainer_trains_a_method_or_names_those_it_has(era: Trainer, method: s
             InvalidJob, match=f"{era.title}( {era.since})? has no {method}: it trains {era.methods.names[0]}"
         ) as caught:
             recipe_of(**keys)
-        assert "use trainer " in caught.value.hint
+        assert "use trainer: " in caught.value.hint
         assert era.name not in caught.value.hint.split(",")[0].split()
         return
     recipe = recipe_of(**keys)

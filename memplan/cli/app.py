@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     try:
         from memplan.cli.edge import guarded  # in here, since Ctrl-C may come while it is imported
 
-        return guarded(lambda: _run(arguments))
+        return guarded(lambda: _run(arguments), arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -105,6 +105,8 @@ def _instead(word: str) -> str:
     """What to type instead of a word that is no command: perhaps it was meant as the model."""
     from memplan.errors import nearest
 
+    if word.lower() == "help":
+        return "memplan --help, or memplan COMMAND --help"
     if not nearest(word, COMMANDS):
         from memplan.presets import has_model
 

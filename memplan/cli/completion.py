@@ -71,8 +71,8 @@ def _values() -> dict[str, Iterable[str]]:
     from memplan.planner.questions import MAXIMIZED
     from memplan.presets import model_names
     from memplan.render.catalogue import LISTS
+    from memplan.spec.complaints import inner_fields
     from memplan.spec.job import Job
-    from memplan.spec.reading import inner_fields
     from memplan.tables.choices import CHOICES
     from memplan.tables.terms import TERMS
 

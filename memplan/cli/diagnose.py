@@ -10,6 +10,7 @@ from memplan.cli import options, output
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, printable
+from memplan.files import instead_of_missing
 
 if TYPE_CHECKING:
     from memplan.diagnose.diagnosis import Diagnosis
@@ -73,5 +74,5 @@ def _read(path: str) -> str:
             file.seek(max(0, os.path.getsize(path) - MOST))
             return file.read().decode("utf-8", "replace")
     except OSError as error:
-        hint = "name a log, or - and paste the error"
+        hint = instead_of_missing(path, "name a log, or - and paste the error")
         raise UsageError(f"cannot read {printable(path)}: {error.strerror or 'no such file'}", hint) from None

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from memplan.cli.characters import HANDLER
@@ -16,39 +18,75 @@ LONGEST = 400
 """Characters of a line on standard error: names come from outside, and may be as long as anyone likes."""
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """Run a command line; the exit code, with every error told. A traceback only where MEMPLAN_DEBUG=1 asks for it.
+def guarded(work: Callable[[], int], arguments: Sequence[str] = ()) -> int:
+    """Run a command line of these arguments; the exit code, with every error told, as JSON on standard output too where
+    they ask for JSON. A traceback only where MEMPLAN_DEBUG=1 asks for it.
 
     Raises KeyboardInterrupt alone, for Ctrl-C.
     """
     try:
         return work()
-    except MemplanError as error:
-        return _told(error, error.message, error.hint, error.exit_code)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
-            where = f" ({error.filename})" if error.filename else ""
-            return _told(error, f"cannot write: {error.strerror}{where}", "make room, or set TMPDIR", EXIT_USAGE)
         if type(error).__name__ == "Abort":  # typer's word for Ctrl-C, of its own or of click's module by version
             raise KeyboardInterrupt from None
-        if hasattr(error, "format_message"):
-            message, hint = usage_words(error)
-            return _told(error, message, hint, EXIT_USAGE)
-        words = f"internal error: {type(error).__name__}: {error}"
-        return _told(error, words, "set MEMPLAN_DEBUG=1 to see where, and report it with the command", EXIT_BUG)
+        message, hint, code = _words(error, arguments)
+        _traceback(error)
+        _say(marked("error", message))
+        if hint:
+            _say(marked("hint", hint))
+        if wants_json(arguments):
+            _say_json({"error": " ".join(message.split()), "hint": " ".join(hint.split()), "code": code})
+        return code
 
 
-def _told(error: Exception, message: str, hint: str, code: int) -> int:
+def _words(error: Exception, arguments: Sequence[str]) -> tuple[str, str, int]:
+    """Message, hint and exit code of an error."""
+    if isinstance(error, MemplanError):
+        return error.message, _as_options(error.hint, arguments), error.exit_code
+    if isinstance(error, OSError) and error.errno in FULL:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"cannot write: {error.strerror}{where}", "make room, or set TMPDIR", EXIT_USAGE
+    if hasattr(error, "format_message"):
+        return *usage_words(error, arguments), EXIT_USAGE
+    words = f"internal error: {type(error).__name__}: {error}"
+    return words, "set MEMPLAN_DEBUG=1 to see where, and report it with the command", EXIT_BUG
+
+
+def _as_options(hint: str, arguments: Sequence[str]) -> str:
+    """A hint with the keys that stand on the command line written as there: "batch_size: 4" is "--batch-size 4"."""
+    from memplan.cli.spelling import spelling
+
+    for word in arguments:
+        name = spelling(word[2:].partition("=")[0]) if word.startswith("--") else ""
+        key = re.escape(name.replace("-", "_"))
+        if key:
+            named = f"{key}|{key.replace('lora_', 'lora.', 1)}"
+            hint = re.sub(rf"\b(write|use|such as) (?:{named}): ", rf"\1 --{name} ", hint)
+    return hint
+
+
+def _traceback(error: Exception) -> None:
     if os.environ.get("MEMPLAN_DEBUG") == "1":
         import traceback
 
         from memplan.hub.refusal import without_secrets
 
         _say(without_secrets("".join(traceback.format_exception(error)).rstrip("\n")))
-    _say(marked("error", message))
-    if hint:
-        _say(marked("hint", hint))
-    return code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line, which may not be one that typer can parse, asks for JSON."""
+    words = [word.lower() for word in (arguments[: arguments.index("--")] if "--" in arguments else arguments)]
+    return bool({"--json", "--summary", "--format=json"} & set(words)) or "\n--format\njson" in "\n" + "\n".join(words)
+
+
+def _say_json(found: Mapping[str, Any]) -> None:
+    """An object on standard output, which may be closed or full."""
+    import json
+
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.flush()
 
 
 def note(text: str) -> None:
@@ -86,7 +124,7 @@ def _say(text: str) -> None:
         return
 
 
-def usage_words(error: Any) -> tuple[str, str]:
+def usage_words(error: Any, arguments: Sequence[str] = ()) -> tuple[str, str]:
     """Message and hint for what typer cannot parse. Errors are click's or those of typer's own copy: told by names."""
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or "memplan"
@@ -95,49 +133,21 @@ def usage_words(error: Any) -> tuple[str, str]:
     text = str(error.format_message()).strip().rstrip(".")
     message = text[:1].lower() + text[1:]
     if type(error).__name__ == "NoSuchOption":
-        return f"no such option: {option}", _near_options(str(option), context) or more
+        from memplan.cli.elsewhere import instead_of
+
+        return f"no such option: {option}", instead_of(str(option), context, arguments) or more
     if "unexpected extra argument" in message:
-        return message, f"one argument too many: options begin with --; {more}"
+        return _one_too_many(message, arguments, more)
     return message, more
 
 
-ELSEWHERE = {
-    "qlora": "--lora --load-in-4bit",
-    "bf16": "--precision bf16-amp",
-    "fp16": "--precision fp16-amp",
-    "bs": "--batch-size",
-    "liger": "--kernels liger",
-    "use-liger-kernel": "--kernels liger",
-    "flash-attn": "--attention flash",
-    "deepspeed": "--zero-stage, or --with ds_config.json",
-    "zero": "--zero-stage",
-    "fsdp": "--sharding fsdp2",
-    "grad-accum": "--gradient-accumulation-steps",
-    "num-generations": "--set rollout.group_size=N",
-}
-"""What other tools' options are called here; those of one meaning and another spelling are options themselves."""
+def _one_too_many(message: str, arguments: Sequence[str], more: str) -> tuple[str, str]:
+    """Message and hint for a word that nothing asks for: perhaps a value behind a flag."""
+    word = re.sub(r"^.*\(|\).*$", "", message).split(" ")[0]
+    before = arguments[arguments.index(word) - 1] if word in arguments[1:] else ""
+    if before.startswith("--") and "=" not in before:
+        from memplan.cli.flags import LORA, RANK
 
-
-def _near_options(option: str, context: Any) -> str:
-    """The option here of another tool's name, or the options of the command that are written alike."""
-    from memplan.errors import nearest
-
-    command = getattr(context, "command", None)
-    names = [name for param in getattr(command, "params", ()) for name in (*param.opts, *param.secondary_opts)]
-    meant = ELSEWHERE.get(option.lstrip("-").replace("_", "-"), "")
-    meant = meant or _of_inner_key(option.lstrip("-").replace("-", "_"))
-    if meant.split()[:1] and meant.split()[0].rstrip(",") in names:
-        return f"use {meant}"
-    close = nearest(option.lstrip("-"), [name.lstrip("-") for name in names if name.startswith("--")])
-    return "did you mean " + " or ".join(f"--{name}" for name in close) + "?" if close else ""
-
-
-def _of_inner_key(key: str) -> str:
-    """How a key is set that holds others, or that another key holds."""
-    from memplan.spec.job import Job
-    from memplan.spec.reading import inner_fields
-
-    held = {outer: inner_fields(field.annotation) for outer, field in Job.model_fields.items()}
-    if held.get(key):
-        return f"--set {key}.KEY=VALUE, with KEY one of " + ", ".join(held[key])
-    return next((f"--set {outer}.{key}=VALUE" for outer, inner in held.items() if key in inner), "")
+        meant = f"{RANK} {word}" if before == LORA and word.isdecimal() else before
+        return f"{before} takes no value: {word!r}", f"write {meant}"
+    return f"one argument too many: {word!r}", f"options begin with --; {more}"

@@ -12,6 +12,7 @@ from memplan.errors import UsageError
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 CHECKPOINTING = "gradient-checkpointing"
+LORA, RANK = "--lora", "--lora-r"
 WAYS = ("none", "full", "selective", "every:")
 """What --gradient-checkpointing may be given, as --recompute is."""
 
@@ -50,7 +51,8 @@ def _plain(name: str, value: str) -> str:
         return f"--no-{name}"
     if name == CHECKPOINTING:
         return f"--recompute={value}"
-    raise UsageError(f"--{name}: neither true nor false: {value[:80]!r}", f"write --{name} or --no-{name}")
+    hint = f"write {RANK} {value}" if f"--{name}" == LORA and value.isdecimal() else f"write --{name} or --no-{name}"
+    raise UsageError(f"--{name}: neither true nor false: {value[:80]!r}", hint)
 
 
 def given_only(params: Sequence[Parameter], arguments: Sequence[str], spelling: Any) -> list[Parameter]:

@@ -14,10 +14,10 @@ from memplan.cli.spelling import LORA_B_BIAS
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
-from memplan.spec.lora import ALL_LINEAR, Lora
-from memplan.spec.reading import canonical_key
+from memplan.spec.lora import Lora
+from memplan.spec.reading import SHORTHANDS, canonical_key
 from memplan.spec.rollout import Rollout
-from memplan.tables.choices import ALIASES, CHOICES
+from memplan.tables.choices import ALIASES, CHOICES, TRAINING_ONLY
 
 if TYPE_CHECKING:
     from memplan.spec.reading import JobInput
@@ -236,7 +236,6 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     for flag, name in (("--set", "set_"), ("--fix", "fix")):
         for assignment in values.get(name) or ():
             assign(given, assignment, flag)
-    _split_targets(given)
     model = values.get("target")
     return (given.pop("model", None) if model is None else model), given
 
@@ -250,12 +249,12 @@ def assign(job: dict[str, Any], assignment: str, flag: str = "--set") -> None:
     if not equals or not all((first, *inner)):
         raise UsageError(f"{flag} {assignment!r} is no assignment", hint)
     key = canonical_key(first)
-    if key not in Job.model_fields:
-        raise InvalidJob(
-            f"{flag} {assignment!r}: unknown key {first!r}", did_you_mean(key, Job.model_fields, KEYS_ARE_LISTED)
-        )
+    if key not in Job.model_fields and key not in SHORTHANDS:
+        known = did_you_mean(key, [*Job.model_fields, *SHORTHANDS], KEYS_ARE_LISTED)
+        why = "leave it out: memory does not feel it" if key in TRAINING_ONLY else known
+        raise InvalidJob(f"{flag} {assignment!r}: unknown key {first!r}", why)
     value: Any = scalar(text)
-    kinds = str(Job.model_fields[key].annotation)
+    kinds = "" if key in SHORTHANDS else str(Job.model_fields[key].annotation)
     if isinstance(value, (int, float)) and not inner and "str" in kinds and "int" not in kinds:
         value = text  # a version, a tag or a card is text, and looks like a number at times
     for name in reversed(inner):
@@ -281,11 +280,3 @@ def scalar(text: Any) -> Any:
         return text if isinstance(text, bool) else json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _split_targets(job: dict[str, Any]) -> None:
-    """``q_proj,v_proj`` is a list of two."""
-    lora = job.get("lora")
-    targets = lora.get("targets") if isinstance(lora, dict) else None
-    if isinstance(targets, str) and targets != ALL_LINEAR:
-        job["lora"]["targets"] = [name.strip() for name in targets.split(",") if name.strip()]

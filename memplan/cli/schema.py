@@ -9,11 +9,11 @@ from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 from memplan.render.blocks import Prose
 
-HELP = """The JSON Schema of a job file, of estimate --json (report), compare --json or plan --json.
+HELP = """The JSON Schema of a job file, of estimate --json (report), compare --json, plan --json or check --json.
 
 Example: memplan schema report
 """
-KINDS = ("job", "report", "compare", "plan")
+KINDS = ("job", "report", "compare", "plan", "check")
 
 
 def parameters() -> list[Parameter]:
@@ -28,11 +28,12 @@ def schema(values: Mapping[str, Any]) -> int:
     what = values.get("what")
     if what is None:
         raise UsageError("schema of what?", "one of " + ", ".join(KINDS))
-    if what.lower() not in KINDS:
+    what = {"estimate": "report"}.get(what.lower(), what.lower())
+    if what not in KINDS:
         raise UsageError(f"no schema of {what!r}", did_you_mean(what, KINDS))
     to = output.read_output(values, default="json")
     if to.form not in ("json", "yaml"):
         raise UsageError(f"a schema has no form {to.form!r}", "use --format json or yaml")
-    found = schema_of(what.lower())
+    found = schema_of(what)
     to.write(Result(lambda: found, lambda width: [Prose(str(found))]))
     return EXIT_DONE

@@ -1,4 +1,4 @@
-"""JSON Schemas: of a job from its fields, of a report and a comparison from their dataclasses, with docstrings."""
+"""JSON Schemas: of a job from its fields, of what commands find from their dataclasses, with docstrings."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,12 @@ from memplan.cli.helps import attribute_docstrings
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 KINDS = {NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string"}
-NOT_JSON = ("recipe",)
-"""Fields of a report that its JSON leaves out."""
+NOT_JSON = {"Report": ("recipe",), "Checked": ("name",)}
+"""Fields that JSON leaves out, by their class."""
 
 
 def schema_of(what: str) -> Schema:
-    """The schema of a job, a report, a comparison or a plan."""
+    """The schema of a job, a report, a comparison, a plan or the rows of a check."""
     if what == "job":
         return job_schema()
     if what == "report":
@@ -26,6 +26,12 @@ def schema_of(what: str) -> Schema:
         from memplan.planner import Plans
 
         return dataclass_schema(Plans, "memplan plan")
+    if what == "check":
+        from memplan.frameworks.checking import Checked
+
+        row = dataclass_schema(Checked, "")
+        kept = {"$schema": row.pop("$schema"), "title": "memplan check", "$defs": row.pop("$defs")}
+        return {**kept, "type": "array", "items": {key: part for key, part in row.items() if key != "title"}}
     from memplan.comparison import Comparison
 
     return dataclass_schema(Comparison, "memplan comparison")
@@ -42,8 +48,9 @@ def _object(owner: Any, definitions: dict[str, Schema]) -> Schema:
     """A dataclass: every field is there, also one with a default."""
     hints, docs = get_type_hints(owner), attribute_docstrings(owner)
     properties = {}
+    left_out = NOT_JSON.get(owner.__name__, ())
     for field in dataclasses.fields(owner):
-        if field.name not in NOT_JSON:
+        if field.name not in left_out:
             described = {"description": docs[field.name]} if field.name in docs else {}
             properties[field.name] = _of(hints[field.name], definitions) | described
     words = " ".join((owner.__doc__ or "").split())

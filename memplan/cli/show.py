@@ -27,7 +27,8 @@ def show(values: Mapping[str, Any]) -> int:
         raise UsageError("show what?", "one of " + ", ".join(LISTS))
     name = what.lower() if what.lower() in LISTS else what.lower() + "s"
     if name not in LISTS:
-        raise UsageError(f"no list of {what!r}", did_you_mean(what, LISTS))
+        hint = "memplan show gpus" if what.lower() in ("card", "cards") else did_you_mean(what, LISTS)
+        raise UsageError(f"no list of {what!r}", hint)
     to = output.read_output(values)
     rows = LISTS[name]()
     to.write(Result(lambda: rows, lambda width: list_table(name, rows, width), lambda: rows))

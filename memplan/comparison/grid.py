@@ -53,7 +53,7 @@ def known_key(key: str) -> str:
         name = f"lora.{name.removeprefix('lora_')}"
     if name.split(".")[0] not in Job.model_fields and name not in SHORTHANDS:
         if name in TRAINING_ONLY:
-            raise InvalidJob(f"{name} has no effect on memory", "vary a key that has: memplan schema job")
+            raise InvalidJob(f"{name} has no effect on memory", "vary a key that has, such as batch_size")
         hint = did_you_mean(name, [*Job.model_fields, *ALIASES], KEYS_ARE_LISTED)
         raise InvalidJob(f"unknown key {first[:80]!r}", hint)
     return ".".join((name, *inner))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.links import NOWHERE, gather, group, links, reduce
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -102,7 +102,7 @@ def decode_seconds(
 ) -> float:
     """One token of each sequence, on one card of ``ranks``; ``read``: bytes of it that every step reads."""
     memory = read / (device.memory * rates.memory)
-    rate = (device.products if itemsize <= HALF else device.wide_products) * rates.shapes
+    rate = products_rate(device, rates, itemsize)
     compute = 2 * sequences * _elements(work) / ranks / rate
     return max(memory, compute) + _reduced(work, sequences, ranks, itemsize, device, rates)
 
@@ -111,7 +111,8 @@ def prefill_seconds(work: ModelWork, tokens: float, length: int, ranks: int, dev
     """A forward of so many tokens of prompts, each ``length`` long."""
     products = 2 * tokens * sum(count * each.weights for count, each in work.layers)
     pairs = sum(count * each.per_pair * min(length, each.window or length) / 2 for count, each in work.layers)
-    return (products / (device.products * rates.shapes) + tokens * pairs / (device.attention * rates.attention)) / ranks
+    attention = tokens * pairs / (device.attention * rates.attention)
+    return (products / products_rate(device, rates, HALF) + attention) / ranks
 
 
 def _elements(work: ModelWork) -> float:

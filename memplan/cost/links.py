@@ -1,8 +1,9 @@
 """Seconds of collectives: bytes over links, within a node and between nodes, for a group of ranks.
 
 A collective over several nodes is two at once, one within each node and one between them, of which the slower decides;
-between nodes every card of the group that a node holds carries its share over its own adapter. Latency grows with the
-logarithm of the group, as trees and NCCL's larger rings in parallel do. Ignored: topology beyond the node, congestion.
+between nodes every card of the group that a node holds carries its share over its own adapter. Latencies are those of
+NCCL's own model (src/graph/tuning.cc: baseLat, hwLat of LL128), by which it chooses its algorithm: a ring passes every
+rank, a tree every rank of a node and the logarithm of the nodes. Ignored: topology beyond the node, congestion.
 """
 
 from math import ceil, log2
@@ -12,6 +13,13 @@ from memplan.cost.rates import GIGA, Device, Rates
 from memplan.spec.cluster import Cluster
 
 NOWHERE = Cluster()
+US = 1e-6
+START_RING, START_TREE = 10.0 * US, 4.4 * US
+"""Seconds of a collective before its first hop."""
+HOP_NEAR, HOP_HOST, HOP_FAR = 1.9 * US, 2.5 * US, 4.0 * US
+"""Of a ring's hop over NVLink, over the host's bus, over the network."""
+TREE_NEAR, TREE_HOST, TREE_FAR = 1.2 * US, 1.9 * US, 8.5 * US
+"""Of a tree's."""
 
 
 class Group(NamedTuple):
@@ -39,6 +47,19 @@ class Links(NamedTuple):
     within: float
     between: float
     latency: float
+    """Times that NCCL's latencies are met."""
+    direct: bool = True
+    """Cards of a node reach each other without the host."""
+
+    def ring(self, of: Group) -> float:
+        """Seconds of latency of an all-gather or a reduce-scatter, or of an all-to-all in as many steps."""
+        near = HOP_NEAR if self.direct else HOP_HOST
+        return self.latency * (START_RING + (of.size - of.nodes) * near + (of.nodes - 1) * HOP_FAR)
+
+    def tree(self, of: Group) -> float:
+        """Of an all-reduce up and down a tree."""
+        near = TREE_NEAR if self.direct else TREE_HOST
+        return self.latency * (START_TREE + 2 * ((of.near - 1) * near + log2(of.nodes) * TREE_FAR))
 
 
 def links(device: Device, rates: Rates, cluster: Cluster = NOWHERE) -> Links:
@@ -48,22 +69,30 @@ def links(device: Device, rates: Rates, cluster: Cluster = NOWHERE) -> Links:
     if said.within:
         within = said.within * GIGA * rates.link
     between = said.between * GIGA / cluster.gpus_per_node if said.between else device.between
-    return Links(within, between * rates.link, rates.latency)
+    return Links(within, between * rates.link, rates.latency, device.direct)
 
 
-def gather(size: float, of: Group, over: Links) -> float:
-    """Seconds of an all-gather, or a reduce-scatter, whose whole result, or input, is ``size`` bytes on each rank."""
+def gather(size: float, of: Group, over: Links, times: float = 1) -> float:
+    """Seconds of an all-gather whose result, or a reduce-scatter whose input, is ``size`` bytes on each rank, in so
+    many ``times`` of equal size."""
     if of.size <= 1 or not size:
         return 0.0
+    return _carried(size, of, over) + times * over.ring(of)
+
+
+def reduce(size: float, of: Group, over: Links, times: float = 1) -> float:
+    """Seconds of an all-reduce of ``size`` bytes: a ring's reduce-scatter and all-gather, or a tree."""
+    if of.size <= 1 or not size:
+        return 0.0
+    return 2 * _carried(size, of, over) + times * min(2 * over.ring(of), over.tree(of))
+
+
+def _carried(size: float, of: Group, over: Links) -> float:
+    """Of the bytes of an all-gather over the links."""
     near, nodes = of.near, of.nodes
     within = size * (near - 1) / near / over.within
     between = size * (nodes - 1) / nodes / near / over.between
-    return max(within, between) + over.latency * log2(of.size)
-
-
-def reduce(size: float, of: Group, over: Links) -> float:
-    """Seconds of an all-reduce of ``size`` bytes: a reduce-scatter and an all-gather."""
-    return 2 * gather(size, of, over)
+    return max(within, between)
 
 
 def exchange(size: float, of: Group, over: Links) -> float:
@@ -73,9 +102,10 @@ def exchange(size: float, of: Group, over: Links) -> float:
     near, nodes = of.near, of.nodes
     within = size * (near - 1) / of.size / over.within
     between = size * (nodes - 1) / nodes / over.between
-    return max(within, between) + over.latency * log2(of.size)
+    return max(within, between) + over.ring(of)
 
 
 def send(size: float, far: bool, over: Links) -> float:
     """Seconds of sending ``size`` bytes to one rank, of another node where ``far``."""
-    return size / (over.between if far else over.within) + over.latency
+    hop = HOP_FAR if far else HOP_NEAR if over.direct else HOP_HOST
+    return size / (over.between if far else over.within) + over.latency * (START_RING + hop)

@@ -53,6 +53,21 @@ def is_offloaded(recipe: Recipe, what: str) -> bool:
     return what in (recipe.provenance.job.get("offload") or ())
 
 
+def adding_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
+    """Of one micro-step's gradients, added to those before: Megatron's products add to fp32 buffers, or its hooks do;
+    DeepSpeed copies them into its buckets and averages them; autograd adds from the second micro-step on."""
+    itemsize, name = recipe.storage.gradient_itemsize, recipe.sharding.name
+    if recipe.trainer.megatron:
+        moved = 2.0 * itemsize + (0 if recipe.megatron.gradient_accumulation_fusion else recipe.numerics.itemsize)
+    elif name in ("zero1", "zero2", "zero3"):
+        moved = 4.0 * recipe.numerics.itemsize
+    else:
+        moved = 3 * itemsize * (1 - 1 / recipe.batch.accumulation)
+        if name in ("fsdp", "fsdp2") and recipe.sharding.sync_each_batch:
+            moved /= max(recipe.sharding.ranks, 1)
+    return sizes.trained * moved / (device.memory * rates.memory)
+
+
 def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
     """On the card; nothing where the states are on the host."""
     if is_offloaded(recipe, "optimizer"):
@@ -72,8 +87,12 @@ def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
     seconds = 0.0
     if is_offloaded(recipe, "optimizer"):
         elements = stepped_elements(recipe, sizes)
+        cards = min(recipe.hardware.gpus_per_node, recipe.parallel.world)
         seconds += elements * (recipe.storage.gradient_itemsize + recipe.numerics.itemsize) / HOST_BANDWIDTH
-        seconds += elements * bytes_per_element(recipe) / HOST_STEP
+        seconds += elements * bytes_per_element(recipe) * cards / HOST_STEP
+        if recipe.zero_stage:  # added up on the card: what is on the host comes, and goes again
+            again = 2 * (recipe.batch.accumulation - 1)
+            seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
     if is_offloaded(recipe, "parameters") or recipe.sharding.fsdp.cpu_offload:
         share = sizes.weights / max(recipe.sharding.ranks, 1)
         seconds += 2 * recipe.batch.accumulation * share * recipe.numerics.itemsize / HOST_BANDWIDTH

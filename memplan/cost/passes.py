@@ -7,23 +7,31 @@ rates; what a pass costs depends on nothing else, so that passes of equal shape 
 
 from typing import NamedTuple
 
-from memplan.cost.rates import Device, Rates
+from memplan.cost.host import Issued, host_of
+from memplan.cost.matmul import product_seconds
+from memplan.cost.products import Layout, products
+from memplan.cost.rates import Device, Rates, products_rate
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
 
 HALF = 2
-ADAPTED = 6.0
-"""Bytes that an adapter's pointwise operations move for each element in and out of its linear: the input cast to the
-adapter's fp32 (2 + 4), its output scaled, cast and added."""
+ADAPTED_IN, ADAPTED_OUT = 2.0, 12.0
+"""Bytes that an adapter's operations move for each element that goes into its linear, and comes out, in half precision:
+the first product reads it; the second writes the output (2), which is scaled (4) and added (6). PEFT 0.21
+tuners/lora/layer.py: Linear.forward."""
+WIDENED, DROPPED = 12.0, 9.0
+"""Of what goes in, where adapters are fp32: cast to it and, by autocast, back; and where dropout stands before them,
+with its mask."""
 BACKWARD_MOVES = 1.6
 """Pointwise bytes of a backward against its forward: gradients come in, and saved tensors with them."""
-BACKWARD_KERNELS = 1.0
-"""Time to issue a backward's kernels against a forward's: twice as many, from C++ and not from Python."""
-FUSED_KERNELS = 0.5
-"""Kernels that fused layers issue against the plain ones."""
+UNPACKED: dict[str, float] = {"gptq": 16.0}
+"""Bytes for each weight beyond its bits and its dequantised self, where PyTorch's operations unpack it: shifted (2),
+and masked (4), the zero taken off (4), scaled (4), copied (2)."""
 FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
 """Attention's backward against its forward: five products, the scores made again, against two (arXiv:2205.14135,
 algorithm 4); eager keeps them, and has four."""
+BLOCK = 128
+"""Positions of a tile of a causal kernel: those on the diagonal are computed whole."""
 EAGER_BYTES = 22.0
 """Bytes that eager attention moves for each score: written, masked, read as fp32, softmax written, cast, read."""
 HEAD_BYTES: dict[str, float] = {
@@ -48,6 +56,7 @@ HEAD_BYTES: dict[str, float] = {
 """Bytes that a head's program moves for each logit, forward and backward: the passes over bf16 and fp32 copies that
 tables/loss_heads.py describes."""
 OTHER_HEAD_BYTES = 20.0
+HOOKS = {"zero1": "reduces", "zero2": "reduces", "zero3": "gathers"}
 AGAIN = frozenset({"fused", "chunked", "chunked-log-probs", "chunked-nll", "cut-cross-entropy"})
 """Heads whose product is made again in backward (tables/loss_heads.py)."""
 
@@ -81,14 +90,22 @@ class Shape(NamedTuple):
     fused: bool
     attention: str
     padded: bool
+    merged: bool
+    """Products of one input are one."""
     trained: float
     """Share of the products that also have a gradient of their weights."""
     adapter: float
     """Elements per layer of adapters."""
     adapted: int
     """Linears per layer with an adapter."""
-    quantised: float
-    """Bits of a quantised weight; 0 without."""
+    adapted_moves: float
+    """Bytes per token and layer that their operations move in half precision."""
+    quantised: str
+    """Scheme of a quantised base; empty without."""
+    bits: float
+    """Of one of its weights."""
+    hooks: str
+    """DeepSpeed's: none, of gradients (``reduces``), or around every module too (``gathers``)."""
     checkpointed: str
     """Empty, full, products, attention, or names of Megatron's modules."""
     every: int
@@ -104,7 +121,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         checkpointed = ",".join(sorted(again.modules))
     elif again.policy or recipe.checkpointing.layers:
         checkpointed = again.policy or "full"
-    adapted, elements = _adapted(recipe) if adapter else (0, 0.0)
+    adapted, elements, moved = _adapted(recipe) if adapter else (0, 0.0, 0.0)
     batch = recipe.batch
     several = max(1, batch.sequence_length // batch.longest) if batch.longest else 1  # each attends within itself
     return Shape(
@@ -113,33 +130,45 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         tensor=degrees.tensor,
         context=degrees.context,
         expert=degrees.expert,
-        expert_tensor=degrees.expert_tensor if degrees.expert > 1 else degrees.tensor,
+        expert_tensor=degrees.expert_tensor if degrees.expert > 1 or recipe.trainer.megatron else degrees.tensor,
         sequence=degrees.sequence,
         itemsize=recipe.numerics.autocast or recipe.numerics.itemsize,
         wide=(recipe.numerics.autocast or recipe.numerics.itemsize) == 4,
+        merged=recipe.trainer.megatron,
         fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
         attention="flash" if recipe.trainer.megatron else recipe.operators.attention,
         padded=recipe.batch.padded,
         trained=0.0 if adapter else work.trained_share,
         adapter=elements / layers,
         adapted=adapted // layers,
-        quantised=recipe.quantised.scheme.bits if recipe.quantised else 0,
+        adapted_moves=moved / layers,
+        quantised=recipe.quantised.scheme.name if recipe.quantised else "",
+        bits=recipe.quantised.scheme.bits if recipe.quantised else 0.0,
+        hooks=HOOKS.get(recipe.sharding.name, ""),
         checkpointed=checkpointed,
         every=again.every,
     )
 
 
-def _adapted(recipe: Recipe) -> tuple[int, float]:
-    """(linears with an adapter, elements of all adapters)."""
+def without_training(shape: Shape) -> Shape:
+    """The shape of a forward without a graph, of a model as it is."""
+    plain = shape._replace(adapter=0.0, adapted=0, adapted_moves=0.0, checkpointed="", every=1)
+    return plain._replace(quantised="", bits=0.0)
+
+
+def _adapted(recipe: Recipe) -> tuple[int, float, float]:
+    """(linears with an adapter, elements of all adapters, bytes that their operations move for a token)."""
     adapter = recipe.adapter
     assert adapter is not None
-    linears, elements = 0, 0.0
+    linears, elements, moved = 0, 0.0, 0.0
+    before = ADAPTED_IN + (WIDENED if adapter.itemsize > HALF else 0.0) + (DROPPED if adapter.dropout else 0.0)
     for run in recipe.model.runs:
         for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:
                 linears += run.count
+                moved += run.count * (before * linear.inputs + ADAPTED_OUT * linear.outputs)
                 elements += run.count * adapter.rank_of(linear.name) * (linear.inputs + linear.outputs)
-    return linears, elements
+    return linears, elements, moved
 
 
 def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pass:
@@ -153,46 +182,57 @@ def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> 
 
 def _layer(each: Work, shape: Shape, device: Device, rates: Rates) -> Pass:
     tokens = shape.rows * shape.length / shape.context
-    speed = (device.wide_products if shape.wide else device.products) * rates.shapes
     memory = device.memory * rates.memory
-    split = shape.expert * shape.expert_tensor
-    visited = (each.weights - each.expert) / shape.tensor + each.expert / shape.expert_tensor
-    stored = (each.stored - each.expert_stored) / shape.tensor + each.expert_stored / split
-    read = (stored + tokens * each.flow / shape.tensor) * shape.itemsize
-    products = max(2 * tokens * visited / speed, read / memory)
-    adapters = 2 * tokens * shape.adapter / shape.tensor / speed
+    layout = Layout(tokens, shape.tensor, shape.expert, shape.expert_tensor, shape.itemsize, shape.merged)
+    made = products(each, layout, device, rates)
+    adapters = _adapters(shape, tokens, device, rates)
+    unpacked = 0.0
     if shape.quantised:
-        products += stored * (shape.quantised / 8 + shape.itemsize) / memory
+        moved = shape.bits / 8 + shape.itemsize + UNPACKED.get(shape.quantised.split("-")[0], 0.0)
+        stored = (each.stored - each.expert_stored) / shape.tensor
+        unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
     attention, scores = _attention(each, shape, tokens, device, rates)
     outside = each.between[shape.fused] / (shape.tensor if shape.sequence else 1)
-    inside = (each.within[shape.fused] + (ADAPTED * each.flow if shape.adapted else 0)) / shape.tensor
+    inside = (each.within[shape.fused] + shape.adapted_moves) / shape.tensor
     moved = tokens * (outside + inside) * shape.itemsize / HALF
     moves = moved / memory + scores
-    issued = (each.kernels + 4 * shape.adapted) * rates.launch * (FUSED_KERNELS if shape.fused else 1)
-    forward = max(products + adapters + attention + moves, issued)
+    product = made.forward + unpacked
+    issued = Issued(
+        shape.fused, shape.adapted, shape.quantised, shape.hooks == "gathers", shape.hooks in ("reduces", "gathers")
+    )
+    host = host_of(each, issued, rates)
+    forward = max(product + adapters + attention + moves, host.forward)
     flash = EAGER_BACKWARD if shape.attention == "eager" else FLASH_BACKWARD
-    behind = products * (1 + shape.trained) + 2 * adapters + attention * flash + moves * BACKWARD_MOVES
-    backward = max(behind, issued * BACKWARD_KERNELS)
+    behind = made.inputs + unpacked + shape.trained * made.weights + 2 * adapters
+    behind += attention * flash + moves * BACKWARD_MOVES
+    backward = max(behind, host.backward)
     again = {
         "": 0.0,
-        "full": forward,
-        "products": 0.5 * products + moves,
-        "attention": products + adapters + moves,
+        "full": forward + host.again,
+        "products": 0.5 * product + moves,
+        "attention": product + adapters + moves,
     }.get(shape.checkpointed)
     if again is None:
         again = (attention + scores if "core_attn" in shape.checkpointed else 0.0) + (
-            0.6 * products if "mlp" in shape.checkpointed or "moe" in shape.checkpointed else 0.0
+            0.6 * product if "mlp" in shape.checkpointed or "moe" in shape.checkpointed else 0.0
         )
-    return Pass(products + adapters, attention, moves, forward, backward, again / shape.every)
+    return Pass(product + adapters, attention, moves, forward, backward, again / shape.every)
+
+
+def _adapters(shape: Shape, tokens: float, device: Device, rates: Rates) -> float:
+    """Seconds of a forward's products with adapters, as if all were of one rank; the moves around them are apart."""
+    speed = products_rate(device, rates, shape.itemsize)
+    return 2 * tokens * shape.adapter / shape.tensor / speed
 
 
 def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: Rates) -> tuple[float, float]:
     """(seconds of products, seconds of scores through memory) of a forward. A causal kernel skips half of the pairs,
     unless a mask is given to it or it is eager; a recurrent mixer does what one of PyTorch's operations or one kernel
     does at attention's rate."""
-    speed = (device.wide_products if shape.wide else device.attention) * rates.attention
+    flash = device.native_attention if shape.merged else device.attention
+    speed = (device.wide_products if shape.wide else flash) * rates.attention
     skips = each.causal and shape.attention != "eager" and not (shape.padded and shape.attention == "sdpa")
-    pairs = shape.length / 2 if skips else float(shape.length)
+    pairs = (shape.length + BLOCK) / 2 if skips and shape.attention == "flash" else shape.length / (1 + skips)
     if each.window and shape.attention != "eager":
         pairs = min(pairs, float(each.window))
     seconds = tokens * (pairs * each.per_pair + each.recurrent) / shape.tensor / speed
@@ -215,10 +255,11 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
     whole = recipe.rows * recipe.batch.sequence_length / degrees.context
     tokens = recipe.rows * length / degrees.context
     itemsize = recipe.numerics.autocast or recipe.numerics.itemsize
-    speed = (device.wide_products if itemsize == 4 else device.products) * rates.shapes
+    speed = products_rate(device, rates, itemsize)
     memory = device.memory * rates.memory
-    matrix = work.head / degrees.tensor
-    product = max(2 * tokens * matrix / speed, matrix * itemsize / memory) + 2 * whole * work.outside / speed
+    width = work.head / work.vocabulary if work.vocabulary else 0.0
+    extents = (tokens, work.vocabulary / degrees.tensor, width)
+    product = product_seconds(*extents, 1.0, itemsize, device, rates) + 2 * whole * work.outside / speed
     loss = 0.0
     if work.vocabulary > 1:
         moved = HEAD_BYTES.get(recipe.loss.head, OTHER_HEAD_BYTES) * (1 if itemsize == 2 else 1.5)

@@ -12,33 +12,52 @@ GIGA, TERA = 10**9, 10**12
 MAMF = "stas00/ml-engineering@744d01e compute/accelerator/README.md: Maximum Achievable Matmul FLOPS, BF16"
 
 PRODUCTS: dict[str, float] = {
-    "8.0": 0.869,
-    "9.0": 0.803,
-    "10.0": 0.776,
-    "10.3": 0.786,
-    "gfx942": 0.604,
-    "gfx950": 0.680,
+    "8.0": 0.90,
+    "9.0": 0.865,
+    "10.0": 0.86,
+    "10.3": 0.86,
+    "gfx942": 0.61,
+    "gfx950": 0.69,
     "gaudi2": 0.969,
     "gaudi3": 0.741,
 }
-"""Share of the peak that the best shape of a bf16 matmul reaches, by architecture (``MAMF``). gfx942: the
-MI325X; the older MI300X row stops at 0.514 with an earlier ROCm."""
-OTHER_PRODUCTS = 0.80
-"""Where nobody published one: the middle of the table."""
+"""Share of the peak at which full waves of large tiles run in bf16, by architecture: the best shape of ``MAMF`` without
+what ``matmul`` charges that very shape for its last wave, its start and its write (A100 0.869 on 1024x10240x5120, H100
+0.803 on 2048x2048x13312, B200 0.776 on 1792x16128x3072; no such shape is known of Gaudi). openxla/xla's H100 table ends
+at the same 0.86. gfx942: the MI325X; the older MI300X row stops at 0.514 with an earlier ROCm."""
+OTHER_PRODUCTS = 0.85
+"""Where nobody published one: the middle of NVIDIA's."""
+SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "gfx942": 0.78}
+"""Of that rate, what a long step keeps, by architecture: under its power limit the clock gives way. A100: 1,305 of
+1,410 MHz under HPL (glennklockwood.com/garden/peak-FLOPS); H100 and MI300X: 720 and 620 TFLOP/s of products in
+training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Part 1: Training, December 2024)."""
+OTHER_SUSTAINED = 0.9
+UNITS: dict[str, int] = {
+    "7.0": 80, "7.5": 40, "8.0": 108, "8.6": 84, "8.9": 142, "9.0": 132, "10.0": 148, "10.3": 160, "12.0": 170,
+}  # fmt: skip
+"""Multiprocessors by architecture, of its largest card here (NVIDIA's architecture whitepapers)."""
+UNITS_OF: dict[str, int] = {
+    "h100-pcie-80gb": 114, "h20-96gb": 78, "l4-24gb": 58, "a10-24gb": 72, "rtx-3090-24gb": 82, "rtx-4090-24gb": 128,
+    "rtx-pro-6000-96gb": 188,
+}  # fmt: skip
+"""Of cards with other numbers (NVIDIA's data sheets)."""
 
 
 ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35}
 """Share of the peak that FlashAttention-2, which PyTorch's SDPA runs, reaches at its best: 230 of 312 TFLOP/s on an
 A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract)."""
 OTHER_ATTENTION = 0.35
+NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.75}
+"""The same of kernels made for the architecture, which TransformerEngine runs (cuDNN's): FlashAttention-3's 740 of 989
+TFLOP/s (arXiv:2407.08608, abstract); elsewhere as above."""
 
 
 class Rates(NamedTuple):
     """Shares of what is published, and times that no specification has."""
 
-    shapes: float
-    """Of the best matmul, that the products of a model reach: other shapes, lower clocks under load. Assumed,
-    and set to the middle of its range with llm-foundry's tables in view; the other tables were not looked at."""
+    throttle: float
+    """How much of what ``SUSTAINED`` takes off a product's rate is taken: 0 of a product alone, 1 of one shape over and
+    over. A step's many shapes keep less; how much less was set with the sources in view that are not held back."""
     attention: float
     """Of the best that flash attention reaches (``ATTENTION``): causal ones, shorter sequences, the backward."""
     memory: float
@@ -50,32 +69,42 @@ class Rates(NamedTuple):
     """The same through the host (PCIe without peer-to-peer): both copies share the bus."""
     launch: float
     """Seconds that the host needs to issue one kernel from Python."""
+    contention: float
+    """Of communication that computation hides, the share that it costs all the same, as it takes multiprocessors,
+    memory and power: computation is 18.9 % slower beside it, and both in turn 10.2 % slower than both at once
+    (arXiv:2507.03114), so that 0.31 of communication cost 0.19: 0.6."""
+    hook: float
+    """Seconds of one of DeepSpeed's hooks in Python: around a module, or of a parameter's gradient."""
     overlap: float
     """Share of the backward, and of the forward where weights are gathered, behind which communication can hide."""
     latency: float
-    """Seconds for each hop of a collective."""
+    """Times that NCCL's own latencies (``links``) are met."""
 
 
-LOW = Rates(0.66, 0.55, 0.70, 0.65, 0.30, 10e-6, 0.6, 20e-6)
-EXPECTED = Rates(0.79, 0.68, 0.82, 0.80, 0.45, 7e-6, 0.85, 12e-6)
-HIGH = Rates(0.92, 0.85, 0.92, 0.90, 0.60, 4e-6, 1.0, 6e-6)
+LOW = Rates(3.0, 0.40, 0.55, 0.40, 0.25, 30e-6, 1.0, 400e-6, 0.3, 4.0)
+EXPECTED = Rates(1.6, 0.68, 0.82, 0.80, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
+HIGH = Rates(0.3, 0.95, 0.95, 0.95, 0.70, 6e-6, 0.3, 100e-6, 1.0, 0.5)
+"""Low and high are such that 95 of 100 published speeds of the sources that are not held back lie between."""
 
 HOST_BANDWIDTH = 25 * GIGA
 """Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""
-HOST_STEP = 20 * GIGA
-"""Bytes per second at which a CPU optimizer steps its share of a node's memory: DeepSpeed's CPU Adam reads and writes
-states out of DRAM, of which a card's share of a two-socket server is 400 GB/s / 8, half of it reached."""
+HOST_STEP = 34 * GIGA
+"""Bytes per second at which the CPU optimizers of a node step, all its cards' together: 3.1e9 elements of Qwen2.5-3B in
+3.08 s on a host of 128 cores under the usual launch (deepspeedai/DeepSpeed#7474), at the 34 bytes that each reads and
+writes; 72B on 4 nodes in 10 s (#6834) is 61, a bound launch 44."""
 
 
 class Device(NamedTuple):
     """A card as the cost model sees it; bytes, FLOP and seconds."""
 
     products: float
-    """FLOP/s of matmuls in half precision, best shape."""
+    """FLOP/s of matmuls in half precision, in full waves of large tiles."""
     attention: float
     """FLOP/s of flash attention in half precision, at its best."""
+    native_attention: float
+    """The same of the architecture's own kernels."""
     wide_products: float
-    """The same in fp32."""
+    """FLOP/s of matmuls in fp32."""
     memory: float
     """Bytes/s."""
     link: float
@@ -84,6 +113,10 @@ class Device(NamedTuple):
     """Bytes/s one way and card to another node."""
     direct: bool
     """Cards of a node reach each other's memory without the host."""
+    sustained: float = 1.0
+    """Share of ``products`` that a long step keeps."""
+    units: int = 0
+    """Multiprocessors; 0 where tiles do not wait for one another."""
     assumed: str = ""
     """What had to be assumed of it, in words."""
 
@@ -91,10 +124,10 @@ class Device(NamedTuple):
 WIDE = 1 / 15
 """fp32 matmuls against bf16 ones without TF32, which PyTorch does not use unless told to: 19.5 of 312 on an A100, 67
 of 989 on an H100 (NVIDIA's specifications)."""
-BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 25.0), (0.0, 3.125))
-"""(least GB/s of the link within the node, GB/s between nodes and card): one 400 Gbit/s adapter a card in nodes of the
-H100's class, 200 Gbit/s in the A100's (NVIDIA DGX H100 and A100 user guides), else one of 200 Gbit/s for eight
-cards."""
+BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 6.25), (0.0, 3.125))
+"""(least GB/s of the link within the node, GB/s between nodes and card) where no cluster is named: the medians of the
+catalogue's (presets/clusters.yaml), 400 GB/s a node of the H100's class and 50 of the A100's, where DGX and Azure have
+200 and AWS 50; else one adapter of 200 Gbit/s for eight cards."""
 UNKNOWN_LINK = 50.0
 """GB/s where the catalogue has no clean figure: that of the slowest of such links, one of Infinity Fabric."""
 DIRECT_LINK = 100.0
@@ -119,5 +152,21 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     between = next(rate for least, rate in BETWEEN if within >= least)
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
     return Device(
-        best, attention, best * WIDE, bandwidth * GIGA, within * GIGA, between * GIGA, within >= DIRECT_LINK, assumed
+        best,
+        attention,
+        speed * TERA * max(NATIVE_ATTENTION.get(kind.architecture, 0.0), attention / speed / TERA),
+        best * WIDE,
+        bandwidth * GIGA,
+        within * GIGA,
+        between * GIGA,
+        within >= DIRECT_LINK,
+        SUSTAINED.get(kind.architecture, OTHER_SUSTAINED),
+        UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
+        assumed,
     )
+
+
+def products_rate(on: Device, rates: Rates, itemsize: int) -> float:
+    """FLOP/s of large matmuls in a step, operands of so many bytes."""
+    kept = 1 - rates.throttle * (1 - on.sustained)
+    return (on.products if itemsize <= 2 else on.wide_products) * kept

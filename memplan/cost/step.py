@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from memplan.cost.generation import generating
 from memplan.cost.links import Links, links
-from memplan.cost.optimizer import host_seconds, optimizer_seconds, trained_elements
-from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of
+from memplan.cost.optimizer import adding_seconds, host_seconds, optimizer_seconds, trained_elements
+from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of, without_training
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
 from memplan.cost.stages import shares
 from memplan.cost.traffic import (
@@ -92,12 +92,12 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     if of.last * layer + head.forward + head.backward < of.fullest * layer:
         share, head = of.fullest, NO_HEAD
     forward = trained.forward * share + head.forward
-    backward = (trained.backward + trained.again) * share + head.backward
+    backward = (trained.backward + trained.again) * share + head.backward + adding_seconds(recipe, sizes, device, rates)
     activations = _activations(recipe, work, trained, over) * share
     hidden = rates.overlap if data.hides else 0.0
     others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
-    exposed = max(0.0, data.forward - hidden * forward) + max(0.0, data.backward - hidden * backward)
-    once = max(0.0, data.first - hidden * forward) + max(0.0, data.last - hidden * backward) + data.after
+    exposed = _waited(data.forward, hidden * forward, rates) + _waited(data.backward, hidden * backward, rates)
+    once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
@@ -126,6 +126,12 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
         generation,
         made.moved,
     )
+
+
+def _waited(sent: float, beside: float, rates: Rates) -> float:
+    """Seconds that communication costs beside so much computation: what is longer, and what it slows down."""
+    covered = min(sent, beside)
+    return sent - covered + rates.contention * covered
 
 
 def _trained_share(recipe: Recipe, work: ModelWork) -> float:
@@ -177,7 +183,7 @@ def _other_passes(
     policy's weights take to gather, for which sharded models wait as it does.
     """
     own = trained.forward + head.forward / share
-    own += max(0.0, gathered * recipe.parallel.pipeline - rates.overlap * own)
+    own += _waited(gathered * recipe.parallel.pipeline, rates.overlap * own, rates)
     total, headed = 0.0, head is not NO_HEAD
     if recipe.method.pairs:
         total += SCORING.get(recipe.loss.pair_pass, 0.0) * own
@@ -194,7 +200,7 @@ def _other_passes(
     for model in recipe.others.residents:
         seconds = _scored(recipe, model.spec, headed / share, device, rates)
         waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)
-        total += seconds + (max(0.0, waits - rates.overlap * seconds) if model.sharded else 0.0)
+        total += seconds + (_waited(waits, rates.overlap * seconds, rates) if model.sharded else 0.0)
     if recipe.others.critic is not None:
         total += 4 * _scored(recipe, recipe.others.critic.spec, headed / share, device, rates)
     return total
@@ -203,7 +209,7 @@ def _other_passes(
 def _scored(recipe: Recipe, spec: ModelSpec, heads: float, device: Device, rates: Rates) -> float:
     """A forward without a graph of another model over the same rows; ``heads``: how often its head's."""
     work = model_work(spec)
-    shape = shape_of(recipe, work)._replace(adapter=0.0, adapted=0, checkpointed="", every=1, quantised=0.0)
+    shape = without_training(shape_of(recipe, work))
     layers = _remembered(work, shape, device, rates)
     return layers.forward + head_pass(recipe, work, device, rates).forward * heads
 
@@ -215,7 +221,10 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     dense = work.elements - experts
     split = degrees.expert * (degrees.expert_tensor if degrees.expert > 1 else degrees.tensor)
     weights = (dense / degrees.tensor + experts / max(split, 1)) / degrees.pipeline
-    return Sizes(weights, trained_elements(recipe) * weights / work.elements if work.elements else 0.0)
+    layers = sum(count for count, _ in work.layers) / degrees.pipeline
+    modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
+    trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0
+    return Sizes(weights, trained, layers, modules)
 
 
 def _saved_bytes(recipe: Recipe, work: ModelWork, trained: Pass) -> float:

@@ -13,6 +13,12 @@ from memplan.cost.work import ModelWork
 from memplan.spec.recipe import Recipe
 
 HALF = 2
+BUCKET = 25 * 2**20
+"""Bytes of DDP's bucket (torch 2.13 nn/parallel/distributed.py: bucket_cap_mb)."""
+
+
+ZERO_BUCKET = 10**9
+"""Bytes of DeepSpeed's buckets: 5e8 elements of half precision."""
 
 
 class Sizes(NamedTuple):
@@ -20,6 +26,10 @@ class Sizes(NamedTuple):
 
     weights: float
     trained: float
+    units: float
+    """Layers of the rank: what FSDP gathers and reduces at once."""
+    modules: float
+    """Modules with weights of the rank: what ZeRO-3 fetches at once, where nothing is fetched ahead with it."""
 
 
 class Data(NamedTuple):
@@ -50,13 +60,14 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     gradients = sizes.trained * recipe.storage.reduce_itemsize
     weights = sizes.weights * recipe.numerics.itemsize
     if name in ("ddp", "zero0"):
-        each = reduce(gradients, group(degrees.data * degrees.context, inner, recipe.hardware.gpus_per_node), over)
+        copies = group(degrees.data * degrees.context, inner, recipe.hardware.gpus_per_node)
+        each = reduce(gradients, copies, over, gradients / BUCKET)
         every = recipe.sharding.sync_each_batch and name == "ddp"
         return Data(0, each if every else 0, 0, 0 if every else each, 0, hides=name == "ddp")
     if name in ("zero1", "zero2"):
         trained = sizes.trained * recipe.numerics.itemsize
-        each, after = gather(gradients, of, over), gather(trained, of, over)
-        each *= 1 if recipe.sharding.deepspeed.reduce_scatter else 2
+        each, after = gather(gradients, of, over, 1 + gradients / ZERO_BUCKET), gather(trained, of, over)
+        each *= 2  # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce)
         first, last = (each, 0.0) if name == "zero2" else (0.0, each)
         return Data(0, first, 0, last, after, hides=recipe.sharding.deepspeed.overlap_comm)
     if name == "distributed-optimizer":
@@ -64,17 +75,18 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
         settings = recipe.megatron
         first, after = (fetched, 0.0) if settings.overlap_param_gather else (0.0, fetched)
         return Data(0, 0, first, gather(gradients, of, over), after, hides=settings.overlap_grad_reduce)
-    return _sharded_weights(recipe, of, weights, gradients, over)
+    times = sizes.modules if name == "zero3" else sizes.units
+    return _sharded_weights(recipe, of, weights, gradients, over, times)
 
 
-def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links) -> Data:
+def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links, times: float) -> Data:
     """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed; out of the
     ranks that they were resharded to, where that is a number. In torch's pipeline what stays does so for the
     whole step, and gradients are reduced after its last backward (torch 2.13 distributed/pipelining/stage.py)."""
     settings = recipe.sharding.deepspeed
     weights /= 2 if settings.quantised_weights else 1
     gradients /= 4 if settings.quantised_gradients else 1
-    once, copies = gather(weights, of, over), recipe.parallel.replicas
+    once, copies = gather(weights, of, over, times), recipe.parallel.replicas
     across = reduce(
         gradients / max(recipe.sharding.ranks, 1),
         group(copies, recipe.sharding.ranks, recipe.hardware.gpus_per_node),
@@ -83,8 +95,10 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
     kept = recipe.sharding.reshard_after_forward
     if recipe.sharding.name == "zero3":
         kept = settings.hpz if settings.hpz > 1 else True
-    again = once if kept is True else gather(weights, Group(int(kept), min(int(kept), of.near)), over) if kept else 0.0
-    each = gather(gradients, of, over) + across
+    again = once if kept else 0.0
+    if kept and kept is not True:
+        again = gather(weights, Group(int(kept), min(int(kept), of.near)), over, times)
+    each = gather(gradients, of, over, times) + across
     if recipe.sharding.name == "fsdp2" and recipe.parallel.pipeline > 1:
         return Data(once, again, 0, 0, each, hides=True) if kept else Data(0, 0, once, 0, each, hides=True)
     every = recipe.sharding.sync_each_batch or recipe.sharding.name == "zero3"

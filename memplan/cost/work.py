@@ -2,6 +2,7 @@
 move, kernels that are launched. One ``Work`` is of one token of one layer; a multiply and an add are two FLOP.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.spec.deepseek_v4 import CompressedAttention
@@ -13,8 +14,26 @@ from memplan.spec.parts import Attention
 from memplan.spec.state_space import BothMixers, GatedDelta, Lightning, StateSpace, StateSpaceDual
 
 
+class Product(NamedTuple):
+    """One matrix that tokens pass through."""
+
+    inputs: int
+    outputs: int
+    by_rows: bool
+    """Row-parallel: the last of its part, whose inputs tensor parallelism divides; else its outputs."""
+    part: int
+    """Of the layer, by number."""
+
+
 class Work(NamedTuple):
     """Of one layer."""
+
+    products: tuple[Product, ...]
+    """Of all that every token visits."""
+    grouped: tuple[Product, ...]
+    """Of one routed expert."""
+    experts: int
+    """Routed experts."""
 
     weights: float
     """Elements of matrices that a token passes through; 2 FLOP each in forward."""
@@ -88,6 +107,9 @@ def work(layer: Layer, bidirectional: bool) -> Work:
     if layer.cross is not None:
         pairs += 4 * layer.cross.num_heads * layer.cross.head_dim
     return Work(
+        products=tuple(_products(layer)),
+        grouped=_expert(layer),
+        experts=experts.count if experts else 0,
         weights=dense + visited,
         stored=dense + stored,
         expert=visited,
@@ -108,6 +130,26 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         heads=heads,
         routed=experts.active if experts else 0,
     )
+
+
+def _products(layer: Layer) -> Iterator[Product]:
+    """Every linear, part by part; the last of several, and of shared experts, is row-parallel."""
+    sets = [part.linears for part in layer.parts]
+    if layer.feed_forward is not None:
+        sets.append(layer.feed_forward.shared)
+        sets += [(layer.feed_forward.experts.router,)] if layer.feed_forward.experts else []
+    for part, linears in enumerate(sets):
+        for place, linear in enumerate(linears):
+            yield Product(linear.inputs, linear.outputs, 0 < place == len(linears) - 1, part)
+
+
+def _expert(layer: Layer) -> tuple[Product, ...]:
+    """What a routed token passes through in each of its experts."""
+    experts = layer.experts
+    if experts is None:
+        return ()
+    inner = (2 if experts.gated else 1) * experts.intermediate
+    return Product(layer.width, inner, False, 0), Product(experts.intermediate, layer.width, True, 0)
 
 
 def _inner(layer: Layer) -> float:

@@ -83,7 +83,8 @@ def causes(message: Message, place: Place) -> Iterator[str]:
         yield message.said
     elsewhere = others(message)
     if elsewhere and elsewhere > 256 * MiB:
-        yield f"other processes hold {format_bytes(elsewhere)} of the card"
+        outside = "" if message.processes else ", or this one's memory outside PyTorch,"
+        yield f"other processes{outside} hold {format_bytes(elsewhere)} of the card"
     if place.phase == "optimizer":
         yield "the optimizer makes its states at the first step: before it, the job looked smaller than it is"
 
@@ -92,11 +93,8 @@ def _text(message: Message) -> str:
     return message.requested.text if message.requested else "what was asked for"
 
 
-EXPANDABLE = Advice(
-    "let segments grow in place", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "pieces of the cache become usable; it costs nothing",
-)  # fmt: skip
 HALVED = "per_device_train_batch_size: half; gradient_accumulation_steps: twice"
+WHOLE_SCORES = Advice("attention without whole scores", "attn_implementation: flash_attention_2")
 OF_PLACE: dict[str, tuple[Advice, ...]] = {
     "load": (
         Advice("load the weights in 16 bit", "dtype=torch.bfloat16", "without it some load fp32"),
@@ -111,7 +109,7 @@ OF_PLACE: dict[str, tuple[Advice, ...]] = {
     "forward": (
         Advice("recompute activations", "gradient_checkpointing: true"),
         Advice("fewer rows at a time, as many in all", HALVED),
-        Advice("attention without whole scores", "attn_implementation: flash_attention_2"),
+        WHOLE_SCORES,
     ),
     "loss": (
         Advice("a loss that never makes all logits", "use_liger_kernel: true"),
@@ -161,11 +159,21 @@ OF_PLACE: dict[str, tuple[Advice, ...]] = {
     ),
 }  # fmt: skip
 """By moment, what helps whatever the job is, cheapest first."""
+OLD = ("torch-1", "torch-1.0")
+"""Forms of PyTorch before 2.1."""
 ON_THE_HOST = (
     Advice("fewer processes that load at once", "FSDP: cpu_ram_efficient_loading; ZeRO-3 under zero.Init"),
     Advice("states back on the card, or on disk", "offload_optimizer: {device: nvme}"),
     Advice("more memory for the job", "--mem of the scheduler, the container's limit"),
 )
+
+
+def _expandable(message: Message) -> Iterator[Advice]:
+    """Pieces of the cache put to use, where the backend can."""
+    if message.variable:
+        old = "; from PyTorch 2.1 on, before it max_split_size_mb:128" if message.form in OLD else ""
+        write = f"export {message.variable}=expandable_segments:True"
+        yield Advice("let segments grow in place", write, f"pieces of the cache become usable; it costs nothing{old}")
 
 
 def advice(message: Message, place: Place) -> Iterator[Advice]:
@@ -181,7 +189,8 @@ def advice(message: Message, place: Place) -> Iterator[Advice]:
             "they are not the job's",
         )
     if is_fragmented(message):
-        yield EXPANDABLE
-    yield from OF_PLACE.get("rollout" if message.place == "engine" else place.phase, OF_PLACE["forward"])
+        yield from _expandable(message)
+    of_place = OF_PLACE.get("rollout" if message.place == "engine" else place.phase, OF_PLACE["forward"])
+    yield from sorted(of_place, key=lambda each: "attention" in place.what and each is not WHOLE_SCORES)
     if message.place == "card" and not is_fragmented(message):
-        yield EXPANDABLE
+        yield from _expandable(message)

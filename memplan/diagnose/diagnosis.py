@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from memplan.api import estimate
 from memplan.diagnose.causes import Advice, advice, causes, is_fragmented, others
-from memplan.diagnose.frames import frames_of
+from memplan.diagnose.frames import Frame, frames_of, plain_lines
 from memplan.diagnose.guesses import guesses
 from memplan.diagnose.messages import Message, messages
 from memplan.diagnose.phases import Place, place_in_log, place_of
 from memplan.diagnose.readings import Match, readings
+from memplan.diagnose.remedying import as_said, first_of, job_remedies
 from memplan.errors import UsageError
 from memplan.moments import phase_of
 from memplan.report import Remedy, Report
@@ -132,13 +133,14 @@ def diagnose_job(text: str, given: JobInput) -> Diagnosis:
     found = diagnose(text, report)
     longer = _longer(found, report)
     if not longer:
-        return found
+        remedies, words = job_remedies(given, report, found.message, found.place.phase)
+        return found._replace(remedies=remedies, solved=words)
     again = estimate(with_changes(given, longer))
     device, verdict = again.per_gpu.device_bytes.expected, again.verdict
     fits = f" ({verdict.fits} on {verdict.gpu})" if verdict else ""
     what = ", ".join(f"{key} {value:,}" for key, value in longer.items())
     solved = f"With {what}, as the size tells, the job needs {format_bytes(device)} of the device{fits}."
-    return found._replace(solved=solved, remedies=again.remedies)
+    return found._replace(solved=solved, remedies=first_of(as_said(report, longer, device), again.remedies))
 
 
 def _longer(found: Diagnosis, report: Report) -> dict[str, int]:
@@ -169,7 +171,8 @@ def _by_size(matches: Sequence[Match], instant: str) -> Place:
 
 def _place(text: str, message: Message) -> Place:
     """By frames, else by the log before the error, else by the words around it."""
-    place = place_of(frames_of(text[: message.at]) or frames_of(text))
+    before = text[: message.at]
+    place = place_of(frames_of(before) or frames_of(text) or [Frame("", "", _line_above(before))])
     if place.phase != "unknown":
         return place
     if message.place == "engine":
@@ -179,11 +182,16 @@ def _place(text: str, message: Message) -> Place:
     return place_in_log(text, message.at)
 
 
+def _line_above(text: str) -> str:
+    """The line of code over a message whose frames were cut away."""
+    return next((line for line in reversed(plain_lines(text)[:-1]) if line.strip()), "")
+
+
 def _matches(text: str, message: Message, place: Place, report: Report | None) -> list[Match]:
     if message.requested is None or message.place != "card":
         return []
     if report is None:
-        return guesses(message.requested, text, place.phase)
+        return guesses(message.requested, text, place)
     return readings(message.requested, report, place.phase)
 
 

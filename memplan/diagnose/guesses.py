@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import isqrt
 from typing import Any
 
-from memplan.diagnose.readings import ITEMSIZES, OF_LOGITS, Bucket, Match, bucket_of, readings_of_model
+from memplan.diagnose.phases import Place
+from memplan.diagnose.readings import ITEMSIZES, OF_LOGITS, Bucket, Match, bucket_of, readings_of_model, sub_groups
 from memplan.diagnose.sizes import Printed
 from memplan.errors import MemplanError
 from memplan.models import load_model
@@ -19,7 +21,11 @@ ROUND = 256
 """Tokens of a batch that was cut or padded to a length are a multiple of it."""
 
 
-def guesses(requested: Printed, text: str, phase: str) -> list[Match]:
+HEADS = 32
+"""Of the model that stands for any where scores are read."""
+
+
+def guesses(requested: Printed, text: str, place: Place) -> list[Match]:
     """Readings without a job that fit the moment, likelier first; none for sizes that every small tensor has."""
     if requested.high <= 20 * MiB:
         return []
@@ -30,9 +36,13 @@ def guesses(requested: Printed, text: str, phase: str) -> list[Match]:
         except MemplanError:
             return []
     bucket = bucket_of(requested)
-    return sorted({(each.name, each.shape): each for each in _of_all(bucket)}.values(), key=lambda each: each.rank)[
-        :MOST
-    ]
+    special = [*(sub_groups(bucket) if "deepspeed" in text.lower() else ()), *_scores(bucket, place)]
+    found = {
+        (each.name, each.shape): each
+        for each in (*special, *_of_all(bucket))
+        if place.phase == "unknown" or not each.phases or place.phase in each.phases
+    }
+    return sorted(found.values(), key=lambda each: each.rank)[:MOST]
 
 
 def _named(text: str) -> str:
@@ -43,6 +53,17 @@ def _named(text: str) -> str:
         if any(letter.isdigit() for letter in word) and find_preset(word) is not None:
             return word
     return ""
+
+
+def _scores(bucket: Bucket, place: Place) -> Iterator[Match]:
+    """Whole scores, where it is attention that asked: one row's length follows from the heads."""
+    for itemsize, dtype in ITEMSIZES if "attention" in place.what else ():
+        length = isqrt(bucket.high // (HEADS * itemsize))
+        size = HEADS * length**2 * itemsize
+        if size in bucket:
+            shape = f"{HEADS} heads × {length:,}² × {itemsize} B"
+            why = f"one row of {HEADS} heads; other rows and heads give other lengths"
+            yield Match(f"attention scores in {dtype}", size, shape, None, why, 4 - itemsize, ("forward", "backward"))
 
 
 def _of_all(bucket: Bucket) -> Iterator[Match]:

@@ -46,6 +46,8 @@ class Message(NamedTuple):
     rank: int | None = None
     share: float | None = None
     """vLLM's gpu_memory_utilization."""
+    variable: str = "PYTORCH_CUDA_ALLOC_CONF"
+    """The environment's, that lets this backend's allocator grow segments; empty where none does."""
     warning: bool = False
     """The allocator tries again after it: no failure by itself."""
     said: str = ""
@@ -88,6 +90,9 @@ _FIELDS = {
 }
 _FOUND = {name: tuple(re.compile(each, re.IGNORECASE) for each in patterns) for name, patterns in _FIELDS.items()}
 _PROCESS = re.compile(rf"(this process|Process \d+) has {_S}", re.IGNORECASE)
+_VARIABLE = re.compile(r"PYTORCH_(?:[A-Z]+_)?ALLOC_CONF")
+VARIABLES = {"hip": "PYTORCH_HIP_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF", "xpu": "PYTORCH_ALLOC_CONF",
+             "mps": "", "musa": "", "mlu": "", "hpu": ""}  # fmt: skip
 _DEVICE = re.compile(r"\(?(?:GPU|NPU|device(?:\s+id)?)[ :]+(\d{1,4})\b")
 _RANK = re.compile(
     r"\[?(?:default|ranks?)[\s:]*?(\d{1,5})[\]:]|\(.{0,40}?(?:rank|worker)[ =]?(\d{1,5})\b.{0,40}?\)", re.IGNORECASE
@@ -130,7 +135,7 @@ SILENT: tuple[tuple[str, Place, str, str], ...] = (
      "the shared memory of the node (/dev/shm) was full"),
     ("driver", "card", r"(?:CUDA|HIP|NPU|cuda runtime)\s*(?:driver )?error(?:\s*\(?2\)?)?\s*:?\s*"
      r"(?:CUDA error: )?out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
-     r"|RESOURCE_EXHAUSTED",
+     r"|RESOURCE_EXHAUSTED|Memory_Allocation_Failure\(EL0004\)",
      "a request outside PyTorch's allocator failed: the context, pinned memory, or another library"),
     ("named", "card", r"OutOfMemoryError|out of memory|\bOOM\b|ran out of (?:GPU |CUDA )?memory|OOM[- ]?error",
      "an out-of-memory error whose numbers are not in the text"),
@@ -165,7 +170,14 @@ def _read(body: str, at: int, text: str) -> Message:
         processes=tuple(Process(size, this) for this, size in processes if size is not None and size.high > 0),
         device=int(device[1]) if device else None,
         rank=_rank(text, at),
+        variable=_variable(body),
     )._replace(**numbers)
+
+
+def _variable(body: str) -> str:
+    """The one that the message names, or its backend's own; PyTorch's from 2.9 on is everyone's."""
+    named = _VARIABLE.search(body)
+    return named.group() if named else VARIABLES.get(_form(body), "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _first(body: str, patterns: tuple[re.Pattern[str], ...]) -> Printed | None:

@@ -76,7 +76,7 @@ _RULES = (
     ("reduce", "",
         r"""_post_backward_hook _reduce_grad reduce_scatter reduce_ipg_grads allreduce_bucket all_?reduce
         reduce_independent_p_g average_tensor _finalize_backward reduce_gradients start_grad_sync"""),
-    ("loss", "logits or log-probabilities",
+    ("loss", "",
         r"""lm_head logits\.float logits\s=\s.*\.float\(\) upcast.*logits ForCausalLMLoss fixed_cross_entropy
         cross_entropy CrossEntropy convert_to_fp32 _convert_to_fp32 float16_to_fp32 float_conversion log_?softmax
         get_batch_logps _get_batch_logps concatenated_forward selective_log_softmax _get_per_token_logps
@@ -206,7 +206,7 @@ _WORDS = (
         r"""(?:weight|parameter)s?\ssync gather(?:ed|ing)?\s(?:weights\s|parameters\s)?for\sgeneration wake[_\s]up
         update_weights"""),
     ("rollout",
-        r"\bvllm\b \bsglang\b rollout generat(?:e|ing|ion) inference kv\scache"),
+        r"\bvllm\b \bsglang\b rollout \bgenerat(?:e|ing|ion)\b \binference\b kv\scache"),
     ("evaluate",
         r"evaluat \beval(?:_|\b) predict validation compute_metrics"),
     ("start",
@@ -227,8 +227,16 @@ _WORDS = (
 WORDS = tuple((phase, any_of(words, re.IGNORECASE)) for phase, words in _WORDS)
 
 
+_ENGINE = re.compile(
+    r"\bEngineCore\b|Vllm\w*Worker|RayWorkerWrapper|\b(?:vllm|sglang)\b|\[gpu_model_runner|\[worker_base"
+)
+"""What engines put before the lines of their processes."""
+
+
 def place_in_log(text: str, at: int) -> Place:
     """The last line before the error that says what was going on; then the words of whoever reports it."""
+    if _ENGINE.search(text, text.rfind("\n", 0, at) + 1, at):
+        return Place("rollout", "", "log")
     last, where = Place("unknown"), -1
     for phase, pattern in LOG:
         for match in pattern.finditer(text, 0, at):

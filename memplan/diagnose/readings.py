@@ -138,18 +138,19 @@ def _weights(bucket: Bucket, recipe: Recipe) -> Iterator[Match]:
     ranks = recipe.sharding.ranks
     for number, elements in (("trained parameters", trained), ("parameters", total)):
         yield from _parts(bucket, elements, number, ranks, ("start", "optimizer", "reduce"))
-    if recipe.zero_stage == 3:
-        yield from _sub_group(bucket, trained // ranks, max(weight.elements for weight in weights) // ranks)
+    largest = max(weight.elements for weight in weights) // ranks
+    if recipe.zero_stage == 3 and trained // ranks >= SUB_GROUP - largest - SUB_GROUP // 10:
+        yield from sub_groups(bucket, largest)
     for run in recipe.model.runs:
         yield from _parts(bucket, run.layer.parameters, "one layer, flat", ranks, ())
 
 
-def _sub_group(bucket: Bucket, part: int, largest: int) -> Iterator[Match]:
+def sub_groups(bucket: Bucket, largest: int = SUB_GROUP // 10) -> Iterator[Match]:
     """Tensors of a rank's part, taken until sub_group_size is passed: within one tensor of it (deepspeed 0.19
     runtime/zero/stage3.py: _create_fp16_sub_groups)."""
     least, most = SUB_GROUP - largest - SUB_GROUP // 10, SUB_GROUP + largest
-    elements = bucket.low // FP32
-    if part >= least and least <= elements <= most:
+    elements = SUB_GROUP if SUB_GROUP * FP32 in bucket else bucket.low // FP32
+    if least <= elements <= most:
         why = "sub_group_size, 1e9 elements, as near as whole tensors come to it"
         yield Match(
             "a ZeRO-3 sub-group in fp32", elements * FP32, f"{elements:,} × 4 B", None, why, 2, ("start", "optimizer")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import InvalidJob
+from memplan.files import instead_of_missing
 from memplan.frameworks.plain_forms import MAX_REMARKS, bounded, read_json, read_toml
 from memplan.frameworks.scripts import run_script
 from memplan.frameworks.shell import Command
@@ -163,7 +164,8 @@ def _text(path: Path) -> str:
     hint = "name a training config: YAML, JSON, TOML, a script or a notebook"
     try:
         if not path.is_file():
-            raise InvalidJob(f"{path} {'is no file' if path.exists() else 'does not exist'}", hint)
+            problem = "is no file" if path.exists() else "does not exist"
+            raise InvalidJob(f"{path} {problem}", hint if path.exists() else instead_of_missing(str(path), hint))
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
             large = _OWN.match(data[:200].decode("utf-8", "replace")) or FORMS.get(path.suffix.lower()) == "python"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
+from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
@@ -67,7 +68,9 @@ def documents_of(path: str) -> tuple[Document, ...]:
     if place:
         return (the_part(open_document(place[0]), place[1]),)
     if not os.path.exists(path):
-        raise InvalidJob(f"{path} does not exist", "name a training config, a script or a job")
+        raise InvalidJob(
+            f"{path} does not exist", instead_of_missing(path, "name a training config, a script or a job")
+        )
     return parts(open_document(path))
 
 

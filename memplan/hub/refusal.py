@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from memplan.errors import ModelNotFound, nearest
 from memplan.hub.cache import DEFAULT_REVISION, cached_models, cached_revisions
+from memplan.presets import near_models
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 
@@ -168,7 +169,8 @@ def _alternative(wanted: Wanted, case: str) -> str:
     revisions = [name for name in cached_revisions(wanted.repo_id) if name != wanted.revision]
     if revisions and wanted.revision:
         return f"; cached is revision {revisions[0]}"
-    names = [f"the preset {name}" for name in nearest(wanted.repo_id.rpartition("/")[2], wanted.presets, 1)]
+    close = near_models(wanted.repo_id.rpartition("/")[2], count=1) if wanted.presets else []
+    names = [f"the preset {name}" for name in close]
     names += [f"the cached {name}" for name in _near_cached(wanted)]
     if names:
         return "; or use " + " or ".join(names)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import IO, Any, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.files import instead_of_missing
 from memplan.spec.lengths import MOST_TOKENS
 
 MOST_LENGTHS = 20_000_000
@@ -35,7 +36,8 @@ def read_lengths(path: str) -> Counted:
     try:
         size = os.stat(path).st_size if os.path.isfile(path) else -1
         if size < 0:
-            raise InvalidJob(f"lengths: no such file: {path}", "name a file of lengths; memplan lengths makes one")
+            hint = instead_of_missing(path, "name a file of lengths; memplan lengths makes one")
+            raise InvalidJob(f"lengths: no such file: {path}", hint)
         if size > MOST_BYTES:
             raise InvalidJob(f"lengths: {path} is larger than {MOST_BYTES >> 30} GiB", "draw a sample of its lines")
         with open(path, encoding="utf-8", errors="replace") as file:

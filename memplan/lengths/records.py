@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeAlias
 
 from memplan.errors import UsageError
+from memplan.files import instead_of_missing
 
 LONGEST_ROW = 64 << 20
 """Characters of one row."""
@@ -25,7 +26,7 @@ def rows(path: str, tell: Tell) -> Iterator[tuple[str, Row]]:
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder", f"name {FORMS}")
     if not os.path.isfile(path):
-        raise UsageError(f"no such file: {path}", f"name {FORMS}")
+        raise UsageError(f"no such file: {path}", instead_of_missing(path, f"name {FORMS}"))
     name = path.lower().removesuffix(".gz")
     try:
         if name.endswith(".parquet"):

@@ -1,16 +1,17 @@
 """What could be changed of a job as it is: the values of a plan's choices, one step away from the job's own.
 
-A *move* changes one axis. Those that change the training itself come last; what costs nothing is no move, and is tried
-with every one of them (``pricing``).
+A *move* changes one axis, and is of a tier (``tiers``). What costs nothing and is no choice of a job's is no move, and
+is tried with every one of them (``pricing``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memplan.planner import rollout_moves
+from memplan.planner import rollout_moves, tiers
 from memplan.planner.axes import values
 from memplan.planner.changes import LEAST_LENGTH, change
 from memplan.planner.space import HEADS, Space, batches, can_be_told, data_ranks, layouts, offloading
+from memplan.planner.wider_moves import cards, stored
 from memplan.planner.words import layout_name
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -59,7 +60,8 @@ class Move(NamedTuple):
     setup: bool = False
     """Something has to be set up, once."""
     far: int = 0
-    """How far from the job's own value, of those that change its data."""
+    """How far from the job's own value, of those that change its data, or the cards."""
+    tier: int = tiers.FREE
 
 
 def space_of(job: Job, recipe: Recipe) -> Space:
@@ -75,9 +77,10 @@ def moves(job: Job, recipe: Recipe) -> list[Move]:
     space = space_of(job, recipe)
     found = [*_evaluations(recipe), *_others(space, recipe), *_batches(space, recipe), *_layouts(space, recipe)]
     found += [
-        Move(each.axis, each.title, each.keys, each.ranks, setup=each.setup)
+        Move(each.axis, each.title, each.keys, each.ranks, setup=each.setup, tier=tiers.of_axis(each.axis))
         for each in rollout_moves.rollout_moves(job, recipe)
     ]
+    found += [*_stored(job, recipe), *_cards(space, recipe)]
     return list({repr(move.keys): move for move in found if move.keys}.values())
 
 
@@ -91,7 +94,9 @@ def _others(space: Space, recipe: Recipe) -> Iterator[Move]:
         known = values(space, layout, key)
         for value in less:
             if value in known and not value.startswith("every:"):
-                yield Move(key, title(key, value), {key: value}, ranks, setup=key != "gradient_checkpointing")
+                tier = tiers.HOST if value == "offloaded" else tiers.of_axis(key)
+                setup = key != "gradient_checkpointing"
+                yield Move(key, title(key, value), {key: value}, ranks, setup=setup, tier=tier)
     if "liger" in values(space, layout, "kernels"):
         yield Move(HEAD, "Liger's kernels", {"kernels": "liger"}, ranks, setup=True)
 
@@ -101,6 +106,20 @@ def title(key: str, value: str) -> str:
     if key == HEAD:
         return f"{value} loss head"
     return TITLES[value]
+
+
+def _stored(job: Job, recipe: Recipe) -> Iterator[Move]:
+    """Weights in 16 bit."""
+    for each in stored(job, recipe):
+        alters = NUMERICS if each.tier else ""
+        yield Move("precision", each.title, each.keys, recipe.parallel.data, alters, tier=each.tier)
+
+
+def _cards(space: Space, recipe: Recipe) -> Iterator[Move]:
+    """More cards, of which data parallelism has more ranks."""
+    for each in cards(space, recipe):
+        ranks = int(each.keys["num_gpus"]) // recipe.parallel.model
+        yield Move(LAYOUT, each.title, each.keys, ranks, setup=True, far=each.far, tier=tiers.CARDS)
 
 
 def _evaluations(recipe: Recipe) -> Iterator[Move]:
@@ -131,20 +150,27 @@ def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
     for layout in layouts(space):
         degrees = {key: int(layout.get(key) or 1) for key in DEGREES}
         apart = [key for key in DEGREES if degrees[key] != own[key]]
-        if len(apart) > 1 or (apart and not parallel) or "trainer" in layout:
+        if len(apart) > 1 or "trainer" in layout:
+            continue
+        if apart and not parallel and (apart[0] not in ASIDE or layout.get("reshard_after_forward") is False):
             continue
         if not apart and (
             parallel or _is_own(layout, recipe) or _shares(layout["sharding"]) < _shares(recipe.sharding.name)
         ):
             continue
-        yield _layout(space, recipe, layout, apart)
+        made = _layout(space, recipe, layout, apart)
+        if apart and not parallel and layout["sharding"] != recipe.sharding.name:
+            made = made._replace(keys={"sharding": layout["sharding"], **made.keys}, title=layout_name(layout))
+        yield made._replace(tier=tiers.DEGREES if apart else tiers.LITTLE)
     if not parallel and not recipe.provenance.job.get("offload"):
         for layout in offloading(space):
             if not can_be_told(space, layout):
                 continue
-            yield _layout(space, recipe, layout, [])
+            yield _layout(space, recipe, layout, [])._replace(tier=tiers.HOST)
 
 
+ASIDE = ("tensor_parallel", "context_parallel")
+"""Degrees that a job without any may take."""
 SHARES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
 """How much of the model states is shared: states, gradients, parameters."""
 
@@ -203,29 +229,32 @@ def _allowed(job: Job, recipe: Recipe, name: str) -> Iterator[Move]:
             del said["optimizer_impl"]
         words = f"sequences of {length} tokens" if length else made.words if made else ""
         axis, alters = ("weights" if "lora" in name else name), NUMERICS if name == "8bit" else TRAINING
-        yield Move(axis, words, said, recipe.parallel.data, alters, far=far)
+        yield Move(axis, words, said, recipe.parallel.data, alters, far=far, tier=tiers.of_axis(axis))
 
 
 def _of_updates(job: Job, recipe: Recipe) -> Iterator[Move]:
     """What the update after a rollout can do without."""
     ranks = recipe.parallel.data
     if recipe.method.optional_reference and recipe.others.reference == "resident":
-        yield Move("reference", "no KL term (beta 0), so no reference", {"reference": "none"}, ranks, TRAINING)
+        words = "no KL term (beta 0), so no reference"
+        yield Move("reference", words, {"reference": "none"}, ranks, TRAINING, tier=tiers.TRAINING)
     if recipe.loss.code.entropy_gradient:
-        yield Move("entropy", "entropy as a metric, without a gradient", {"entropy": "metric"}, ranks, TRAINING)
+        words = "entropy as a metric, without a gradient"
+        yield Move("entropy", words, {"entropy": "metric"}, ranks, TRAINING, tier=tiers.TRAINING)
     if recipe.others.critic is not None:
         others = [extra for extra in recipe.provenance.job["extra_models"] if extra["role"] != "critic"]
         keys: Keys = {"method": "grpo", **({"extra_models": others} if job.extra_models else {})}
-        yield Move("method", "GRPO in place of PPO: no critic", keys, ranks, TRAINING)
+        yield Move("method", "GRPO in place of PPO: no critic", keys, ranks, TRAINING, tier=tiers.TRAINING)
     if recipe.batch.group > 1 and recipe.batch.group % 2 == 0:
         group = recipe.batch.group // 2
-        yield Move("group", f"groups of {group} completions", {"rollout": {"group_size": group}}, ranks, TRAINING)
+        keys = {"rollout": {"group_size": group}}
+        yield Move("group", f"groups of {group} completions", keys, ranks, TRAINING, tier=tiers.TRAINING)
     if job.rollout and job.rollout.prompt_length and (job.rollout.completion_length or 0) >= 2 * LEAST_LENGTH:
         length = (job.rollout.completion_length or 0) // 2
         keys = {"rollout": {"completion_length": length}}
         lengths = {"sequence_length": job.rollout.prompt_length + length, "completion_length": length}
         keys |= {key: value for key, value in lengths.items() if key in job.model_fields_set}
-        yield Move("shorter", f"completions of {length} tokens", keys, ranks, TRAINING)
+        yield Move("shorter", f"completions of {length} tokens", keys, ranks, TRAINING, tier=tiers.SHORTER)
 
 
 def compatible(chosen: Sequence[Move]) -> bool:
@@ -254,9 +283,13 @@ def together(job: Job, recipe: Recipe, chosen: Sequence[Move]) -> Keys | None:
     size = keys.get(BATCH, recipe.batch.size)
     if (size, ranks) == (recipe.batch.size, own):
         return keys
-    steps, rest = divmod(recipe.batch.size * recipe.batch.accumulation * own, size * ranks)
+    examples = recipe.batch.size * recipe.batch.accumulation * own
+    steps, rest = divmod(examples, size * ranks)
+    if not steps and "num_gpus" in keys and job.global_batch_size is None:
+        steps, rest = 1, 0  # more cards than examples of a step: it is of more examples then
     if rest or not steps:
         return None
-    if job.global_batch_size is None or "gradient_accumulation_steps" in job.model_fields_set:
+    said = "gradient_accumulation_steps" in job.model_fields_set
+    if said or (job.global_batch_size is None and steps != recipe.batch.accumulation):
         keys["gradient_accumulation_steps"] = steps
     return keys

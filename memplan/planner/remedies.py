@@ -1,17 +1,17 @@
 """What would make a job fit: the moves around it, one alone or the fewest together, each priced as plans are.
 
 What costs nothing is added where it is needed. A set of moves is a remedy if the job then fits, and if nothing of it
-can be left out; the cheapest come first, those that change the training after those that do not. Sets are gone through
-by their size: two together where no one move does, or where each is cheaper than the cheapest one that does; more where
-no two do, of each axis the value that holds the least, in the fastest layouts that may do.
+can be left out. They are told tier by tier (``tiers``), of each tier the smallest sets with which the job fits: of axes
+beside the layout the value that holds the least, in the fastest layouts that may do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 
 from memplan.errors import MemplanError
-from memplan.planner.around import SAME, Around, Changed, names
-from memplan.planner.moves import LAYOUT, Move, training_moves
+from memplan.planner import tiers
+from memplan.planner.around import SAME, Around, Changed, Cost, examples, names
+from memplan.planner.moves import LAYOUT, UNORDERED, Move
 from memplan.planner.pricing import Priced
 from memplan.report import Remedy
 from memplan.reporting import peak
@@ -20,89 +20,137 @@ from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
 SHOWN = 3
+OF_THE_FIRST = 2
+"""Remedies of the first tier that has any, before one of each tier after it: ways that differ, not ways alike."""
 MOST = 6
 """Moves in a set."""
 PLACES = 2
 """Layouts that other moves are tried beside: the fastest of those that may do, beside the job's own."""
+ALL_VALUES = 2
+"""Up to this size of a set every value of an axis is tried; of larger ones the one that holds the least, then nearer
+ones."""
+TRIED = 8
+"""Moves alone that are looked for."""
+
+Found = list[tuple[Changed, Priced]]
 
 
 def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy, ...]:
-    """Up to three ways to make a job fit, the cheapest first; where none is found, what comes nearest.
+    """Up to three ways to make a job fit, in the order of their tiers; where none is found, what comes nearest.
 
     ``device_bytes``: what the job is expected to hold as it is.
     """
     around = Around(given, recipe)
-    found = keeping(around)
+    found: Found = []
+    more: Found = []
+    for tier in tiers.ALL:
+        if len(found) >= SHOWN:
+            break
+        own = _without_more([*found, *of_tier(around, tier, [*found, *more])])[len(found) :]
+        wanted = 1 if found else OF_THE_FIRST
+        found += own[:wanted]
+        more += own[wanted:]
+    found = sorted([*found, *more[: max(0, SHOWN - len(found))]], key=_order)[:SHOWN]
     if len(found) < SHOWN:
-        found += altering(around, found)
-    found = [pair for pair in found if not any(_within(other, pair) for other in found)][:SHOWN]
+        found = _without_more([*found, *of_tier(around, tiers.HOST, found, slow=True)])[:SHOWN]
     if not found and around.nearest is not None:
         found = [around.nearest]
     made = (remedy(around, each, priced, device_bytes) for each, priced in found)
     return tuple(each for each in made if each is not None)
 
 
-Found = list[tuple[Changed, Priced]]
+def _order(pair: tuple[Changed, Priced]) -> Cost:
+    """First what is told first."""
+    each, priced = pair
+    return each.cost_with(priced.keys)
+
+
+def _without_more(found: Found) -> Found:
+    """Those that hold nothing of another one and more."""
+    return [pair for pair in found if not any(_within(other, pair) for other in found)]
 
 
 def _within(less: tuple[Changed, Priced], more: tuple[Changed, Priced]) -> bool:
     """Whether a remedy holds all of another, and more."""
     (one, free), (other, more_free) = less, more
-    inside = set(names(one.moves)) <= set(names(other.moves)) and set(free.free) <= set(more_free.free)
+    inside = set(names(one.moves)) <= set(names(other.moves)) and set(free.keys) <= set(more_free.keys)
     return less is not more and inside
 
 
-def keeping(around: Around) -> Found:
-    """What leaves the training as it is."""
-    plain = around.changed(())
-    found = [] if plain is None else [(plain, priced) for priced in around.pricing.fewest(around.recipe)]
-    found += around.fitting([(move,) for move in around.moves], SHOWN)
-    pool = around.moves
-    if found:
-        least = min(each.cost for each, _ in found)
-        pool = [move for move in pool if (made := around.changed((move,))) is not None and made.cost < least]
-    for size in range(2, MOST + 1):
-        sets = list(_beside(around, (), size, pool))
-        found = _cheapest([*found, *around.fitting(sets, SHOWN)])
-        if found or not sets:
-            break
-    return found
+def of_tier(around: Around, tier: int, known: Found, slow: bool = False) -> Found:
+    """The smallest sets of moves with which the job fits, of which the dearest is of this tier and that hold none of
+    those ``known``: beside moves that are free or cost little; where nothing does yet, beside another training too."""
+    own, pool = around.moves(tier), around.upto(min(tier, tiers.LITTLE))
+    found: Found = []
+    if tier == tiers.FREE:
+        plain = around.changed(())
+        found = [] if plain is None else [(plain, priced) for priced in around.pricing.fewest(around.recipe)]
+    sets = [set(names(each.moves)) for each, _ in known if each.moves]
 
+    def is_new(made: Changed) -> bool:
+        return not any(each <= set(names(made.moves)) for each in sets)
 
-def altering(around: Around, others: Found) -> Found:
-    """What changes the training: one move, or the fewest that do; where there are ``others``, which leave it as it is,
-    no more than one beside it, which is none of theirs."""
-    single = training_moves(around.given.job, around.recipe)
-    alone = [move for move in single if around.changed((move,)) is not None]
-    found = _cheapest(around.fitting([(move,) for move in alone], len(alone)))
-    ends = [move for i, move in enumerate(alone) if not move.far or i + 1 == len(alone) or not alone[i + 1].far]
-    roots: list[tuple[Move, ...]] = [(move,) for move in ends]
-    if not others:
-        roots += [pair for pair in combinations(ends, 2) if around.changed(pair) is not None]
-    known = {LAYOUT, *(axis for each, _ in others if len(each.moves) == 1 for axis in each.axes)} if others else set()
-    pool = [move for move in around.moves if move.axis not in known]
-    for size in range(2, (2 if others else MOST) + 1):
+    pools = [pool if tier <= tiers.LITTLE else [*pool, *own]]
+    if tier > tiers.TRAINING and not known:
+        pools.append([*around.upto(tiers.TRAINING), *own])
+    for each in pools:
+        found += _smallest(around, own, each, tier == tiers.FREE, is_new, slow)
         if found:
             break
-        sets = (chosen for root in roots if len(root) <= size for chosen in _beside(around, root, size, pool))
-        found = _cheapest([_mildest(around, pair, alone) for pair in around.fitting(sets, SHOWN)])
+    return sorted(found, key=_order)
+
+
+def _smallest(
+    around: Around,
+    own: Sequence[Move],
+    pool: Sequence[Move],
+    alone: bool,
+    wanted: Callable[[Changed], bool],
+    slow: bool,
+) -> Found:
+    """The smallest sets of a pool, one of ``own`` among them, with which the job fits. ``alone``: all are its own."""
+
+    def fitting(sets: Iterable[tuple[Move, ...]], size: int) -> Found:
+        kept = (each for each in sets if (made := around.changed(each)) is not None and wanted(made))
+        if size <= ALL_VALUES:
+            kept = (each for each in kept if (made := around.changed(each)) is not None and made.is_slow == slow)
+        found = [_mildest(around, pair) for pair in around.fitting(kept, TRIED if size == 1 else OF_THE_FIRST)]
+        return [pair for pair in found if pair[0].is_slow == slow]
+
+    found = fitting(((move,) for move in own), 1)
+    for size in range(2, MOST + 1):
+        if found or not own:
+            break
+        found = fitting(_beside(around, (), size, pool) if alone else _sets(around, own, size, pool), size)
     return found
 
 
-def _mildest(around: Around, pair: tuple[Changed, Priced], alone: Sequence[Move]) -> tuple[Changed, Priced]:
-    """The same set with as little taken of the data as fits."""
-    chosen = pair[0].moves
-    for far in (move for move in chosen if move.far):
-        for near in (move for move in alone if move.axis == far.axis and move.far < far.far):
-            made = around.changed(tuple(near if move is far else move for move in chosen))
-            if made is not None and (priced := around.price(made)).fits:
-                return made, priced
+def _sets(around: Around, own: Sequence[Move], size: int, pool: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
+    """Sets of so many moves of a pool, one of ``own`` among them."""
+    least = around.least(own)
+    roots = [move for move in own if move.axis != LAYOUT and (move in least or (move.alters and not move.far))]
+    for move in roots:
+        yield from _beside(around, (move,), size, pool)
+    for root in _hopeful(around, _layouts(around, own), pool):
+        yield from _beside(around, root, size, [move for move in pool if move.axis != LAYOUT])
+
+
+def _mildest(around: Around, pair: tuple[Changed, Priced]) -> tuple[Changed, Priced]:
+    """The same set with every value as near to the job's own as fits."""
+    if len(pair[0].moves) <= ALL_VALUES and not any(move.far for move in pair[0].moves):
+        return pair
+    for place, move in enumerate(pair[0].moves):
+        if move.axis in UNORDERED and not move.far:
+            continue
+        for near in (each for each in around.moves(move.tier) if each.axis == move.axis):
+            if near is move:
+                break
+            chosen = pair[0].moves
+            made = around.changed((*chosen[:place], near, *chosen[place + 1 :]))
+            if near.far <= move.far and made is not None and (priced := around.price(made)).fits:
+                pair = made, priced
+                break
     return pair
-
-
-def _cheapest(found: Found) -> Found:
-    """Cheapest first."""
-    return sorted(found, key=lambda pair: pair[0].cost)
 
 
 def _beside(around: Around, root: tuple[Move, ...], size: int, pool: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
@@ -111,25 +159,34 @@ def _beside(around: Around, root: tuple[Move, ...], size: int, pool: Sequence[Mo
     if more == 0:
         yield root
         return
-    others = [move for move in pool if move.axis != LAYOUT and (size == 2 or move in around.least)]
-    tried = 0
-    for place in ((), *_places(around, pool)):
+    others = [move for move in pool if move.axis != LAYOUT] if size <= ALL_VALUES else around.least(pool)
+    for place in ((), *_hopeful(around, _layouts(around, pool), pool, root)):
         here, rest = (*root, *place), more - len(place)
         if rest == 0:
             yield here
-        elif tried < PLACES and around.hopeful(here):
-            tried += bool(place)
+        elif around.hopeful(here, pool):
             yield from ((*here, *chosen) for chosen in combinations(others, rest))
 
 
-def _places(around: Around, pool: Sequence[Move]) -> list[tuple[Move, ...]]:
-    """Other layouts, the fastest first."""
+def _hopeful(
+    around: Around, places: Sequence[Move], pool: Sequence[Move], root: tuple[Move, ...] = ()
+) -> Iterator[tuple[Move, ...]]:
+    """The first layouts beside which other moves may do."""
+    found = 0
+    for move in places:
+        if found < PLACES and around.hopeful((move,), pool) and around.hopeful((*root, move), pool):
+            found += 1
+            yield (move,)
+
+
+def _layouts(around: Around, pool: Sequence[Move]) -> list[Move]:
+    """Layouts, the fewest cards and the fastest first."""
     every = [
-        (made.slower, i, move)
+        (move.far, made.slower, i, move)
         for i, move in enumerate(pool)
         if move.axis == LAYOUT and (made := around.changed((move,)))
     ]
-    return [(move,) for _, _, move in sorted(every)]
+    return [move for *_, move in sorted(every)]
 
 
 def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy | None:
@@ -162,6 +219,8 @@ def title(around: Around, each: Changed, priced: Priced) -> str:
     said = [move.title for move in each.moves]
     if each.recipe.batch.accumulation != around.recipe.batch.accumulation:
         said.append(f"accumulation {each.recipe.batch.accumulation}")
+    if examples(each.recipe) != examples(around.recipe):
+        said.append(f"then {examples(each.recipe)} examples a step")
     stored = each.recipe.storage.precision.name
     words = "" if stored == around.recipe.storage.precision.name else f" (precision {stored})"
     return " + ".join([*said, *priced.free]) + words
@@ -169,6 +228,8 @@ def title(around: Around, each: Changed, priced: Priced) -> str:
 
 def kind(each: Changed) -> str:
     """What is paid for it most."""
+    if each.tier in (tiers.CARDS, tiers.SHORTER):
+        return "cards" if each.tier == tiers.CARDS else "data"
     if each.alters:
         return ("numerics", "training")[each.alters - 1]
     if 1 / each.slower < 1 - SAME / 2:

@@ -132,6 +132,13 @@ def frameworks() -> Rows:
     ]
 
 
+def terms() -> Rows:
+    """Words of a report that memplan explains."""
+    from memplan.tables.terms import ROWS
+
+    return [{"name": row.key, "title": row.title, "categories": list(row.categories)} for row in ROWS]
+
+
 LISTS: dict[str, Callable[[], Rows]] = {
     "gpus": gpus,
     "clusters": clusters,
@@ -142,6 +149,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
     "trainers": trainers,
     "precisions": precisions,
     "frameworks": frameworks,
+    "terms": terms,
 }
 
 SHOWN = {
@@ -154,6 +162,7 @@ SHOWN = {
     "trainers": ("name", "since", "title", "loads_fp32", "autocast", "gradient_checkpointing"),
     "precisions": ("name", "title", "weights", "gradients", "master", "states"),
     "frameworks": ("name", "title", "version", "emits"),
+    "terms": ("name", "title", "categories"),
 }
 """The columns of the text, in order; the data forms have all."""
 
@@ -218,7 +227,7 @@ def _cell(name: str, value: Any) -> str:
     if name == "parameters":
         return format_count(value)
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or "–"
     if not isinstance(value, (int, float)):
         return str(value) if name == "title" else Name(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

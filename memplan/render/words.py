@@ -32,6 +32,8 @@ COSTS = {
     "speed": "",
     "numerics": "optimizer's numerics",
     "training": "another training",
+    "cards": "more cards",
+    "data": "what is longer is cut",
 }
 """What a remedy costs beside time, in words."""
 

@@ -20,14 +20,15 @@ def trained_without_dropout(job: Job, trainer: Trainer, spec: ModelSpec, notes: 
     if job.method not in trainer.disables_dropout:
         return spec
     found = _without_modules(spec)
-    if found is not spec:
-        notes.assume(f"dropout: off ({trainer.title} sets every nn.Dropout to 0 in {job.method}; others stay)")
+    if found is None:
+        return spec
+    notes.assume(f"dropout: off ({trainer.title} sets every nn.Dropout to 0 in {job.method}; others stay)")
     return found
 
 
 @lru_cache(maxsize=64)
-def _without_modules(spec: ModelSpec) -> ModelSpec:
-    """The same object where its class has no such module, or none that drops."""
+def _without_modules(spec: ModelSpec) -> ModelSpec | None:
+    """None where its class has no such module, or none that drops."""
     stays = FUNCTIONAL_DROPOUT.get(spec.family, PROBABILITIES_ALONE)
     runs = tuple(run.model_copy(update={"layer": _layer(run.layer, stays)}) for run in spec.runs)
     update: dict[str, object] = {"runs": runs}
@@ -38,7 +39,7 @@ def _without_modules(spec: ModelSpec) -> ModelSpec:
     if spec.pooler:
         update["pooler"] = spec.pooler.model_copy(update={"first_dropout": False, "dropout": False})
     found = spec.model_copy(update=update)
-    return spec if found == spec else found
+    return None if found == spec else found
 
 
 def _layer(layer: Layer, stays: frozenset[str]) -> Layer:

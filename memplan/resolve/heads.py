@@ -5,9 +5,9 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split, Stored
 from memplan.spec.groups import Loss, LossCode
 from memplan.spec.job import Job
-from memplan.tables.methods import METHODS, Method
-from memplan.tables.trainer import Trainer, by_method, names_method, version_key
-from memplan.tables.trainers import SHOWN_HEADS, TRAINERS
+from memplan.tables.methods import Method
+from memplan.tables.trainer import Trainer, by_method, names_method
+from memplan.tables.trainers import SHOWN_HEADS
 
 WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
 """Loss heads, in the job's words, that never make all of the logits."""
@@ -22,42 +22,6 @@ INSIDE = (
     "jensen-shannon",
 )
 """Programs that give a loss and no log-probabilities."""
-
-
-def check_method(method: Method, trainer: Trainer, version: str = "") -> None:
-    """Raise InvalidJob for a method that the trainer, in this version, has not."""
-    name, known = method.name, trainer.methods
-    if name in known.later:
-        raise InvalidJob(
-            f"trainer: {trainer.title}'s {name} is not modelled yet", f"use trainer {' or '.join(_trainers_of(name))}"
-        )
-    ended, first = known.ended.get(name, ""), known.first_versions.get(name, "")
-    if ended and (not version or version_key(version) >= version_key(ended)):
-        raise InvalidJob(
-            f"trainer: {trainer.title} has no {name} from {ended} on",
-            f"give an older trainer_version, or use trainer {' or '.join(_trainers_of(name))}",
-        )
-    if first and version and version_key(version) < version_key(first):
-        raise InvalidJob(
-            f"trainer_version: {name} of {trainer.title} is modelled from {first} on, not {version}",
-            f"use trainer_version {first} or newer",
-        )
-    if known.names and name not in known.names:
-        others = [other for other in _trainers_of(name) if other != trainer.name]
-        version = f" {trainer.since}" if trainer.name in _trainers_of(name) else ""
-        raise InvalidJob(
-            f"trainer: {trainer.title}{version} has no {name}: it trains {', '.join(known.names)}",
-            f"use trainer {' or '.join(others)}, or another method ({', '.join(METHODS)})",
-        )
-
-
-def _trainers_of(method: str) -> list[str]:
-    """Trainers whose newest version has a method."""
-    return [
-        name
-        for name, row in ((name, eras[-1].methods) for name, eras in TRAINERS.items())
-        if (not row.names or method in row.names) and method not in row.ended
-    ]
 
 
 COMPILED = {

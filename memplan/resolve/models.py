@@ -9,18 +9,18 @@ from memplan.models import load_model
 from memplan.resolve.choices import with_method_head
 from memplan.resolve.dropouts import trained_without_dropout
 from memplan.resolve.encoders import check_task
-from memplan.resolve.heads import check_method
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.rollouts import reward_model
 from memplan.resolve.storage import Split
+from memplan.resolve.trainers import check_method
 from memplan.spec.groups import OtherModels, Resident
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.tables.methods import METHODS, Method
 from memplan.tables.trainer import Reference, Trainer
-from memplan.tables.trainers import NEWEST, find_trainer, is_newer
+from memplan.tables.trainers import TRAINERS, find_trainer, is_newer, newest_read
 from memplan.units import DTYPE_BYTES, format_count, parse_count
 
 
@@ -51,15 +51,23 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
     """Method, trainer, and the model with the head that they train. Raises InvalidJob where one cannot have another."""
     spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
-    check_method(method, trainer, job.trainer_version or "")
+    check_method(job, method, trainer)
     if is_newer(job.trainer, job.trainer_version or ""):
         notes.remark(
-            f"trainer_version: {job.trainer_version} is later than {trainer.title} {NEWEST[job.trainer]}, the newest "
-            "that was read: its defaults are taken"
+            f"trainer_version: {job.trainer_version} is later than {trainer.title} {newest_read(job.trainer)}, the "
+            "newest that was read: its defaults are taken"
         )
+    elif job.trainer_version and not newest_read(job.trainer) and len(TRAINERS[job.trainer]) == 1:
+        notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {_one_version(job, trainer)}")
     check_task(job, method, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     return method, trainer, trained_without_dropout(job, trainer, spec, notes)
+
+
+def _one_version(job: Job, trainer: Trainer) -> str:
+    if job.trainer == "pytorch":
+        return "a bare loop has no versions; name the trainer"
+    return f"{trainer.title} was read at one commit"
 
 
 @lru_cache(maxsize=64)

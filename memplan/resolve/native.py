@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from memplan.errors import InvalidJob
 from memplan.resolve.storage import Split
+from memplan.resolve.trainers import degrees_of, megatron_instead
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.tables.trainer import Trainer
-
-DEGREES = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "virtual_pipeline",
-)
-MEGATRON = "trainer: megatron, with sharding distributed-optimizer"
-
 
 NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 """Degrees that torch's own parallelism has, as torchtitan joins them with FSDP2."""
@@ -27,7 +17,7 @@ NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
     """Whether torch's own tensor, context and pipeline parallelism run the job. Raises InvalidJob for a model, a method
     or a setting that they are not modelled with."""
-    given = [key for key in DEGREES if getattr(job, key) > 1]
+    given = degrees_of(job)
     if trainer.parallelism.ulysses and split.is_fsdp and given == ["context_parallel"]:
         _check_ulysses(job, spec)
         return True
@@ -37,13 +27,13 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
     if what:
         raise InvalidJob(
             f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
-            f"use {MEGATRON}, or leave {given[0]} out",
+            megatron_instead(job, trainer.name),
         )
     why = unsplit(spec)
     if why:
         raise InvalidJob(
             f"{given[0]}: {spec.name} under FSDP2 and torch's own parallelism is not modelled ({why})",
-            f"use {MEGATRON}, or leave {given[0]} out",
+            megatron_instead(job, trainer.name),
         )
     grouped = grouped_heads(spec)
     if grouped % job.tensor_parallel:

@@ -5,27 +5,34 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.resolve.fsdp import replicas
 from memplan.resolve.megatron import sequence_parallel
-from memplan.resolve.native import DEGREES
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
+from memplan.resolve.trainers import DEGREES, degrees_of, megatron_instead
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.tables.trainer import Trainer
-from memplan.tables.trainers import on_megatron
+from memplan.tables.trainers import find_trainer, on_megatron
 
 
 def with_framework(job: Job, notes: Notes) -> Job:
     """The job with Megatron as its trainer where degrees ask for it and nothing else is named."""
-    given = [key for key in DEGREES if getattr(job, key) > 1]
+    given = degrees_of(job)
     if job.sharding == "fsdp2" and job.pipeline_parallel > 1:
         return _pipelined(job, notes)
     wanted = job.sharding == "distributed-optimizer" or (given and job.sharding is None and job.zero_stage is None)
     if not wanted or notes.is_given("trainer"):
         return job
-    why = f"{given[0]} {getattr(job, given[0])}" if given else "sharding distributed-optimizer"
-    notes.fill("trainer", "megatron", "default", f"{why} and no trainer named: Megatron-LM")
-    return job.model_copy(update={"trainer": "megatron"})
+    why = f"{given[0]}: {getattr(job, given[0])}" if given else "sharding: distributed-optimizer"
+    name = on_megatron(job.trainer, job.method, taken=True)
+    if not name:
+        named = (
+            "" if notes.is_given("method") else f"name the method ({job.method} is assumed), such as method: dpo; or "
+        )
+        hint = named + megatron_instead(job, job.trainer)
+        raise InvalidJob(f"{why} needs a trainer on Megatron that has {job.method}", hint)
+    notes.fill("trainer", name, "default", f"{why} and no trainer named: {find_trainer(name).title}")
+    return job.model_copy(update={"trainer": name})
 
 
 def _pipelined(job: Job, notes: Notes) -> Job:
@@ -86,7 +93,7 @@ def _expert_tensor(job: Job, trainer: Trainer) -> int:
 
 def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
     """Which framework has which degree."""
-    given = [key for key in DEGREES if getattr(job, key) > 1]
+    given = degrees_of(job)
     if not given or trainer.megatron:
         return
     from memplan.resolve.native import native
@@ -95,7 +102,7 @@ def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) 
         return
     raise InvalidJob(
         f"{given[0]}: {getattr(job, given[0])} with {trainer.title} and sharding {split.name} is not modelled",
-        f"use trainer: {on_megatron(trainer.name)}, with sharding distributed-optimizer, or leave {given[0]} out",
+        megatron_instead(job, trainer.name),
     )
 
 

@@ -47,7 +47,7 @@ def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
     if name == "distributed-optimizer" and not trainer.megatron:
         raise InvalidJob(
             f"sharding: distributed-optimizer is Megatron's, and {trainer.title} does not run on it",
-            f"use trainer {on_megatron(trainer.name)}, or zero_stage 1",
+            f"use {f'trainer: {other}' if (other := on_megatron(trainer.name, job.method)) else 'zero_stage: 1'}",
         )
     if name == "none" and job.num_gpus > 1:
         notes.remark(f"sharding none on {job.num_gpus} GPUs: each GPU is a job of its own")

@@ -33,7 +33,8 @@ def one_of(key: str, value: object) -> str:
             return spelling
         if spelling in LATER.get(key, ()):
             raise InvalidJob(f"{key}: {spelling} is not modelled yet", "modelled: " + ", ".join(known))
-    raise InvalidJob(f"{key}: unknown value {str(value)[:80]!r}", did_you_mean(text, known))
+    listed = f"memplan show {key}s lists them" if key in ("optimizer", "trainer") else ""
+    raise InvalidJob(f"{key}: unknown value {str(value)[:80]!r}", did_you_mean(text, known, listed))
 
 
 def _choice(value: object, info: ValidationInfo) -> str:
@@ -46,6 +47,8 @@ def _layers(value: object, info: ValidationInfo) -> str:
 
 def _checkpointing(value: object) -> object:
     """true is full, false is none, every:1 is full."""
+    if str(value).isdecimal() and not isinstance(value, bool):
+        raise InvalidJob(f"gradient_checkpointing: {value} is no way to checkpoint", f"write every:{value}, or full")
     if isinstance(value, str) and value.startswith(EVERY):
         return "full" if every_nth(value) == 1 else f"{EVERY}{every_nth(value)}"
     return (
@@ -81,7 +84,9 @@ def _version(value: object, info: ValidationInfo) -> object:
     """A version is text: 1.10 as a number would be 1.1."""
     text = str(value)
     if isinstance(value, float) or (value is not None and not re.fullmatch(r"\d[\w.+!-]{0,40}", text, re.ASCII)):
-        raise InvalidJob(f"{info.field_name}: {text[:40]!r} is no version", 'write it in quotes, such as "1.16"')
+        such = re.search(r"\d+(\.\d+)+", text)
+        hint = f'write {info.field_name}: "{such[0]}"' if such else f"leave {info.field_name} out for the newest"
+        raise InvalidJob(f"{info.field_name}: {text[:40]!r} is no version", hint)
     return text if value is not None else None
 
 

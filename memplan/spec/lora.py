@@ -10,10 +10,14 @@ from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
 from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED
 
+ALL_LINEAR = "all-linear"
+
 
 def target_names(value: object) -> object:
-    """'q_proj,v_proj' is a list, in brackets or not."""
-    if isinstance(value, str) and value != "all-linear":
+    """'q_proj,v_proj' is a list, in brackets or not; all is what LLaMA-Factory calls all-linear."""
+    if value in ("all", "all_linear", ["all"], ["all-linear"]):
+        return ALL_LINEAR
+    if isinstance(value, str) and value != ALL_LINEAR:
         bare = value[1:-1] if value[:1] + value[-1:] == "[]" else value
         return tuple(name.strip(" \"'") for name in bare.split(",") if name.strip())
     return value
@@ -24,7 +28,6 @@ def module_names(value: object) -> object:
     return () if value in (None, False) else target_names(value)
 
 
-ALL_LINEAR = "all-linear"
 EMBEDDING = "embed_tokens"
 """The embedding's name, whatever the class calls it."""
 

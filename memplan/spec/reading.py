@@ -1,6 +1,6 @@
 """From a mapping that a person wrote to a Job: aliases, unknown keys, keys that only training uses, ranges."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -104,7 +104,7 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
                 f"{where}key {str(key)[:80]!r} is not a name", "write keys as names, such as batch_size: 1"
             )
         name = canonical_key(key)
-        if name in _SHORTHANDS:
+        if name in SHORTHANDS:
             shorthands[name] = value
         elif name in Job.model_fields:
             if name in job and job[name] != value:
@@ -125,7 +125,7 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
         job["lengths"] = in_full(job["lengths"])
     lift_shared(job, where)
     for name, value in shorthands.items():
-        _SHORTHANDS[name](job, value)
+        SHORTHANDS[name](job, value)
     return job, tuple(ignored)
 
 
@@ -160,67 +160,21 @@ def _quantise(name: str) -> Any:
     return shorthand
 
 
-_SHORTHANDS = {"use_lora": _use_lora, "load_in_4bit": _quantise("nf4"), "load_in_8bit": _quantise("int8")}
+SHORTHANDS = {"use_lora": _use_lora, "load_in_4bit": _quantise("nf4"), "load_in_8bit": _quantise("int8")}
+"""Keys that are short for others: the job's own key is set by each."""
 
 
-def build_job(values: Mapping[str, Any], where: str = "") -> Job:
-    """A Job of canonical keys. Raises InvalidJob that names the key and the value at fault."""
+def build_job(values: Mapping[str, Any], where: str = "", options: Collection[str] = ()) -> Job:
+    """A Job of canonical keys. Raises InvalidJob that names the key and the value at fault; ``where`` too, but for keys
+    that are ``options``."""
     from pydantic import ValidationError
 
     try:
         return Job.model_validate(values)
     except ValidationError as error:
-        raise _as_invalid_job(error, where) from None
+        from memplan.spec.complaints import as_invalid_job
 
-
-def _as_invalid_job(error: Any, where: str) -> InvalidJob:
-    """The first of Pydantic's complaints, in one line: of those about one value, the one that went furthest into it."""
-    complaints = error.errors(include_url=False)
-    about = [each for each in complaints if each["loc"][0] == complaints[0]["loc"][0]]
-    first = max(about, key=lambda each: len(each["loc"]))
-    kinds = ("str", "dict", "int", "float", "Cluster", "function-after")
-    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(kinds))
-    value = "null" if first.get("input") is None else str(first["input"])[:80]
-    if first["type"] == "extra_forbidden":
-        outer = Job.model_fields.get(str(first["loc"][0]))
-        inner = inner_fields(outer.annotation if outer else None)
-        return InvalidJob(f"{where}unknown key {key!r}", did_you_mean(str(first["loc"][-1]), inner, KEYS_ARE_LISTED))
-    if first["type"] == "missing":
-        return InvalidJob(f"{where}{key} is missing", f"give {key} a value")
-    wanted = _WANTED.get(first["type"])
-    if wanted is not None:
-        what, example = wanted
-        return InvalidJob(f"{where}{key}: {value!r} is {what}", f"write {example.format(key=key)}; memplan schema job")
-    return InvalidJob(
-        f"{where}{key}: {first['msg'].lower()} (got {value!r})",
-        f"see what {key.split('.')[0]} takes: memplan schema job",
-    )
-
-
-_WHOLE = ("no whole number", "one number, such as {key}: 4")
-_TRUTH = ("neither true nor false", "{key}: true or {key}: false")
-_WANTED = {
-    "int_parsing": _WHOLE,
-    "int_type": _WHOLE,
-    "int_from_float": _WHOLE,
-    "float_parsing": ("no number", "one number, such as {key}: 0.5"),
-    "float_type": ("no number", "one number, such as {key}: 0.5"),
-    "bool_parsing": _TRUTH,
-    "bool_type": _TRUTH,
-    "string_type": ("no word", "one word, in quotes where it looks like something else"),
-}
-"""What Pydantic complains of, in our words: what a value is not, and what to write."""
-
-
-def inner_fields(annotation: Any) -> list[str]:
-    """The keys that a key of a job holds; none for a plain value."""
-    from typing import get_args
-
-    for candidate in (annotation, *get_args(annotation)):
-        fields = getattr(candidate, "model_fields", None)
-        if fields:
-            return list(fields)
-    return []
+        raise as_invalid_job(error, where, options) from None
 
 
 def read_job(options: Mapping[str, Any], file: Mapping[str, Any] | None = None, where: str = "") -> JobInput:
@@ -229,7 +183,7 @@ def read_job(options: Mapping[str, Any], file: Mapping[str, Any] | None = None, 
     from_options, more = normalise(options)
     values = merged(from_file, from_options)
     sources = dict.fromkeys(from_file, "file") | dict.fromkeys(from_options, "option")
-    return JobInput(build_job(values, where), sources, (*ignored, *more))
+    return JobInput(build_job(values, where, from_options), sources, (*ignored, *more))
 
 
 def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
@@ -280,6 +234,6 @@ def understood(given: JobInput, what: str) -> JobInput:
     doubt = undecided(given.unread)
     if doubt:
         hint = next((each.hint for each in given.unread if each.decides and each.hint), "")
-        own = "take that key out of a copy, or write the job in memplan's own keys: memplan schema job"
+        own = "take that key out of a copy, or write the job in memplan's own keys (memplan estimate --help-all)"
         raise InvalidJob(f"unclear: {doubt}; {what} would be another job's", hint or own)
     return given

@@ -52,7 +52,7 @@ def find_term(text: str) -> Term:
     from memplan.errors import UsageError, nearest
 
     close = dict.fromkeys(names[name] for name in nearest(folded, names))
-    hint = "did you mean " + " or ".join(close) + "?" if close else "known: " + ", ".join(TERMS)
+    hint = "did you mean " + " or ".join(close) + "?" if close else "memplan show terms lists them"
     raise UsageError(f"no term {text[:80]!r} to explain", hint)
 
 

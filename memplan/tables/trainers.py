@@ -60,9 +60,14 @@ NEWEST = {
 """The newest version of a trainer that was read. Those without a name here are read at one commit."""
 
 
+def newest_read(name: str) -> str:
+    """The newest version of a trainer that was read: where the table has none, the major one of its last era."""
+    return NEWEST.get(name) or TRAINERS[name][-1].since.partition(".")[0]
+
+
 def is_newer(name: str, version: str) -> bool:
-    """Whether a version is later than any that was read, by as much of it as the table says."""
-    newest = version_key(NEWEST.get(name, ""))
+    """Whether a version is later than any that was read, by as much of it as is known."""
+    newest = version_key(newest_read(name))
     return bool(newest) and version_key(version)[: len(newest)] > newest
 
 
@@ -75,6 +80,14 @@ def find_trainer(name: str, version: str = "") -> Trainer:
     return fitting[-1] if fitting else eras[0]
 
 
-def on_megatron(name: str) -> str:
-    """The trainer on Megatron that a trainer's users have: its own, else Megatron-LM."""
-    return next((each for each in (f"{name}-megatron", f"megatron-{name}") if each in TRAINERS), "megatron")
+ON_MEGATRON = ("megatron", "megatron-swift", "nemo-rl-megatron", "verl-megatron", "slime")
+"""Trainers on Megatron in the order in which one is taken where nobody names one: NVIDIA's own first, and none that is
+for other cards (MindSpeed) or that is not kept up (NeMo-Aligner)."""
+
+
+def on_megatron(name: str, method: str, taken: bool = False) -> str:
+    """The trainer on Megatron that has a method and is next to a trainer: its own, else Megatron-LM, else another;
+    empty where there is none. ``taken``: of those alone that may be taken without a word of the user's."""
+    others = () if taken else [each for each, eras in TRAINERS.items() if eras[-1].megatron]
+    known = (each for each in (f"{name}-megatron", f"megatron-{name}", *ON_MEGATRON, *others) if each in TRAINERS)
+    return next((each for each in known if method in TRAINERS[each][-1].methods.names), "")

@@ -1,9 +1,9 @@
 """The real DeepSpeed on CPU (gloo, several processes), with every living storage counted: prints what it held.
 
 ``python deepspeed_worker.py JOB...`` where each JOB is JSON: ranks, groups, accumulation, dtype, trained (parts of
-names), checkpointing, model ([hidden, layers, vocabulary]) and config (DeepSpeed's). A line of JSON comes back for each
-job: for each rank the bytes that stay, those at the end of the last forward and backward, and the peaks of backward and
-step.
+names), checkpointing, model ([hidden, layers, vocabulary]), tokens, plays and config (DeepSpeed's). A line of JSON comes
+back for each job: for each rank the bytes that stay, those at the end of the last forward and backward, and the peaks of
+backward and step; where the job says ``plays``, what CUDA's caching allocator would hold of it all.
 """
 
 import gc
@@ -32,11 +32,14 @@ class Living(TorchDispatchMode):
         super().__init__()
         self.alive: dict[int, Any] = {}
         self.now = self.peak = 0
+        self.events: list[tuple[int, int]] = []
+        """Numbers of storages and their bytes, negative where they go."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        is_view = any(each.alias_info for each in func._schema.returns)
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if not is_view and isinstance(leaf, torch.Tensor):
                 self.see(leaf)
         return out
 
@@ -47,13 +50,17 @@ class Living(TorchDispatchMode):
         if tensor.device.type != "cpu" or not size or key in self.alive:
             return
 
+        number = len(self.events)
+
         def end(_: Any) -> None:
             self.alive.pop(key, None)
             self.now -= size
+            self.events.append((number, -size))
 
         self.alive[key] = weakref.ref(storage, end)
         self.now += size
         self.peak = max(self.peak, self.now)
+        self.events.append((number, size))
 
 
 def llama(hidden: int, layers: int, vocabulary: int) -> Any:
@@ -118,10 +125,12 @@ def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
     living = Living()
     engine = engine_of(job, living)
     gc.collect()
-    ids = torch.randint(0, job["model"][2], (1, TOKENS))
+    ids = torch.randint(0, job["model"][2], (1, job.get("tokens", TOKENS)))
+    start = 0
     found: dict[str, Any] = {"optimizer": type(engine.optimizer).__name__}
     with living:
-        for _ in range(STEPS * job["accumulation"]):
+        for i in range(STEPS * job["accumulation"]):
+            start = start if i % job["accumulation"] else len(living.events)
             loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
             found["after_forward"], living.peak = living.now, living.now
             engine.backward(loss)
@@ -131,10 +140,22 @@ def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
             living.peak = living.now
             engine.step()
             found["step_peak"] = living.peak
+    if job.get("plays"):
+        found |= reserved(living.events, start)
     gc.collect()
     Path(folder, str(rank)).write_text(json.dumps(found | {"resident": living.now}))
     torch.distributed.barrier()
     os._exit(0)
+
+
+def reserved(events: list[tuple[int, int]], start: int) -> dict[str, int]:
+    """What the caching allocator holds of these storages, and their peak, in the last step."""
+    from memplan.engine.allocator.caching import CachingAllocator
+    from memplan.engine.allocator.replay import StepEvents, play
+
+    allocator = CachingAllocator()
+    play(StepEvents(tuple(events), start), allocator)
+    return {"reserved": allocator.peak_reserved, "allocated": allocator.peak_allocated}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.engine.allocator.reserved import FLAT_SLACK, SLACK
+from memplan.engine.allocator.reserved import FLAT_SLACK, SLACK, STAGED, Slack
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ def step_events(recipe: Recipe, steps: int = 2, rank: int | None = None) -> "Ste
     """The events of so many steps, on the rank that holds most or another; None for what is not played yet."""
     if not is_covered(recipe):
         return None
+    if recipe.in_megatron:
+        from memplan.engine.play.megatron import megatron_events
+
+        return megatron_events(recipe, steps)
     from memplan.engine.play.unfolding import played  # which a search never loads
 
     recorded = played(recipe, steps)
@@ -31,23 +35,25 @@ def on_rank(recorded: "StepEvents", recipe: Recipe, rank: int) -> "StepEvents":
     return of_rank(recorded, recipe, rank)
 
 
-def slack_of(recipe: Recipe, lasting: int) -> int:
-    """By how much more than its share a search takes what can be played to need; 0 where it cannot. ``lasting``: what
-    the rank holds throughout, which a quantised base under FSDP1 may take twice (``Played.left_over``)."""
+def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
+    """How much more than its share a search takes of what can be played; None of what cannot. ``lasting``: what the
+    rank holds throughout, which a quantised base under FSDP1 may take twice (``Played.left_over``)."""
     if not is_covered(recipe):
-        return 0
+        return None
+    if recipe.in_megatron:
+        return Slack(SLACK + int(STAGED.lasting * lasting), STAGED.moving)
     if not (recipe.several and recipe.sharding.name == "fsdp"):
-        return SLACK
-    return FLAT_SLACK + (lasting if recipe.quantised is not None else 0)
+        return Slack(SLACK)
+    return Slack(FLAT_SLACK + (lasting if recipe.quantised is not None else 0))
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """Decoders without images, one trained model, on one GPU or under DDP and FSDP."""
+    """Decoders without images, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    is_played = (
+        _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
+    )
     return (
-        (not recipe.several or _has_played_hooks(recipe))
-        and recipe.zero_stage < 0
-        and not recipe.in_megatron
-        and not recipe.storage.precision.master
+        is_played(recipe)
         and recipe.batch.images is None
         and recipe.model.encoder is None
         and not any(run.layer.form in SHARING for run in recipe.model.runs)
@@ -58,8 +64,35 @@ def is_covered(recipe: Recipe) -> bool:
     )
 
 
+def _has_played_stages(recipe: Recipe) -> bool:
+    """Of Megatron: one model in plain or pipelined stages, whose optimizer is on the card."""
+    settings = recipe.megatron
+    return (
+        recipe.parallel.virtual == 1
+        and not settings.mtp_num_layers
+        and not settings.optimizer_cpu_offload
+        and not recipe.others.residents
+        and recipe.adapter is None
+        and not recipe.loss.code.stacked
+    )
+
+
+def _is_played_zero(recipe: Recipe) -> bool:
+    """Stages 1 and 2, whose gradients go to no fp32 buffer of their own, and stage 3, whose weights travel as they
+    are."""
+    zero = recipe.sharding.deepspeed
+    travels = zero.hpz > 1 or zero.quantised_weights or zero.quantised_gradients or zero.fetch_by_all_reduce
+    packed = zero.quantised_frozen or recipe.quantised is not None
+    plain = zero.wrapper == "zero" or (zero.wrapper == "zero3" and not (travels or packed))
+    return plain and recipe.divided.world == 1
+
+
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """LoRA under FSDP1 is played too, but published runs hold 4 to 6 % more than the play says, and nobody knows of
-    what: the band is nearer to them, and not below."""
+    """Without ZeRO. LoRA under FSDP1 could be played, but published runs hold 4 to 6 % more than the play, and nobody
+    knows of what: the band is nearer to them, and not below."""
+    if recipe.storage.precision.master:
+        return False
+    if not recipe.several:
+        return True
     flat = recipe.sharding.name == "fsdp" and recipe.adapter is not None and recipe.quantised is None
     return recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not flat

@@ -63,10 +63,13 @@ class Played(NamedTuple):
     """Of a quantised base under FSDP1, as much as the rank holds of it: whether it is on the card already when units
     are made of it, and what it leaves there, no play knows."""
 
+    let_go: int = 0
+    """Bytes that came and went while the model was made."""
+
     @property
     def spread(self) -> int:
         """Either way of what is held, ``left_over`` aside."""
-        return int(SPREAD * self.moving)
+        return int(SPREAD * (self.moving + self.let_go))
 
     @property
     def doubt(self) -> int:
@@ -128,7 +131,7 @@ def _figures(
         there = _on_card(recipe, rank, begun[rank], room.most) if room and needs <= room.most else None
     left_over = recorded.peak - moving if recipe.quantised is not None and flattens(recipe) else 0
     held = there.peak_reserved if there else None
-    return Played(moving, most, held, there.retries if there else 0, needs, sought, left_over)
+    return Played(moving, most, held, there.retries if there else 0, needs, sought, left_over, recorded.let_go)
 
 
 def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:

@@ -21,6 +21,8 @@ EMPTY_CACHE = "empty_cache"
 DONE = "done "
 """The mark, with a stream's number behind it, where the stream is known to have come so far: ``done 1``; or, with a
 count behind that, so far that it has still to do with so many of the blocks that were freed last: ``done 1 2``."""
+CONSTRUCTED = "constructed"
+"""The mark where models, buffers and optimizers are made, and what their making took is let go of."""
 _LAST_STEP = ""
 _SIZE = itemgetter(1)
 
@@ -39,6 +41,12 @@ class StepEvents(NamedTuple):
     """(position, name): before the event at that position; an instant's name, ``empty_cache`` or ``done 1``."""
     tags: Sequence[Tag] = ()
     """What each storage is, by its number."""
+
+    @property
+    def let_go(self) -> int:
+        """Bytes that were freed while models were made; 0 where that is not played."""
+        end = next((at for at, name in self.marks if name == CONSTRUCTED), 0)
+        return -sum(size for _, size in self.events[:end] if size < 0)
 
     @property
     def sizes(self) -> list[int]:

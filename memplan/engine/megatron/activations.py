@@ -146,14 +146,14 @@ def _enter_last(ledger: Ledger, s: Shape, unit: Unit, first: bool) -> None:
             _enter_kept(ledger, s, unit, step, held, (born, own))
             if held.again and first and not chunk.recomputed and position == fullest:
                 _moment(ledger, s, step, held, FORWARD)
-        for held in _moments(steps, step, fullest):
+        for held in moments(steps, step, fullest):
             _moment(ledger, s, step, held, own)
     if first:
         for held in steps[fullest].forward:
             _moment(ledger, s, steps[fullest], held, FORWARD)
 
 
-def _moments(steps: Steps, step: Step, fullest: int) -> tuple[Held, ...]:
+def moments(steps: Steps, step: Step, fullest: int) -> tuple[Held, ...]:
     """What a step holds for a moment in backward; where most of the layer is made again first, what its forward holds
     then, if that is more."""
     if step is not steps[-1] or not any(held.again == step.name for each in steps for held in each.kept):

@@ -8,7 +8,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, te
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.stages import in_flight
-from memplan.engine.megatron.states import dummy_gradients
+from memplan.engine.megatron.states import dummy_shapes
 from memplan.engine.megatron.weights import Share
 from memplan.engine.overhead import enter_overhead
 from memplan.spec.mla import LatentAttention
@@ -40,7 +40,7 @@ def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Sha
             head.OUTPUT,
         )
     _enter_boundaries(ledger, recipe, s)
-    elements = dummy_gradients(recipe, shares)
+    elements = sum(dummy_shapes(recipe, shares))
     _whole(
         ledger,
         "empty weight gradients",

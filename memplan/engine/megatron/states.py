@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.weights import Share
 from memplan.spec.megatron import Megatron
+from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.units import DTYPE_BYTES as DTYPES
 from memplan.units import ceil_div
@@ -31,6 +32,12 @@ class Buffer(NamedTuple):
     shards: int
     """Ranks that its optimizer states are divided over; 1 without the distributed optimizer."""
 
+    experts: bool = False
+
+    def holds(self, share: Share, degrees: Parallel) -> bool:
+        """Whether a parameter is in it: experts that are divided over ranks have one of their own."""
+        return (share.expert and degrees.expert > 1) is self.experts
+
     @property
     def shard(self) -> int:
         """Elements whose states this rank holds."""
@@ -43,11 +50,11 @@ def buffers(recipe: Recipe, shares: Sequence[Share]) -> list[Buffer]:
     degrees, found = recipe.parallel, []
     divided = recipe.sharding.name == "distributed-optimizer"
     for label, expert, ranks in (("", False, degrees.shards), (" of experts", True, degrees.expert_shards)):
-        mine = [share for share in shares if (share.expert and degrees.expert > 1) is expert]
-        if not mine:
-            continue
-        elements = padded_elements(mine, ranks, recipe.megatron) if divided else sum(share.elements for share in mine)
-        found.append(Buffer(label, elements, ranks if divided else 1))
+        buffer = Buffer(label, 0, ranks if divided else 1, expert)
+        mine = [share for share in shares if buffer.holds(share, degrees)]
+        if mine:
+            whole = padded_elements(mine, ranks, recipe.megatron) if divided else sum(share.elements for share in mine)
+            found.append(buffer._replace(elements=whole))
     return found
 
 
@@ -58,10 +65,15 @@ def padded_elements(shares: Sequence[Share], ranks: int, settings: Megatron) -> 
     """
     step = lcm(ranks, 128, 2**16) if settings.pad_buckets_for_high_nccl_busbw else lcm(ranks, 128)
     elements = sum(share.padded for share in shares)
-    count = 1
-    if settings.overlap_grad_reduce:
-        count = max(1, elements // (settings.ddp_bucket_size or max(40_000_000, 1_000_000 * ranks)))
+    count = buckets_of(elements, ranks, settings)
     return ceil_div(ceil_div(elements, count), step) * step * count
+
+
+def buckets_of(elements: int, ranks: int, settings: Megatron) -> int:
+    """Buckets of a buffer of so many elements."""
+    if not settings.overlap_grad_reduce:
+        return 1
+    return max(1, elements // (settings.ddp_bucket_size or max(40_000_000, 1_000_000 * ranks)))
 
 
 def enter_states(ledger: Ledger, recipe: Recipe, shares: Sequence[Share], last_instant: str) -> None:
@@ -102,7 +114,7 @@ def gradient_itemsize(recipe: Recipe) -> int:
     return recipe.storage.gradient_itemsize
 
 
-def _state_itemsizes(recipe: Recipe) -> tuple[float, tuple[tuple[str, float], ...]]:
+def state_itemsizes(recipe: Recipe) -> tuple[float, tuple[tuple[str, float], ...]]:
     """Bytes per element of the main weight (0: none beside the weights), and of each moment by name."""
     settings, optimizer = recipe.megatron, recipe.optimizer.row
     main: float = recipe.storage.precision.master
@@ -116,7 +128,7 @@ def _state_itemsizes(recipe: Recipe) -> tuple[float, tuple[tuple[str, float], ..
 
 
 def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instant: str) -> None:
-    settings, main_and_moments = recipe.megatron, _state_itemsizes(recipe)
+    settings, main_and_moments = recipe.megatron, state_itemsizes(recipe)
     main, moments = main_and_moments
     away = settings.optimizer_offload_fraction if settings.optimizer_cpu_offload else 0.0
     here = 1 - away
@@ -175,14 +187,10 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
         )
 
 
-def dummy_gradients(recipe: Recipe, shares: Sequence[Share]) -> int:
-    """Elements of the empty gradients that TransformerEngine hands to autograd, one for each shape of a weight whose
-    true gradient went into the buffer; kept in a dictionary for good."""
+def dummy_shapes(recipe: Recipe, shares: Sequence[Share]) -> list[int]:
+    """Elements of each of the empty gradients that TransformerEngine hands to autograd, one for each shape of a weight
+    whose true gradient went into the buffer; kept in a dictionary for good."""
     if not recipe.megatron.gradient_accumulation_fusion:
-        return 0
-    return sum(
-        rows * columns
-        for rows, columns in {
-            (share.rows, share.columns) for share in shares if share.product and share.name != "word embedding"
-        }
-    )
+        return []
+    products = [share for share in shares if share.product and share.name != "word embedding"]
+    return [rows * columns for rows, columns in dict.fromkeys((share.rows, share.columns) for share in products)]

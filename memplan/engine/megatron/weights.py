@@ -55,22 +55,25 @@ def padded_vocabulary(spec: ModelSpec, degrees: Parallel, settings: Megatron) ->
 
 def rank_shares(spec: ModelSpec, degrees: Parallel, settings: Megatron, chunks: Iterable[Chunk]) -> list[Share]:
     """Everything that the rank's stage holds, in order."""
-    shares: list[Share] = []
-    vocabulary, width = (
-        padded_vocabulary(spec, degrees, settings) // degrees.tensor,
-        spec.embedding_width or spec.hidden_size,
-    )
-    if degrees.first:
-        shares.append(Share("word embedding", vocabulary, width, 1))
-        shares += _outside(spec)
-    for chunk in chunks:
-        shares += layer_shares(chunk.layer, degrees, chunk.layers)
-    if degrees.last:
-        shares += _mtp(spec, degrees, settings)
-        if spec.final_norm is not None:
-            shares += _norm(spec.final_norm, 1)
-        shares += _head(spec, degrees, vocabulary)
-    return shares
+    layers = (share for chunk in chunks for share in layer_shares(chunk.layer, degrees, chunk.layers))
+    return [*before_layers(spec, degrees, settings), *layers, *behind_layers(spec, degrees, settings)]
+
+
+def before_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> list[Share]:
+    """What the first stage has before its layers."""
+    if not degrees.first:
+        return []
+    vocabulary = padded_vocabulary(spec, degrees, settings) // degrees.tensor
+    return [Share("word embedding", vocabulary, spec.embedding_width or spec.hidden_size, 1), *_outside(spec)]
+
+
+def behind_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> list[Share]:
+    """What the last stage has behind its layers."""
+    if not degrees.last:
+        return []
+    norm = _norm(spec.final_norm, 1) if spec.final_norm is not None else ()
+    vocabulary = padded_vocabulary(spec, degrees, settings) // degrees.tensor
+    return [*_mtp(spec, degrees, settings), *norm, *_head(spec, degrees, vocabulary)]
 
 
 def _head(spec: ModelSpec, degrees: Parallel, vocabulary: int) -> Iterator[Share]:

@@ -20,11 +20,12 @@ from memplan.engine.play.fsdp2 import Fsdp2
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.step import Player
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.tape.graph import Node, Tensor
+from memplan.engine.play.zero.hooks import Gathering, Zero, Zero3
+from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
-FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2)
+FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2, Zero, Zero3, Gathering)
 """Hooks that know a layer by its number in the pass, and hold nothing that depends on how many there are."""
 BEFORE, AFTER = 3, 3
 """Layers, rounded up to whole repeats, that are played before the repeat that stands for others, and behind the one
@@ -119,7 +120,6 @@ class FoldedTape(PlayTape):
         """The first node of each layer's forward: its sequence number, which forward it is, the layer."""
         self.forwards = self.loops = self.made = 0
         """``made``: nodes that were there when a backward began."""
-        self._running: Node | None = None
         super().__init__()
 
     def enter(self, layer: int) -> None:
@@ -131,17 +131,16 @@ class FoldedTape(PlayTape):
             self.begins.append((self.sequence, self.forwards, layer))
         self._begin(self.loops, layer)
 
+    def place_of(self, param: Param) -> int | None:
+        """From the layer that is played: repeats are told apart when they are written."""
+        scope, here = super().place_of(param), self.pieces[-1].layer
+        return scope if scope is None or here < 0 else scope - here
+
     def _begin(self, loop: int, layer: int) -> None:
         self.pieces.append(Piece(loop, layer, len(self.events), len(self.tags)))
 
-    @property
-    def running(self) -> Node | None:
-        """The node that runs back; as it begins, it says which layer that is."""
-        return self._running
-
-    @running.setter
-    def running(self, node: Node | None) -> None:
-        self._running = node
+    def runs(self, node: Node | None) -> None:
+        """As it begins, it says which layer that is."""
         if node is None or node.sequence > self.made:
             return
         _, forward, layer = self.begins[bisect_left(self.begins, (node.sequence,)) - 1]

@@ -210,6 +210,7 @@ class _Again:
 
     def __call__(self, frame: Frame) -> None:
         p, tape = self.run.p, self.run.tape
+        tape.reaches(frame.nodes[-1])
         outer = p.mode, p.scope, tape.category, tape.autocast
         p.mode, p.scope, tape.category = self.mode, self.scope, "recomputation"
         tape.autocast = self.mode.numerics.autocast

@@ -14,15 +14,19 @@ from memplan.spec.recipe import Recipe
 TEMPORARIES = "optimizer_temporaries"
 
 
+def parts_of(recipe: Recipe, trained: list[Weight]) -> list[Stepped]:
+    """What this rank steps on of these weights."""
+    holds = held(recipe)
+    return [
+        stepped(recipe, weight, holds.stepped_itemsize(recipe, weight), holds.optimizer_shards) for weight in trained
+    ]
+
+
 class Optimizer:
     """One optimizer over what this rank steps on, in the model's order."""
 
-    def __init__(self, recipe: Recipe, tape: Tape, trained: list[Weight]) -> None:
-        self.recipe, self.tape, holds = recipe, tape, held(recipe)
-        self.stepped = [
-            stepped(recipe, weight, holds.stepped_itemsize(recipe, weight), holds.optimizer_shards)
-            for weight in trained
-        ]
+    def __init__(self, recipe: Recipe, tape: Tape, tensors: list[Stepped]) -> None:
+        self.recipe, self.tape, self.stepped = recipe, tape, tensors
         self.states: list[Tensor] = []
 
     def step(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.parallel.fsdp1.flat_parameters import stepped_by
-from memplan.engine.play.optimizer import Optimizer
+from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.step import OPTIMIZER
 from memplan.engine.play.tape import PlayTape
 from memplan.spec.recipe import Recipe
@@ -15,7 +15,7 @@ def of_rank(played: StepEvents, recipe: Recipe, rank: int) -> StepEvents:
     if recipe.sharding.fsdp.cpu_offload:
         return played
     tape, behind = PlayTape(), len(played.tags)
-    optimizer = Optimizer(recipe, tape, stepped_by(recipe, rank))
+    optimizer = Optimizer(recipe, tape, parts_of(recipe, stepped_by(recipe, rank)))
     events, done, moved = list[tuple[int, int]](), 0, [(0, 0)]
     for start in (at for at, name in played.marks if name == OPTIMIZER):
         events += played.events[done:start]

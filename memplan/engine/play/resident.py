@@ -32,6 +32,11 @@ class Resident:
             weights = [
                 each for each in of_tower(recipe.model, adapter is None, adapter) if each.apart or each.unit == "layer"
             ]
+        if recipe.zero_stage > 0:
+            from memplan.engine.play.zero.loading import loaded
+
+            self.held += loaded(recipe, tape, weights)
+            weights = [weight for weight in weights if not weight.trained and recipe.zero_stage < 3]
         for weight in sorted(weights, key=lambda weight: weight.adapter):
             if recipe.sharding.fsdp.cpu_offload or self._packed(weight, recipe.quantised, shards):
                 continue

@@ -8,6 +8,7 @@ from memplan.engine.tape.graph import Param, Tensor
 
 if TYPE_CHECKING:
     from memplan.engine.play.model import PassRun
+    from memplan.engine.play.optimizer import Optimizer
 
 
 class Sharding:
@@ -58,6 +59,10 @@ class Sharding:
 
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
         """A gradient is in its place, or added to the one that was there; ``scope``: the layer of its parameter."""
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The optimizer is about to step."""
+        optimizer.step()
 
     def zero_grad(self) -> None:
         """The optimizer has stepped, and gradients go."""

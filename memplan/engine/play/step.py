@@ -10,7 +10,7 @@ from memplan.engine.micro_step import stages
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.model import PassRun, play_back
-from memplan.engine.play.optimizer import Optimizer
+from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
@@ -35,11 +35,22 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
         from memplan.engine.play.ddp import Ddp
 
         return Ddp(recipe, tape, weights)
+    if recipe.zero_stage > 0:
+        from memplan.engine.play.zero.hooks import Zero, Zero3
+
+        return (Zero3 if recipe.zero_stage == 3 else Zero)(recipe, tape, weights)
     return Sharding()
 
 
 def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
-    """The hooks of a reference that is divided as the policy is."""
+    """The hooks of a reference, which may be divided as the policy is."""
+    sharded = any(model.role == "reference" and model.sharded for model in recipe.others.residents)
+    if recipe.zero_stage == 3:
+        from memplan.engine.play.zero.hooks import Gathering
+
+        return Gathering(tape, plan.name if sharded else "")
+    if not sharded:
+        return Sharding()
     from memplan.engine.play.units import reference_units
 
     return reference_units(recipe, tape, plan)
@@ -56,7 +67,7 @@ class Player:
         self.weights: dict[str, Weights] = {}
         self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
-        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
+        self.optimizer = Optimizer(recipe, self.tape, parts_of(recipe, self._stepped()))
 
     def through(self, plan: PassPlan) -> PassPlan:
         """The pass as it is played."""
@@ -78,8 +89,7 @@ class Player:
         if plan.name != "reference" or self.recipe.others.reference != "resident":
             return self.sharding
         if plan.name not in self.beside:
-            sharded = any(model.role == "reference" and model.sharded for model in self.recipe.others.residents)
-            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan) if sharded else Sharding()
+            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan)
         return self.beside[plan.name]
 
     def _stepped(self) -> list[Weight]:
@@ -100,7 +110,7 @@ class Player:
             self._micro_step(last=i + 1 == count)
         self.tape.mark(OPTIMIZER)
         if not self.recipe.sharding.fsdp.cpu_offload:
-            self.optimizer.step()
+            self.sharding.step(self.optimizer)
         self.tape.stored.clear()
         self.tape.gradients.clear()  # what a fused update left for its end
         self.sharding.zero_grad()

@@ -8,12 +8,13 @@ runs them. Parameters are the same over all passes, and keep their gradient from
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from memplan.engine.play.notes import AHEAD, DONE, USED, USED_BACK, noted
 from memplan.engine.play.sharding import Sharding
-from memplan.engine.tape.graph import Param, Storage, Tensor
-from memplan.engine.tape.tags import Tag
+from memplan.engine.tape.graph import Backward, Node, Param, Storage, Tensor
+from memplan.engine.tape.tags import Dim, Tag
 from memplan.engine.tape.tape import Tape
 from memplan.tables.styles import Fused
 
@@ -51,6 +52,9 @@ class PlayTape(Tape):
 
     storage_type = PlayedStorage
     plays_all = True
+    watches = False
+    """Every use of a parameter is noted, and where it ends (``notes.py``): modules are gathered one by one."""
+    _running: Node | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +73,10 @@ class PlayTape(Tape):
         """Streams that use a storage of another (``record_stream``)."""
         self.waiting_for: Counter[int] = Counter()
         """How many storages were freed so far that wait for each stream."""
+        self.reads: dict[int, list[Param]] = {}
+        """The parameters that a node reads when it runs back, by its sequence number."""
+        self.using = False
+        self.reached_ahead = 0
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -92,8 +100,69 @@ class PlayTape(Tape):
         """The host waits for the device: a number of it is read (``loss.item()``, a check for NaN)."""
         self.reached(dict(self.waiting_for))
 
+    @property
+    def running(self) -> Node | None:
+        """The node that runs back."""
+        return self._running
+
+    @running.setter
+    def running(self, node: Node | None) -> None:
+        self._running = node
+        self.runs(node)
+        if self.watches and node is not None:
+            reads = self.reads.pop(node.sequence, ())
+            if node.sequence == self.reached_ahead:
+                return  # its module runs since before the recomputation, which has used it too
+            self.used()
+            for param in reads:
+                self.use(param, USED_BACK)
+
+    def reaches(self, node: Node) -> None:
+        """Backward has come to a node whose checkpoint is made again before it runs."""
+        if self.watches:
+            self.used()
+            self.reached_ahead = node.sequence
+            for param in self.reads.get(node.sequence, ()):
+                self.use(param, AHEAD)
+            self.using = False
+
+    def runs(self, node: Node | None) -> None:
+        """A node begins to run back: nothing, where all layers are played."""
+
+    def node(self, inputs: Sequence[Tensor], saved: Sequence[Tensor | None], backward: Backward) -> Node | None:
+        """Record a step, and what it reads."""
+        made = super().node(inputs, saved, backward)
+        if self.watches and made is not None:
+            params = [each for each in inputs if isinstance(each, Param)]
+            if params:
+                self.reads[made.sequence] = params
+        return made
+
+    def result(self, operation: str, dim: Dim, itemsize: int, label: str, node: Node | None = None) -> Tensor:
+        """Allocate the result of a product, whose weight was used."""
+        made = super().result(operation, dim, itemsize, label, node)
+        self.used()
+        return made
+
+    def use(self, param: Param, how: str = USED) -> None:
+        """Note that the module of a parameter runs."""
+        if self.watches:
+            self.using = True
+            self.mark(noted(how, self.place_of(param), param.name, param.dim.elements))
+
+    def used(self) -> None:
+        """Note that the last has run."""
+        if self.using:
+            self.using = False
+            self.mark(noted(DONE))
+
     def enter(self, layer: int) -> None:
         """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""
+
+    def place_of(self, param: Param) -> int | None:
+        """The layer of a parameter, as a note writes it (``notes.py``)."""
+        scope = self.scopes.get(param)
+        return scope if isinstance(scope, int) else None
 
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, FoldedTape, Piece, fold_of
+from memplan.engine.play.notes import SIGN, moved
 from memplan.engine.play.step import Player
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
@@ -35,8 +36,18 @@ class Unlike(Exception):
 
 
 @uncollected()
-def played(recipe: Recipe, steps: int = 2, folds: bool = True) -> StepEvents:
-    """So many steps, of which the last begins at ``start``, on the rank that holds most."""
+def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None = None) -> StepEvents:
+    """So many steps, of which the last begins at ``start``, on the rank that holds most, or under ZeRO on another."""
+    found = _of_hooks(recipe, steps, folds)
+    if recipe.zero_stage <= 0:
+        return found
+    from memplan.engine.play.zero.joining import with_engine
+
+    return with_engine(found, recipe, rank)
+
+
+def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
+    """As the hooks of the sharding have it; those of ZeRO leave notes (``notes.py``)."""
     fold = fold_of([traced.plan for traced, _ in stages(recipe)]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
@@ -223,7 +234,7 @@ class Unfolded:
 
     def _write(self, part: Part) -> None:
         """The events of a stretch."""
-        self._mark(part.first, part.end)
+        self._mark(part.first, part.end, max(self.pieces[part.piece].layer + part.shift, 0))
         events, owner = self.tape.events[part.first : part.end], self.owner
         owners = [owner[number] for number, _ in events]
         moved = {i: self._place(i, part) - self.pieces[i].first_number for i in set(owners)}
@@ -244,6 +255,7 @@ class Unfolded:
     def _marks(self, first: int, end: int) -> list[tuple[int, str]]:
         return self.noted[bisect_left(self.positions, first) : bisect_left(self.positions, end)]
 
-    def _mark(self, first: int, end: int) -> None:
-        """The marks of a stretch that is about to be written."""
-        self.marks += [(at - first + len(self.events), name) for at, name in self._marks(first, end)]
+    def _mark(self, first: int, end: int, by: int = 0) -> None:
+        """The marks of a stretch that is about to be written; ``by``: the layer that notes are of."""
+        found = [(at - first + len(self.events), name) for at, name in self._marks(first, end)]
+        self.marks += [(at, moved(name, by) if by and name.startswith(SIGN) else name) for at, name in found]

@@ -29,6 +29,7 @@ class Weights:
             self.tape.scopes[found] = scope
         if trained and found.node is None:
             found.node, found.needs_grad = Accumulate(self.tape, found), True
+        self.tape.use(found)
         return found
 
 

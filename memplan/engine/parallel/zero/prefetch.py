@@ -32,6 +32,12 @@ class Module(NamedTuple):
     parameters: tuple[tuple[int, int], ...]
 
 
+EMPTY = Module(())
+"""A module without parameters of its own, which fetches ahead as any does."""
+CALLERS = (EMPTY,) * 4
+"""Those of a layer: itself, its mixer and feed-forward, the activation."""
+
+
 class Stretch(NamedTuple):
     """Modules that run one after another, and the name under which the most that is gathered meanwhile is asked for."""
 
@@ -46,7 +52,7 @@ class Gathered(NamedTuple):
     left: int
 
 
-class _Call:
+class Call:
     """One gathering of several parameters: the flat buffer, until the last of them has been waited for."""
 
     __slots__ = ("flat", "members", "pending")
@@ -55,7 +61,7 @@ class _Call:
         self.flat, self.members, self.pending = flat, members, len(members)
 
 
-class _Coordinator:
+class Coordinator:
     """The state of the coordinator over one recorded order of modules."""
 
     def __init__(self, order: Sequence[Module], limits: Limits) -> None:
@@ -69,13 +75,18 @@ class _Coordinator:
                 self.queue.append((identity, size, at))
         self.head = 0
         self.ready: dict[int, int] = {}
-        self.flying: dict[int, _Call] = {}
+        self.flying: dict[int, Call] = {}
         self.fetched: dict[int, int] = {}
         self.cursor: dict[int, int] = {}
         self.size = self.most = self.available = 0
 
     def run(self, at: int) -> None:
         """Fetch, use and release the module at one position of the order."""
+        self.fetch(at)
+        self.release(at)
+
+    def fetch(self, at: int) -> None:
+        """What the module needs, then what comes behind it (``fetch_sub_module``)."""
         module = self.order[at]
         own = [each for each in module.parameters if each[1] > self.limits.persistent]
         missing = [each for each in own if each[0] not in self.ready and each[0] not in self.flying]
@@ -86,10 +97,26 @@ class _Coordinator:
         self._discard(module, at)
         self._prefetch()
         self.most = max(self.most, self.size)
-        for identity, size in own:
-            if not self._needed(identity, at):
+
+    def release(self, at: int) -> None:
+        """What is not used again soon (``release_sub_module``)."""
+        for identity, size in self.order[at].parameters:
+            if size > self.limits.persistent and not self._needed(identity, at):
+                self.freed(identity)
                 self.size -= self.ready.pop(identity, 0)
                 self.available -= size
+
+    def called(self, call: Call) -> None:
+        """A gathering has begun: its flat buffer is there."""
+
+    def copied(self, call: Call) -> None:
+        """The first of several that were gathered together is waited for: all are copied out."""
+
+    def ended(self, call: Call) -> None:
+        """All of a gathering have been waited for."""
+
+    def freed(self, identity: int) -> None:
+        """A parameter is released."""
 
     def _gather(self, parameters: list[tuple[int, int]]) -> None:
         if not parameters:
@@ -97,7 +124,8 @@ class _Coordinator:
         self.available += sum(size for _, size in parameters)
         calls = [[each] for each in parameters] if self.limits.sequential else [parameters]
         for members in calls:
-            call = _Call(sum(self._padded(size) for _, size in members), members)
+            call = Call(sum(self._padded(size) for _, size in members), members)
+            self.called(call)
             self.size += call.flat
             for identity, _ in members:
                 self.flying[identity] = call
@@ -110,12 +138,14 @@ class _Coordinator:
             self.ready[identity] = call.flat
             return
         if call.pending == len(call.members):
+            self.copied(call)
             for member, size in call.members:
                 self.ready[member] = size
                 self.size += size
             self.most = max(self.most, self.size)
         call.pending -= 1
         if not call.pending:
+            self.ended(call)
             self.size -= call.flat
 
     def _discard(self, module: Module, at: int) -> None:
@@ -183,7 +213,7 @@ def gathered(order: Order, limits: Limits) -> dict[str, Gathered]:
 @lru_cache(maxsize=128)
 def _played(stretches: Order, limits: Limits) -> dict[str, Gathered]:
     order = [module for stretch in stretches for module in stretch.modules]
-    coordinator, at, most = _Coordinator(order, limits), 0, {}
+    coordinator, at, most = Coordinator(order, limits), 0, {}
     for stretch in stretches:
         coordinator.most = coordinator.size
         for _ in stretch.modules:
@@ -194,7 +224,11 @@ def _played(stretches: Order, limits: Limits) -> dict[str, Gathered]:
 
 
 def backward_of(stretches: Sequence[Stretch], recomputed: bool) -> Iterator[Stretch]:
-    """The stretches of a backward: in reverse, layers that are recomputed forward once more."""
+    """The stretches of a backward: in reverse, layers that are recomputed forward once more, but for the layer's own
+    call."""
     for stretch in reversed(stretches):
-        again = stretch.modules if recomputed and stretch.name.startswith("layer") else ()
-        yield Stretch(f"{stretch.name} backward", (*again, *reversed(stretch.modules)))
+        layer = stretch.name.startswith("layer")
+        own = tuple(module for module in stretch.modules if module.parameters)
+        again = stretch.modules[1:] if recomputed and layer else ()
+        callers = CALLERS if layer else (EMPTY,) * stretch.name.endswith(("head", "norm"))
+        yield Stretch(f"{stretch.name} backward", (*callers, *again, *reversed(own)))

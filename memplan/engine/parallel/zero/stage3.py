@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
-from memplan.engine.parallel.zero.prefetch import Limits, Module, Order, Stretch, backward_of, gathered
+from memplan.engine.parallel.zero.prefetch import CALLERS, EMPTY, Limits, Module, Order, Stretch, backward_of, gathered
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.spec.groups import Quantised
@@ -135,6 +135,11 @@ def limits(recipe: Recipe) -> Limits:
     )
 
 
+def module_of(weight: Weight) -> str:
+    """The name of the module whose parameter it is: stacked experts are one."""
+    return weight.name.rsplit(".", 1)[0] if weight.stacked > 1 else weight.name.removesuffix(".bias")
+
+
 @lru_cache(maxsize=64)
 def forward_of(
     spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2
@@ -143,7 +148,7 @@ def forward_of(
     in elements of ``itemsize`` bytes.
 
     Linears, norms and adapters are modules of their own; stacked experts are one. Norms stand after the linears of
-    their layer here, which moves nothing that counts.
+    their layer here, and modules without parameters before them, which moves little.
     """
     outer = model_weights(spec, adapter is None, adapter)
     taken = 0
@@ -153,18 +158,17 @@ def forward_of(
         nonlocal taken
         found: dict[str, list[tuple[int, int]]] = {}
         for weight in weights:
-            key = weight.name.rsplit(".", 1)[0] if weight.stacked > 1 else weight.name.removesuffix(".bias")
-            found.setdefault(key, []).append((taken, weight.packed(base, itemsize).elements))
+            found.setdefault(module_of(weight), []).append((taken, weight.packed(base, itemsize).elements))
             taken += 1
         return tuple(Module(tuple(parameters)) for parameters in found.values())
 
     first = modules([w for w in outer if w.unit in ("embedding", "vision") for _ in range(w.copies)])
-    stretches.append(Stretch("embedding", first))
+    stretches.append(Stretch("embedding", (EMPTY, EMPTY, *first, EMPTY)))
     index = 0
     for run in spec.runs:
         own = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
         for _ in range(run.count):
-            stretches.append(Stretch(f"layer {index}", modules(own)))
+            stretches.append(Stretch(f"layer {index}", (*CALLERS, *modules(own))))
             index += 1
     stretches.append(Stretch("final-norm", modules([w for w in outer if w.unit == "norm"])))
     head = modules([w for w in outer if w.unit == "head"])

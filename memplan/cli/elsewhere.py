@@ -1,0 +1,215 @@
+"""Options of other tools, and what is typed here in their place: with the value that was typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from memplan.errors import nearest
+
+Meant = str | Mapping[str, str]
+_LORA = {"lora": "--lora", "qlora": "--lora --load-in-4bit", "full": "--no-lora", "*": "--lora"}
+_FULL = "every sequence is counted as long as sequence_length, as packed ones are"
+ELSEWHERE: dict[str, Meant] = {
+    "rank": "--lora-r {16}",
+    "alpha": "--lora-alpha {32}",
+    "target-modules": "--lora-targets {all-linear}",
+    "use-peft": "--lora",
+    "peft": _LORA,
+    "adapter": _LORA,
+    "finetuning-type": _LORA,
+    "train-type": _LORA,
+    "qlora": "--lora --load-in-4bit",
+    "use-dora": "--lora-dora",
+    "dora": "--lora-dora",
+    "use-rslora": "--lora-rslora",
+    "bs": "--batch-size {4}",
+    "train-batch-size": "--batch-size {4}",
+    "micro-batch": "--batch-size {4}",
+    "mbs": "--batch-size {4}",
+    "gbs": "--global-batch-size {64}",
+    "grad-accum": "--gradient-accumulation-steps {4}",
+    "grad-acc-steps": "--gradient-accumulation-steps {4}",
+    "accum": "--gradient-accumulation-steps {4}",
+    "ga": "--gradient-accumulation-steps {4}",
+    "gas": "--gradient-accumulation-steps {4}",
+    "seq": "--sequence-length {4096}",
+    "seqlen": "--sequence-length {4096}",
+    "seq-len": "--sequence-length {4096}",
+    "seq-length": "--sequence-length {4096}",
+    "max-len": "--sequence-length {4096}",
+    "length": "--sequence-length {4096}",
+    "ctx": "--sequence-length {4096}",
+    "ctx-len": "--sequence-length {4096}",
+    "context": "--sequence-length {4096}",
+    "context-length": "--sequence-length {4096}",
+    "model-max-length": "--sequence-length {4096}",
+    "gc": "--gradient-checkpointing",
+    "grad-ckpt": "--gradient-checkpointing",
+    "grad-checkpoint": "--gradient-checkpointing",
+    "activation-checkpointing": "--gradient-checkpointing",
+    "checkpoint-activations": "--gradient-checkpointing",
+    "opt": "--optimizer {adamw}",
+    "optim": "--optimizer {adamw}",
+    "liger": "--kernels liger",
+    "use-liger": "--kernels liger",
+    "use-liger-kernel": "--kernels liger",
+    "unsloth": "--kernels unsloth",
+    "flash-attn": "--attention flash",
+    "use-flash-attn": "--attention flash",
+    "flash-attention": "--attention flash",
+    "flash-attention-2": "--attention flash",
+    "use-flash-attention-2": "--attention flash",
+    "fa2": "--attention flash",
+    "attn": "--attention {flash}",
+    "attn-implementation": "--attention {flash}",
+    "bf16": "--precision bf16-amp",
+    "fp16": "--precision fp16-amp",
+    "fp32": "--precision fp32",
+    "mixed-precision": {"no": "--precision fp32", "*": "--precision {bf16}-amp"},
+    "torch-dtype": "--dtype {bf16}",
+    "bits": {"4": "--load-in-4bit", "8": "--load-in-8bit", "*": "--load-in-4bit"},
+    "quantization-bit": {"4": "--load-in-4bit", "8": "--load-in-8bit", "*": "--load-in-4bit"},
+    "4bit": "--load-in-4bit",
+    "8bit": "--load-in-8bit",
+    "int4": "--load-in-4bit",
+    "int8": "--load-in-8bit",
+    "nf4": "--load-in-4bit",
+    "ngpu": "--num-gpus {8}",
+    "ngpus": "--num-gpus {8}",
+    "n-gpu": "--num-gpus {8}",
+    "world-size": "--num-gpus {8}",
+    "nproc-per-node": "--num-gpus {8}",
+    "num-processes": "--num-gpus {8}",
+    "nodes": "--num-gpus {8×2}",
+    "nnodes": "--num-gpus {8×2}",
+    "num-nodes": "--num-gpus {8×2}",
+    "num-machines": "--num-gpus {8×2}",
+    "card": "--gpu {h100-80gb}",
+    "device": "--gpu {h100-80gb}",
+    "accelerator": "--gpu {h100-80gb}",
+    "vram": {"*[a-zA-Z]": "--gpu {24GB}", "*": "--gpu {24}GB"},
+    "memory": {"*[a-zA-Z]": "--gpu {24GB}", "*": "--gpu {24}GB"},
+    "gpu-memory": {"*[a-zA-Z]": "--gpu {24GB}", "*": "--gpu {24}GB"},
+    "stage": {"[0-3]": "--zero-stage {3}", "pt": "--method sft", "rm": "--method reward", "*": "--method {dpo}"},
+    "algo": "--method {dpo}",
+    "algorithm": "--method {dpo}",
+    "task": "--method {dpo}",
+    "rlhf-type": "--method {dpo}",
+    "rl": "--method {dpo}",
+    "deepspeed": {"*.json": "--with {ds_config.json}", "*": "--zero-stage 3"},
+    "deepspeed-config": "--with {ds_config.json}",
+    "config-file": "--with {accelerate.yaml}",
+    "zero": "--zero-stage {3}",
+    "zero1": "--zero-stage 1",
+    "zero2": "--zero-stage 2",
+    "zero3": "--zero-stage 3",
+    "stage3": "--zero-stage 3",
+    "fsdp": "--sharding fsdp2",
+    "fsdp2": "--sharding fsdp2",
+    "ddp": "--sharding ddp",
+    "offload-optimizer": "--offload optimizer",
+    "optimizer-offload": "--offload optimizer",
+    "offload-param": "--offload parameters",
+    "cpu-offload": "--offload optimizer",
+    "activation-offloading": "--offload activations",
+    "params": "--total-params {8B}",
+    "model-size": "--total-params {8B}",
+    "size": "--total-params {8B}",
+    "num-generations": "--set rollout.group_size={8}",
+    "max-completion-length": "--completion-length {1024}",
+    "max-prompt-length": "--set rollout.prompt_length={1024}",
+    "vllm": "--rollout-engine vllm",
+    "use-vllm": "--rollout-engine vllm",
+    "sglang": "--rollout-engine sglang",
+    "loss": "--method {dpo}",
+}
+"""By name: what to type, or that by the value's pattern. In braces is the value that was typed, or this one where none
+was; {8×2} is 8 times it. What has one meaning and another spelling is an option itself (``spelling``)."""
+LEFT_OUT = {
+    "packing": _FULL,
+    "sample-packing": _FULL,
+    "verbose": "the whole report is shown; --explain adds every row",
+}
+"""Options that nothing stands for, and why."""
+
+
+def instead_of(written: str, context: Any, arguments: Sequence[str]) -> str:
+    """A hint for an option that is none: another tool's under its name here, one written alike, or nothing."""
+    name = written.lstrip("-").replace("_", "-").lower()
+    command = getattr(context, "command", None)
+    names = [word for param in getattr(command, "params", ()) for word in (*param.opts, *param.secondary_opts)]
+    if why := _why_not(name, names):
+        return f"leave {written} out: {why}"
+    value = _value(written, arguments)
+    meant = _meant(name, value) or _of_inner_key(name.replace("-", "_"), value)
+    if meant and (not names or meant.split()[0] in names):
+        return f"use {meant}"
+    return _alike(name, names)
+
+
+def _value(written: str, arguments: Sequence[str]) -> str:
+    """The value that stands behind an option on the command line, or nothing."""
+    from memplan.cli.spelling import spelling
+
+    for word, after in zip(arguments, (*arguments[1:], "--"), strict=False):
+        given, equals, value = word.partition("=")
+        if given == written or f"--{spelling(given.lstrip('-'))}" == written:
+            value = value if equals else "" if after.startswith("-") else after
+            return value if value.isprintable() and " " not in value else ""
+    return ""
+
+
+def _meant(name: str, value: str) -> str:
+    meant = ELSEWHERE.get(name, "")
+    if not isinstance(meant, str):
+        meant = next((text for pattern, text in meant.items() if fnmatch(value, pattern)), "")
+    return re.sub(r"{(?:(\d+)×)?(.*?)}", lambda match: _filled(match[1], match[2], value), meant)
+
+
+def _filled(times: str | None, example: str, value: str) -> str:
+    if times is None:
+        return value or example
+    return str(int(times) * int(value if value.isdecimal() and len(value) < 6 else example))
+
+
+def _of_inner_key(key: str, value: str) -> str:
+    """How a key is set that holds others, or that another key holds: by an option where there is one."""
+    from memplan.cli.options import job_options
+    from memplan.spec.complaints import inner_fields
+    from memplan.spec.job import Job
+
+    held = {outer: inner_fields(field.annotation) for outer, field in Job.model_fields.items()}
+    if held.get(key):
+        return f"--set {key}.KEY=VALUE, with KEY one of " + ", ".join(held[key])
+    outer = next((outer for outer in ("lora", "rollout", *held) if key in held[outer]), "")
+    own = next((row for row in job_options() if row.parameter == f"{outer}_{key}"), None) if outer else None
+    if own:
+        return own.written[0].partition("/")[0] + (f" {value or own.metavar}" if own.metavar else "")
+    return f"--set {outer}.{key}={value or 'VALUE'}" if outer else ""
+
+
+def _why_not(name: str, names: Sequence[str]) -> str:
+    """Why an option is left out: it changes nothing, or stands for what a command has not."""
+    from memplan.tables.choices import TRAINING_ONLY
+
+    if name.replace("-", "_") in TRAINING_ONLY and "--method" in names:
+        return "memory does not feel it"
+    return LEFT_OUT.get(name, "")
+
+
+def _alike(name: str, names: Sequence[str]) -> str:
+    """The options of the command that are written alike, another tool's spelling of one for it too."""
+    from memplan.cli.spelling import LORA_NAMES, spelling
+    from memplan.tables.choices import ALIASES
+
+    own = {word[2:] for word in names if word.startswith("--")}
+    own -= {word for word in own if word.startswith("no-") and not name.startswith("no-")}
+    others = {alias.replace("_", "-") for alias in ALIASES if len(alias) > 1} | set(LORA_NAMES)
+    close = (
+        [] if len(name) == 1 else nearest(name, sorted(own) + sorted(word for word in others if spelling(word) in own))
+    )
+    shown = dict.fromkeys(word if word in own else spelling(word) for word in close)
+    return "did you mean " + " or ".join(f"--{word}" for word in shown) + "?" if shown else ""

@@ -1,0 +1,60 @@
+"""Seconds that the host needs to issue what the card runs: one kernel after another, from Python.
+
+A step takes the longer of both, phase by phase. Short micro-steps, adapters and DeepSpeed's hooks are the host's.
+Sources: kernels counted on transformers 5.23, PEFT 0.21 (tuners/lora/layer.py: Linear.forward), bitsandbytes 0.50
+(autograd/_functions.py: MatMul4Bit), auto-gptq 0.7 (nn_modules/qlinear_cuda.py), DeepSpeed 0.19 (runtime/zero/
+parameter_offload.py, stage_1_and_2.py), torch 2.13 (utils/checkpoint.py, optim/adamw.py).
+"""
+
+from typing import NamedTuple
+
+from memplan.cost.rates import Rates
+from memplan.cost.work import Work
+
+FUSED_KERNELS = 0.5
+"""Kernels that fused layers issue against the plain ones."""
+BACKWARD_KERNELS = 1.0
+"""Time to issue a backward's kernels against a forward's: twice as many, from C++ and not from Python."""
+ADAPTER_KERNELS = 8
+"""Of one adapter: dropout, a cast of what goes in, two products with a cast of each matrix, the scale, the sum."""
+QUANTISED_KERNELS: dict[str, int] = {"gptq": 14, "awq": 4, "nf4": 4, "fp4": 4, "int8": 8, "hqq": 6}
+"""Of one quantised linear beside its product: dequantising, and the autograd function around it. GPTQ's are unpacked by
+operations of PyTorch: shifts and masks of weights and of zeros, their difference, the scale, a copy."""
+CHECKPOINT = 100e-6
+"""Seconds of one checkpointed unit: generator states kept and set again, the graph walked, in Python."""
+MODULES = 7
+"""Modules of a layer beside its linears: itself, mixer, feed-forward, norms, activation, rotation."""
+
+
+class Issued(NamedTuple):
+    """What the host issues for one layer, in numbers."""
+
+    fused: bool
+    adapted: int
+    """Linears with an adapter."""
+    quantised: str
+    """Scheme of a quantised base; empty without."""
+    gathers: bool
+    """DeepSpeed's stage 3 fetches and releases the parameters of each module around each of its passes."""
+    reduces: bool
+    """DeepSpeed's stages 1 and 2 take each parameter's gradient in a hook."""
+
+
+class Host(NamedTuple):
+    """Seconds of one layer."""
+
+    forward: float
+    backward: float
+    again: float
+    """Of what full checkpointing repeats, beyond the forward."""
+
+
+def host_of(each: Work, of: Issued, rates: Rates) -> Host:
+    """One layer's."""
+    linears = len(each.products)
+    kernels = each.kernels * (FUSED_KERNELS if of.fused else 1.0) + ADAPTER_KERNELS * of.adapted
+    kernels += QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears
+    issued = kernels * rates.launch
+    hooked = (MODULES + linears + 3 * of.adapted) * rates.hook if of.gathers else 0.0
+    reduced = linears * rates.hook if of.reduces else 0.0
+    return Host(issued + hooked, issued * BACKWARD_KERNELS + hooked + reduced, CHECKPOINT)

@@ -1,0 +1,270 @@
+"""A rank's steps under Megatron-LM as allocations and frees: construction, the pipeline's order, the optimizer.
+
+The layers are those of ``engine/megatron``: steps of which each says what it keeps for backward and what it holds for a
+moment. What construction leaves decides what is held later: every weight is made by itself, copied into one buffer, and
+freed behind it (distributed/param_and_grad_buffer.py of megatron-core 0.14), and a main weight is made of a copy of its
+part (optimizer/distrib_optimizer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from memplan.engine.allocator.replay import CONSTRUCTED, StepEvents
+from memplan.engine.megatron import head
+from memplan.engine.megatron.activations import chunk_length, moments, steps_of
+from memplan.engine.megatron.build import MegatronParts, megatron_ledger
+from memplan.engine.megatron.stages import Chunk
+from memplan.engine.megatron.states import (
+    buckets_of,
+    buffers,
+    dummy_shapes,
+    gradient_itemsize,
+    padded_elements,
+    state_itemsizes,
+)
+from memplan.engine.megatron.steps import Held, Step, fullest_forward
+from memplan.engine.megatron.weights import Share, before_layers, behind_layers, layer_shares
+from memplan.engine.tape.tags import Tag
+from memplan.spec.recipe import Recipe
+
+LASTING = ("buffers", "batch", "workspaces")
+"""Rows that come with the first pass, and stay."""
+DUMMIES = "empty weight gradients"
+BESIDE_WARM_UP = 3
+"""Micro-batches that are played beside those that warm the pipeline up: all others are like them."""
+
+
+def megatron_events(recipe: Recipe, steps: int) -> StepEvents:
+    """So many steps, of which the last begins at ``start``."""
+    play = _Play(recipe)
+    play.construct()
+    start, marks = 0, ((len(play.events), CONSTRUCTED),)
+    for number in range(steps):
+        start = len(play.events)
+        play.step(first=number == 0)
+    return StepEvents(tuple(play.events), start, marks=marks, tags=play.tags)
+
+
+class _Layer:
+    """What a layer of one micro-batch keeps, by step."""
+
+    def __init__(self, chunk: Chunk, steps: Sequence[Step], is_checkpoint: bool) -> None:
+        self.chunk, self.steps, self.is_checkpoint = chunk, steps, is_checkpoint
+        self.kept: dict[tuple[str, int], int] = {}
+
+
+class _Play:
+    """The events so far, and what of them lives."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.parts = recipe, MegatronParts(recipe)
+        self.events: list[tuple[int, int]] = []
+        self.tags: list[Tag] = []
+        self.sizes: list[int] = []
+        self.moment: list[tuple[Held, int]] = []
+        """What is alive for a moment."""
+        self.waiting: list[list[_Layer]] = []
+        """Micro-batches that went forward, and not back."""
+
+    # -- storages -----------------------------------------------------------------------------------------------------
+
+    def take(self, label: str, category: str, size: int) -> int:
+        """A new storage."""
+        number = len(self.tags)
+        self.tags.append(Tag(category, label, "bytes", 1, size))
+        self.sizes.append(size)
+        if size:
+            self.events.append((number, size))
+        return number
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """The end of some."""
+        self.events += [(number, -self.sizes[number]) for number in numbers if self.sizes[number]]
+
+    def hold(self, wanted: Sequence[Held]) -> None:
+        """For a moment these, and nothing else: what was there already stays."""
+        missing, staying, going = list(wanted), [], []
+        for held, number in self.moment:
+            if held in missing:
+                missing.remove(held)
+                staying.append((held, number))
+            else:
+                going.append(number)
+        self.free(going)
+        self.moment = staying + [(held, self.take(held.name, "activations", held.bytes)) for held in missing]
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[Share]:
+        """Every parameter by itself, in the order in which the model makes them."""
+        of = self.recipe.model, self.recipe.parallel, self.recipe.megatron
+        layers = (
+            share
+            for chunk in self.parts.chunks
+            for _ in range(chunk.layers)
+            for share in layer_shares(chunk.layer, self.recipe.parallel, 1)
+        )
+        for share in (*before_layers(*of), *layers, *behind_layers(*of)):
+            yield from [share._replace(copies=1)] * share.copies
+
+    def construct(self) -> None:
+        """The model, its buffers, and what the optimizer makes at once."""
+        recipe = self.recipe
+        e, shares = recipe.storage.precision.weights, list(self.weights())
+        made = [(share, self.take(share.name, "parameters", share.elements * e)) for share in shares]
+        self.pieces: list[int] = []
+        for buffer in buffers(recipe, self.parts.shares):
+            mine = [(share, number) for share, number in made if buffer.holds(share, recipe.parallel)]
+            divided = recipe.sharding.name == "distributed-optimizer"
+            if divided:
+                self.take(f"weights{buffer.label}", "parameters", buffer.elements * e)
+            self.take(f"gradient buffer{buffer.label}", "gradients", buffer.elements * gradient_itemsize(recipe))
+            backwards = [share for share, _ in reversed(mine)]
+            if divided:
+                self.free(number for _, number in reversed(mine))
+            self.pieces += self._pieces(backwards, buffer.shards)
+        self.main, self.moments = state_itemsizes(recipe)
+        if not recipe.megatron.use_precision_aware_optimizer:
+            self._main_weights()
+
+    def _pieces(self, shares: Sequence[Share], ranks: int) -> list[int]:
+        """Elements of each parameter that the first rank steps on: its part of every bucket of the buffer, in which
+        parameters lie from the last to the first."""
+        found, whole = [], padded_elements(shares, ranks, self.recipe.megatron)
+        buckets = buckets_of(sum(share.padded for share in shares), ranks, self.recipe.megatron)
+        bucket, at = whole // buckets, 0
+        for share in shares:
+            end = at + share.padded
+            for number in range(at // bucket, -(-end // bucket)):
+                first = number * bucket
+                size = min(end, first + bucket // ranks) - max(at, first)
+                if size > 0:
+                    found.append(min(size, share.elements))
+            at = end
+        return found
+
+    def _main_weights(self) -> None:
+        """``clone().float()`` of each piece."""
+        for elements in self.pieces if self.main else ():
+            copy = self.take("copy of a piece", "parameters", elements * self.recipe.storage.precision.weights)
+            self.take("main weights", "master_weights", int(elements * self.main))
+            self.free([copy])
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self, first: bool) -> None:
+        """Micro-batches in the order of the pipeline (1F1B), and the optimizer."""
+        degrees, micro = self.recipe.parallel, self.recipe.batch.accumulation
+        warm = min(degrees.pipeline - degrees.stage - 1, micro - 1)
+        if first:
+            self._lasting()
+        for _ in range(warm):
+            self.forward()
+        for number in range(min(micro - warm, BESIDE_WARM_UP)):
+            self.forward()
+            self.backward(first and number == 0)
+        for _ in range(warm):
+            self.backward(False)
+        self._optimizer(first)
+
+    def _lasting(self) -> None:
+        for row in megatron_ledger(self.recipe).rows:
+            if row.category in LASTING and row.place == "gpu" and row.meter == "allocated" and row.name != DUMMIES:
+                self.take(row.name, row.category, row.bytes)
+
+    def _optimizer(self, first: bool) -> None:
+        if first:
+            if self.recipe.megatron.use_precision_aware_optimizer:
+                self._main_weights()
+            for elements in self.pieces:
+                for name, itemsize in self.moments:
+                    self.take(name, "optimizer_states", int(elements * itemsize))
+        rows = [row for row in megatron_ledger(self.recipe).rows if row.category == "optimizer_temporaries"]
+        total = sum(self.pieces)
+        taken = [
+            self.take(row.name, row.category, row.bytes * elements // total) for row in rows for elements in self.pieces
+        ]
+        self.free(taken)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        """One micro-batch through the stage, up to its loss."""
+        layers = [
+            _Layer(chunk, steps_of(self.parts.shape, chunk), number % chunk_length(self.parts.shape, chunk) == 0)
+            for chunk in self.parts.chunks
+            for number in range(chunk.layers)
+        ]
+        for layer in layers:
+            self._layer_forward(layer)
+        self.waiting.append(layers)
+        if self.parts.tail is not None:
+            self.norm = [self.take(held.name, "activations", held.bytes) for held in head.norm_kept(self.parts.shape)]
+            self.hold(self.parts.tail.at[0][1])
+
+    def _layer_forward(self, layer: _Layer) -> None:
+        """What is dropped again goes at the layer's end; where all is made again, as soon as the next step is done."""
+        before: list[int] = []
+        for step in layer.steps:
+            dropped = []
+            for number, held in enumerate(step.kept):
+                if not held.again and (layer.is_checkpoint or not layer.chunk.recomputed):
+                    layer.kept[step.name, number] = self.take(held.name, "activations", held.bytes)
+                else:
+                    dropped.append(self.take(held.name, "activations", held.bytes))
+            self.hold(step.forward)
+            if layer.chunk.recomputed:
+                self.free(before)
+                before = dropped
+            else:
+                before += dropped
+        self.hold(())
+        self.free(before)
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, first: bool) -> None:
+        """The oldest micro-batch that waits; with the first come the empty weight gradients."""
+        layers = self.waiting.pop(0)
+        if self.parts.tail is not None:
+            for _, alive in self.parts.tail.at[1:]:
+                self.hold(alive)
+            self.hold(())
+            self.free(self.norm)
+        if first:
+            for elements in dummy_shapes(self.recipe, self.parts.shares):
+                self.take(DUMMIES, "buffers", elements * self.parts.shape.itemsize)
+        while layers:
+            together = [layers.pop()]
+            while not together[-1].is_checkpoint and layers:
+                together.append(layers.pop())
+            self._back(together)
+        if self.recipe.parallel.first:
+            self.hold(head.embedding_backward(self.parts.shape, self.parts.vocabulary))
+        self.hold(())
+
+    def _back(self, together: Sequence[_Layer]) -> None:
+        """Layers that are made again at once, the last first; or one."""
+        if together[0].chunk.recomputed:
+            for layer in reversed(together):
+                for step in layer.steps:
+                    self._make_again(layer, step, layer.steps[-1].name)
+                    self.hold((*step.backward[:1], *step.forward))
+        for layer in together:
+            steps, fullest = tuple(layer.steps), fullest_forward(tuple(layer.steps))
+            for step in reversed(steps):
+                if not layer.chunk.recomputed:
+                    for each in steps:
+                        self._make_again(layer, each, step.name)
+                self.hold(step.backward if layer.chunk.recomputed else moments(steps, step, fullest))
+                for number in range(len(step.kept)):
+                    if (step.name, number) in layer.kept:
+                        self.free([layer.kept.pop((step.name, number))])
+
+    def _make_again(self, layer: _Layer, step: Step, at: str) -> None:
+        """What was dropped after forward, where the step ``at`` needs it; of a layer behind a checkpoint, all."""
+        for number, held in enumerate(step.kept):
+            needed = held.again == at or (layer.chunk.recomputed and not layer.is_checkpoint)
+            if needed and (step.name, number) not in layer.kept:
+                layer.kept[step.name, number] = self.take(held.name, "recomputation", held.bytes)

@@ -1,0 +1,50 @@
+"""Notes among the marks of a play: what happens there, and of which layer's parameter.
+
+While a few layers stand for many, a note names its layer by how far it is from the piece of the stream that it stands
+in; ``unfolding.py`` adds where that piece comes to lie.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SIGN = "@"
+OUTSIDE = "-"
+USED, USED_BACK, AHEAD, DONE = "used", "used-back", "ahead", "done"
+"""The module of a parameter runs, forward or back; it will run back, and what it saved is made again first; it has run.
+"""
+BEGUN, RESUMED = "begun", "resumed"
+"""A forward of the model of that name begins; its backward."""
+FIRST, TAKEN, ENDED = "first", "taken", "ended"
+"""A backward has its first gradient; one is handed over, with the event that frees it; a backward is over."""
+
+
+class Note(NamedTuple):
+    """What a mark says."""
+
+    what: str
+    layer: int | None = None
+    """None: outside the layers."""
+    name: str = ""
+    elements: int = 0
+    shared: bool = False
+    """Its memory is held by others too."""
+
+
+def noted(what: str, place: int | None = None, name: str = "", elements: int = 0) -> str:
+    """The mark; ``place``: the layer, as far from its piece's as it is."""
+    return f"{SIGN}{OUTSIDE if place is None else place} {what} {elements} {name}"
+
+
+def moved(mark: str, by: int) -> str:
+    """The mark of a piece that lies ``by`` layers behind the first."""
+    place, rest = mark[1:].split(" ", 1)
+    return mark if place == OUTSIDE else f"{SIGN}{int(place) + by} {rest}"
+
+
+def read(mark: str) -> Note | None:
+    """What a mark notes; None where it is another's."""
+    if not mark.startswith(SIGN):
+        return None
+    place, what, elements, name, *more = mark[1:].split(" ")
+    return Note(what, None if place == OUTSIDE else int(place), name, int(elements), bool(more))

@@ -1,0 +1,187 @@
+"""Stage 3: gradients that are reduced and scattered bucket by bucket, whole weights while they are used, and the step
+on sub-groups of the rank's parts.
+
+deepspeed 0.19 runtime/zero/stage3.py: ``__add_grad_to_ipg_bucket``, ``__reduce_and_partition_ipg_grads``,
+``partition_grads``, ``step``; runtime/comm/coalesced_collectives.py: ``reduce_scatter_coalesced``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.optimizer.states import flat
+from memplan.engine.parallel.zero.stage3 import FP64, NORM_PIECE, limits
+from memplan.engine.play.notes import BEGUN, DONE, RESUMED, TAKEN, Note
+from memplan.engine.play.optimizer import TEMPORARIES, Optimizer
+from memplan.engine.play.zero.engine import Engine, Gradient, notes_of
+from memplan.engine.play.zero.gathering import GATHERED, Whole
+from memplan.engine.play.zero.sub_groups import SubGroup
+from memplan.engine.play.zero.visits import USES, Modules, passes_of, visits_of
+from memplan.engine.tape.graph import Tensor
+from memplan.spec.recipe import Recipe
+from memplan.units import ceil_div
+
+COMPUTING, GATHERING, REDUCING = 0, 1, 2
+"""The stream of modules, and with ``overlap_comm`` those of all-gathers and reductions."""
+IN_FLIGHT = 2
+"""Reductions that the host does not wait for yet (``max_param_reduce_events``)."""
+FP32 = 4
+
+
+class Divided(Engine):
+    """The engine of one rank: all hold the same."""
+
+    def __init__(
+        self, played: StepEvents, recipe: Recipe, models: dict[str, Modules], groups: list[SubGroup], small: list[int]
+    ) -> None:
+        super().__init__(played)
+        self.zero, self.ranks, self.several = recipe.sharding.deepspeed, recipe.sharding.ranks, recipe.several
+        self.itemsize, self.groups, self.small = recipe.numerics.itemsize, groups, small
+        overlaps = self.zero.overlap_comm
+        self.streams = (GATHERING, COMPUTING) if overlaps else (COMPUTING, COMPUTING)
+        self.reducing = REDUCING if overlaps else COMPUTING
+        self.optimizers = [Optimizer(recipe, self.tape, [flat(group.elements, FP32)]) for group in groups]
+        self.limits, self.models = limits(recipe), models
+        self.passes = deque(passes_of(notes_of(played)))
+        self.wholes: dict[str, Whole] = {}
+        self.current: Whole | None = None
+        self.filled = 0
+        self.waiting: list[tuple[int, Gradient | None]] = []
+        """Elements of each gradient in the bucket, and the gradient where it is not copied there."""
+        self.events: deque[dict[int, int]] = deque()
+        self.persistent: list[Tensor] = []
+
+    def noted(self, note: Note, grad: Gradient | None) -> None:
+        """A forward begins, a module runs or has run, or a gradient is there."""
+        if note.what == BEGUN:
+            self._begin(note.name)
+        elif note.what == RESUMED:
+            self.current = self.wholes.get(note.name)
+        elif note.what in USES and self.current is not None:
+            self.current.used()
+        elif note.what == DONE and self.current is not None:
+            self.current.done()
+        elif note.what == TAKEN:
+            self._take(note.elements, grad)
+
+    # -- whole weights ------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        """``reset_step``."""
+        started, uses = self.passes.popleft()
+        assert started == name
+        self.current = None
+        self.wholes.pop(name, None)
+        if name not in self.models or not (self.several or self.zero.parameters):
+            return
+        modules = self.models[name]
+        whole = Whole(self, visits_of(modules, uses), self.limits, self.itemsize, self.streams)
+        whole.from_host = bool(self.zero.parameters) and self.several
+        self.wholes[name] = self.current = whole
+        if not self.persistent:
+            self._gather_persistent()
+
+    def _gather_persistent(self) -> None:
+        self.persistent = [self.new(size * self.itemsize, "persistent parameters", GATHERED) for size in self.small]
+
+    # -- reductions ---------------------------------------------------------------------------------------------------
+
+    def _take(self, elements: int, grad: Gradient | None) -> None:
+        """A gradient goes into the bucket, or waits beside it."""
+        if self.filled and self.filled + elements > self.zero.reduce_bucket_size:
+            self._reduce()
+        if grad is not None and self.reducing:
+            grad.record(self.reducing)
+        copied = self.zero.contiguous_gradients and self.filled + elements <= self.zero.reduce_bucket_size
+        self.filled += elements
+        self.waiting.append((elements, None if copied else grad))
+
+    def _reduce(self) -> None:
+        """Copies for the reduction, and what each part needs on its way to its place."""
+        if not self.waiting:
+            return
+        if len(self.events) > IN_FLIGHT:
+            self.tape.reached(self.events.popleft())
+        sizes = [elements for elements, _ in self.waiting]
+        fits = self.zero.contiguous_gradients and self.filled <= self.zero.reduce_bucket_size
+        made = self._contiguous() if fits and not self.zero.reduce_scatter else self._scattered(sizes)
+        for size in sizes:
+            self._settle(ceil_div(size, self.ranks))
+        del made
+        self.waiting.clear()
+        self.filled = 0
+        if self.reducing:
+            self.events.append(dict(self.tape.waiting_for))
+
+    def _contiguous(self) -> list[Tensor]:
+        """``__avg_scatter_contiguous_grads``: the bucket itself is reduced."""
+        wide = self.zero.communication, self.zero.accumulation
+        sizes = [size for size, before in zip(wide, (self.zero.communication, wide[0]), strict=True) if size != before]
+        return [self._buffer(self.filled * size, "cast bucket") for size in sizes]
+
+    def _scattered(self, sizes: list[int]) -> list[Tensor]:
+        """``__avg_scatter_grads``: casts, the interleaved copy, and the rank's parts in the dtype of accumulation."""
+        own, made = self.zero.communication, list[Tensor]()
+        if own != self.itemsize:
+            made += [self._buffer(size * own, "cast gradients") for size in sizes]
+        if len(sizes) > 1 or sizes[0] % self.ranks:
+            padded = sum(ceil_div(size, self.ranks) for size in sizes) * self.ranks
+            made.append(self._buffer(padded * own, "interleaved gradients"))
+        if own != self.zero.accumulation:
+            parts = [ceil_div(size, self.ranks) for size in sizes]
+            made += [self._buffer(part * self.zero.accumulation, "cast parts") for part in parts]
+        return made
+
+    def _settle(self, part: int) -> None:
+        """``partition_grads``: into the flat buffer, or to the host by way of a copy here."""
+        if not self.zero.optimizer:
+            return
+        here = self._buffer(part * self.zero.accumulation, "part on its way to the host")
+        for piece in (NORM_PIECE,) * (part // NORM_PIECE) + (part % NORM_PIECE,):
+            norm = self._buffer(piece * FP64, "part in double precision")
+            del norm
+        wide = self._buffer(part * FP32 * (self.zero.accumulation != FP32), "part in fp32")
+        del here, wide
+
+    def _buffer(self, size: int, label: str) -> Tensor:
+        return self.new(size, label, "buffers", self.reducing)
+
+    def backward_ended(self, *, last: bool) -> None:
+        """The epilogue: the last bucket, and the host waits for all of it."""
+        if self.current is not None:
+            self.current.done()
+        self._reduce()
+        self.tape.synchronise()
+        self.events.clear()
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Nothing is gathered meanwhile; sub-group by sub-group; then small parameters are gathered again."""
+        self.wholes.clear()
+        self.current = None
+        gathered = bool(self.persistent)
+        self.persistent.clear()
+        for group in self.groups:
+            for part in () if self.zero.optimizer else group.parts:
+                norm = self.new(part * FP64, "part in double precision", TEMPORARIES)
+                del norm
+        for group, optimizer in zip(self.groups, self.optimizers, strict=True):
+            if not group.away:
+                self._step(group, optimizer)
+        if gathered:
+            self._gather_persistent()
+        self.tape.synchronise()
+
+    def _step(self, group: SubGroup, optimizer: Optimizer) -> None:
+        """Its gradients end to end, in fp32."""
+        wide, made = self.zero.accumulation, list[Tensor]()
+        if not self.zero.optimizer:
+            if len(group.parts) > 1 or wide == FP32:
+                made.append(self.new(group.elements * wide, "flat gradients", "gradients"))
+            if wide != FP32:
+                made.append(self.new(group.elements * FP32, "fp32 gradients", "gradients"))
+                del made[:-1]
+        optimizer.step()
+        del made

@@ -1,0 +1,83 @@
+"""Stage 3's whole weights on the play: what the coordinator gathers, copies out and frees, on which stream.
+
+deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``, ``release_sub_module``),
+partition_parameters.py (``_all_gather_dtype``, ``AllGatherCoalescedHandle.wait``, ``free_param``). What it chooses is
+``parallel/zero/prefetch.py``'s.
+"""
+
+from __future__ import annotations
+
+from memplan.engine.parallel.zero.prefetch import Call, Coordinator, Limits
+from memplan.engine.play.zero.engine import Engine
+from memplan.engine.play.zero.visits import Visit
+from memplan.engine.tape.graph import Tensor
+
+GATHERED = "gathered_parameters"
+
+
+class Whole(Coordinator):
+    """A coordinator whose flat buffers and parameters are tensors."""
+
+    def __init__(
+        self, engine: Engine, visits: list[Visit], limits: Limits, itemsize: int, streams: tuple[int, int]
+    ) -> None:
+        super().__init__([visit.module for visit in visits], limits)
+        self.engine, self.visits, self.itemsize = engine, visits, itemsize
+        self.stream, self.compute = streams
+        self.from_host = False
+        self.at, self.reads, self.released = -1, 0, True
+        self.flats: dict[Call, Tensor] = {}
+        self.wholes: dict[int, Tensor] = {}
+
+    # -- notes --------------------------------------------------------------------------------------------------------
+
+    def used(self) -> None:
+        """A parameter of a module is about to be read: of the one that runs, or of the next."""
+        while self.at < 0 or self.reads == self.visits[self.at].uses:
+            self._leave()
+            self.at, self.reads, self.released = self.at + 1, 0, False
+            self.fetch(self.at)
+        self.reads += 1
+
+    def done(self) -> None:
+        """It has been, and the module releases it, if that was the last."""
+        if self.at >= 0 and self.reads == self.visits[self.at].uses:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self.released:
+            self.released = True
+            if not self.visits[self.at].held:
+                self.release(self.at)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def called(self, call: Call) -> None:
+        """The flat buffer, and the partitions where they come from the host."""
+        flat = self._new(call.flat, "flat all-gather buffer" if len(call.members) > 1 else "gathered weights")
+        if self.from_host:
+            part = self._new(call.flat // self.limits.ranks, "partitions from the host")
+            del part
+        if len(call.members) == 1:
+            self.wholes[call.members[0][0]] = flat
+        else:
+            self.flats[call] = flat
+
+    def copied(self, call: Call) -> None:
+        """``torch.cat`` for each parameter."""
+        for identity, size in call.members:
+            self.wholes[identity] = self._new(size, "gathered weights")
+
+    def ended(self, call: Call) -> None:
+        """The last handle is gone."""
+        del self.flats[call]
+
+    def freed(self, identity: int) -> None:
+        """``free_param``: kernels that were given it may still run."""
+        whole = self.wholes.pop(identity, None)
+        if whole is not None and self.stream != self.compute:
+            self.engine.tape.record(whole, self.compute)
+        del whole
+
+    def _new(self, elements: int, label: str) -> Tensor:
+        return self.engine.new(elements * self.itemsize, label, GATHERED, self.stream)

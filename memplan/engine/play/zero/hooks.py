@@ -1,0 +1,117 @@
+"""Where DeepSpeed's hooks run: the play notes them, and its engine is played when the whole step is known.
+
+A reduction bucket is full after so many elements, wherever in a layer that is, and a coordinator looks ahead over
+layers: neither repeats itself as layers do. So the hooks leave notes in the stream of events, which say of which layer
+they are once all layers are written (``unfolding.py``), and ``engine.py`` puts in between what DeepSpeed allocates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.engine.parallel.zero.flat_groups import decays
+from memplan.engine.parallel.zero.reduction_times import takes_gradients
+from memplan.engine.play.notes import BEGUN, ENDED, FIRST, RESUMED, TAKEN, noted
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.tape.graph import Param
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.play.model import PassRun
+    from memplan.engine.play.optimizer import Optimizer
+    from memplan.engine.play.tape import PlayTape
+
+
+POLICY = "policy"
+
+
+class Zero(Sharding):
+    """The hooks of one engine."""
+
+    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+        self.tape, self.decaying = tape, {weight.name for weight in weights if weight.trained and decays(weight)}
+        self.split = recipe.sharding.deepspeed.groups > 1
+        self.opening = {weight.name for weight in weights if weight.unit not in ("layer", "norm", "head")}
+        self.at_once, self.begun = takes_gradients(recipe), False
+        self.late = not self.at_once
+        """Gradients stay where they are until the last backward of the step is over."""
+
+    def took(self, param: Param, scope: object, *, is_new: bool) -> None:
+        """``process_gradients``, behind every gradient that comes."""
+        if not self.begun:
+            self.begun = True
+            self.tape.mark(noted(FIRST))
+        if self.at_once:
+            self._hand_over(param)
+
+    def _hand_over(self, param: Param) -> None:
+        """The engine has the gradient, if nothing else holds its memory."""
+        mark = noted(TAKEN, self.tape.place_of(param), param.name, param.dim.elements)
+        self.tape.mark(mark)
+        before = len(self.tape.events)
+        del self.tape.stored[param]
+        if len(self.tape.events) == before:
+            self.tape.marks.pop()
+            self.tape.mark(mark + " shared")
+
+    def backward_ends(self, runs: list[PassRun]) -> None:
+        """``reduce_gradients``: what has waited, in the order of the model, group by group; then the epilogue."""
+        if not self.reduces:
+            self.begun = False
+            return
+        if not self.at_once:
+            stored = list(self.tape.stored)
+            groups = [stored]
+            if self.split:
+                groups = [[each for each in stored if (each.name in self.decaying) is first] for first in (True, False)]
+            for group in groups:
+                self._hand_over_all(group)
+        self.begun = False
+        self.tape.mark(noted(ENDED))
+
+    def _hand_over_all(self, params: list[Param]) -> None:
+        """Embedding, layer by layer, norm and head."""
+        scopes = self.tape.scopes
+        outside = [param for param in params if not isinstance(scopes.get(param), int)]
+        self._hand_over_each([param for param in outside if param.name in self.opening])
+        for layer in sorted({scope for param in params if isinstance(scope := scopes.get(param), int)}):
+            self.tape.enter(layer)
+            self._hand_over_each([param for param in params if scopes.get(param) == layer])
+        self.tape.enter(-1)
+        self._hand_over_each([param for param in outside if param.name not in self.opening])
+
+    def _hand_over_each(self, params: list[Param]) -> None:
+        """The last that came is the first that the model names."""
+        for param in reversed(params):
+            self._hand_over(param)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The engine's, put in with all else."""
+
+
+class Gathering(Sharding):
+    """Stage 3's hooks on a model beside the policy: its modules are gathered, or it is whole (no ``name``)."""
+
+    def __init__(self, tape: PlayTape, name: str) -> None:
+        self.tape, self.name = tape, name
+
+    def begin(self, run: PassRun) -> None:
+        """Its forward begins: another order of modules."""
+        self.tape.mark(noted(BEGUN, name=self.name))
+
+
+class Zero3(Zero):
+    """Stage 3's hooks on the policy: every use of a parameter is noted too."""
+
+    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+        super().__init__(recipe, tape, weights)
+        tape.watches = True
+
+    def begin(self, run: PassRun) -> None:
+        """``_start_of_forward_hook``."""
+        self.tape.mark(noted(BEGUN, name=POLICY))
+
+    def backward_begins(self, runs: list[PassRun]) -> None:
+        """Its modules run, whatever ran since its forward."""
+        self.tape.mark(noted(RESUMED, name=POLICY))

@@ -1,0 +1,116 @@
+"""In which order a model's modules run, as stage 3's coordinator records it: those with parameters, from the notes of a
+play, and those without, which fetch ahead as well.
+
+deepspeed 0.19 runtime/zero/parameter_offload.py (``_register_deepspeed_module``: every module has the hooks). Of those
+without parameters the ones that every decoder of transformers has are here: the model and what is within its head,
+rotary tables, the layer, its mixer and feed-forward, the activation. Dropouts are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from memplan.engine.parallel.zero.prefetch import EMPTY, Module
+from memplan.engine.parallel.zero.stage3 import module_of
+from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note
+from memplan.engine.play.zero.places import Key
+from memplan.engine.tensors import Weight
+
+USES = (USED, USED_BACK, AHEAD)
+
+
+class Visit(NamedTuple):
+    """A module runs: so many uses of its parameters, one after another; none where it has no parameters."""
+
+    module: Module = EMPTY
+    uses: int = 0
+    held: bool = False
+    """It is not released yet: it runs back when its checkpoint has been made again."""
+    norm: bool = False
+    """It stands before a mixer or a feed-forward."""
+
+
+class Modules:
+    """The modules of one model, by the parameters that notes name."""
+
+    def __init__(self, weights: list[tuple[int | None, Weight]], hidden: int) -> None:
+        found: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
+        self.owner: dict[Key, tuple[int | None, str]] = {}
+        self.norms: set[tuple[int | None, str]] = set()
+        for identity, (layer, weight) in enumerate(weights):
+            key = layer, module_of(weight)
+            found.setdefault(key, []).append((identity, weight.elements))
+            self.owner[layer, weight.name, weight.elements] = key
+            if weight.norm and weight.elements == hidden:
+                self.norms.add(key)
+        self.modules = {key: Module(tuple(parameters)) for key, parameters in found.items()}
+
+    def visit(self, note: Note) -> Visit:
+        """The module that a noted parameter is of."""
+        key = self.owner[note.layer, note.name, note.elements]
+        return Visit(self.modules[key], 1, note.what == AHEAD, key in self.norms)
+
+
+def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
+    """The uses of each forward with its backward, by the model's name, in the order in which forwards begin."""
+    begun: list[tuple[str, list[Note]]] = []
+    current: dict[str, list[Note]] = {}
+    name = ""
+    for note in notes:
+        if note.what == BEGUN:
+            name, current[note.name] = note.name, []
+            begun.append((name, current[name]))
+        elif note.what == RESUMED:
+            name = note.name
+        elif note.what in USES:
+            current[name].append(note)
+    yield from begun
+
+
+def visits_of(modules: Modules, notes: list[Note]) -> list[Visit]:
+    """What runs from the begin of a forward to that of the next one."""
+    found = [Visit(), Visit()]
+    turned, layers_back = False, set[int | None]()
+    for (layer, back), group in groupby(notes, key=lambda note: (note.layer, note.what != USED)):
+        visits = list(_merged(modules, group))
+        if back and not turned:
+            turned, visits = True, [Visit(), *visits[:1], Visit(), *visits[1:]]
+        elif layer is None:
+            visits += [Visit()] * (not turned and len(found) == 2)
+        elif not back:
+            visits = [*[Visit()] * (not turned), *_forward(visits)]
+        else:
+            visits = [*[Visit()] * (2 * (layer not in layers_back)), *_back(visits)]
+        if back:
+            layers_back.add(layer)
+        found += visits
+    return found
+
+
+def _merged(modules: Modules, notes: Iterator[Note]) -> Iterator[Visit]:
+    """One visit for uses of a module that follow one another."""
+    for what, group in groupby(notes, key=lambda note: (modules.visit(note), note.what)):
+        yield what[0]._replace(uses=len(list(group)))
+
+
+def _forward(visits: Sequence[Visit]) -> Iterator[Visit]:
+    """The mixer and the feed-forward are called behind their norms, the activation behind the first linear."""
+    section = 0
+    for i, visit in enumerate(visits):
+        if i and visits[i - 1].norm and not visit.norm:
+            yield Visit()
+            section = i
+        if section and i == section + 1 and not any(other.norm for other in visits[i:]):
+            yield Visit()
+        yield visit
+
+
+def _back(visits: Sequence[Visit]) -> Iterator[Visit]:
+    """The activation behind the linears that read its result, the mixer behind the norm of the feed-forward."""
+    first = next((i for i, visit in enumerate(visits) if visit.norm), len(visits))
+    for i, visit in enumerate(visits):
+        if i and (i == first - 1 or (visits[i - 1].norm and not visit.norm)):
+            yield Visit()
+        yield visit

@@ -1,0 +1,156 @@
+"""Proves that products are as fast as measured, experts' work is shared, and no job exceeds its cards' peak."""
+
+import random
+import statistics
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from drawing import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.clusters import load_clusters
+from memplan.cost import card, seconds
+from memplan.cost.matmul import product_seconds
+from memplan.cost.passes import layers_pass, shape_of
+from memplan.cost.products import Layout, extents
+from memplan.cost.rates import EXPECTED
+from memplan.cost.work import model_work
+from memplan.errors import MemplanError
+from memplan.gpus import find_gpu
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ARCHITECTURES = {name: find_gpu(name).architecture for name in ("a100-80gb", "h100-80gb", "h200-141gb")}
+H100 = card(find_gpu("h100-80gb"))
+
+
+def benchmark(name: str) -> ModuleType:
+    """A file of benchmarks, which is no part of the package."""
+    spec = spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PEAKS = benchmark("peaks")
+
+
+def recipe(**keys: Any) -> Recipe:
+    job = {"model": "llama-3.1-8b", "method": "sft", "gpu": "h100-80gb", "batch_size": 2, "sequence_length": 4096}
+    return resolve(read_job({**job, **keys}))
+
+
+def test_products_are_as_fast_as_measured() -> None:
+    absolute = sorted(abs(error) for error, _ in benchmark("matmuls").errors())
+    assert statistics.median(absolute) < 0.05
+    assert absolute[int(0.9 * len(absolute))] < 0.2
+    assert absolute[-1] < 0.3
+
+
+def test_a_tile_more_than_the_card_has_processors_is_a_wave_more() -> None:
+    def took(wide: int) -> float:
+        return product_seconds(256 * 12, 128 * wide, 4096, 1, 2, H100, EXPECTED)
+
+    assert took(11) < 1.1 * took(9)  # 132 tiles and 108, on 132 multiprocessors
+    assert took(12) > 1.15 * took(11)
+
+
+@pytest.mark.parametrize("each", [256, 1024, 4096])
+def test_one_kernel_for_all_experts_is_faster_than_one_for_each(each: int) -> None:
+    alone = 16 * product_seconds(each, 1536, 4096, 1, 2, H100, EXPECTED)
+    assert product_seconds(each, 1536, 4096, 16, 2, H100, EXPECTED) < alone
+
+
+def test_larger_micro_batches_gain() -> None:
+    """Of 30B on A100 under Megatron: weights read and gradients added once for more tokens."""
+    job = {"trainer": "megatron", "sharding": "distributed-optimizer", "attention": "flash", "gpu": "a100-80gb"}
+    layout = {"num_gpus": 32, "tensor_parallel": 4, "pipeline_parallel": 4, "sequence_length": 2048}
+    on, took = card(find_gpu("a100-80gb")), {}
+    for size in (1, 4):
+        of = recipe(model="qwen2.5-32b", **job, **layout, batch_size=size, gradient_accumulation_steps=256 // size)
+        took[size] = seconds(of, on)
+    assert 0.7 < took[4] / took[1] < 0.97
+
+
+EXPERTS: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "trainer": "megatron",
+    "sharding": "distributed-optimizer",
+    "attention": "flash",
+    "num_gpus": 64,
+}
+
+
+@pytest.mark.parametrize("layout", [(1, 8, 1), (1, 8, 8), (1, 1, 1), (8, 8, 1), (8, 1, 8), (4, 4, 2)], ids=str)
+def test_every_rank_of_a_stage_does_its_share_of_the_experts(layout: tuple[int, int, int]) -> None:
+    """(tensor, expert, expert-tensor): what one rank multiplies is its tokens' work by tensor parallelism alone."""
+    tensor, expert, expert_tensor = layout
+    degrees = {"tensor_parallel": tensor, "expert_parallel": expert, "expert_tensor_parallel": expert_tensor}
+    found = recipe(**EXPERTS, **degrees, sequence_parallel=tensor > 1)
+    work = model_work(found.model)
+    shape, layer = shape_of(found, work), work.layers[0][1]
+    tokens = found.rows * found.batch.sequence_length
+    split = Layout(tokens, shape.tensor, shape.expert, shape.expert_tensor, 2, shape.merged)
+    flop = sum(2 * at.rows * at.columns * at.inner * at.batches for at in extents(layer, split))
+    assert flop == pytest.approx(2 * tokens * layer.weights / tensor)
+
+
+def test_experts_that_are_cut_finer_are_slower() -> None:
+    def forward(expert_tensor: int) -> float:
+        found = recipe(**EXPERTS, expert_parallel=8, expert_tensor_parallel=expert_tensor)
+        return layers_pass(model_work(found.model), shape_of(found, model_work(found.model)), H100, EXPECTED).products
+
+    assert forward(8) > forward(1)
+
+
+HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adapters": ({"lora": {"r": 8}}, {"lora": {"r": 8, "targets": ["q_proj"]}}),
+    "stage 3": ({"sharding": "zero3", "num_gpus": 2}, {"sharding": "fsdp2", "num_gpus": 2}),
+    "gptq": ({"lora": {"r": 8}, "quantization": "gptq-4bit"}, {"lora": {"r": 8}}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_short_step_waits_for_the_host(name: str) -> None:
+    """Twice the tokens take hardly longer, and what the host has to issue decides."""
+    more, less = HOSTS[name]
+    short = {"sequence_length": 128, "batch_size": 1}
+    took = seconds(recipe(**short, **more), H100)
+    assert seconds(recipe(**{**short, "sequence_length": 256}, **more), H100) < 1.2 * took
+    assert took > 1.2 * seconds(recipe(**short, **less), H100)
+
+
+@examples(300)
+@given(seed=st.integers(0, 2**32))
+def test_no_job_exceeds_its_cards_peak(seed: int) -> None:
+    below_the_peak(seed)
+
+
+@pytest.mark.slow
+def test_none_of_ten_thousand_exceeds_it() -> None:
+    assert sum(below_the_peak(seed) for seed in range(50_000)) >= 10_000 * 0.9
+
+
+def below_the_peak(seed: int) -> bool:
+    """Whether the seed draws a job at all; fails where that is above its cards' peak."""
+    try:
+        share = PEAKS.share_of_peak(PEAKS.drawn(random.Random(seed)))
+    except MemplanError:
+        return False
+    assert 0 < share < 1
+    return True
+
+
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h100-80gb", "h200-141gb"])
+def test_the_link_between_nodes_is_the_median_of_the_catalogues(gpu: str) -> None:
+    nodes = [each for each in load_clusters().values() if find_gpu(each.gpu or "").architecture == ARCHITECTURES[gpu]]
+    median = statistics.median(each.links.between / each.gpus_per_node for each in nodes if each.links.between)
+    assert card(find_gpu(gpu)).between == median * 1e9

@@ -1,0 +1,115 @@
+"""Holds Megatron's steps as events against the ledger, against published runs, and against what searches take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from drawing import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from memplan.api import estimate
+from memplan.engine.allocator.events import is_covered, step_events
+from memplan.engine.allocator.figures import AGREES, played
+from memplan.engine.megatron.build import megatron_ledger
+from memplan.engine.ranks import rank_classes
+from memplan.errors import MemplanError
+from memplan.meters import measure
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+PUBLISHED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "presets" / "measurements" / "megatron.json").read_text()
+)
+RESERVED = [row for row in PUBLISHED["rows"] if "reserved_bytes" in row["measured"]]
+JOB: dict[str, Any] = {"model": "llama-3.1-8b", "method": "sft", "trainer": "megatron", "sequence_length": 4096}
+
+
+def recipe(**keys: Any) -> Recipe:
+    return resolve(read_job({**JOB, **keys}))
+
+
+def of_row(row: dict[str, Any]) -> float:
+    """Reserved, estimated over measured."""
+    report = estimate({**row["job"], "model": PUBLISHED["models"].get(row["model"], row["model"])})
+    reserved = report.per_gpu.reserved_bytes
+    assert reserved.played
+    assert reserved.low <= row["measured"]["reserved_bytes"] <= reserved.high
+    return reserved.expected / int(row["measured"]["reserved_bytes"])
+
+
+def test_published_runs_hold_what_is_played() -> None:
+    errors = [abs(of_row(row) - 1) for row in RESERVED]
+    assert len(errors) == 19
+    assert median(errors) < 0.02
+    assert max(errors) < 0.06
+
+
+drawn = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite")),
+        "tensor_parallel": st.sampled_from((1, 2, 4)),
+        "pipeline_parallel": st.sampled_from((1, 2, 4)),
+        "context_parallel": st.sampled_from((1, 2)),
+        "expert_parallel": st.sampled_from((1, 2)),
+        "batch_size": st.sampled_from((1, 2)),
+        "sequence_length": st.sampled_from((1024, 8192)),
+        "gradient_accumulation_steps": st.sampled_from((1, 8)),
+        "gradient_checkpointing": st.sampled_from(("none", "full", "selective")),
+        "sharding": st.sampled_from(("ddp", "distributed-optimizer")),
+        "allocator": st.sampled_from(({}, {"expandable_segments": True})),
+    }
+)
+
+
+@examples(12)
+@given(drawn)
+def test_the_play_is_the_ledgers_and_a_search_is_not_below_it(keys: dict[str, Any]) -> None:
+    degrees = (keys[f"{name}_parallel"] for name in ("tensor", "pipeline", "context"))
+    cards = keys["expert_parallel"] * 2
+    for degree in degrees:
+        cards *= degree
+    try:
+        of = recipe(**keys, num_gpus=cards)
+    except MemplanError:  # a model without experts has none to divide
+        assume(False)
+    for each in rank_classes(of):
+        assert is_covered(each.recipe)
+        ledger = megatron_ledger(each.recipe)
+        search = measure(ledger, each.recipe, search=True)
+        events = step_events(each.recipe)
+        assert events is not None
+        assert abs(events.peak / search.allocated.expected - 1) <= AGREES
+        found = played(each.recipe, search.allocated.expected, None, True)
+        assert not isinstance(found, str)
+        assert found.needs + found.doubt <= search.reserved.high
+
+
+def test_weights_are_made_before_the_buffer_that_takes_them() -> None:
+    """Both are there at once, with the gradients' buffer, and the weights' own blocks are freed behind it."""
+    of = recipe(num_gpus=2, sharding="distributed-optimizer")
+    events = step_events(of)
+    assert events is not None
+    born = [(events.tags[number], size) for number, size in events.events if size > 0]
+    buffer = next(i for i, (tag, _) in enumerate(born) if tag.label == "weights")
+    weights = [size for tag, size in born[:buffer] if tag.category == "parameters"]
+    assert len(weights) > of.model.num_layers
+    assert sum(weights) == pytest.approx(born[buffer][1], rel=1e-3)
+    positions = {number: at for at, (number, size) in enumerate(events.events) if size < 0}
+    assert all(number in positions for number in range(len(weights)))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"megatron": {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}},
+        {"pipeline_parallel": 2, "virtual_pipeline": 2},
+    ],
+)
+def test_what_is_not_played_keeps_its_band(keys: dict[str, Any]) -> None:
+    assert step_events(recipe(num_gpus=8, gradient_accumulation_steps=8, **keys)) is None
