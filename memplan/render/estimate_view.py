@@ -55,7 +55,7 @@ def _what(report: Report) -> Iterator[Block]:
             ("trainer", words.program_words(job)),
             ("storage", words.storage_words(job)),
             ("batch", words.batch_words(job)),
-            ("GPUs", words.gpu_words(job)),
+            ("GPUs", words.gpu_words(report)),
         ]
     )
 

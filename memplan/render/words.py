@@ -114,13 +114,15 @@ PAIR_PASSES = {
 }
 
 
-def gpu_words(job: Mapping[str, Any]) -> str:
-    """How many GPUs share what."""
+def gpu_words(report: Report) -> str:
+    """How many GPUs share what; the card of this machine by its name."""
+    job = report.job
     count, sharding = job["num_gpus"], job["sharding"]
+    card = report.verdict.gpu if report.verdict and job.get("gpu") else job.get("gpu")
+    card = f" × {card}" if card else ""
     if count == 1:
-        return "1" + (f" × {job['gpu']}" if job.get("gpu") else "")
+        return f"1{card}"
     nodes = -(-count // job["gpus_per_node"])
-    card = f" × {job['gpu']}" if job.get("gpu") else ""
     where = "on one node" if nodes == 1 else f"on {nodes} nodes"
     return f"{count}{card} {where}; {SHARDING.get(sharding, sharding)}"
 
@@ -179,6 +181,8 @@ def _option(key: str, value: Any) -> str:
     if key == "gradient_checkpointing":
         flags = {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}
         return flags.get(value, f"--recompute {value}")
+    if key == "lora" and value == {}:
+        return "--lora"
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(f"--lora-{i} {v}" if key == "lora" else f"--set {key}.{i}={v}" for i, v in pairs)
