@@ -17,6 +17,7 @@ from memplan.lang.catalogue import LABELS, Catalogue, catalogue, entries_of, fie
 from memplan.lang.choice import of_environment, without_option
 from memplan.lang.upkeep import is_said, stale, without
 from memplan.lang.width import cells
+from memplan.tables.terms import TERMS
 
 ROOT = Path(__file__).resolve().parent.parent
 SENTENCE = re.compile(r"(?<![\w./=`'-])[a-z]{2,}(?: [a-z']{2,}){2,}(?![\w=./-])")
@@ -208,3 +209,10 @@ def test_labels_are_known_alone_only() -> None:
     assert (ROOT / "memplan" / "lang" / "zh" / LABELS).exists()
     assert catalogue("zh").said("plan") == "方案"
     assert catalogue("zh").said("known: estimate, plan") == "可用值：estimate, plan"
+
+
+def test_every_term_is_explained() -> None:
+    use("zh")
+    for term in TERMS.values():
+        assert re.match("[\u4e00-\u9fffA-Za-z]", said(term.what)), term.key
+        assert said(term.what) != term.what, term.key

@@ -80,12 +80,12 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return bool({"--json", "--summary", "--format=json"} & set(words)) or "\n--format\njson" in "\n" + "\n".join(words)
 
 
-def _say_json(found: Mapping[str, Any]) -> None:
+def _say_json(values: Mapping[str, Any]) -> None:
     """An object on standard output, which may be closed or full."""
     import json
 
     with suppress(OSError, ValueError, AttributeError):
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(values, indent=2) + "\n")
         sys.stdout.flush()
 
 
