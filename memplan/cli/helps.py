@@ -228,9 +228,9 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
         text = option.help if option else output.HELP.get(key) or EXTRA[key]
         is_option = param.param_type_name == "option"
         found.setdefault(title if is_option else "Arguments", []).append((key, _written(param, everything), text))
-    found.setdefault("Output", []).append(
-        ("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]")
-    )
+    found.setdefault("Output", [])
+    if everything:
+        found["Output"].append(("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]"))
     found["Output"].append(("help_all", "--help-all", "Every option, in full."))
     if not everything:
         for title, keys in COMMON.items():
