@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.engine.allocator.caching import CachingAllocator
-from memplan.engine.allocator.events import is_covered
+from memplan.engine.allocator.events import is_covered, step_events
 from memplan.engine.allocator.replay import EMPTY_CACHE, StepEvents, play
 from memplan.engine.build import build_ledger
 from memplan.engine.play.unfolding import _of_hooks, played
@@ -150,3 +150,11 @@ def test_it_is_folded_and_never_above_the_ledger(
     for number, size in found.events:
         assert (number in live) == (size < 0)
         live ^= {number}
+
+
+@pytest.mark.parametrize("model", ["apertus-8b", "llama-3.2-11b-vision"])
+def test_a_model_whose_parameters_are_not_all_known_is_not_played(model: str) -> None:
+    """One has weights of its activation, the other layers that only images reach."""
+    assert step_events(recipe(model=model, sharding="zero1", gradient_checkpointing=True)) is None
+    for stage in ("zero2", "zero3"):
+        step_events(recipe(model=model, sharding=stage, gradient_checkpointing=True))
