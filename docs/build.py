@@ -6,8 +6,8 @@ A page marks a place so, and everything between the two comments is written here
     <!-- end of output -->
 
 ``markdown of:`` in place of ``output of:`` runs the command with ``--format markdown`` and puts its Markdown there, as
-part of the page. ``python docs/build.py`` writes the pages; ``python docs/build.py --check`` exits 1 when one is out of
-date.
+part of the page. A page whose name ends in ``.zh.md`` is Chinese, and so are its outputs. ``python docs/build.py``
+writes the pages, or those that are named; ``python docs/build.py --check`` exits 1 when one is out of date.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "README.md",
+    "README.zh.md",
     "MEMORY_ESTIMATION.md",
     "MEMORY_ESTIMATION.zh.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
@@ -30,7 +31,12 @@ BLOCK = re.compile(r"<!-- (?P<form>output|markdown) of: (?P<command>.+?) -->\n.*
 FIRST_LINES = re.compile(r" \| head -n (\d+)$")
 
 
-def output_of(command: str) -> str:
+def language_of(page: str) -> str:
+    """``zh`` for the name of a Chinese page, else ``en``."""
+    return "zh" if page.endswith(".zh.md") else "en"
+
+
+def output_of(command: str, language: str = "en") -> str:
     """What a command prints, as a reader without colours and without a network sees it. ``| head -n N`` cuts it."""
     cut = FIRST_LINES.search(command)
     words = shlex.split(FIRST_LINES.sub("", command))
@@ -38,25 +44,29 @@ def output_of(command: str) -> str:
         words = [sys.executable, "-m", "memplan", *words[1:]]
     elif words[0] == "python":
         words = [sys.executable, *words[1:]]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    reader = {"NO_COLOR": "1", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", "MEMPLAN_LANG": language}
+    environment = {**os.environ, **reader, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
+    )
     if done.returncode not in (0, 1):
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}")
     lines = done.stdout.rstrip().splitlines()
     return "\n".join(lines[: int(cut.group(1))] if cut else lines)
 
 
-def rebuilt(text: str) -> str:
+def rebuilt(text: str, language: str = "en") -> str:
     """The page with every marked output made anew."""
 
     def block(match: re.Match[str]) -> str:
         command = match.group("command")
         if match.group("form") == "markdown":
-            made = output_of(f"{command} --format markdown")
+            made = output_of(f"{command} --format markdown", language)
             return f"<!-- markdown of: {command} -->\n\n{made}\n\n<!-- end of output -->"
         shown = FIRST_LINES.sub("", command)
         return (
-            f"<!-- output of: {command} -->\n```console\n$ {shown}\n{output_of(command)}\n```\n<!-- end of output -->"
+            f"<!-- output of: {command} -->\n```console\n$ {shown}\n{output_of(command, language)}\n```\n"
+            "<!-- end of output -->"
         )
 
     return BLOCK.sub(block, text)
@@ -66,14 +76,15 @@ def main() -> int:
     """Write the pages, or say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a page is out of date")
-    check = parser.parse_args().check
-    stale = 0
-    for name in dict.fromkeys(PAGES):
+    parser.add_argument("pages", nargs="*", help="these alone, by their paths in the checkout")
+    arguments = parser.parse_args()
+    check, stale = arguments.check, 0
+    for name in dict.fromkeys(arguments.pages or PAGES):
         path = ROOT / name
         if not path.exists():
             continue
         before = path.read_text(encoding="utf-8")
-        after = rebuilt(before)
+        after = rebuilt(before, language_of(name))
         if before == after:
             continue
         stale += 1

@@ -1,60 +1,122 @@
 """The GPU of this machine, as nvidia-smi describes it.
 
-Asked only for ``--gpu local``: memplan never needs a GPU, and nothing here imports torch.
+Asked only for ``--gpu local``, and where nothing else says which card is meant: memplan never needs a GPU, and nothing
+here imports torch. ``nvidia-smi -q -x`` says in one answer, for a card and for each MIG instance of it, what there is,
+what the driver keeps for itself and what processes hold; the first less the second is what torch calls total capacity
+(a 23028 MiB A10G less 435 is the 22.06 GiB of its out-of-memory messages).
 """
 
 import os
+import shutil
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.spec.gpu import Gpu
 
-QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
-TIMEOUT_SECONDS = 5
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+QUERY = ["nvidia-smi", "-q", "-x"]
+SHORT = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
+TIMEOUT_SECONDS = 15
+"""A driver that nothing keeps loaded starts anew for each question, about a second a card."""
+HOLDS_SECONDS = 5
 _MiB = 1 << 20
 _HINT = "name a card (--gpu h100-80gb) or a size (--gpu 80GB)"
+_MOST_NAMED = 3
 
 
 class Card(NamedTuple):
-    """One line of nvidia-smi: sizes in bytes."""
+    """A card, or a MIG instance of one: sizes in bytes."""
 
     name: str
     total: int
     used: int
+    reserved: int | None
+    """What the driver keeps for itself; None where it does not say (before 510)."""
+    others: tuple[tuple[int, str], ...] = ()
+    """(bytes, program) of processes on it, the largest first."""
+    uuid: str = ""
+    whole: int = 0
+    """Of a MIG instance: the number of its card, from 1."""
+
+    @property
+    def free(self) -> int:
+        """What a new process can take."""
+        return max(0, self.total - self.used - (self.reserved or 0))
 
 
-def local_gpu(catalogue: list[Gpu]) -> Gpu:
-    """The visible card with the least free memory, since the tightest card decides whether a job fits.
+def has_local() -> bool:
+    """Whether this machine has a driver to ask, without asking it."""
+    return shutil.which(QUERY[0]) is not None
 
-    What other processes hold is not usable. torch's total is the same share of nvidia-smi's as the catalogue gives for
-    this card; for a card that it does not know, the lowest share of its NVIDIA cards.
+
+def local_gpu(catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) -> Gpu:
+    """The visible card with the least free memory, since the tightest card decides whether a job fits. ``words_of``:
+    the words of a card's name that tell it from others.
+
+    What other processes hold is not usable. Of a card that the catalogue knows no more is usable than there, less what
+    they hold: on Windows the driver's figure leaves out what the desktop takes.
     """
-    card = min(_visible(_cards(_ask())), key=lambda card: card.total - card.used)
-    known = _known(card, catalogue)
-    model = known or min(
-        (gpu for gpu in catalogue if gpu.vendor == "nvidia"), key=lambda gpu: gpu.usable_bytes / gpu.memory_bytes
-    )
-    total = card.total * model.usable_bytes // model.memory_bytes
-    how = f"torch's share of it as on {model.name}" + ("" if known else ", the lowest known")
+    cards = _visible(_cards())
+    card = min(cards, key=lambda card: card.free)
+    known = _known(card, catalogue, words_of)
+    usable = card.free
+    if not card.whole and (known or card.reserved is None):
+        nvidia = (gpu for gpu in catalogue if gpu.vendor == "nvidia")
+        model = known or min(nvidia, key=lambda gpu: gpu.usable_bytes / gpu.memory_bytes)
+        usable = min(usable, card.total * model.usable_bytes // model.memory_bytes - card.used)
     figures = {
-        "name": "local",
+        "name": f"{_short_name(card, known)} (local)",
         "title": f"{card.name} (this machine)",
         "memory_bytes": card.total,
-        "usable_bytes": max(0, total - card.used),
-        "usable_is_assumed": known is None or known.usable_is_assumed or known.memory_bytes != card.total,
-        "source": f"nvidia-smi: {card.total // _MiB} MiB, less {card.used // _MiB} MiB in use; {how}",
+        "usable_bytes": max(0, usable),
+        "usable_is_assumed": card.reserved is None and (known is None or known.memory_bytes != card.total),
+        "form": "slice" if card.whole else known.form if known else "card",
+        "here": len(cards),
+        "source": _words(card, len(cards), known),
     }
     if known:
         return known.model_copy(update=figures)
     return Gpu.model_validate({**figures, "vendor": "nvidia", "architecture": "unknown"})
 
 
-def _ask() -> str:
-    """nvidia-smi's answer; InvalidJob when there is no driver, no card or no answer in time."""
+def _short_name(card: Card, known: Gpu | None) -> str:
+    name = known.name if known else "-".join(card.name.removeprefix("NVIDIA ").lower().split())
+    return f"{name}-mig-{card.total / 1024 / _MiB:.1f}gib" if card.whole else name
+
+
+def _words(card: Card, count: int, known: Gpu | None) -> str:
+    """'nvidia-smi: NVIDIA A10G, 23028 MiB, less 435 MiB that the driver keeps, 22 MiB in use (Xorg 22): …'."""
+    what = f"a MIG instance of {card.name}" if card.whole else card.name
+    kept = f" {card.reserved // _MiB} MiB that the driver keeps," if card.reserved else ""
+    names = [f"{name} {size // _MiB}" for size, name in card.others]
+    names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    text = f"nvidia-smi: {what}, {card.total // _MiB} MiB, less{kept} {card.used // _MiB} MiB in use"
+    text += f" ({', '.join(names)})" if names else ""
+    if card.reserved is None and not card.whole:
+        share = f"as on {known.name}" if known else "the lowest known of any card, assumed"
+        text += f"; torch's share of it is {share}"
+    if count > 1:
+        text += f"; the fullest of {count} {'instances' if card.whole else 'cards'} here, of which --num-gpus uses more"
+    return text
+
+
+def _ask(question: list[str]) -> str:
+    """nvidia-smi's answer, which holds for some seconds: one command asks several times."""
+    return _asked(tuple(question), os.environ.get("PATH", ""), int(time.monotonic() // HOLDS_SECONDS))
+
+
+@lru_cache(maxsize=4)
+def _asked(question: tuple[str, ...], path: str, when: int) -> str:
+    """InvalidJob when there is no driver, no card or no answer in time."""
     try:
-        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(question, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except FileNotFoundError:
         raise InvalidJob("gpu: local, but nvidia-smi is not on this machine", _HINT) from None
     except subprocess.TimeoutExpired:
@@ -67,45 +129,94 @@ def _ask() -> str:
     return done.stdout
 
 
-def _cards(answer: str) -> list[Card]:
-    """One card for each line 'name, total, used', sizes in MiB; '[N/A]' is what cards with shared memory say."""
-    cards = []
-    for line in filter(str.strip, answer.splitlines()):
-        name, *sizes = (part.strip() for part in line.rsplit(",", 2))
-        if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() for size in sizes) or not int(sizes[0]):
-            raise InvalidJob(f"gpu: local, but nvidia-smi does not give the memory of {line.strip()!r}", _HINT)
-        cards.append(Card(name, *(int(size) * _MiB for size in sizes)))
+def _cards() -> list[Card]:
+    """Every card, each in MIG mode as its instances; by the short answer where the long one fails or is no XML."""
+    from xml.etree import ElementTree
+
+    try:
+        root = ElementTree.fromstring(_ask(QUERY))
+        cards = [card for number, gpu in enumerate(root.findall("gpu"), 1) for card in _of_gpu(gpu, number)]
+    except (InvalidJob, ElementTree.ParseError) as error:
+        if isinstance(error, InvalidJob) and "nvidia-smi failed" not in error.message:
+            raise
+        cards = [_of_line(line) for line in _ask(SHORT).splitlines() if line.strip()]
     if not cards:
         raise InvalidJob("gpu: local, but nvidia-smi lists no card", _HINT)
     return cards
 
 
+def _of_line(line: str) -> Card:
+    """'name, total, used', sizes in MiB; '[N/A]' is what cards with shared memory say."""
+    name, *sizes = (part.strip() for part in line.rsplit(",", 2))
+    if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() for size in sizes) or not int(sizes[0]):
+        raise InvalidJob(f"gpu: local, but nvidia-smi does not give the memory of {line.strip()!r}", _HINT)
+    return Card(name, int(sizes[0]) * _MiB, int(sizes[1]) * _MiB, None)
+
+
+def _of_gpu(gpu: "Element", number: int) -> Iterator[Card]:
+    """The card; in MIG mode its instances, which is all that a job sees of it."""
+    name, uuid = gpu.findtext("product_name") or "a card", gpu.findtext("uuid") or ""
+    instances = gpu.findall("mig_devices/mig_device")
+    if not instances and (gpu.findtext("mig_mode/current_mig") or "").strip() == "Enabled":
+        raise InvalidJob(f"gpu: local, but {name} is in MIG mode and has no instance", "make one: nvidia-smi mig -cgi")
+    for device in instances or [gpu]:
+        total, used = _size(device, "total"), _size(device, "used")
+        if not total or used is None:
+            raise InvalidJob(f"gpu: local, but nvidia-smi does not give the memory of {name!r}", _HINT)
+        if device is gpu:
+            yield Card(name, total, used, _size(gpu, "reserved"), _processes(gpu), uuid)
+        else:
+            yield Card(name, total, used, _size(device, "reserved"), (), device.findtext("uuid") or uuid, number)
+
+
+def _size(device: "Element", what: str) -> int | None:
+    """'23028 MiB' in bytes; None for '[N/A]', which cards that share the host's memory say, or nothing."""
+    number, _, unit = (device.findtext(f"fb_memory_usage/{what}") or "").partition(" ")
+    return int(number) * _MiB if number.isascii() and number.isdecimal() and unit == "MiB" else None
+
+
+def _processes(gpu: "Element") -> tuple[tuple[int, str], ...]:
+    """Programs on a card whose memory the driver tells, which it does not on Windows."""
+    found = []
+    for process in gpu.findall("processes/process_info"):
+        number = (process.findtext("used_memory") or "").partition(" ")[0]
+        if number.isascii() and number.isdecimal():
+            words = (process.findtext("process_name") or "").split() or ["a process"]
+            found.append((int(number) * _MiB, words[0].rpartition("/")[2][:40]))
+    return tuple(sorted(found, reverse=True))
+
+
 def _visible(cards: list[Card]) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES leaves; as in CUDA, none after the first number that is no card's.
 
-    Identifiers (GPU-…) are not resolved: all cards count then.
+    Identifiers are the cards whose own begin so; all cards count where none does.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    parts = [part.strip() for part in wanted.split(",")] if wanted is not None else []
-    if wanted is None or any(part.startswith(("GPU-", "MIG-")) for part in parts):
+    if wanted is None:
         return cards
-    chosen = takewhile(lambda part: part.isdecimal() and int(part) < len(cards), parts)
-    visible = [cards[int(part)] for part in chosen]
+    parts = [part.strip() for part in wanted.split(",")]
+    if any(part.startswith(("GPU-", "MIG-")) for part in parts):
+        return [card for card in cards if card.uuid.startswith(tuple(filter(None, parts)))] or cards
+    numbers = list(dict.fromkeys(card.whole or -n for n, card in enumerate(cards, 1)))
+    chosen = takewhile(lambda part: part.isdecimal() and int(part) < len(numbers), parts)
+    kept = {numbers[int(part)] for part in chosen}
+    visible = [card for n, card in enumerate(cards, 1) if (card.whole or -n) in kept]
     if not visible:
-        raise InvalidJob(f"gpu: local, but CUDA_VISIBLE_DEVICES={wanted!r} leaves none of {len(cards)} cards", _HINT)
+        raise InvalidJob(f"gpu: local, but CUDA_VISIBLE_DEVICES={wanted!r} leaves none of {len(numbers)} cards", _HINT)
     return visible
 
 
-def _known(card: Card, catalogue: list[Gpu]) -> Gpu | None:
+def _known(card: Card, catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) -> Gpu | None:
     """The catalogue's card whose words are all in the driver's name: the most words first, then the nearest memory.
 
-    A memory that differs by more than a tenth is another card; a smaller difference is ECC or the driver.
+    A memory that differs by more than a tenth is another card; a smaller difference is ECC or the driver. A MIG
+    instance has less than its card.
     """
-    words = set(card.name.lower().replace("-", " ").split())
-    found = []
+    words, found = set(words_of(card.name)), []
     for gpu in catalogue:
-        model = set(gpu.name.split("-")[:-1])
+        named = set(words_of(gpu.name))
+        model = {word for word in named if not word.endswith("gb")}
         difference = abs(gpu.memory_bytes - card.total)
-        if model <= words and 10 * difference <= card.total:
-            found.append((-len(model), difference, gpu))
+        if model and model <= words and (card.whole or 10 * difference <= card.total):
+            found.append((-len(named & words), difference, gpu))
     return min(found, key=lambda candidate: candidate[:2])[2] if found else None

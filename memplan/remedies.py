@@ -48,14 +48,14 @@ GPU_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     """Every card of the catalogue, smallest first: whether the job fits, or how many GPUs with ZeRO-3 do it; none for
     a job that is not understood."""
-    from memplan.gpus import load_gpus
+    from memplan.gpus import listed
 
     recipe = report.recipe
     if recipe is None or recipe.hardware.gpu is not None or report.unclear:
         return ()
     base = _every_phase(report)
     rows, needed = [], _Needed(given, recipe)
-    for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
+    for gpu in listed():
         verdict = _judged(base, gpu, recipe)
         count = None if verdict.fits == "yes" else needed.gpus(gpu, HANDLES * workspace_bytes(gpu))
         rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count))

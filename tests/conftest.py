@@ -18,6 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 
 # Processes that tests start compile memplan once, not each of them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["MEMPLAN_LANG"] = "en"
 for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "MEMPLAN_DEBUG"):
     os.environ.pop(name, None)
 

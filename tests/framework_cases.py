@@ -231,8 +231,8 @@ UNREAD = {
     ),
     "mindspeed": ("--swap-attention", ("swap_attention",)),
     "openrlhf": (
-        "--ds.ring_attn_size 4 --ds.strange 3 --full_determinism",
-        ("ds.ring_attn_size", "ds.strange", "train.full_determinism_enable"),
+        "--ds.strange 3 --full_determinism",
+        ("ds.strange", "train.full_determinism_enable"),
     ),
     "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
     "verl": (

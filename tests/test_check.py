@@ -313,3 +313,11 @@ def test_older_versions_have_their_own_defaults(tmp_path: Path) -> None:
         (tmp_path / "train.yaml").write_text(text)
         found = check_file(str(tmp_path / "train.yaml"), {"gpu": "h200-141gb", "num_gpus": 4, **options})
         assert found.job[key] == value, (text, found.text)
+
+
+def test_a_projects_own_file_is_not_taken_for_a_job_with_a_slip(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("model: {model_id: x}\nmethod: sft\ndata: {a: 1}\ntraining: {b: 2}\nlogging: {c: 3}\n")
+    assert "no training config" in check_file(str(path), {"gpu": "24GB"}).text
+    path.write_text("model: qwen2.5-0.5b\nmethod: sft\nsequence_lenght: 512\n")
+    assert "unknown key 'sequence_lenght'" in check_file(str(path), {"gpu": "24GB"}).text

@@ -166,7 +166,7 @@ def test_a_bug_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: p
         raise RuntimeError("wires\ncrossed")
 
     monkeypatch.setattr(memplan.api, "estimate", broken)
-    assert main(["estimate", SMALL]) == 70
+    assert main(["estimate", SMALL, "--method", "sft"]) == 70
     err = capsys.readouterr().err
     assert err.splitlines()[0] == "error: internal error: RuntimeError: wires crossed"
     assert "MEMPLAN_DEBUG=1" in err
@@ -186,7 +186,7 @@ def test_an_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(memplan.api, "estimate", interrupted)
-    assert main(["estimate", SMALL]) == 130
+    assert main(["estimate", SMALL, "--method", "sft"]) == 130
     assert "error" not in capsys.readouterr().err
 
 

@@ -9,13 +9,17 @@ from drawing import over
 from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
 from memplan.frameworks.checking import Checked, check_file
-from memplan.frameworks.deciding import SUBJECTS
+from memplan.frameworks.deciding import SUBJECTS, subject_of
 from memplan.frameworks.hf_dialect_names import HARMLESS, MEANINGS, NAMES
 from memplan.frameworks.hf_dialect_names import ROWS as WORDS
 from memplan.frameworks.hf_dialect_scripts import SCRIPTS
 
 CARD = {"gpu": "h100-80gb", "num_gpus": 1}
 PLAIN = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 2 --output_dir x --bf16"
+LLAVA_OF_4_37 = (
+    "--model_name_or_path lmsys/vicuna-7b-v1.5 --vision_tower openai/clip-vit-large-patch14-336 --bf16 True "
+    "--mm_projector_type mlp2x_gelu --per_device_train_batch_size 1 --model_max_length 2048 --output_dir x"
+)
 SEES = "--model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --per_device_train_batch_size 1 --output_dir x --bf16"
 
 
@@ -336,3 +340,97 @@ def test_a_video_is_no_single_image() -> None:
     plain, video = (check(f"{options}{more}", "train_sft.py", gpu="h200-141gb") for more in ("", " --fps 1.0"))
     assert "at most" in video.text
     assert video.device_bytes > plain.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [
+        ("--evaluation_strategy no", "4.45"),
+        ("--overwrite_output_dir", "4.57"),
+        ("--overwrite_output_dir --evaluation_strategy no", "4.45"),
+        ("--eval_strategy no", None),
+        (LLAVA_OF_4_37, "4.37.2"),
+        (f"{LLAVA_OF_4_37} --use_liger_kernel True", None),
+    ],
+)
+def test_the_version_by_arguments_that_went_and_by_what_a_script_pins(options: str, version: str | None) -> None:
+    found = job(options if options.startswith(LLAVA_OF_4_37) else f"{PLAIN} {options} --model_max_length 512")
+    assert found.get("trainer_version") == version
+
+
+def test_an_older_transformers_loads_in_fp32() -> None:
+    newest, older = (job(f"{PLAIN} --model_max_length 512 {more}") for more in ("", "--evaluation_strategy no"))
+    assert (newest["precision"], older["precision"]) == ("bf16", "bf16-amp")
+
+
+def test_a_version_that_an_option_says_is_stronger() -> None:
+    assert (
+        job(f"{PLAIN} --model_max_length 512 --evaluation_strategy no", trainer_version="5.0")["trainer_version"]
+        == "5.0"
+    )
+
+
+def test_a_kind_of_adapters_turns_them_on() -> None:
+    found = check(f"{PLAIN} --model_max_length 512 --peft_method lora")
+    assert found.fits == "unclear"
+    assert "rank and modules are the script's own" in found.text
+    assert job(f"{PLAIN} --model_max_length 512 --peft_method none").get("lora") is None
+
+
+def test_an_adapter_that_is_loaded_by_its_path_decides() -> None:
+    assert "sft_adapter_path (adapters)" in check(f"{PLAIN} --model_max_length 512 --sft_adapter_path x").text
+
+
+PROGRAM = """
+import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=1)
+given = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+args = TrainingArguments(output_dir="x", per_device_train_batch_size=given.bs, bf16=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize("folder", ["mine", "src/mine"])
+def test_a_program_that_is_started_as_a_module_is_gone_through(folder: str) -> None:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "train.py").write_text(PROGRAM)
+    Path("run.sh").write_text("accelerate launch --num_processes 1 -m mine.train --bs 3\n")
+    found = check_file("run.sh", {**CARD, "sequence_length": 128})
+    assert (found.fits, found.job["batch_size"], found.job["model"]) == ("yes", 3, "Qwen/Qwen2.5-0.5B")
+
+
+@pytest.mark.parametrize(
+    ("key", "subject"),
+    [("top_quantile", ""), ("quantize", "quantisation"), ("halfpool", ""), ("use_half", "precision")],
+)
+def test_a_word_within_a_word_is_no_subject(key: str, subject: str) -> None:
+    assert subject_of(key) == subject
+
+
+def test_parts_that_are_tuned_by_a_word() -> None:
+    words = f"{SEES} --model_max_length 2048 --max_pixels 200704 --tune_type_llm frozen --tune_type_vision_tower frozen"
+    assert job(f"{words} --tune_type_connector full")["freeze"] == ["language_model", "vision_tower"]
+    assert "tune_type_llm (freezing)" in check(words.replace("llm frozen", "llm lora")).text
+
+
+CHILD = "torchrun --nproc_per_node $1 train.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n"
+CHILD += "  --model_max_length ${LENGTH:-512} --per_device_train_batch_size ${BATCH:-1} --output_dir x --bf16\n"
+
+
+def test_a_script_that_another_starts_under_its_arguments() -> None:
+    Path("scripts").mkdir()
+    Path("scripts/child.sh").write_text(CHILD)
+    Path("run.sh").write_text("export LENGTH=1024\nBATCH=4\nbash scripts/child.sh 2\n./scripts/child.sh 1\n")
+    first = check_file("run.sh:3", {"gpu": "h100-80gb"})
+    assert [first.job[key] for key in ("num_gpus", "sequence_length", "batch_size")] == [2, 1024, 1]
+    Path("run.sh").write_text("BATCH=4 bash -x scripts/child.sh 2\n")
+    assert check_file("run.sh", {"gpu": "h100-80gb"}).job["batch_size"] == 4
+
+
+def test_scripts_that_start_each_other_come_to_an_end() -> None:
+    Path("one.sh").write_text("bash two.sh\n")
+    Path("two.sh").write_text(f"bash one.sh\n{CHILD.replace('$1', '1')}")
+    assert check_file("one.sh", {"gpu": "h100-80gb"}).fits == "yes"

@@ -185,3 +185,12 @@ def test_scripts_of_others_with_the_same_name_are_not_its(tmp_path: Path) -> Non
     for start in ("accelerate launch", "torchrun"):
         path.write_text(f"{start} run_sft.py --model_name_or_path x --per_device_train_batch_size 1 --output_dir o\n")
         assert framework_of(str(path)).name != "nemo-rl"
+
+
+def test_what_dtensor_divides_is_counted_as_whole(tmp_path: Path) -> None:
+    text = SFT.replace("tensor_parallel_size: 1", "tensor_parallel_size: 2\n    context_parallel_size: 2")
+    found = read(tmp_path, text)
+    assert (found.job.tensor_parallel, found.job.context_parallel) == (1, 1)
+    above = [each.key.rpartition(".")[2] for each in found.unread if each.above]
+    assert above == ["tensor_parallel_size", "context_parallel_size"]
+    assert resolve(found)

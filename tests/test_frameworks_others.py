@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.scripts import run_script
@@ -209,3 +210,37 @@ def test_what_stands_on_the_policys_gpus(
     together = "colocate_all" in more
     assert (rollout.engine, rollout.placement) == ("vllm", "colocate" if together else "separate")
     assert rollout.sleep == (None if not together else "1" if "sleep" in more else "none")
+
+
+@pytest.mark.parametrize("key", ["export_dir: merged", "infer_backend: vllm", "do_predict: true", "lang: en"])
+def test_llamafactory_trains_nothing_without_do_train(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "merge.yaml"
+    text = f"model_name_or_path: Qwen/Qwen2.5-0.5B\ntemplate: qwen\nfinetuning_type: lora\nstage: sft\n{key}\n"
+    path.write_text(text)
+    assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "skipped"
+    path.write_text(f"{text}do_train: true\ncutoff_len: 512\n")
+    assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "yes"
+
+
+OLD_RLHF = (
+    "deepspeed --num_gpus 2 --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --max_len 1024 "
+    "--micro_train_batch_size 1 --train_batch_size 8 --zero_stage 2 --bf16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "above", "attention"),
+    [
+        ("", ["bf16"], "eager"),
+        ("--pretrain_mode", ["bf16"], "eager"),
+        ("--flash_attn", [], "flash"),
+        ("--flash_attn --ring_attn_size 2", ["ds.ring_attn_size"], "flash"),
+    ],
+)
+def test_older_openrlhf_is_counted_from_above(tmp_path: Path, more: str, above: list[str], attention: str) -> None:
+    path = tmp_path / "sft.sh"
+    path.write_text(f"{OLD_RLHF}{more}\n")
+    found = read_target(str(path), {})
+    assert found.job.attention == attention
+    assert [each.key for each in found.unread if each.above] == above
+    assert not [each for each in found.unread if each.decides and not each.above]

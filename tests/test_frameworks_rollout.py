@@ -56,7 +56,7 @@ def rollout(found: JobInput) -> dict[str, Any]:
             f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.4 --vllm_tensor_parallel_size 2 "
             "--vllm_max_model_length 2048 --vllm_enable_sleep_mode true --steps_per_generation 4",
             {"engine": "vllm", "placement": "colocate", "gpu_memory_utilization": 0.4, "tensor_parallel": 2,
-             "max_model_len": 2048, "sleep": "2", "max_num_seqs": 64},
+             "max_model_len": 2048, "sleep": "1", "max_num_seqs": 64},  # max_prompt_length: TRL 0.28
         ),
         (f"{TRL}--use_vllm --vllm_server_host 10.0.0.1", {"engine": "vllm", "placement": "separate"}),
         (f"{TRL}--use_vllm --vllm_device auto", {"engine": "vllm", "placement": "separate", "num_gpus": 1}),

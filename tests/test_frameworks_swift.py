@@ -11,7 +11,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.documents import open_document
 from memplan.frameworks.draft import Draft
-from memplan.frameworks.reading import draft_of, framework_of
+from memplan.frameworks.reading import draft_of, framework_of, read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.swift_keys import deepspeed_of, hub_id
 
@@ -307,3 +307,21 @@ def test_ms_swift_up_to_3_5_evaluates_a_hundredth(tmp_path: Path) -> None:
     assert drawn(tmp_path, old).values["eval_batch_size"] == 1
     assert "eval_batch_size" not in drawn(tmp_path, f"{old} --split_dataset_ratio 0").values
     assert "eval_batch_size" not in drawn(tmp_path, f"{LORA} --tuner_type lora --eval_steps 100").values
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "torchrun --nproc_per_node 2 $(which swift)",
+        "python -m swift.cli.main",
+        "/opt/bin/python -m swift.cli.main",
+        "python swift/cli/main.py",
+    ],
+)
+def test_its_command_by_the_module_that_it_is(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "run.sh"
+    text = "rlhf --rlhf_type dpo --model Qwen/Qwen2.5-0.5B --tuner_type lora --lora_rank 4 --max_length 512"
+    path.write_text(f"NPROC_PER_NODE=2 {start} {text}\n")
+    assert framework_of(str(path)).name == "swift"
+    job = read_target(str(path), {}).job
+    assert (job.method, job.num_gpus, job.lora and job.lora.r) == ("dpo", 2, 4)

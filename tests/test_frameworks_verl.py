@@ -207,7 +207,7 @@ def test_a_switch_that_is_not_in_the_file_is_told(tmp_path: Path) -> None:
     [
         ("reward_model.enable=True", "reward_model.enable", "model"),
         ("+trainer.val_only=True", "trainer.val_only", "method"),
-        ("data.max_start_length=2048", "data.max_start_length", "lengths"),
+        ("data.max_begin_length=2048", "data.max_begin_length", "lengths"),
         ("model_engine=veomni", "model_engine", "parallelism"),
         (f"{A}strategy=megatron {A}megatron.use_megatron_fsdp=True", f"{A}megatron.use_megatron_fsdp", "parallelism"),
         (f"{M}path=Qwen/Qwen2.5-VL-7B-Instruct", f"{M}path", "lengths"),
@@ -252,3 +252,43 @@ def test_an_engine_on_the_trainer_s_cards_is_counted_and_one_elsewhere_is_not(tm
 def test_what_is_no_training_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         read(tmp_path, text, "config.yaml")
+
+
+def test_search_r1_joins_its_turns_behind_the_prompt(tmp_path: Path) -> None:
+    turns = RL.replace("data.max_prompt_length=512", "data.max_prompt_length=4096")
+    found = read(tmp_path, f"{turns} data.max_start_length=2048 data.max_obs_length=500")
+    assert (found.job.sequence_length, found.job.completion_length) == (2048 + 4096, 4096)
+    assert not deciding(found)
+
+
+SEES = RL.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct")
+
+
+def test_images_are_bounded_by_the_prompt(tmp_path: Path) -> None:
+    found = read(tmp_path, SEES)
+    assert (found.job.images.per_example, found.job.images.tokens) == (1, 512 - 8)
+    assert [each.asks for each in found.unread if each.above] == ["images"]
+    text = read(tmp_path, SEES.replace("2.5-VL-3B-Instruct", "2.5-0.5B"))
+    assert text.job.images is None
+
+
+def test_packed_rows_with_images_are_whole_sequences(tmp_path: Path) -> None:
+    dynamic = f"{SEES} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=5000"
+    for options in ({}, {"images": {"per_example": 1, "width": 448, "height": 448}}):
+        found = read(tmp_path, dynamic, **options)
+        assert (found.job.batch_size, found.job.token_budget) == (5, None)
+        assert "batch_size" in {each.asks for each in found.unread if each.above}
+
+
+def test_a_critic_of_larger_rows_bounds_the_policy(tmp_path: Path) -> None:
+    ppo = RL.replace("grpo", "gae") + f"critic.model.path=Qwen/Qwen2.5-0.5B {CRITIC}=16"
+    found = read(tmp_path, ppo)
+    assert found.job.batch_size == 16
+    assert [each.key for each in found.unread if each.above] == [CRITIC]
+
+
+def test_an_adapter_that_is_loaded_has_the_rank_that_is_said(tmp_path: Path) -> None:
+    assert deciding(read(tmp_path, f"{RL} {M}lora_adapter_path=x")) == {f"{M}lora_adapter_path": "adapters"}
+    found = read(tmp_path, f"{RL} {M}lora_adapter_path=x {M}lora_rank=8")
+    assert not deciding(found)
+    assert any("counted as lora_rank says" in line for line in found.warnings)

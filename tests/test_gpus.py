@@ -63,11 +63,10 @@ def test_usable_memory_is_the_lowest_that_torch_was_seen_to_report(name: str, us
 
 
 def test_cards_without_bf16_say_so() -> None:
-    assert {name for name, gpu in GPUS.items() if gpu.fp16_tflops and not gpu.bf16_tflops} == {
-        "v100-16gb",
-        "v100-32gb",
-        "t4-16gb",
-    }
+    old = {name for name, gpu in GPUS.items() if gpu.vendor == "nvidia" and float(gpu.architecture) < 8}
+    assert {"v100-16gb", "t4-16gb", "p100-16gb", "rtx-2080-ti-11gb", "quadro-rtx-8000-48gb"} <= old
+    assert not any(GPUS[name].bf16_tflops for name in old)
+    assert {name for name, gpu in GPUS.items() if gpu.fp16_tflops} == {n for n in old if GPUS[n].form == "card"}
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -95,10 +94,97 @@ def test_every_name_finds_its_card_however_it_is_spelt(name: str) -> None:
         ("mi300x", "mi300x-192gb"),
         ("910B", "ascend-910b-64gb"),
         ("gaudi3", "gaudi3-128gb"),
+        ("3060", "rtx-3060-12gb"),
+        ("3060 8gb", "rtx-3060-8gb"),
+        ("3060ti", "rtx-3060-ti-8gb"),
+        ("4070 ti", "rtx-4070-ti-12gb"),
+        ("RTX 4070 Ti SUPER", "rtx-4070-ti-super-16gb"),
+        ("4070tis", "rtx-4070-ti-super-16gb"),
+        ("rtx 4090 laptop", "rtx-4090-laptop-16gb"),
+        ("4090 mobile", "rtx-4090-laptop-16gb"),
+        ("NVIDIA GeForce RTX 3070 Laptop GPU", "rtx-3070-laptop-8gb"),
+        ("GeForce RTX 2070 with Max-Q Design", "rtx-2070-laptop-8gb"),
+        ("4090d", "rtx-4090-d-24gb"),
+        ("RTX 5090 D", "rtx-5090-d-32gb"),
+        ("4060 ti 16gb", "rtx-4060-ti-16gb"),
+        ("H800", "h800-80gb"),
+        ("L20", "l20-48gb"),
+        ("kaggle p100", "p100-16gb"),
+        ("colab t4", "t4-16gb"),
+        ("rtx 6000 ada generation", "rtx-6000-ada-48gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-96gb"),
     ],
 )
 def test_short_forms_that_mean_one_card(text: str, name: str) -> None:
     assert find_gpu(text) == GPUS[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "gib", "of"),
+    [
+        ("a100 3g.20gb", 19.5, "a100-40gb"),
+        ("3g.20gb", 19.5, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.20gb", 19.5, "a100-80gb"),
+        ("h200-141gb-3g.71gb", 69.5, "h200-141gb"),
+    ],
+)
+def test_a_slice_of_a_card_is_a_card_with_a_share_of_its_speed(text: str, gib: float, of: str) -> None:
+    found, whole = find_gpu(text), GPUS[of]
+    assert (found.form, found.architecture, found.usable_bytes) == ("slice", whole.architecture, int(gib * GiB))
+    assert found.bf16_tflops is not None
+    assert whole.bf16_tflops is not None
+    assert found.bf16_tflops < whole.bf16_tflops / 2
+
+
+def test_no_slice_has_more_than_its_part_of_the_card() -> None:
+    """Profiles of a card are cut from its memory: as many as there can be fit in it, with what the driver keeps."""
+    for of in json.loads((presets_dir() / "gpus.json").read_text(encoding="utf-8"))["slices"]:
+        whole = GPUS[of["of"]]
+        for profile, gib in of["gib"].items():
+            written = int(profile.partition(".")[2].removesuffix("gb"))
+            assert gib <= written, "a profile's name is its memory, rounded up"
+            assert gib * (whole.memory_bytes // (written * 10**9)) * GiB <= whole.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes", "architecture"),
+    [("A40-24Q", 24, "8.6"), ("GRID A100D-20C", 20, "8.0"), ("grid t4-16q", 16, "7.5"), ("v100d-8q", 8, "7.0")],
+)
+def test_a_virtual_machines_share_is_less_than_its_profile_says(text: str, gigabytes: int, architecture: str) -> None:
+    found = find_gpu(text)
+    assert (found.form, found.architecture, found.memory_bytes) == ("vgpu", architecture, gigabytes * GiB)
+    share = min(gpu.usable_bytes / gpu.memory_bytes for gpu in GPUS.values())
+    assert found.usable_bytes < share * found.memory_bytes, "assumed below what any card was seen to give"
+    assert found.usable_is_assumed
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("m3 max", "Apple"), ("M1", "Apple"), ("mps", "Apple"), ("arc a770", "Intel"), ("b580", "Intel"),
+     ("rx 7900 xtx", "Radeon"), ("tpu v4", "TPU")],
+)  # fmt: skip
+def test_a_kind_of_card_without_a_model_is_refused_with_the_reason(text: str, kind: str) -> None:
+    with pytest.raises(InvalidJob, match="no model of") as caught:
+        find_gpu(text)
+    assert kind in caught.value.message
+    assert "--gpu 16GB" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["2xT4", "T4 x2", "2 x t4"])
+def test_several_cards_in_one_are_a_card_and_a_number(text: str) -> None:
+    with pytest.raises(InvalidJob, match="several cards") as caught:
+        find_gpu(text)
+    assert caught.value.hint == "write --gpu t4-16gb --num-gpus 2"
+
+
+def test_a_name_alone_is_the_usual_size_and_the_rare_one_has_to_be_said() -> None:
+    rare = [gpu for gpu in GPUS.values() if not gpu.usual]
+    assert rare
+    for gpu in rare:
+        short = gpu.name.rpartition("-")[0]
+        assert find_gpu(short).usual
+        assert find_gpu(short) != gpu
+        assert find_gpu(gpu.name) == gpu
 
 
 @pytest.mark.parametrize(
@@ -108,7 +194,11 @@ def test_short_forms_that_mean_one_card(text: str, name: str) -> None:
         ("v100", ["v100-16gb", "v100-32gb"]),
         ("gh200", ["gh200-96gb", "gh200-144gb"]),
         ("gaudi", ["gaudi2-96gb", "gaudi3-128gb"]),
-        ("6000", ["rtx-pro-6000-96gb", "rtx-6000-ada-48gb"]),
+        ("6000", ["rtx-pro-6000-96gb", "rtx-6000-ada-48gb", "quadro-rtx-6000-24gb"]),
+        ("4060 ti", ["rtx-4060-ti-8gb", "rtx-4060-ti-16gb"]),
+        ("3080 laptop", ["rtx-3080-laptop-8gb", "rtx-3080-laptop-16gb"]),
+        ("a800", ["a800-40gb", "a800-80gb"]),
+        ("MIG 3g.40gb", ["a100-80gb-3g.40gb", "h100-80gb-3g.40gb"]),
     ],
 )
 def test_a_short_form_of_several_cards_names_them(text: str, candidates: list[str]) -> None:
@@ -150,6 +240,7 @@ def test_a_size_that_no_card_has_is_refused(text: str) -> None:
     [
         ("h1000", "h100-80gb"),
         ("rtx-4909", "rtx-4090-24gb"),
+        ("rtx-4080-24gb", "rtx-4080-16gb"),
         ("mi300a", "mi300x-192gb"),
         ("ascend-910d", "ascend-910"),
     ],
@@ -198,7 +289,7 @@ def test_local_is_a_known_card_less_what_others_use(nvidia_smi: Driver) -> None:
     gpu, preset = find_gpu("local"), GPUS["h100-80gb"]
     assert gpu.usable_bytes == preset.usable_bytes - 4 * MiB
     assert gpu.memory_bytes == preset.memory_bytes
-    assert (gpu.name, gpu.architecture, gpu.vendor) == ("local", "9.0", "nvidia")
+    assert (gpu.name, gpu.architecture, gpu.vendor) == ("h100-80gb (local)", "9.0", "nvidia")
     assert not gpu.usable_is_assumed
     assert "NVIDIA H100 80GB HBM3" in gpu.title
     assert "4 MiB in use" in gpu.source

@@ -343,3 +343,19 @@ def test_a_model_that_the_trainer_loads_is_read_as_one_that_the_program_loads(tm
     assert (
         read(tmp_path, "SFTTrainer(model=ID, args=SFTConfig(model_init_kwargs={})).train()").job.precision == "bf16-amp"
     )
+
+
+def test_a_head_for_classes_is_counted_as_the_language_models(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from peft import LoraConfig, get_peft_model\n"
+        "from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments\n"
+        "model = AutoModelForSequenceClassification.from_pretrained('Qwen/Qwen2.5-0.5B', num_labels=3)\n"
+        "model = get_peft_model(model, LoraConfig(r=8, target_modules=['q_proj'], modules_to_save=['score']))\n"
+        "args = TrainingArguments(output_dir='x', per_device_train_batch_size=2)\n"
+        "Trainer(model=model, args=args, train_dataset=data).train()\n"
+    )
+    found = check_file(str(path), {"gpu": "h100-80gb", "sequence_length": 256})
+    assert found.fits == "yes"
+    assert found.job["lora"]["modules_to_save"] == []
+    assert "head for SequenceClassification" in found.unread[0]["why"]

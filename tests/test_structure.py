@@ -23,6 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "errors",  # one hierarchy
+    "lang",  # what messages are in another language
     "units",  # bytes, counts and their spelling
     "tables",  # one row of data for each method, optimizer, precision, trainer
     "rule_of_thumb",  # closed formulas, on their own
@@ -40,6 +41,7 @@ LAYERS = (
     "models",  # a name -> ModelSpec
     "jobs",  # a name or a file -> Job
     "resolve",  # Job -> Recipe
+    "usual",  # what a job of few words is taken to be
     "engine",  # Recipe -> Ledger
     "drawn",  # what a report says of the lengths that come
     "generated",  # what it says of a generation engine
@@ -57,6 +59,7 @@ LAYERS = (
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
     "api",  # what the world calls
+    "ways",  # to train a model, for one who has not said how
     "snapshot",  # what an allocator recorded
     "diagnose",  # what an out-of-memory error says
     "logs",  # what an engine or a trainer printed

@@ -61,5 +61,11 @@ def main(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from memplan.cli.commands import whole_command
+    from memplan.lang import use
+    from memplan.lang.choice import of_environment, without_option
 
+    use(of_environment(os.environ, getattr(sys.stdout, "encoding", None) or "utf-8"))
+    arguments, asked = without_option(arguments)
+    if asked is not None:
+        use(asked)
     return int(whole_command().main(args=arguments, prog_name="memplan", standalone_mode=False) or 0)

@@ -9,6 +9,7 @@ from memplan.cli import options
 from memplan.cli.edge import one_line, warn
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import UsageError, did_you_mean
+from memplan.lang import said
 
 if TYPE_CHECKING:
     from memplan.frameworks.checking import Checked
@@ -100,10 +101,11 @@ def _text(each: "Checked", quiet: bool) -> str:
     at_line = each.fits in ("error", "unclear") and each.line > 1
     place = each.name or (f"{each.file}:{each.line}" if at_line else each.file)
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
-    answer = one_line(f"{place}: {word}{each.text}{f'; {each.hint}' if each.hint else ''}")
-    below = [f"assumed: {', '.join(each.assumed)}"] if each.assumed else []
-    below += [f"fits with {each.remedy}:", *(f"  {line}" for line in each.write)] if each.remedy else []
-    return "".join(f"{line}\n" for line in (answer, *(() if quiet else (_indented(text) for text in below))))
+    text = said(f"{word}{each.text}{f'; {each.hint}' if each.hint else ''}")
+    below = [said(f"assumed: {', '.join(each.assumed)}")] if each.assumed else []
+    below += [said(f"fits with {each.remedy}:"), *(f"  {line}" for line in each.write)] if each.remedy else []
+    lines = (one_line(f"{place}: {text}"), *(() if quiet else (_indented(text) for text in below)))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _indented(text: str) -> str:

@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memplan import __version__
 from memplan.cli.parameters import Parameter
+from memplan.cli.said_help import SaidHelp, write_rows
 from memplan.errors import UsageError, did_you_mean
 
 COMMANDS = {
@@ -30,6 +31,12 @@ COMMANDS = {
 }
 """Every command with its line in the help; each is a module of memplan.cli with a function of that name."""
 
+VERSION_HELP = "Print the version and exit."
+OPTIONS = (
+    ("--version", VERSION_HELP),
+    ("--lang NAME", "Language of what is said: en, zh. [default: the locale's]"),
+    ("-h, --help", "Show this message and exit."),
+)
 HELP_WORDS = ("-h", "--help", "--help-all")
 GROUP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -40,7 +47,7 @@ Start with: memplan estimate llama-3.1-8b --method simpo --gpu h100-80gb
 """
 
 
-class Group(TyperGroup):
+class Group(SaidHelp, TyperGroup):
     """Makes a command when it is asked for: the options of the others cost nothing."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -68,10 +75,14 @@ class Group(TyperGroup):
         found = super().resolve_command(ctx, args)
         return *found[:2], given
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """What goes with every command, then the commands."""
+        write_rows(formatter, "Options", OPTIONS)
+        self.format_commands(ctx, formatter)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The table itself, without making a command of each line."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        write_rows(formatter, "Commands", list(COMMANDS.items()))
 
 
 def help_words(args: Sequence[str]) -> list[str]:
@@ -104,7 +115,7 @@ def _instead(word: str) -> str:
     return did_you_mean(word, COMMANDS)
 
 
-class Command(TyperCommand):
+class Command(SaidHelp, TyperCommand):
     """A command that shows its options in sections."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -143,7 +154,7 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VERSION = typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
+VERSION = typer.Option("--version", is_eager=True, callback=print_version, help=VERSION_HELP)
 """Eager, so that it ends the program before typer looks at anything else."""
 
 

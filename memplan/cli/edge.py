@@ -10,6 +10,7 @@ from typing import Any
 
 from memplan.cli.characters import HANDLER
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError, printable
+from memplan.lang import said
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk says that takes no more."""
@@ -30,9 +31,9 @@ def guarded(work: Callable[[], int], arguments: Sequence[str] = ()) -> int:
             raise KeyboardInterrupt from None
         message, hint, code = _words(error, arguments)
         _traceback(error)
-        _say(one_line(f"error: {message}"))
+        _say(marked("error", message))
         if hint:
-            _say(one_line(f"hint: {hint}"))
+            _say(marked("hint", hint))
         if wants_json(arguments):
             _say_json({"error": " ".join(message.split()), "hint": " ".join(hint.split()), "code": code})
         return code
@@ -79,23 +80,29 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return bool({"--json", "--summary", "--format=json"} & set(words)) or "\n--format\njson" in "\n" + "\n".join(words)
 
 
-def _say_json(said: Mapping[str, Any]) -> None:
+def _say_json(values: Mapping[str, Any]) -> None:
     """An object on standard output, which may be closed or full."""
     import json
 
     with suppress(OSError, ValueError, AttributeError):
-        sys.stdout.write(json.dumps(said, indent=2) + "\n")
+        sys.stdout.write(json.dumps(values, indent=2) + "\n")
         sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Something that the user asked to be told."""
-    _say(one_line(f"note: {text}"))
+    _say(marked("note", text))
 
 
 def warn(text: str) -> None:
     """Something that the user may not expect."""
-    _say(one_line(f"warning: {text}"))
+    _say(marked("warning", text))
+
+
+def marked(mark: str, text: str) -> str:
+    """'error: …' in the language that is spoken."""
+    said_mark = said(f"{mark}:")
+    return one_line(said_mark + (" " if said_mark.endswith(":") else "") + said(text))
 
 
 def one_line(text: str) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.render.blocks import Block
     from memplan.report import Report
     from memplan.spec.reading import JobInput
+    from memplan.ways import Ways
 
 HELP = """What a training job will use on each GPU, where it peaks and why, whether it fits, and what to change.
 
@@ -43,33 +44,83 @@ def estimate(values: Mapping[str, Any]) -> int:
     to = output.read_output(values)
     if values.get("summary"):
         to = to._replace(form="json")
-    report = report_of(values)
+    with spinner("reading the model's config"):
+        given = given_of(values)
+    found = _ways(given, values)
+    if found is not None and to.form == "table" and to.path is None:  # a document or data is of one job
+        to.write(_screen(found, values))
+        return EXIT_DONE
+    report = _estimate(given, values)
     if values.get("fail_over") and report.verdict is None:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
     shown = [name for name in ("rule_of_thumb", "ranks", "explain", "quiet", "summary") if values.get(name)]
-    to.write(_result(report, shown))
+    to.write(_result(report, shown, found))
     for text in report.warnings:
         warn(text)
     too_large = report.verdict is not None and report.verdict.fits == "no" and values.get("fail_over")
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 
+OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary")
+"""Options that ask for the report of one job."""
+
+
+def given_of(values: Mapping[str, Any]) -> "JobInput":
+    """The job that MODEL and the options describe; without them, the one that lies in this folder."""
+    from memplan.usual import with_usual_trainer
+
+    if not any(values.get(key) for key in ("target", "model", "total_params", "with_")):
+        from memplan.frameworks.folder import lies_here
+
+        path, what = lies_here()
+        note(f"took {path}, {what}")
+        values = {**values, "target": path}
+    return with_usual_trainer(options.read_given(values))
+
+
 def report_of(values: Mapping[str, Any]) -> "Report":
     """The report of the job that the options describe."""
+    return _estimate(given_of(values), values)
+
+
+def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
+    """The report of a job."""
     from memplan.api import estimate as estimate_job
 
     with spinner("reading the model's config"):
-        given = options.read_given(values)
-        report = estimate_job(
-            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
-        )
+        exact = _exact(given) if values.get("exact") else given
+        report = estimate_job(exact, play=True if values.get("play") else None)
     if given.source is None:
         return report
     from memplan.frameworks.own_words import in_own_words
 
     return in_own_words(given, report)
+
+
+def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
+    """The ways to train a model, where neither method nor trainer is named and nothing asks for one job's report."""
+    from memplan.usual import asks_for_ways
+
+    if not asks_for_ways(given) or any(values.get(name) for name in OF_ONE_JOB):
+        return None
+    from memplan.ways import ways
+
+    with spinner("trying full fine-tuning, LoRA and QLoRA"):
+        return ways(given)
+
+
+def _screen(found: "Ways", values: Mapping[str, Any]) -> Result:
+    """The ways, the answer first; with -q it alone."""
+
+    def view(width: int) -> "list[Block]":
+        from memplan.render.ways_view import typed, ways_blocks
+
+        blocks = ways_blocks(found, typed(values.get("target") or values.get("model"), found), width)
+        return [next(blocks)] if values.get("quiet") else list(blocks)
+
+    return Result(dict, view, None)
 
 
 def _exact(given: "JobInput") -> "JobInput":
@@ -85,7 +136,7 @@ def _exact(given: "JobInput") -> "JobInput":
     return given._replace(spec=found.spec)
 
 
-def _result(report: "Report", shown: list[str]) -> Result:
+def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> Result:
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
@@ -94,7 +145,8 @@ def _result(report: "Report", shown: list[str]) -> Result:
 
         if "summary" in shown:
             return summary(report)
-        return report.to_dict() | ({"rule_of_thumb": thumb_data(report)} if thumb else {})
+        more = {"rule_of_thumb": thumb_data(report)} if thumb else {}
+        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {})
 
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
@@ -116,7 +168,7 @@ def _result(report: "Report", shown: list[str]) -> Result:
         terms: list[dict[str, Any]] = thumb_data(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
-    return Result(data if thumb or "summary" in shown else report.to_dict, view, rows)
+    return Result(data, view, rows)
 
 
 def _verify(report: "Report") -> None:

@@ -7,6 +7,8 @@ import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
+from memplan.cli.said_help import write_rows
+from memplan.lang import ENGLISH, language
 from memplan.spec.allocator import Allocator
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
@@ -187,9 +189,8 @@ def write_options(formatter: Any, params: Any, everything: bool) -> None:
         room = formatter.width - max(len(written) for _, written, _ in rows) - MARGINS
         texts = [text if everything else brief(text, key, room) for key, _, text in rows]
         names = [written for _, written, _ in rows]
-        with formatter.section(title):
-            plain = [text.replace("-", NO_BREAK_HYPHEN) for text in texts]
-            formatter.write_dl(list(zip(names, plain, strict=True)), col_max=34)
+        plain = [text.replace("-", NO_BREAK_HYPHEN) for text in texts] if language() == ENGLISH else texts
+        write_rows(formatter, title, list(zip(names, plain, strict=True)), col_max=34)
     formatter.buffer = [part.replace(NO_BREAK_HYPHEN, "-") for part in formatter.buffer]
 
 
@@ -224,7 +225,10 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
         text = option.help if option else output.HELP.get(key) or EXTRA[key]
         is_option = param.param_type_name == "option"
         found.setdefault(title if is_option else "Arguments", []).append((key, _written(param, everything), text))
-    found.setdefault("Output", []).append(("help_all", "--help-all", "Every option, in full."))
+    found.setdefault("Output", []).append(
+        ("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]")
+    )
+    found["Output"].append(("help_all", "--help-all", "Every option, in full."))
     if not everything:
         for title, keys in COMMON.items():
             found.get(title, []).sort(key=lambda row: keys.index(row[0]))

@@ -61,6 +61,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     """The plans of what the options describe."""
     from memplan.planner import plan as search_plans
     from memplan.planner.questions import MAXIMIZED
+    from memplan.usual import with_usual_trainer
 
     wanted = _count(values.get("top"))
     ask = [name for name in ("min_gpus", "smallest_card") if values.get(name)]
@@ -72,7 +73,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        given = options.read_given(values)
+        given = with_usual_trainer(options.read_given(values))
         return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
 
 

@@ -23,6 +23,8 @@ class Context(NamedTuple):
 MESSAGES = "out-of-memory messages of public threads"
 EAGER = "pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md"
 CONTEXTS = {
+    "6.0": Context(307, 320, 580, "two out-of-memory messages of P100s in public logs (317 and 324 MiB); high as 8.6"),
+    "6.1": Context(307, 320, 845, "a guess from 6.0; high as 8.0"),
     "7.0": Context(360, 379, 590, f"four {MESSAGES}, V100"),
     "7.5": Context(110, 144, 260, f"six {MESSAGES}, T4"),
     "8.0": Context(490, 522, 845, f"five {MESSAGES}, A100"),

@@ -13,7 +13,6 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.launch import launches
 
 TABLE = r"""
-prime-rl        trainer orchestrator | orchestrator inference | $\brl @ .*\.toml | max_async_level
 xtuner          $\bxtuner (chat|convert)
 NeMo            exp_manager trainer.devices | $examples/nlp/language_modeling/megatron_gpt | $\bnemo llm
 NeMo-Aligner    $examples/nlp/gpt/train_gpt_(sft|dpo|ppo|rm|reinforce)

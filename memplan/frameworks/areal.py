@@ -15,7 +15,7 @@ from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
 from memplan.frameworks.nemo_rl_source import referred
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, bound_images
 from memplan.frameworks.verl_source import flat
 from memplan.units import ceil_div
 
@@ -94,7 +94,6 @@ def read(document: Document, draft: Draft) -> None:
         raise keys.settings.error("train_dataset.type", f"{kind[:20]!r} is not known", f"known: {', '.join(METHODS)}")
     keys.put("method", method, "train_dataset.type")
     keys.copy("model", f"{ACTOR}path")
-    warn_of_images(keys, f"{ACTOR}path")
     _where(keys)
     _batch(keys, method)
     _engine(keys)
@@ -134,6 +133,7 @@ def _where(keys: Keys) -> None:
     draft.put("trainer", "areal" if engine != "megatron" else "slime", Origin(FILE, f"{keys.settings.path}: AReaL's"))
     if engine not in ("fsdp", "areal"):
         draft.warn(key, keys.settings.where(key), f"AReaL's {engine} engine is counted as another's", "loss")
+    bound_images(keys, f"{ACTOR}path", engine == "megatron")
     keys.put("sharding", "distributed-optimizer" if engine == "megatron" else "fsdp2" if gpus > 1 else "none")
     if str(draft.values.get("method")) in ("grpo", "ppo"):
         _rollouts(keys, key, "|" in said)

@@ -20,9 +20,11 @@ from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import files_of, is_training
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
+from memplan.gpus import find_gpu
+from memplan.local_gpu import has_local
 from memplan.report import Report
 from memplan.spec.option_words import option_words
-from memplan.spec.reading import JobInput
+from memplan.spec.reading import JobInput, with_changes
 from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
@@ -138,7 +140,7 @@ def _check(
         row = framework_of(document) if not framework else None
         if row is not None and row.launches and "model" not in options:
             return Checked(path, "skipped", f"{row.title}'s own file, no training: give it with --with")
-        given = read_opened(document, options, beside, framework)
+        given = _on_this_machine(read_opened(document, options, beside, framework))
         try:
             report = build_report(resolve(given), None)
         except InvalidJob as error:  # what was not understood may be why
@@ -150,6 +152,18 @@ def _check(
 
     found = _guarded(path, work)
     return replace(found, line=document.place, name=document.name) if named else found
+
+
+def _on_this_machine(given: JobInput) -> JobInput:
+    """With the card of this machine, where neither an option nor a file names one and there is one."""
+    if given.job.gpu is not None or given.job.cluster is not None or not has_local():
+        return given
+    try:
+        found = find_gpu("local")
+    except InvalidJob:
+        return given
+    local = with_changes(given, {"gpu": "local"})
+    return local._replace(sources=given.sources, origins={**given.origins, "gpu": found.source})
 
 
 class _NoCard(Exception):
@@ -245,7 +259,7 @@ def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
     return found.title, (*lines, f"or: {command}") if command else lines
 
 
-DECIDING = ("method", "model", "num_gpus", "sequence_length", "images", "batch_size", "sharding")
+DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "sharding")
 
 
 def _assumed(given: JobInput, report: Report) -> Iterator[str]:

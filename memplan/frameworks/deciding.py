@@ -7,10 +7,10 @@ from functools import cache
 SUBJECTS: Mapping[str, str] = {
     "engine": r"vllm|sglang|rollout|gpu_memory_utilization|mem_fraction",
     "adapters": r"lora|adapter|peft|dora|galore|badam|lisa|tuner|finetuning_type|prefix_tuning|prompt_tuning|ia3",
-    "quantisation": r"quant|4bit|8bit|bits$|nf4|gptq|awq|fp8|hqq|int4|int8",
+    "quantisation": r"quant(?!ile)|4bit|8bit|bits$|nf4|gptq|awq|fp8|hqq|int4|int8",
     "freezing": r"fr[eo]ez|trainable|tunable|^tune_|_tune$|only_optimi[sz]e",
     "checkpointing": r"grad\w*_checkpoint|activation_(checkpoint|offload|ckpt)|recompute|remat|grad_ckpt",
-    "precision": r"bf16|fp16|fp32|bfloat16|float16|half|dtype|precision|amp$|tf32_weights",
+    "precision": r"bf16|fp16|fp32|bfloat16|float16|(^|_)half(_|$)|dtype|precision|amp$|tf32_weights",
     "lengths": r"(max|min|cutoff|seq|sequence|block|context|prompt|completion|response)\w*_(len|length|tokens|size)$"
     r"|seq_?len|cutoff_len|pixels|max_\w*patch|image_size|num_images|packing$|pack_",
     "batch": r"batch|(^|_)(bsz|mbs|gbs|bs)$",
@@ -31,7 +31,7 @@ LITTLE = re.compile(
     r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc)$"
 )
 """Names that speak of something else, whatever words are in them."""
-MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower")
+MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)")
 
 
 @cache

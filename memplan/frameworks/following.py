@@ -36,6 +36,19 @@ def found_at(base: str, name: str) -> Path | None:
     return next((path for path in paths if path.is_file() and path.is_relative_to(top)), None)
 
 
+_MODULE = re.compile(r"\w+(\.\w+)*")
+
+
+def program_at(base: str, program: str) -> str:
+    """The file of a program that a command names, by its path or as a module (``-m pkg.train``, in ``src/`` too); empty
+    where it is no file's name, or a module's that is not here."""
+    if program.endswith(".py"):
+        return program
+    path = f"{program.replace('.', '/')}.py"
+    names = (path, f"src/{path}") if _MODULE.fullmatch(program) else ()
+    return next((name for name in names if found_at(base, name) is not None), "")
+
+
 def open_reference(settings: Settings, key: str, reference: str) -> Document:
     """The file that a key names: beside its own, in the working directory around that, or in a folder between.
 
@@ -63,10 +76,11 @@ _BACKWARD, _TRAINER = re.compile(r"^.*\.backward\(", re.MULTILINE), re.compile(r
 
 def own_loop(path: str, program: str) -> str:
     """Where a program that a script starts, and that lies here, runs a training loop of its own; empty elsewhere."""
-    if not program.endswith(".py"):
+    name = program_at(path, program)
+    if not name:
         return ""
     try:
-        document = open_reference(Settings(path, {}), "program", program)
+        document = open_reference(Settings(path, {}), "program", name)
     except MemplanError:
         return ""
     found = None if _TRAINER.search(document.text) else _BACKWARD.search(document.text)

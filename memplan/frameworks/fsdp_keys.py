@@ -105,6 +105,10 @@ def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
         for table in (keys.draft.values, keys.draft.origins):
             table.pop("gradient_checkpointing", None)
         found.put("gradient_checkpointing", "full", found.named("activation_checkpointing"))
+    if found.flag("activation_cpu_offload"):  # ms-swift's
+        key = found.named("activation_cpu_offload")
+        why = "activations that wait on the host are counted on the GPU"
+        keys.draft.bound(keys.settings.prefix + key, keys.settings.where(key), why, "activations")
     if found.has("ignored_modules"):
         found.warn(found.named("ignored_modules"), "modules that FSDP leaves alone are counted as split")
     classes = found.names("transformer_layer_cls_to_wrap") or ()

@@ -68,6 +68,8 @@ def read_adapter(dialect: Dialect) -> None:
     rank_on, full, rank = dialect.one("rank-on"), dialect.on("full"), dialect.one("rank")
     if kind and str(keys.get(kind)).lower() not in PLAIN:
         keys.warn(kind, "adapters other than LoRA are not read", "adapters")
+    elif kind and str(keys.get(kind)).lower() == "lora":
+        switch = switch or kind
     if rank_on and keys.whole(rank_on):
         rank = switch = rank_on
     off = full or any(keys.get(name) is not None and keys.flag(name) is False for name in dialect.names("lora"))

@@ -215,6 +215,7 @@ HARMLESS = words(
     disable_group_texts do_mmlu_eval do_sample down_sample_ratio drop_path_rate dynamic_image_size eval_data_path
     eval_dataset_size eval_file eval_image_folder eval_path fps group_by_length group_by_modality_length
     group_by_varlen head_lr history_column image_aspect_ratio image_folder image_grid_pinpoints image_min_pixels
+    image_projector_type
     is_multimodal language_model_lr lazy_preprocess length_column_name llama log_freq lora_namespan_exclude lora_path
     lora_task_type lora_weight_path loss_reduction loss_reduction_all_gather mask_prompt mask_user_tokens
     max_buffer_size max_eval_samples max_mmlu_samples max_new_tokens max_num_frame max_prompt_length max_train_samples

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -35,6 +36,8 @@ class Script(NamedTuple):
     """Whose Trainer it runs for supervised fine-tuning."""
     model: str = ""
     """Its model's name has this pattern in it, where copies for other models differ."""
+    version: str = ""
+    """Of transformers, that its own requirements pin."""
 
 
 def _marks(*sets: str) -> tuple[frozenset[str], ...]:
@@ -58,6 +61,7 @@ SCRIPTS: tuple[Script, ...] = (
         "OpenGVLab/InternVL internvl_chat/internvl/train/internvl_chat_finetune.py",
         {"freeze_backbone": "freeze-tower"},
         beside=True,
+        version="4.37.2",
     ),
     Script(
         "Qwen-VL-Series-Finetune",
@@ -94,6 +98,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
         beside=True,
+        version="4.40",
     ),
     Script(
         "LLaVA",
@@ -105,6 +110,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"freeze_backbone": "freeze-llm"},
         tower_apart=True,
         beside=True,
+        version="4.37.2",
     ),
     Script(
         "FastChat train_lora",
@@ -123,6 +129,7 @@ SCRIPTS: tuple[Script, ...] = (
         "QwenLM/Qwen finetune.py",
         {"q_lora": "gptq"},
         model=r"[Qq]wen-(1_8|7|14|72)[Bb]",
+        version="4.32",
     ),
     Script(
         "Firefly",
@@ -132,6 +139,7 @@ SCRIPTS: tuple[Script, ...] = (
         _LINEAR | {"train_mode": "qlora", "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.05, "task_type": "sft",
                    "double_quant": True},
         "yangjianxin1/Firefly component/argument.py, train.py",
+        version="4.34",
     ),
     Script(
         "QLoRA",
@@ -142,6 +150,7 @@ SCRIPTS: tuple[Script, ...] = (
          "optim": "paged_adamw_32bit", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
          "gradient_checkpointing": True},
         "artidoro/qlora qlora.py",
+        version="4.31",
     ),
     Script(
         "MedicalGPT",
@@ -168,6 +177,7 @@ SCRIPTS: tuple[Script, ...] = (
         {"trainable": "q_proj,v_proj", "lora_rank": 8, "lora_alpha": 32.0, "lora_dropout": 0.1, "use_lora": True,
          "max_seq_length": 1024, "double_quant": True, "quant_type": "nf4", "load_in_kbits": 16},
         "ymcui/Chinese-LLaMA-Alpaca-2 scripts/training/run_clm_sft_with_peft.py",
+        version="4.35",
     ),
     Script(
         "peft examples/sft",
@@ -186,6 +196,7 @@ SCRIPTS: tuple[Script, ...] = (
          "target_modules": "q_proj,k_proj,v_proj,o_proj", "modules_to_save": "embed_tokens", "use_flash_attn": True,
          "dtype": "bfloat16"},
         "dvlab-research/LongLoRA fine-tune.py",
+        version="4.34",
     ),
     Script(
         "Baichuan fine-tune",
@@ -219,6 +230,28 @@ SCRIPTS: tuple[Script, ...] = (
     ),
 )  # fmt: skip
 """The first that a file tells; those with rarer keys before their copies."""
+
+
+_TUNED = {"tune_type_llm": "freeze_llm", "tune_type_vision_tower": "freeze_vision_tower",
+          "tune_type_connector": "freeze_mm_mlp_adapter"}  # fmt: skip
+"""TinyLLaVA_Factory's words for a part, frozen or full, and the switch that says the same; adapters' stay."""
+
+
+def with_switches(settings: Settings) -> Settings:
+    """``tune_type_llm: frozen`` is ``freeze_llm: true``; a second tower without a name is none."""
+    plain = {key: name for key, name in _TUNED.items() if settings.values.get(key) in ("frozen", "full")}
+    if not plain:
+        return settings
+    none = {key for key in ("vision_tower2",) if not settings.values.get(key)}
+    values = {key: value for key, value in settings.values.items() if key not in {*plain, *TINY, *none}}
+    values |= {name: settings.values[key] == "frozen" for key, name in plain.items()}
+    lines = {**settings.lines} | {name: settings.lines.get(key, 1) for key, name in plain.items()}
+    return replace(settings, values=values, lines=lines)
+
+
+TINY = ("tune_vision_tower_from_layer", "connector_type", "pretrained_model_path", "training_recipe",
+        "tokenizer_use_fast", "conv_version")  # fmt: skip
+"""What else it says: connectors are small, layers from 0 on are all."""
 
 
 def with_lora_config(settings: Settings, draft: Draft) -> Settings:

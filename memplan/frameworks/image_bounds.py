@@ -6,6 +6,13 @@ import math
 from typing import Any
 
 from memplan.frameworks.draft import ASSUMED, Draft, Origin
+from memplan.frameworks.hf_towers import reads_text_alone
+from memplan.units import ceil_div
+
+IMAGES = "images"
+"""What is settled after all else (``Draft.finishers``)."""
+PACKED = ("token_budget", "logprob_token_budget")
+ONLINE = ("grpo", "rloo", "ppo", "online-dpo")
 
 TEXT = 8
 """Tokens of a sequence that no image takes, at least."""
@@ -27,6 +34,41 @@ def one_of_area(draft: Draft, pixels: int) -> dict[str, Any]:
     return {"per_example": 1, "width": edge, "height": edge}
 
 
+def _room(draft: Draft) -> int:
+    """Tokens of a sequence that an image may stand in: of an online method's those of the prompt."""
+    said = {**draft.values, **draft.options}
+    length, completion = int(said.get("sequence_length") or 0), int(said.get("completion_length") or 0)
+    return length - completion if said.get("method") in ONLINE and 0 < completion < length else length
+
+
+def fill_packed(where: str, key: str, draft: Draft) -> None:
+    """``fill_with_images`` where nothing said it by now; of a row packed to so many tokens whole sequences are counted,
+    which are no less."""
+    model = draft.options.get("model") or draft.values.get("model")
+    if reads_text_alone(model):
+        return
+    if "images" not in draft.values:
+        fill_with_images(draft, where, key)
+    seen = "images" in draft.values or "images" in draft.given
+    length = int(draft.options.get("sequence_length") or draft.values.get("sequence_length") or 0)
+    packed = {name: int(draft.values[name]) for name in PACKED if name in draft.values and name not in draft.given}
+    if not seen or not packed or not length:
+        return
+    rows = max(ceil_div(max(packed.values()), length), int(draft.values.get("batch_size") or 1))
+    why = f"{draft.origins[next(iter(packed))].text}: rows of up to {max(packed.values())} tokens"
+    for name in packed:
+        del draft.values[name], draft.origins[name]
+    draft.origins.pop("batch_size", None)
+    draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
+    draft.bound(
+        next(iter(packed)),
+        where,
+        f"packed rows with images are counted as {rows} whole sequences",
+        "batch",
+        "batch_size",
+    )
+
+
 def fill_with_images(draft: Draft, where: str, key: str) -> None:
     """Images that fill each sequence: what a tower sees of more images, or of a video, is no more.
 
@@ -35,7 +77,7 @@ def fill_with_images(draft: Draft, where: str, key: str) -> None:
     """
     if "images" in draft.given:
         return
-    length = int(draft.options.get("sequence_length") or draft.values.get("sequence_length") or 0)
+    length = _room(draft)
     unknown = (
         any(each.asks == "sequence_length" and not each.above for each in draft.unread)
         and "sequence_length" not in draft.given

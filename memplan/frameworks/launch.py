@@ -14,7 +14,7 @@ WRAPPERS = words(
     timeout nice stdbuf setsid conda mamba pipenv pdm pixi hatch singularity apptainer docker"""
 )
 """What may stand before a launcher."""
-PROGRAMS = ("trl", "axolotl", "llamafactory-cli", "lmf", "litgpt", "swift", "megatron", "xtuner", "tune")
+PROGRAMS = ("trl", "axolotl", "llamafactory-cli", "lmf", "litgpt", "swift", "megatron", "xtuner", "tune", "rl", "sft")
 """Programs that start by themselves."""
 LAUNCHERS = {
     "torchrun": "torchrun",

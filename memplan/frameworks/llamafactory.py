@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memplan.errors import NoTraining
 from memplan.frameworks import hf_precision, llamafactory_v1, processes
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
@@ -61,6 +62,19 @@ def read(document: Document, draft: Draft) -> None:
         _put_workers(launch, draft)
 
 
+OTHER = ("export_dir", "infer_backend", "infer_dtype", "eval_template", "do_predict", "lang")
+"""Keys of ``llamafactory-cli export``, ``chat``, ``api`` and ``eval``, and of predictions."""
+
+
+def _trains(keys: Keys) -> None:
+    """Raises NoTraining for a file that merges, serves or evaluates: without ``do_train`` nothing is trained."""
+    named = next((key for key in OTHER if keys.has(key) and keys.get(key) is not False), "")
+    if named and not keys.flag("do_train"):
+        raise NoTraining(
+            f"{keys.settings.where(named)}: {named} without do_train: it trains nothing", "check a training"
+        )
+
+
 def _put_workers(launch: Launch, draft: Draft) -> None:
     """``FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train``: its own way to torchrun (launcher.py)."""
     ray, forced = (launch.command.environment.get(key, "").lower() in ("1", "true", "y") for key in _SWITCHES)
@@ -77,6 +91,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         llamafactory_v1.read_settings(settings, draft, FRAMEWORK, verb)
         return
     keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
+    _trains(keys)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")

@@ -121,10 +121,10 @@ def _of_owner(parts: list[str]) -> str:
 
 
 TURNED = words(
-    """awq gptq int4 int8 bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm eagle medusa draft pruned prune
-    distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm omni audio speech vision visual
-    video image llava clip siglip internvl minicpm
-    chinese zh ko kor korean ja jp japanese vi vietnamese thai arabic hindi turkish persian extended"""
+    """awq gptq aqlm hqq eetq exl2 mlx int4 int8 2bit 3bit bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm
+    eagle medusa draft pruned prune distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm
+    omni audio speech vision visual video image llava clip siglip internvl minicpm chinese zh ko kor korean ja jp
+    japanese vi vietnamese thai arabic hindi turkish persian extended"""
 )
 """Words beside a model's name by which a checkpoint may be another's shape, or have another vocabulary."""
 

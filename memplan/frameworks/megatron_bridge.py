@@ -22,7 +22,7 @@ from memplan.frameworks.megatron_bridge_source import OVER, RECIPE, STEM, is_pro
 from memplan.frameworks.megatron_keys import BEARING, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron_model import config_of
 from memplan.frameworks.megatron_names import is_known
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, bound_images
 from memplan.frameworks.transformers import read_launcher
 
 
@@ -134,7 +134,7 @@ def _model(keys: Keys, of_recipe: str) -> None:
     named = None if whole else keys.text(made[0]) if made else of_recipe
     if named and not (is_template(named) and of_recipe):
         keys.put("model", named, made[0] if made else RECIPE)
-        warn_of_images(keys, made[0] if made else RECIPE)
+        bound_images(keys, made[0] if made else RECIPE, megatron=True)
         for key in shape:
             keys.warn(key, f"the model is counted as {named[:60]} is", "model")
     elif of_recipe and not whole:

@@ -16,7 +16,7 @@ from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import FELT, SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine
 from memplan.frameworks.nemo_rl_keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, SIZES, STAGES
 from memplan.frameworks.nemo_rl_source import of_document, trainings
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, bound_images
 from memplan.units import ceil_div
 
 POLICY, DTENSOR, MEGATRON = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
@@ -53,7 +53,7 @@ def read(document: Document, draft: Draft) -> None:
     draft.put("trainer", name, Origin(FILE, f"{keys.settings.path}: NeMo RL's settings"))
     keys.put("method", method)
     keys.copy("model", f"{POLICY}model_name")
-    warn_of_images(keys, f"{POLICY}model_name")
+    bound_images(keys, f"{POLICY}model_name", megatron)
     gpus = _gpus(keys, method)
     copies = _sizes(keys, "megatron_cfg" if megatron else "dtensor_cfg", gpus)
     _batch(keys, method, gpus // copies)
@@ -106,6 +106,11 @@ def _sizes(keys: Keys, backend: str, gpus: int) -> int:
     inner = 1
     for name, job_key in SIZES[backend]:
         size = keys.whole(f"{POLICY}{backend}.{name}") or 1
+        if backend == "dtensor_cfg" and size > 1:
+            where = keys.settings.where(f"{POLICY}{backend}.{name}")
+            why = "what its GPUs divide is counted as whole on each, which takes more"
+            keys.draft.bound(f"{POLICY}{backend}.{name}", where, why, "parallelism")
+            continue
         divides = job_key == "expert_tensor_parallel" and "expert_parallel" in keys.draft.values
         if size > 1 or divides:
             keys.put(job_key, size, f"{POLICY}{backend}.{name}")

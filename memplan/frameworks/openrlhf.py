@@ -113,7 +113,9 @@ def read_arguments(keys: Keys, program: str) -> None:
     keys.put("attention", attention, "ds.attn_implementation")
     flash = keys.flag("flash_attn") or keys.flag("packing_samples") or keys.has("ds.attn_implementation")
     if keys.flag("bf16") and not flash:
-        keys.warn("bf16", "OpenRLHF before 0.9 then runs eager attention without --flash_attn", decides="attention")
+        why = "attention is counted as eager, which OpenRLHF before 0.9 runs without --flash_attn"
+        keys.draft.bound("bf16", keys.settings.where("bf16"), why, "attention")
+        keys.draft.values["attention"] = "eager"
     keys.skip("bf16", "flash_attn")
     if keys.flag("ds.use_liger_kernel"):
         keys.put("kernels", "liger", "ds.use_liger_kernel")
@@ -127,6 +129,9 @@ def read_arguments(keys: Keys, program: str) -> None:
         value = keys.get(key)
         if value is True or value not in (None, False, 1, keys.defaults.get(key)):
             keys.warn(key, why)
+    if (keys.get("ds.ring_attn_size") or 1) != 1:
+        why = "sequences that a ring divides are counted as whole on each GPU"
+        keys.draft.bound("ds.ring_attn_size", keys.settings.where("ds.ring_attn_size"), why, "attention")
     others = {key for key in keys.settings.values if key.startswith(FAMILIES)}
     keys.close(HARMLESS | OF_THE_MODEL | others)
 

@@ -84,6 +84,7 @@ OLD_NAMES = {
     "reward_pretrain": "reward.model_name_or_path",
     "remote_rm_url": "reward.remote_url",
     "ring_attn_size": "ds.ring_attn_size",
+    "pretrain_mode": "model.pretrain_mode_enable",
     "zpg": "ds.zpg",
     "entropy_loss_coef": "actor.entropy_coef",
     "entropy_coef": "actor.entropy_coef",
@@ -112,7 +113,6 @@ OF_THE_ACTOR = (
     "model.gradient_checkpointing_reentrant",
 )
 NOT_MODELLED = {
-    "ds.ring_attn_size": "ring attention is not modelled: whole sequences are counted on each GPU",
     "ds.tensor_parallel_size": "DeepSpeed's tensor parallelism is not modelled",
     "ds.deepcompile": "is not modelled",
     "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",

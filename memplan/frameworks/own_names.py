@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.hf_arguments import OPTIMIZERS
+from memplan.frameworks.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.shell import Word, options_of, scalar
 from memplan.tables.optimizers import find_optimizer
@@ -38,14 +40,21 @@ def put_hf_optimizer(keys: Keys, key: str, trainer: str, other: Mapping[str, str
 _ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
 
 
-PICTURES = re.compile(r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|gemma-3-(?:4|12|27)b|gemma-3n|pixtral")
+PICTURES = re.compile(
+    r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|internvl|gemma-3-(?:4|12|27)b|gemma-3n|pixtral"
+)
 """Names of models that see images."""
 
 
-def warn_of_images(keys: Keys, key: str) -> None:
-    """A model that sees images, in a framework whose files do not say how many: what they add is not counted."""
-    if PICTURES.search(str(keys.get(key) or "")):
+def bound_images(keys: Keys, key: str, megatron: bool = False) -> None:
+    """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
+    holds. On Megatron they are not counted."""
+    if not PICTURES.search(str(keys.get(key) or "")):
+        return
+    if megatron:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")
+    else:
+        keys.draft.finishers[IMAGES] = partial(fill_packed, keys.settings.where(key), key)
 
 
 def remark_images(keys: Keys, key: str) -> None:

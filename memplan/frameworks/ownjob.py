@@ -25,6 +25,8 @@ def marks(document: Document) -> tuple[str, ...]:
     if document.form != "yaml":
         return ()
     own = [key for key in values if isinstance(key, str) and key in Job.model_fields and key not in SHARED]
+    if 2 * sum(canonical_key(str(key)) in Job.model_fields for key in values) < len(values):
+        return ()  # a project's own file with a few of the names
     return tuple(key for key in own if key in ("lora", "rollout") or not isinstance(values[key], Mapping))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memplan.errors import MemplanError
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import found_at, open_reference
+from memplan.frameworks.following import found_at, open_reference, program_at
 from memplan.frameworks.hf_dialect_scripts import script_of
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.python_follow import followed, trainings
@@ -27,7 +27,7 @@ class Started(NamedTuple):
 def started(document: Document, known: Known | None = None) -> Started | None:
     """The first program of a script that lies here and builds its training from what is known; None without one."""
     for launch in launches(document):
-        path = launch.program if launch.program.endswith(".py") else ""
+        path = program_at(document.path, launch.program)
         if not path or script_of(launch.arguments(), launch.program) or found_at(document.path, path) is None:
             continue
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.python_adapters import put_adapters, put_upcast
 from memplan.frameworks.python_gathered import HINTS, MODEL_HARMLESS, Gathered, verb
@@ -197,8 +198,19 @@ def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
     if small and not (method == "reward" or ("SequenceClassification" in name and method == "ppo")):
         why = f"a head for {small.group()} is counted as no less than the language model's and its loss"
         draft.bound("model", str(thing.place), why, "method")
+        draft.finishers["head"] = _without_head
     if thing.values.get("compile"):
         draft.put("compile", True, Origin(FILE, f"{thing.places['compile']}: torch.compile"))
+
+
+HEADS_OF_CLASSES = words("score classifier classification_head qa_outputs")
+
+
+def _without_head(draft: Draft) -> None:
+    """A head for classes among the modules that are trained whole is counted as the language model's."""
+    lora = draft.values.get("lora")
+    if isinstance(lora, dict) and lora.get("modules_to_save"):
+        lora["modules_to_save"] = [name for name in lora["modules_to_save"] if name not in HEADS_OF_CLASSES]
 
 
 def _images(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> None:

@@ -13,6 +13,7 @@ from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers, trl
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
+from memplan.frameworks.hf_version import modelled, told
 from memplan.frameworks.python_gathered import LIBRARY, Gathered
 from memplan.frameworks.python_model import loaded_by_trainer, put_model
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
@@ -33,23 +34,6 @@ OF_TRAINER = words(
 """Arguments of trainers that are settings: TRL had them there until 0.12."""
 LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
 """Methods of a trainer that a subclass changes the loss with."""
-SIGNS: tuple[tuple[str, str, str, str], ...] = (
-    ("trl", "trainer", "max_seq_length packing dataset_text_field beta max_length max_prompt_length", "0.12"),
-    ("trl", "trainer", "tokenizer", "0.15"),
-    ("trl", "args", "evaluation_strategy", "0.11"),
-    ("trl", "args", "max_seq_length", "0.19"),
-    ("trl", "args", "max_prompt_length", "0.28"),
-    ("trl", "model", "torch_dtype", "0.22"),
-    ("transformers", "args", "evaluation_strategy", "4.45"),
-    ("transformers", "model", "torch_dtype", "4.56"),
-    ("transformers", "trainer", "tokenizer", "4.57"),
-)  # fmt: skip
-"""Arguments that went, or were written otherwise later: of whom, where they stand, and the last version that had them.
-
-trl 0.9 to 1.16 trainer/*.py (tokenizer: processing_class since 0.12, gone in 0.16; max_seq_length: gone in 0.20),
-transformers 4.41 (eval_strategy) to 5.0; ``torch_dtype`` is ``dtype`` since 4.56, and still taken."""
-
-
 GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
 """Names of TRL's that went, and the last version that had them."""
 
@@ -94,11 +78,10 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
 
 def _modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
     """The nearest version in which a method is modelled, which is said where it is another."""
-    methods = find_trainer("trl").methods
-    first, ended = methods.first_versions.get(method, ""), methods.ended.get(method, "")
-    if version and first and version_key(version) < version_key(first):
-        draft.warn("trainer_version", str(trainer.place), f"TRL {version}'s {method} is counted as {first}'s", "loss")
-        return first
+    ended, nearest = find_trainer("trl").methods.ended.get(method, ""), modelled(version, method)
+    if nearest != version:
+        draft.warn("trainer_version", str(trainer.place), f"TRL {version}'s {method} is counted as {nearest}'s", "loss")
+        return nearest
     return LAST[method] if ended and not version and method in LAST else version
 
 
@@ -176,11 +159,10 @@ def _version(
         return pins[package], f"the file installs {package}=={pins[package]}"
     holders = {"trainer": trainer, "args": arguments, "model": models[0] if models else None}
     found = []
-    for of, where, names, version in SIGNS:
-        thing = holders[where]
-        name = next((name for name in names.split() if isinstance(thing, Thing) and name in thing.values), "")
-        if of == package and name and isinstance(thing, Thing):
-            title = "TRL" if of == "trl" else of
+    for where, thing in holders.items():
+        version, name = told(package, where, thing.values) if isinstance(thing, Thing) else ("", "")
+        if version and isinstance(thing, Thing):
+            title = "TRL" if package == "trl" else package
             found.append(
                 (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
             )

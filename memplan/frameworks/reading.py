@@ -15,6 +15,7 @@ from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
+from memplan.frameworks.image_bounds import IMAGES
 from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of
 from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
@@ -158,8 +159,8 @@ def draft_of(
         draft.read.append(f"{row.label} ({document.path})")
         draft.remarks += document.remarks
         _read(document, row, draft)
-    for finish in draft.finishers.values():
-        finish(draft)
+    for name in sorted(draft.finishers, key=lambda name: name == IMAGES):  # which need lengths that are settled
+        draft.finishers[name](draft)
     settle_model(draft, from_options)
     return draft
 

@@ -27,6 +27,8 @@ class Builtins:
     status: bool | str | None
     files: dict[str, str]
     locals: list[dict[str, Value | None]]
+    exported: set[str]
+    """Names of variables that a script started by this one has, too."""
 
     def quoted(self, word: Word) -> str:
         """A script in quotes."""
@@ -76,6 +78,8 @@ class Builtins:
         for raw in words:
             match = ASSIGNED.match(raw.text)
             name = match.group(1) if match else raw.text
+            if sign == "export" or (sign == "declare" and words[0].text == "-x"):
+                self.exported.add(name)
             if sign in ("local", "declare", "typeset") and self.locals and not name.startswith("-"):
                 self.locals[-1].setdefault(name, self.variables.values.get(name))
             if match:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.shell import MAX_KEPT, MAX_TEXT, MAX_WORDS, SHORTER, Command, Word
@@ -16,6 +17,7 @@ from memplan.frameworks.sourced import sourced_text
 MAX_CALLS = 20
 """Functions that call each other, and scripts in quotes."""
 SHELLS = ("bash", "sh", "zsh")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _SCRIPT = ("-c", "-lc", "-ic", "-xc", "-ec")
 
 
@@ -34,6 +36,9 @@ class Calls(Builtins):
         self.calls: list[int] = []
         """Lines of the calls of functions that are open."""
         self.locals = []
+        self.exported = set()
+        self.children: list[str] = []
+        """Scripts that are gone through, one started by another."""
         self.joined: list[int] = []
         self.around: tuple[Word, ...] = ()
         """What starts the shell whose script is gone through: srun and its options."""
@@ -56,6 +61,9 @@ class Calls(Builtins):
         for place in range(len(words) - 2):
             if words[place].text.rsplit("/", 1)[-1] in SHELLS and words[place + 1].text in _SCRIPT:
                 return self.quoted(words[place + 2], tuple(words[:place]))
+        child = self.child(words, own)
+        if child is not None:
+            return child
         self._size += sum(len(word.text) for word in words)
         set_ = {name: value for name, value in self.variables.values.items() if self._preset.get(name) is not value}
         environment = {name: shown(value.text) for name, value in set_.items()} | own
@@ -65,9 +73,40 @@ class Calls(Builtins):
             raise InvalidJob(f"{self.path}, line {line}: more than {MAX_WORDS} commands, or words in them", SHORTER)
         if self._kept > MAX_KEPT:
             raise InvalidJob(f"{self.path}, line {line}: too many commands and variables", SHORTER)
-        texts = tuple(Word(shown(word.text), word.line) for word in words)
         place = self.calls[0] if self.calls else line
+        texts = tuple(Word(shown(word.text), place if self.children else word.line) for word in words)
         self.commands.append(Command(texts, environment, place, self._remarks(words), self.around))
+        return ""
+
+    def child(self, words: list[Word], own: dict[str, str]) -> str | None:
+        """``bash train.sh 8 qwen``: a script beside this one under its arguments and what is exported; None for another
+        command, or a script that is not here, or that is gone through already."""
+        shells = [place for place, word in enumerate(words) if word.text.rsplit("/", 1)[-1] in SHELLS]
+        place = shells[0] + 1 if shells else 0
+        while shells and place < len(words) and words[place].text.startswith(("-", "+")):
+            place += 1
+        name = words[place].text if place < len(words) else ""
+        if not name.endswith(SCRIPTS) or (not shells and "/" not in name) or len(self.children) >= MAX_CALLS:
+            return None
+        path, text = sourced_text(self.path, name)
+        here = self.children[-1] if self.children else str(Path(self.path).resolve())
+        if not text or path in (*self.children, here):
+            return None
+        before, arguments, functions = self.variables.values, self.variables.arguments, self.functions
+        called, around, notes = self.called, self.around, frozenset(self.variables.used)
+        inherited = {key: value for key, value in before.items() if key in self.exported or key in self._preset}
+        self.variables.values = inherited | {key: Value(value, None, notes) for key, value in own.items()}
+        self.variables.values["BASH_SOURCE"] = Value(path)
+        self.variables.arguments = [Value(word.text, None, notes) for word in words[place + 1 :]]
+        self.functions, self.called = {}, set()
+        self.around = (*around, *words[: shells[0] if shells else 0])
+        self.children.append(path)
+        self.calls.append(self.calls[0] if self.calls else words[0].line)
+        self.inner(text, words[0].line)
+        self.calls.pop()
+        self.children.pop()
+        self.variables.values, self.variables.arguments, self.functions = before, arguments, functions
+        self.called, self.around, self.status = called, around, "ran"
         return ""
 
     def sourced(self, word: Word) -> str:

@@ -191,6 +191,8 @@ _COMMANDS: dict[str, Callable[[list[str], str, Filtered], str | None]] = {
     "basename": _basename,
     "realpath": _path,
     "readlink": _path,
+    "which": _path,
+    "command": _path,
     "cd": _path,
     "pwd": lambda words, given, of: ".",
     "seq": _seq,

@@ -16,7 +16,7 @@ from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
 from memplan.frameworks.generating import FELT, SGLANG, put, put_bucket, put_engine, read_fields
 from memplan.frameworks.megatron_keys import DEFAULTS
-from memplan.frameworks.own_names import OTHERS, warn_of_images
+from memplan.frameworks.own_names import OTHERS, bound_images
 from memplan.frameworks.shell import Word, options_of
 
 PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
@@ -164,7 +164,7 @@ def _engine(keys: Keys) -> None:
 
 def _model(keys: Keys) -> None:
     """By its own arguments, else by the name of its checkpoint."""
-    warn_of_images(keys, "hf_checkpoint")
+    bound_images(keys, "hf_checkpoint", megatron=True)
     if "model" in keys.draft.given or keys.has("num_layers"):
         return
     if not keys.has("hf_checkpoint") or is_template(keys.get("hf_checkpoint")):

@@ -22,14 +22,17 @@ _SCRIPT = re.compile(
     r"(?:^|/)swift/cli/(?P<megatron>_megatron/)?(?P<verb>sft|pt|rlhf)\.py$|(?:^|/)llm_(?P<old>sft|dpo|orpo|pt|simpo)\.py$"
     r"|^swift\.cli\.(?P<inner>_megatron\.)?(?P<module>sft|pt|rlhf)$"
 )
+_MAIN = re.compile(r"(?:.*/)?swift(?:[./]cli[./](?P<megatron>_megatron[./])?main(?:\.py)?)?|megatron")
+"""Its command, or what ``python -m`` or a path starts in its place; the verb is the first word."""
 VERBS = ("sft", "pt", "rlhf", *(word for word in METHODS if word not in ("sft", "pt")))
 
 
 def verb_of(launch: Launch) -> tuple[str, bool]:
     """(its verb, whether Megatron runs it); an empty verb for what is no training of ms-swift's."""
-    if launch.program in ("swift", "megatron"):
+    main = _MAIN.fullmatch(launch.program)
+    if main:
         word = launch.words[0].text if launch.words else ""
-        return (word if word in VERBS else ""), launch.program == "megatron"
+        return (word if word in VERBS else ""), launch.program == "megatron" or bool(main["megatron"])
     found = _SCRIPT.search(launch.program)
     if not found:
         return _by_words(launch), False
@@ -50,7 +53,7 @@ OWN = MARKS - {"swift_version"}
 
 def settings_of(launch: Launch, draft: Draft) -> tuple[Settings, dict[str, str]]:
     """The options, over the file that they begin with; and the variables, of the shell before the file's."""
-    skip = 1 if launch.program in ("swift", "megatron") else 0
+    skip = 1 if _MAIN.fullmatch(launch.program) else 0
     first = launch.words[skip].text if len(launch.words) > skip else ""
     options = launch.arguments(skip)
     name = options.values.get("config") if not first.endswith((".yaml", ".yml", ".json")) else first

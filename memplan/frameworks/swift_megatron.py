@@ -81,12 +81,17 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     _close(keys)
 
 
+DIVIDED = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+"""Without these Hugging Face's layers stand in for Megatron's, with adapters."""
+
+
 def _in_full(keys: Keys) -> bool:
     """Adapters counted as the whole model in training, where each layer is made again in backward: gradients and main
     weights of all that it has are more than adapters and what these keep of one layer.
     """
     draft = keys.draft
-    if "lora" in draft.given or draft.values.get("gradient_checkpointing") != "full":
+    divided = any(int(draft.values.get(key) or 1) > 1 for key in DIVIDED)
+    if "lora" in draft.given or draft.values.get("gradient_checkpointing") != "full" or not divided:
         return False
     del draft.values["lora"], draft.origins["lora"]
     draft.finishers.pop("tower", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import accelerate, hf_dialect_vision, hf_precision, processes
+from memplan.frameworks import accelerate, hf_dialect_vision, hf_precision, hf_version, processes
 from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run_script
 from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
@@ -17,7 +17,7 @@ from memplan.frameworks.following import absent, own_loop
 from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
 from memplan.frameworks.hf_dialect import Dialect
 from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
-from memplan.frameworks.hf_dialect_scripts import script_of, with_lora_config
+from memplan.frameworks.hf_dialect_scripts import script_of, with_lora_config, with_switches
 from memplan.frameworks.hf_methods import put_method
 from memplan.frameworks.hf_write import arguments, load_dtype
 from memplan.frameworks.launch import Launch, launches
@@ -86,11 +86,13 @@ def read_launcher(launch: Launch, draft: Draft) -> None:
 
 def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:
     """TrainingArguments, with what the script that takes them has beside (``hf_dialect``)."""
+    script, settings = script_of(settings, program), with_switches(with_lora_config(settings, draft))
+    version = hf_version.settle(settings, draft, "transformers", script)
     old = version_key(str(draft.options.get("trainer_version") or "5"))[:1] < (5,)
     draft.facts["transformers"] = 4 if old else 5
-    script, settings = script_of(settings, program), with_lora_config(settings, draft)
     defaults: dict[str, Any] = (OLD_DEFAULTS if old else DEFAULTS) | {"dtype": "float32" if old else "auto"}
-    row = FRAMEWORK._replace(title=script.title, version="") if script else FRAMEWORK
+    row = hf_version.labelled(FRAMEWORK, version, draft)
+    row = row._replace(title=script.title, version="") if script else row
     keys = Keys(draft, settings, row, {**defaults, **(script.defaults if script else {})})
     dialect = Dialect(keys, script, program)
     put_method(dialect, program)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import hf_dialect_vision, hf_precision
+from memplan.frameworks import hf_dialect_vision, hf_precision, hf_version
 from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
@@ -123,8 +123,10 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     """The arguments of one trainer."""
     name, origin = method
     simpo = settings.values.get("gamma_beta_ratio") is not None
+    script = script_of(settings, program)
+    told = "" if simpo or script else hf_version.settle(settings, draft, "trl", method=name)
+    row = hf_version.labelled(FRAMEWORK, told, draft)
     version = "0.9.6" if simpo else str(draft.options.get("trainer_version") or "")
-    script, row = script_of(settings, program), FRAMEWORK
     if not version and name == "grpo" and any(key in settings.values for key in OF_VLM_R1):
         version, row = "0.17", FRAMEWORK._replace(version="0.17, which VLM-R1 pins")
     if not version and script and name in PAIRS:

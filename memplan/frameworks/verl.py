@@ -11,8 +11,8 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Document
 from memplan.frameworks.own_names import OTHERS
-from memplan.frameworks.verl_asking import VerlKeys, gpus, known, settled
-from memplan.frameworks.verl_batch import update_batch
+from memplan.frameworks.verl_asking import VerlKeys, gpus, settled
+from memplan.frameworks.verl_batch import lengths_of, update_batch
 from memplan.frameworks.verl_critic import read_critic
 from memplan.frameworks.verl_easyr1 import as_verl
 from memplan.frameworks.verl_fsdp import ulysses
@@ -68,8 +68,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     if keys.flag("critic.enable") is False:
         method = "grpo" if method == "ppo" else method
     keys.put("method", method, "algorithm.adv_estimator")
-    prompt = known(keys, "data.max_prompt_length", "sequence_length", 0)
-    response = known(keys, "data.max_response_length", "sequence_length", 0)
+    prompt, response = lengths_of(keys)
     strategy, said = strategy_of(keys, found)
     megatron = strategy == "megatron"
     at = f"{ACTOR}megatron." if megatron else f"{ACTOR}fsdp_config."

@@ -16,6 +16,17 @@ REF = "actor_rollout_ref.ref."
 LENGTHS = ("data.max_response_length", "data.max_prompt_length", "data.max_length")
 
 
+def lengths_of(keys: Keys) -> tuple[int, int]:
+    """Tokens of a prompt and of a completion. Search-R1 joins what its turns generate and what they are answered, up to
+    ``max_prompt_length`` behind ``max_start_length`` (search_r1/llm_agent/generation.py: _update_right_side)."""
+    prompt = known(keys, "data.max_prompt_length", "sequence_length", 0)
+    response = known(keys, "data.max_response_length", "sequence_length", 0)
+    if not keys.has("data.max_start_length"):
+        return prompt, response
+    keys.skip("data.max_obs_length")
+    return known(keys, "data.max_start_length", "sequence_length", 0), prompt
+
+
 def of_tokens(keys: Keys, tokens: int, length: int, completion: int, key: str) -> int:
     """A micro-batch that is packed up to so many tokens; a longer sequence is one by itself. Sequences in it."""
     keys.put("token_budget", max(tokens, length), key)
@@ -53,8 +64,7 @@ def update_batch(
     if group > 1 and (batch * steps * gpus) % group == 0:
         put(keys, "group_size", group, f"{ROLLOUT}n")
     update = keys.draft.values.get("token_budget", batch * length)
-    counted = not megatron and "images" not in keys.draft.given
-    _scoring(keys, update, length, (ranks, tokens_shared), counted)
+    _scoring(keys, update, length, (ranks, tokens_shared), not megatron)
     return int(update)
 
 

@@ -93,7 +93,14 @@ def _adapters(keys: Keys, at: str) -> int:
     alpha, modules = (f"{at}lora.{each}" if inner else f"{at}{each}" for each in
                       ("alpha" if inner else "lora_alpha", "target_modules"))  # fmt: skip
     keys.skip(f"{at}lora_alpha", f"{at}target_modules", f"{at}lora.alpha", f"{at}lora.target_modules")
-    keys.warn(f"{at}exclude_modules", "adapters are counted on what it leaves out, too", "adapters" if rank else "")
+    if rank and keys.get(f"{at}exclude_modules"):
+        where = keys.settings.where(f"{at}exclude_modules")
+        keys.draft.bound(f"{at}exclude_modules", where, "adapters are counted on what it leaves out, too", "adapters")
+    keys.skip(f"{at}exclude_modules")
+    if rank and keys.has(f"{at}lora_adapter_path"):
+        where = keys.settings.where(f"{at}lora_adapter_path")
+        keys.draft.remarks.append(f"{where}: an adapter that is loaded is counted as lora_rank says")
+        keys.skip(f"{at}lora_adapter_path")
     if rank:
         value = keys.get(modules)
         names = value if isinstance(value, list) else re.sub(r"[][,'\"]", " ", str(value or "all-linear")).split()

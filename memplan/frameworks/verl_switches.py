@@ -5,14 +5,11 @@ Source: verl 0.9 workers/engine/fsdp/transformer_impl.py, trainer/config/rollout
 
 from __future__ import annotations
 
-import re
-
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.own_names import bound_images
 
 NAMED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-VISION = re.compile(r"(?i)(^|[-_/.\d])(vl|vision|omni|llava|internvl\d*|pixtral)([-_/.\d]|$)")
-IMAGES = "what its images make is not counted"
 DETERMINISTIC = "deterministic kernels need more scratch memory, which is not counted"
 
 
@@ -26,8 +23,7 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
     config = f"{at}hf_config_path"
     if keys.has(config) and keys.text(config) != keys.get(f"{at}path"):
         keys.warn(config, "the model is counted by the config of its own path")
-    if VISION.search(str(keys.get(f"{at}path") or keys.get(f"{at}partial_pretrain"))):
-        keys.warn(f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", IMAGES, "lengths")
+    bound_images(keys, f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", workers)
     if keys.flag(f"{engine}full_determinism"):
         keys.warn(f"{engine}full_determinism", DETERMINISTIC)
     if (keys.text("trainer.use_legacy_worker_impl") or "").lower() == "enable":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memplan.cost import card
 from memplan.errors import MemplanError, UsageError, did_you_mean
-from memplan.gpus import load_gpus
+from memplan.gpus import listed
 from memplan.models import load_model
 from memplan.planner.candidates import Builder, Candidate, depends_on_batch, without_choices
 from memplan.planner.planning import Question, Tell, nothing, pricing_of, search
@@ -52,7 +52,7 @@ def min_gpus(asked: Question, tell: Tell) -> Answer:
 
 def smallest_card(asked: Question, tell: Tell) -> Answer:
     """The card of the catalogue with the least memory on which the job runs, on as many GPUs."""
-    for gpu in sorted(load_gpus().values(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
+    for gpu in listed():
         tell(f"trying {gpu.name}", 0, 0)
         changed = asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu))
         if fits(changed):

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from memplan.lang import Name
 from memplan.render.blocks import Block, Column, Heading, Prose, Table, definitions
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ NOTHING = "Nothing could be estimated."
 def accuracy_blocks(found: "Accuracy") -> list[Block]:
     """The sets and their sources, a table for each grouping, and the refused rows by reason."""
     blocks: list[Block] = [Heading("Truth"), _sets(found)]
-    sources = [(each.name, each.source) for each in found.sets if each.source]
+    sources = [(Name(each.name), each.source) for each in found.sets if each.source]
     blocks += [Heading("Sources"), definitions([*sources])] if sources else []
     tables = [grouping for grouping in found.groupings if grouping.groups]
     for grouping in tables:
@@ -26,7 +27,9 @@ def accuracy_blocks(found: "Accuracy") -> list[Block]:
 
 def _sets(found: "Accuracy") -> Table:
     columns = (Column("set"), Column("made by"), *(Column(title, right=True) for title in ROWS))
-    cells = ((each.name, each.kind, str(each.rows), str(each.estimated), str(each.refused)) for each in found.sets)
+    cells = (
+        (Name(each.name), each.kind, str(each.rows), str(each.estimated), str(each.refused)) for each in found.sets
+    )
     return Table(columns, tuple(cells))
 
 
@@ -39,7 +42,7 @@ def _errors(grouping: "Grouping") -> Table:
     columns = (Column(grouping.by), *(Column(title, right=True) for title in titles), Column("worst row"))
     cells = (
         (
-            group.name,
+            Name(group.name),
             str(group.rows),
             f"{100 * group.median:.4f}",
             f"{100 * group.p95:.4f}",
@@ -54,7 +57,7 @@ def _errors(grouping: "Grouping") -> Table:
 
 def _refused(found: "Accuracy") -> Table:
     columns = (Column("set"), Column("reason", wrap=True), Column("rows", right=True), Column("such as"))
-    return Table(columns, tuple((each.set, each.reason, str(each.rows), each.first_id) for each in found.refused))
+    return Table(columns, tuple((Name(each.set), each.reason, str(each.rows), each.first_id) for each in found.refused))
 
 
 def accuracy_rows(found: "Accuracy") -> list[dict[str, Any]]:

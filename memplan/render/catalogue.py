@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from memplan.lang import Name
 from memplan.render.blocks import Column, Heading, Table
 from memplan.units import format_bytes, format_count
 
@@ -227,4 +228,6 @@ def _cell(name: str, value: Any) -> str:
         return format_count(value)
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, (int, float)):
+        return str(value) if name == "title" else Name(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

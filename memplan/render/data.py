@@ -62,9 +62,10 @@ def flat(value: Any) -> Any:
 def to_markdown(blocks: "Iterable[Block]") -> str:
     """Headings, paragraphs and pipe tables."""
     from memplan.render.blocks import Heading, Prose
+    from memplan.render.spoken import spoken
 
     parts = []
-    for block in blocks:
+    for block in spoken(blocks):
         if isinstance(block, Heading):
             parts.append(f"## {escaped(block.text)}\n")
         elif isinstance(block, Prose):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.comparison.grid import value_words
+from memplan.lang import Name
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
 from memplan.render.instants import instant_title
@@ -47,7 +48,7 @@ def _keys(found: "Difference") -> Iterator[Block]:
         return
     columns = (Column("key"), Column("A", wrap=True), Column("B", wrap=True), Column(style="dim"))
     rows = [
-        (change.key, _value(change.before), _value(change.after), "" if change.given else "follows")
+        (Name(change.key), _value(change.before), _value(change.after), "" if change.given else "follows")
         for change in found.changes
     ]
     yield Table(columns, tuple(rows))

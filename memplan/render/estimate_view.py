@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from memplan.lang import Name
 from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
 from memplan.render.cards_view import cards_blocks
@@ -46,7 +47,7 @@ def answer_blocks(report: Report, width: int) -> list[Block]:
 
 def _what(report: Report) -> Iterator[Block]:
     job = report.job
-    yield Heading(report.model.name, "strong")
+    yield Heading(Name(report.model.name), "strong")
     yield definitions(
         [
             ("model", words.model_words(report)),
@@ -54,7 +55,7 @@ def _what(report: Report) -> Iterator[Block]:
             ("trainer", words.program_words(job)),
             ("storage", words.storage_words(job)),
             ("batch", words.batch_words(job)),
-            ("GPUs", words.gpu_words(job)),
+            ("GPUs", words.gpu_words(report)),
         ]
     )
 

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from memplan.errors import printable
+from memplan.lang import width as screen
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, text_of
+from memplan.render.spoken import spoken
 
 GAP = "  "
 NARROWEST = 16
@@ -30,7 +32,7 @@ Line = list[Span]
 
 def lines(blocks: Sequence[Block], width: int) -> Iterator[Line]:
     """Every line of a view."""
-    for position, block in enumerate(blocks):
+    for position, block in enumerate(spoken(blocks)):
         if isinstance(block, Heading):
             if position:
                 yield []
@@ -45,7 +47,7 @@ def lines(blocks: Sequence[Block], width: int) -> Iterator[Line]:
 
 def broken(text: str, width: int) -> list[str]:
     """A paragraph in lines. A number stays with its unit; a word longer than the line is broken after one of =/_:."""
-    if len(text) <= width and "\n" not in text:
+    if screen.cells(text) <= width and "\n" not in text:
         return [text]
     return [line.replace(_NO_BREAK, " ") for part in text.split("\n") for line in _filled(part, max(width, NARROWEST))]
 
@@ -56,7 +58,7 @@ def _filled(text: str, width: int) -> list[str]:
     for word in _NUMBER_AND_UNIT.sub(_NO_BREAK, text).split(" "):
         for number, piece in enumerate(filter(None, _pieces(word, width))):
             gap = " " if line and number == 0 else ""
-            if line and len(line) + len(gap) + len(piece) > width:
+            if line and screen.cells(line + gap + piece) > width:
                 done.append(line)
                 line, gap = "", ""
             line += gap + piece
@@ -64,13 +66,23 @@ def _filled(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word that is too long breaks after =, what is still too long after one of /_: too, and so on to the letter."""
+    """A word that is too long breaks after =, what is still too long after one of /_: too, and so on to the letter;
+    Chinese between any two characters.
+    """
+    units = screen.units(word)
+    if len(units) > 1:
+        return [piece for unit in units for piece in _pieces(unit, width)]
     if len(word) <= width:
         return [word]
     pieces = [word]
     for joints in (_SIDES, _JOINTS, _FINER_JOINTS):
         pieces = [part for piece in pieces for part in ([piece] if len(piece) <= width else joints.findall(piece))]
     return [piece[at : at + width] for piece in pieces for at in range(0, len(piece), width)]
+
+
+def _least(word: str) -> list[str]:
+    """The pieces that even the narrowest column keeps whole."""
+    return [piece for unit in screen.units(word) for piece in _JOINTS.findall(unit)]
 
 
 def widths(table: Table, width: int) -> list[int]:
@@ -90,13 +102,14 @@ def widths(table: Table, width: int) -> list[int]:
 def _longest_piece(table: Table, position: int) -> int:
     """What a column of words cannot be narrower than."""
     texts = (_NUMBER_AND_UNIT.sub(_NO_BREAK, text_of(row[position])) for row in table.rows)
-    return max((len(piece) for text in texts for word in text.split(" ") for piece in _JOINTS.findall(word)), default=0)
+    words = [word for text in texts for word in text.split(" ")]
+    return max((screen.cells(piece) for word in words for piece in _least(word)), default=0)
 
 
 def _natural(table: Table, position: int) -> int:
     """The longest text of a column; its title counts too."""
     texts = [table.columns[position].title, *(text_of(row[position]) for row in table.rows)]
-    return max(len(line) for text in texts for line in text.split("\n"))
+    return max(screen.cells(line) for text in texts for line in text.split("\n"))
 
 
 def _table(table: Table, width: int) -> Iterator[Line]:
@@ -132,7 +145,7 @@ def _stacked(table: Table, width: int) -> Iterator[Line]:
             if _flat(cell)
         ]
         parts = [(lead, 0, table.columns[first].style), ("; ".join(rest), 2, "")]
-        if table.indent + len(lead) + len(GAP) + len(parts[1][0]) <= width:
+        if table.indent + screen.cells(lead + GAP + parts[1][0]) <= width:
             parts = [(GAP.join(text for text, *_ in parts if text), 0, "")]
         for text, indent, style in parts:
             margin = table.indent + indent
@@ -155,7 +168,7 @@ def _row(row: Sequence[Cell], columns: Sequence[Column], sizes: Sequence[int], i
         for cell, column, size, parts in zip(row, columns, sizes, cells, strict=True):
             text = parts[number] if number < len(parts) else ""
             style = (cell.style if isinstance(cell, Span) else "") or column.style
-            padded = text.rjust(size) if column.right else text.ljust(size)
+            padded = (screen.right if column.right else screen.left)(text, size)
             line += [Span(padded, style), Span(GAP)]
         yield _stripped(line)
 

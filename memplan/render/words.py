@@ -119,13 +119,15 @@ PAIR_PASSES = {
 }
 
 
-def gpu_words(job: Mapping[str, Any]) -> str:
-    """How many GPUs share what."""
+def gpu_words(report: Report) -> str:
+    """How many GPUs share what; the card of this machine by its name."""
+    job = report.job
     count, sharding = job["num_gpus"], job["sharding"]
+    card = report.verdict.gpu if report.verdict and job.get("gpu") else job.get("gpu")
+    card = f" × {card}" if card else ""
     if count == 1:
-        return "1" + (f" × {job['gpu']}" if job.get("gpu") else "")
+        return f"1{card}"
     nodes = -(-count // job["gpus_per_node"])
-    card = f" × {job['gpu']}" if job.get("gpu") else ""
     where = "on one node" if nodes == 1 else f"on {nodes} nodes"
     return f"{count}{card} {where}; {SHARDING.get(sharding, sharding)}"
 

@@ -99,7 +99,11 @@ def _card(job: Job, notes: Notes) -> Gpu | None:
         notes.assume(
             f"gpu {job.gpu} is read as {gpu.usable_bytes:,} bytes = {gpu.usable_bytes / GiB:.1f} GiB of usable memory"
         )
-    if gpu.usable_is_assumed:
+    if gpu.here:
+        notes.assume(f"gpu local: {gpu.source}")
+        if job.num_gpus > gpu.here:
+            notes.remark(f"num_gpus: {job.num_gpus}, this machine shows {gpu.here}: the others are taken to be alike")
+    elif gpu.usable_is_assumed:
         notes.assume(f"usable memory of {gpu.name} is derived, not published: {gpu.source}")
     return gpu
 

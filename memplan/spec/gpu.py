@@ -21,6 +21,12 @@ class Gpu(Frozen):
     architecture: str
     """Compute capability ('9.0'), gfx name or accelerator generation; 'unknown' for a card given by its size alone.
     Decides workspaces."""
+    form: Literal["card", "laptop", "slice", "vgpu"] = "card"
+    """A card of its own, a laptop's, a MIG instance of a card, or a virtual machine's share of one."""
+    usual: bool = True
+    """Whether the model's name alone means this size of it."""
+    here: int = 0
+    """Cards of this machine that a job sees, this one the fullest; 0 where it is not this machine's."""
     bf16_tflops: float | None = None
     """Dense, by the vendor's specification; None where the device has no bf16, or where no figure was found."""
     fp16_tflops: float | None = None

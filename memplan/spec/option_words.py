@@ -16,6 +16,8 @@ def _option(key: str, value: Any) -> str:
     if key == "gradient_checkpointing":
         flags = {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}
         return flags.get(value, f"--recompute {value}")
+    if key == "lora" and value == {}:
+        return "--lora"
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(_inner(key, inner, text) for inner, text in pairs)

@@ -79,7 +79,7 @@ ROWS = (
         section="reference",
         see=("extra-models", "rollout", "optimizer-states"),
         aliases=("value model", "value head", "ppo"),
-        zh=Chinese("评论家模型", formula="(e + e_grad + 状态) · 评论家的 P + 它的激活值"),
+        zh=Chinese("Critic 价值模型", formula="(e + e_grad + 状态) · Critic 的 P + 它的激活值"),
     ),
     Term(
         key="rollout",

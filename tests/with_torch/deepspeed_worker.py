@@ -1,9 +1,9 @@
 """The real DeepSpeed on CPU (gloo, several processes), with every living storage counted: prints what it held.
 
 ``python deepspeed_worker.py JOB...`` where each JOB is JSON: ranks, groups, accumulation, dtype, trained (parts of
-names), checkpointing, model ([hidden, layers, vocabulary]), tokens, plays and config (DeepSpeed's). A line of JSON comes
-back for each job: for each rank the bytes that stay, those at the end of the last forward and backward, and the peaks of
-backward and step; where the job says ``plays``, what CUDA's caching allocator would hold of it all.
+names), checkpointing, model ([hidden, layers, vocabulary]), tokens, plays and config (DeepSpeed's). A line of JSON
+comes back for each job: for each rank the bytes that stay, those at the end of the last forward and backward, and the
+peaks of backward and step; where the job says ``plays``, what CUDA's caching allocator would hold of it all.
 """
 
 import gc

@@ -1,0 +1,157 @@
+"""Proves what is read of prime-rl's configs: one file of all its parts, a part's own, and commands."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from framework_cases import decided
+from framework_cases import read_text as read
+
+from memplan.errors import MemplanError
+from memplan.frameworks.checking import check_file
+from memplan.frameworks.reading import framework_of, read_target
+from memplan.resolve import resolve
+
+RL = """seq_len = 4096
+max_steps = 10
+
+[model]
+name = "Qwen/Qwen3-0.6B"
+
+[deployment]
+num_train_gpus = 2
+num_infer_gpus = 4
+
+[trainer.optim]
+lr = 3e-6
+
+[orchestrator]
+batch_size = 128
+group_size = 16
+
+[[orchestrator.train.source]]
+name = "reverse-text"
+
+[inference.vllm]
+tensor_parallel_size = 2
+"""
+SFT = """max_steps = 10
+[model]
+name = "Qwen/Qwen3-0.6B"
+[data]
+name = "mine/sft"
+seq_len = 4096
+batch_size = 32
+micro_batch_size = 2
+[deployment]
+num_train_gpus = 4
+"""
+
+
+def read_toml(folder: Path, text: str) -> Any:
+    return read(folder, text, name="rl.toml")
+
+
+def test_a_trainer_beside_vllm_on_gpus_of_its_own(tmp_path: Path) -> None:
+    found = read_toml(tmp_path, RL)
+    job = found.job
+    assert framework_of(str(tmp_path / "rl.toml")).name == "prime-rl"
+    assert (job.trainer, job.method, job.num_gpus, job.sharding) == ("prime-rl", "grpo", 2, "fsdp2")
+    assert (job.sequence_length, job.batch_size, job.precision) == (4096, 1, "bf16-amp")
+    assert (job.gradient_checkpointing, job.compile, job.loss_head) == ("full", True, "auto")
+    assert (job.rollout.placement, job.rollout.num_gpus, job.rollout.tensor_parallel) == ("separate", 4, 2)
+    assert {each.key for each in found.unread if each.above} == {
+        "trainer.model.ac_offloading",
+        "trainer.model.optim_cpu_offload",
+    }
+    assert all(each.above for each in found.unread)
+    assert resolve(found)
+
+
+OLD = RL.replace("train.source", "env").replace("inference.vllm", "inference").replace("tensor_parallel_size = 2", "")
+
+
+def test_until_0_6_nothing_is_checkpointed_by_default(tmp_path: Path) -> None:
+    found = read_toml(tmp_path, OLD.replace("group_size", "rollouts_per_example"))
+    job = found.job
+    assert (job.gradient_checkpointing, job.compile, job.loss_head) == ("none", False, "log-softmax")
+    assert not decided(found)
+
+
+def test_where_no_word_tells_the_version_the_older_is_a_bound(tmp_path: Path) -> None:
+    found = read_toml(tmp_path, OLD.replace("[[orchestrator.env]]", "[[orchestrator.train.env]]"))
+    assert [each.key for each in found.unread if each.above] == ["trainer.model.ac"]
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "key", "value"),
+    [
+        (RL, "[trainer.optim]", "[trainer.model.ac]\nfreq = 2\n[trainer.optim]", "gradient_checkpointing", "every:2"),
+        (RL, "[trainer.optim]", '[trainer.model]\nac = "None"\nac_offloading = "None"\n[trainer.optim]',
+         "gradient_checkpointing", "none"),
+        (RL, "[trainer.optim]", "[trainer.model]\noptimization_dtype = 'bfloat16'\n[trainer.optim]",
+         "precision", "bf16"),
+        (RL, "[trainer.optim]", "[trainer.model]\nseq_len = 1024\n[trainer.optim]", "sequence_length", 1024),
+        (RL, "num_train_gpus = 2", 'type = "multi_node"\nnum_train_nodes = 2\nnum_infer_nodes = 1', "num_gpus", 16),
+        (RL, "[trainer.optim]", '[trainer.optim]\ntype = "muon"', "optimizer", "muon"),
+        (SFT, "", "", "method", "sft"),
+        (SFT, "", "", "gradient_accumulation_steps", 4),
+        (SFT, "", "", "num_gpus", 4),
+        (SFT, "max_steps = 10", 'loss_impl = "liger_fused"', "loss_head", "fused"),
+    ],
+)  # fmt: skip
+def test_one_key(tmp_path: Path, text: str, old: str, new: str, key: str, value: Any) -> None:
+    assert old in text
+    assert getattr(read_toml(tmp_path, text.replace(old, new, 1)).job, key) == value
+
+
+def test_adapters_on_every_linear(tmp_path: Path) -> None:
+    lora = read_toml(tmp_path, RL.replace("[trainer.optim]", "[trainer.model.lora]\n[trainer.optim]")).job.lora
+    assert (lora.r, lora.targets) == (16, "all-linear")
+
+
+@pytest.mark.parametrize(
+    ("key", "decides"),
+    [("[trainer.model.vlm]\nx = 1", "lengths"), ('[trainer.model.quantization]\ntype = "fp8"', "precision"),
+     ("[trainer.model]\ndp_replicate = 2", "parallelism")],
+)  # fmt: skip
+def test_what_is_not_counted_is_unclear(tmp_path: Path, key: str, decides: str) -> None:
+    found = read_toml(tmp_path, RL.replace("[trainer.optim]", f"{key}\n[trainer.optim]"))
+    assert decides in {each.decides for each in found.unread if not each.above}
+
+
+def test_another_part_alone_trains_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "orch.toml"
+    path.write_text('batch_size = 128\ngroup_size = 16\n[model]\nname = "Qwen/Qwen3-0.6B"\n[train.sampling]\nx = 1\n')
+    assert check_file(str(path), {"gpu": "h100-80gb"}).fits == "skipped"
+
+
+def test_a_trainers_own_file_asks_on_how_many_gpus(tmp_path: Path) -> None:
+    found = read_toml(tmp_path, '[model]\nname = "Qwen/Qwen3-0.6B"\nseq_len = 512\n[optim]\nlr = 1e-6\n')
+    assert "num_gpus" in {each.asks for each in found.unread}
+
+
+def test_commands(tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text(RL)
+    (tmp_path / "sft.toml").write_text(SFT)
+    script = tmp_path / "run.sh"
+    script.write_text("uv run rl @ rl.toml --trainer.model.seq-len 1024 --deployment.num-train-gpus 8\n")
+    job = read_target(str(script), {}).job
+    assert (job.sequence_length, job.num_gpus) == (1024, 8)
+    script.write_text("torchrun --nproc-per-node 2 src/prime_rl/trainer/sft/train.py @ sft.toml\n")
+    job = read_target(str(script), {}).job
+    assert (job.method, job.num_gpus, job.gradient_accumulation_steps) == ("sft", 2, 8)
+
+
+def test_files_under_one_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(RL)
+    found = read_toml(
+        tmp_path,
+        'toml_files = ["base.toml"]\nseq_len = 512\n[model]\nname = "Qwen/Qwen3-1.7B"\n[orchestrator]\nx = 1\n',
+    )
+    assert (found.job.sequence_length, str(found.job.model)) == (512, "Qwen/Qwen3-1.7B")
+
+
+def test_a_file_that_includes_itself_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(MemplanError, match="over one another"):
+        read_toml(tmp_path, f'toml_files = ["rl.toml"]\n{RL}')
