@@ -1,6 +1,5 @@
-"""Report: the views of a ledger that people and programs read. Its fields are the JSON, name by name.
-
-Plain dataclasses without comparison: a cold command line pays for each method of a class."""
+"""Report: the views of a ledger that people and programs read. Its fields are the JSON, name by name. Plain dataclasses
+without comparison: a cold command line pays for each method of a class."""
 
 from __future__ import annotations
 
@@ -220,6 +219,8 @@ class Card:
     fits: str
     gpus_needed: int | None = None
     """GPUs that do it with ZeRO-3, where one does not; None where the count tried does not do either."""
+    lacks: str = ""
+    """bf16, where the job runs in it and the card's matmuls do not."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -102,10 +102,10 @@ def _text(each: "Checked", quiet: bool) -> str:
     place = each.name or (f"{each.file}:{each.line}" if at_line else each.file)
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
     text = said(f"{word}{each.text}{f'; {each.hint}' if each.hint else ''}")
+    answer = one_line(f"{place}: {text}")
     below = [said(f"assumed: {', '.join(each.assumed)}")] if each.assumed else []
     below += [said(f"fits with {each.remedy}:"), *(f"  {line}" for line in each.write)] if each.remedy else []
-    lines = (one_line(f"{place}: {text}"), *(() if quiet else (_indented(text) for text in below)))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in (answer, *(() if quiet else (_indented(text) for text in below))))
 
 
 def _indented(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.frameworks.deciding import subject_of
+from memplan.frameworks.deciding import subject_of, subject_of_section
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, UNSET, Draft, NotKnown, Origin, short
 from memplan.spec.plain import Odd
@@ -251,7 +251,8 @@ class Keys:
         if self.has(key) and key not in self._open:
             name = f"{self.settings.prefix}{key}"
             if decides is None:
-                decides = subject_of(name, self.raw(key))
+                value = self.raw(key)
+                decides = subject_of_section(name, value) if isinstance(value, Mapping) else subject_of(name, value)
             self.draft.warn(name, self.settings.where(key), why, decides, hint)
 
     def close(self, harmless: Iterable[str] = ()) -> None:

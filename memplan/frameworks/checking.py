@@ -80,7 +80,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
+        return {key: value for key, value in asdict(self).items() if key != "name"}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
