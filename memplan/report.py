@@ -205,8 +205,7 @@ class Remedy:
     alters_training: bool = False
     host_bytes_per_node: int = 0
     """What then has to be there of a node's own memory."""
-    write: tuple[str, ...] = ()
-    """The changes in the words of the job's file; empty where it came from none."""
+    write: tuple[str, ...] = ()  # the changes in the words of the job's file; empty where it came from none
 
 
 @dataclass(slots=True, eq=False, repr=False)
