@@ -102,8 +102,21 @@ def read_output(values: Mapping[str, Any], default: str = "table", draws: bool =
         form = "json"
     if path is not None:
         check_place(path, force)
-        form = form or endings.get(os.path.splitext(path)[1].lower())
+        form = form or _form_of(path, endings)
     return Output(form or default, path, force)
+
+
+AS_TEXT = ("", ".txt", ".text", ".log", ".out")
+"""Endings of files that hold what a screen shows."""
+
+
+def _form_of(path: str, endings: Mapping[str, str]) -> str | None:
+    """The form that a file's ending says. Raises UsageError for an ending of another kind, such as .pdf."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in endings and ending not in AS_TEXT and not path.startswith("/dev/"):
+        hint = f"end it in {', '.join(endings)} or .txt, or say --format table"
+        raise UsageError(f"--output {path}: nothing is written as {ending}", hint)
+    return endings.get(ending)
 
 
 def check_place(path: str, force: bool) -> None:

@@ -8,10 +8,12 @@ from memplan.units import format_bytes
 
 SHOWN = 5
 """Cards with a line of their own: the smallest that do."""
+NAMED = 3
+"""Of those that lack something."""
 
 
 def cards_blocks(report: Report) -> Iterator[Block]:
-    """At most ten lines: the smallest cards that hold the job, then numbers of those that do not."""
+    """A dozen lines: the smallest cards that hold the job, then numbers of those that do not."""
     if not report.cards:
         return
     holding = [card for card in report.cards if card.fits == "yes" and not card.lacks]
@@ -26,7 +28,8 @@ def cards_blocks(report: Report) -> Iterator[Block]:
     if tight:
         yield Prose("Tight: " + ", ".join(card.gpu for card in tight))
     if others:
-        yield Prose("Large enough, but without bf16 matmuls (use dtype fp16): " + ", ".join(others), "dim")
+        more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+        yield Prose(f"Without bf16 matmuls (use dtype fp16): {', '.join(others[-NAMED:])}{more}", "dim")
     yield from _numbers([card for card in report.cards if not card.lacks])
 
 
