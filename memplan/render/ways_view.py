@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
 from memplan.render.verdict_view import STYLES
-from memplan.render.words import option_words
+from memplan.spec.option_words import option_words
 from memplan.units import format_bytes, format_count
 from memplan.ways import Way, Ways
 
