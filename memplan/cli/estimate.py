@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from memplan.ways import Ways
 
 HELP = """What a training job will use on each GPU, where it peaks and why, whether it fits, and what to change.
+With a model and a card alone: full fine-tuning, LoRA and QLoRA, and how long a sequence each holds.
 
-Examples: memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb; memplan estimate job.yaml --json
+Examples: memplan estimate qwen3-8b --gpu 4090; memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb;
+memplan estimate job.yaml --json
 """
 
 
@@ -93,7 +95,14 @@ def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     from memplan.api import estimate as estimate_job
 
     with spinner("reading the model's config"):
-        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
+        report = estimate_job(
+            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
+        )
+    if given.source is None:
+        return report
+    from memplan.frameworks.own_words import in_own_words
+
+    return in_own_words(given, report)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":

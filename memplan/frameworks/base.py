@@ -97,14 +97,20 @@ class Keys:
         self._open: dict[str, Unread] = {}
         """Keys whose value stands for something that the file does not hold."""
 
+    def raw(self, key: str) -> Any:
+        """What the file says, or what is tried in its place (``own_words``)."""
+        name = f"{self.settings.prefix}{key}"
+        self.draft.asked.setdefault(name, self.settings)
+        return self.draft.tried.get(name, self.settings.values.get(key))
+
     def has(self, key: str) -> bool:
         """Whether the file says it, other than null."""
-        return self.settings.values.get(key) is not None
+        return self.raw(key) is not None
 
     def get(self, key: str) -> Any:
         """The file's value, else the framework's default, else None; the key counts as understood."""
         self._taken.add(key)
-        value = self.settings.values.get(key)
+        value = self.raw(key)
         return self.defaults.get(key) if value is None else value
 
     def text(self, key: str) -> str | None:
@@ -245,7 +251,7 @@ class Keys:
         if self.has(key) and key not in self._open:
             name = f"{self.settings.prefix}{key}"
             if decides is None:
-                value = self.settings.values[key]
+                value = self.raw(key)
                 decides = subject_of_section(name, value) if isinstance(value, Mapping) else subject_of(name, value)
             self.draft.warn(name, self.settings.where(key), why, decides, hint)
 
