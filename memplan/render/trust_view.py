@@ -14,9 +14,9 @@ def trust_blocks(found: Trust) -> Iterator[Block]:
     columns = (
         Column("measured", wrap=True),
         Column("meter"),
-        Column("runs", right=True),
-        Column("median error", right=True),
-        Column("worst", right=True),
+        Column("rows", right=True),
+        Column("median %", right=True),
+        Column("worst %", right=True),
         Column("in range", right=True),
     )
     rows = []
@@ -25,7 +25,7 @@ def trust_blocks(found: Trust) -> Iterator[Block]:
         of = _words(found.kind, alike.shared) or "any kind"
         for group in alike.groups:
             inside = f"{group.inside} of {group.rows}" if group.name in RANGED else ""
-            errors = _percent(group.median, ""), _percent(group.worst)
+            errors = _hundredths(group.median, ""), _hundredths(group.worst)
             rows.append((f"{of}; {how}", group.name, str(group.rows), *errors, inside))
     if rows:
         yield Table(columns, tuple(rows))
@@ -35,7 +35,7 @@ def trust_blocks(found: Trust) -> Iterator[Block]:
     if near is not None:
         other = f"; it differs in {', '.join(near.differs)}" if near.differs else ""
         amounts = f"{format_bytes(near.measured_bytes)} {near.meter}, estimated {format_bytes(near.estimated_bytes)}"
-        yield Prose(f"Nearest: {near.id} ({near.kind}): {amounts} ({_percent(near.error)}){other}.")
+        yield Prose(f"Nearest: {near.id} ({near.kind}): {amounts} ({_hundredths(near.error)} %){other}.")
         yield Prose(f"Source: {near.source}", "dim")
 
 
@@ -47,5 +47,5 @@ def _words(kind: Mapping[str, str], keys: Iterable[str]) -> str:
     return ", ".join(kind[key] for key in keys if key in kind)
 
 
-def _percent(error: float, sign: str = "+") -> str:
-    return f"{100 * error:{sign}.2f} %".replace("-", "−")
+def _hundredths(error: float, sign: str = "+") -> str:
+    return f"{100 * error:{sign}.2f}".replace("-", "−")
