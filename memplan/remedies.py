@@ -58,7 +58,8 @@ def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     for gpu in listed():
         verdict = _judged(base, gpu, recipe)
         count = None if verdict.fits == "yes" else needed.gpus(gpu, HANDLES * workspace_bytes(gpu))
-        rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count))
+        lacks = "" if gpu.has_bf16 or recipe.storage.precision.dtype != "bf16" else "bf16"
+        rows.append(Card(gpu.name, gpu.usable_bytes, verdict.headroom_bytes, verdict.fits, count, lacks))
     return tuple(rows)
 
 

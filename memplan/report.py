@@ -1,6 +1,5 @@
-"""Report: the views of a ledger that people and programs read. Its fields are the JSON, name by name.
-
-Plain dataclasses without comparison: a cold command line pays for each method of a class."""
+"""Report: the views of a ledger that people and programs read. Its fields are the JSON, name by name. Plain dataclasses
+without comparison: a cold command line pays for each method of a class."""
 
 from __future__ import annotations
 
@@ -196,8 +195,7 @@ class Remedy:
     changes: dict[str, Any]
     """Job keys, set over the job's own."""
     cost: str
-    """What is paid for it: nothing, setup (once), speed, numerics (the optimizer's), training (another one), cards
-    (more of them), data (what is longer is cut)."""
+    """What is paid: nothing, setup (once), speed, numerics, training (another), cards (more), data (what is cut)."""
     frees_bytes: int
     device_bytes: int
     allocated_bytes: int
@@ -205,9 +203,10 @@ class Remedy:
     relative_speed: float = 1.0
     """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
     alters_training: bool = False
-    """Another training, or another numerics of its optimizer, comes of it."""
     host_bytes_per_node: int = 0
     """What then has to be there of a node's own memory."""
+    write: tuple[str, ...] = ()
+    """The changes in the words of the job's file; empty where it came from none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -220,6 +219,8 @@ class Card:
     fits: str
     gpus_needed: int | None = None
     """GPUs that do it with ZeRO-3, where one does not; None where the count tried does not do either."""
+    lacks: str = ""
+    """bf16, where the job runs in it and the card's matmuls do not."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

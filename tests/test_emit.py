@@ -272,3 +272,22 @@ def test_onto_keeps_nested_settings_and_another_s_file_is_refused(run: Run, tmp_
     )
     assert code == 2
     assert "does not exist" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [
+        ({"quantization": "nf4"}, "bfloat16"),
+        ({"quantization": "nf4", "precision": "bf16-amp"}, "float32"),
+        ({"quantization": "nf4", "dtype": "bf16"}, "bfloat16"),
+        ({"quantization": "int8"}, "float32"),
+        ({}, "float32"),
+    ],
+    ids=str,
+)
+def test_a_base_of_four_bits_computes_in_what_is_written(keys: dict[str, Any], dtype: str) -> None:
+    """TRL hands ``dtype`` on to bitsandbytes: fp32 stands beside ``load_in_4bit`` where somebody asked for it alone."""
+    job = {"model": "smollm2-135m", "method": "dpo", "trainer": "trl", "lora": {"r": 8}, **keys}
+    found = emit(read_job(job), find_framework("trl"))
+    assert yaml.safe_load(found.texts["train.yaml"])["dtype"] == dtype
+    assert any("4-bit base" in text for text in found.report.warnings) == (keys == {"quantization": "nf4"})

@@ -243,6 +243,33 @@ def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.C
     assert "nothing fits as asked" in capsys.readouterr().out
 
 
+def test_what_estimate_finds_to_fit_a_plan_finds_too() -> None:
+    """Pure bf16, which estimate counts of a bare loop, where no plan with fp32 weights fits."""
+    job = {"model": "llama-3.2-1b", "gpu": "t4", "gradient_checkpointing": "full", "loss_head": "fused"}
+    estimated = memplan.estimate(job).verdict
+    assert estimated is not None
+    assert estimated.fits == "yes"
+    found = plan(read_job(job), wanted=1)
+    assert found.fits
+    assert found.plans[0].training == ("pure bf16 (no fp32 weights)",)
+    assert found.plans[0].report.job["precision"] == "bf16"
+    assert not any("fp32 master weights" in text for text in found.assumptions)
+    assert not plan(read_job({**job, "precision": "bf16-amp"}), wanted=1).fits
+
+
+def test_a_question_is_about_the_plans_that_are_shown() -> None:
+    """With what was allowed where that was needed; as asked where nothing allowed fits."""
+    job = {"model": "llama-3.2-1b", "gpu": "4GB", "sequence_length": 512}
+    found = plan(read_job(job), allow=["qlora"], ask=["sequence_length"], wanted=1)
+    assert found.plans[0].training == ("LoRA over a base in 4 bits",)
+    longest = found.answers[0].value
+    assert isinstance(longest, int)
+    assert longest >= 512
+    asked = plan(read_job(job), ask=["sequence_length"], wanted=1)
+    assert asked.needed
+    assert (asked.answers[0].value, asked.answers[0].words) == (None, "nothing fits as asked")
+
+
 def test_an_allowed_change_is_made_only_where_it_is_needed() -> None:
     found = plan(read_job(NOTHING), allow=["lora"])
     assert found.fits
@@ -396,7 +423,7 @@ def test_the_plans_that_the_documents_show_are_estimated_to_the_same_bytes(
 def test_what_misses_with_changes_is_said_too() -> None:
     """A search that is made once is not made again for what would be needed."""
     job = {**EIGHT, "gpu": "rtx-4090-24gb", "num_gpus": 2, "sharding": "fsdp2", "pair_pass": "concatenated"}
-    job |= {"loss_head": "auto", "attention": "sdpa"}
+    job |= {"loss_head": "auto", "attention": "sdpa", "precision": "bf16-amp"}
     found = plan(read_job(job), allow=["offload"])
     missed = [each for each in found.rejected if each.name.startswith("with states or activations on the host: FSDP2")]
     assert len(missed) == 1

@@ -10,6 +10,10 @@ import pytest
 import memplan
 from memplan.errors import InvalidJob
 from memplan.frameworks.checking import Checked, check_file
+from memplan.gpus import find_gpu
+from memplan.planner import plan
+from memplan.render.estimate_view import estimate_blocks
+from memplan.render.text import plain
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
@@ -206,3 +210,24 @@ def test_a_base_is_quantised_once(tmp_path: Path) -> None:
     for name, text in (("sft.yaml", TRL + both), ("axolotl.yaml", axolotl)):
         found = checked(tmp_path, name, text)
         assert (found.fits, "keep one of them" in found.hint) == ("error", True)
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("bf16", False), ("fp16", True), ("fp32", True)])
+def test_a_card_without_bf16_matmuls_is_set_apart_of_those_that_hold_a_job(dtype: str, held: bool) -> None:
+    job = {"model": "smollm2-135m", "method": "sft", "dtype": dtype}
+    cards = {card.gpu: card for card in memplan.estimate(job).cards}
+    assert cards["v100-32gb"].fits == cards["l4-24gb"].fits == "yes"
+    assert (cards["v100-32gb"].lacks, cards["l4-24gb"].lacks) == ("" if held else "bf16", "")
+    said = plain(estimate_blocks(memplan.estimate(job), 100))
+    table, _, apart = said.partition("Large enough, but without bf16 matmuls (use dtype fp16): ")
+    assert ("t4-16gb" in table.split("Cards that hold it")[1]) == held
+    assert ("t4-16gb" in apart and "v100-32gb" in apart) != held
+
+
+def test_the_smallest_card_computes_in_the_jobs_dtype() -> None:
+    job = {"model": "smollm2-135m", "method": "sft", "gpu": "h100-80gb"}
+    smallest = [
+        find_gpu(str(plan(read_job({**job, "dtype": dtype}), ask=["smallest_card"], wanted=1).answers[0].value))
+        for dtype in ("bf16", "fp16")
+    ]
+    assert [gpu.has_bf16 for gpu in smallest] == [True, False]

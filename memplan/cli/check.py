@@ -103,5 +103,11 @@ def _text(each: "Checked", quiet: bool) -> str:
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
     text = said(f"{word}{each.text}{f'; {each.hint}' if each.hint else ''}")
     answer = one_line(f"{place}: {text}")
-    assumed = one_line(said(f"assumed: {', '.join(each.assumed)}"))
-    return f"{answer}\n  {assumed}\n" if each.assumed and not quiet else f"{answer}\n"
+    below = [said(f"assumed: {', '.join(each.assumed)}")] if each.assumed else []
+    below += [said(f"fits with {each.remedy}:"), *(f"  {line}" for line in each.write)] if each.remedy else []
+    return "".join(f"{line}\n" for line in (answer, *(() if quiet else (_indented(text) for text in below))))
+
+
+def _indented(text: str) -> str:
+    """A line below an answer."""
+    return f"  {' ' * (len(text) - len(text.lstrip()))}{one_line(text.lstrip())}"

@@ -23,6 +23,7 @@ from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
+from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput, with_changes
 from memplan.units import format_bytes
 
@@ -63,12 +64,23 @@ class Checked:
     warnings: tuple[str, ...] = ()
     hint: str = ""
     exit_code: int = EXIT_DONE
+    remedy: str = ""
+    """Where it does not fit, the first change with which it does."""
+    write: tuple[str, ...] = ()
+    """What to write for it, in the file's own words."""
     name: str = ""
     """``train.sh:40`` of a script with several trainings; not in JSON, where ``line`` says it."""
 
+    @property
+    def advice(self) -> str:
+        """What to do about it, in a sentence."""
+        if self.hint or not self.remedy:
+            return self.hint
+        return f"fits with {self.remedy}: {'; '.join(self.write)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
+        return {key: value for key, value in asdict(self).items() if key != "name"}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
@@ -205,6 +217,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
     line, _ = placed(where, path)
+    remedy, write = _remedy(given, report)
     return Checked(
         path,
         verdict.fits,
@@ -225,7 +238,25 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         report.warnings,
         hint,
         EXIT_CODES.get(verdict.fits, EXIT_DONE),
+        remedy=remedy,
+        write=write,
     )
+
+
+def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
+    """The first change with which it fits, and the lines to write in the file's own words; nothing where it fits, or
+    nothing does."""
+    if report.unclear or report.verdict is None or report.verdict.fits != "no":
+        return "", ()
+    from memplan.frameworks.own_words import emit_command, own_lines
+    from memplan.remedies import remedies
+
+    found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
+    if found is None:
+        return "", ()
+    lines = own_lines(given, found.changes) or (option_words(found.changes),)
+    command = emit_command(given, found.changes) if given.source else ""
+    return found.title, (*lines, f"or: {command}") if command else lines
 
 
 DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "sharding")

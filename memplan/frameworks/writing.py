@@ -29,6 +29,7 @@ from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
+from memplan.tables.trainers import find_trainer
 from memplan.units import format_bytes
 
 SERVES = " trl vllm-serve "
@@ -70,7 +71,7 @@ def emit(given: JobInput, row: Framework) -> Emission:
     """Files whose job is the given one. Raises InvalidJob that names what the framework cannot say."""
     if row.write is None:
         raise InvalidJob(f"{row.title}: its files are read, and not written", "emit trl, transformers, …")
-    given = _with_trainer(_told_from_an_option(given), row)
+    given = _computing_in_half(_with_trainer(_told_from_an_option(given), row))
     recipe = resolve_training(given)
     report = build_report(recipe, None)
     job = build_job({key: value for key, value in recipe.provenance.job.items() if value is not None})
@@ -101,6 +102,20 @@ def _with_trainer(given: JobInput, row: Framework) -> JobInput:
         )
     job = build_job({**given.job.model_dump(exclude_unset=True), **missing, "trainer": trainer})
     return given._replace(job=job, sources={**given.sources, **dict.fromkeys(own, "option")})
+
+
+def _computing_in_half(given: JobInput) -> JobInput:
+    """The job, with weights in bf16 beside a 4-bit base where nobody says the dtype: bitsandbytes computes in the one
+    that the trainer is told (trl 1.16 trainer/utils.py: get_quantization_config), which by itself is fp32."""
+    trainer = find_trainer(given.job.trainer, given.job.trainer_version or "")
+    said = {"dtype", "precision"} & set(given.sources)
+    if said or given.job.quantization not in ("nf4", "nf4-double", "fp4") or not trainer.numerics.loads_dtype:
+        return given
+    text = (
+        f"dtype: bf16 is written: a 4-bit base computes in it, and {trainer.title}'s own is fp32 (--precision bf16-amp)"
+    )
+    job = build_job({**given.job.model_dump(exclude_unset=True), "dtype": "bf16"})
+    return given._replace(job=job, sources={**given.sources, "dtype": "option"}, warnings=(*given.warnings, text))
 
 
 def hub_id(job: Job, row: Framework) -> str:

@@ -8,7 +8,7 @@ search one step away from a job as it is.
 
 from collections.abc import Sequence
 
-from memplan.planner.changes import NAMES, changed, checked, sets
+from memplan.planner.changes import AS_IT_IS, NAMES, changed, checked, sets
 from memplan.planner.planning import (
     WANTED,
     Question,
@@ -58,7 +58,8 @@ def plan(
     tried: Tried = {(): (first, ())}
     final, searched, training, needed = asked, first, Words(), Words()
     if not searched.found.plans:
-        final, searched, training = _with_changes(asked, allowed, wanted, tell, tried)
+        final, searched, training = _with_changes(asked, (*AS_IT_IS, *allowed), wanted, tell, tried)
+    answered = final
     if not searched.found.plans and suggest:
         final, searched, needed = _with_changes(asked, NAMES, wanted, tell, tried)
         training = needed
@@ -73,9 +74,9 @@ def plan(
         (*rejections(first), *missed(without), *absences(asked.space)),
         sum(each.of.considered for each, _ in tried.values()),
         sum(each.found.priced for each, _ in tried.values()),
-        answers(asked, ask, tell),
+        answers(answered, ask, tell),
         needed,
-        (*asked.assumptions, *(recipe.provenance.assumptions if recipe else ())),
+        (*final.assumptions, *(recipe.provenance.assumptions if recipe else ())),
         recipe.provenance.warnings if recipe else (),
     )
 

@@ -5,6 +5,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, did_you_mean
+from memplan.planner.candidates import HALF
 from memplan.planner.planning import Question, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
@@ -24,6 +25,8 @@ RANK = 16
 LEAST_LENGTH = 256
 NAMES = ("offload", "8bit", "shorter", "lora", "qlora")
 """The mildest first: the training stays what it is; its numerics change; its data; its weights."""
+AS_IT_IS = ("pure",)
+"""What needs no leave: the job is so as it stands, by ``estimate``; other plans keep fp32 weights."""
 
 
 def change(name: str, job: Job) -> Change | None:
@@ -42,6 +45,10 @@ def _adapter(job: Job) -> dict[str, Any]:
 
 
 def _change(name: str, job: Job) -> Change | None:
+    if name == "pure":
+        dtype = job.dtype or "bf16"
+        bare = job.trainer == "pytorch" and job.precision == "auto" and job.lora is None and dtype in HALF
+        return Change(name, f"pure {dtype} (no fp32 weights)", ({"precision": dtype},)) if bare else None
     if name == "offload":
         return None if job.offload else Change(name, "states or activations on the host", ({},))
     if name == "8bit":
@@ -62,6 +69,10 @@ def _change(name: str, job: Job) -> Change | None:
     if job.quantization != "none":
         return None
     lora = {} if job.lora else _adapter(job)
+    if find_trainer(job.trainer, job.trainer_version or "").numerics.loads_dtype and not (
+        {"dtype", "precision"} & job.model_fields_set
+    ):
+        lora["dtype"] = job.dtype or "bf16"  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
     return Change(name, "LoRA over a base in 4 bits", tuple({**lora, "quantization": kind} for kind in kinds))
 

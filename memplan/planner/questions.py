@@ -13,6 +13,7 @@ from memplan.planner.search import best, largest
 from memplan.planner.splits import candidates
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
+from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 
@@ -55,9 +56,14 @@ def smallest_card(asked: Question, tell: Tell) -> Answer:
     for gpu in listed():
         tell(f"trying {gpu.name}", 0, 0)
         changed = asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu))
-        if fits(changed):
+        if _computes(asked, gpu) and fits(changed):
             return Answer("smallest_card", gpu.name, f"{gpu.name}: {fastest(changed)}")
     return Answer("smallest_card", None, "none of the catalogue")
+
+
+def _computes(asked: Question, gpu: Gpu) -> bool:
+    """Whether a card's matmuls take the job's dtype."""
+    return gpu.has_bf16 or "bf16" not in (asked.given.job.dtype or asked.given.job.precision.replace("auto", "bf16"))
 
 
 def _with(asked: Question, **keys: object) -> JobInput:
@@ -106,7 +112,7 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     layout does not divide is brought down to one that it does."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
-    value, words, done = 0, "nothing fits", set[object]()
+    value, words, done = 0, "nothing fits as asked", set[object]()
     ordered = sorted(of.legal, key=lambda each: (each.group != each.under, -each.seconds, each.order))
     for number, each in enumerate(ordered):
         tell(f"largest {key}", number, len(of.legal))

@@ -14,8 +14,9 @@ def cards_blocks(report: Report) -> Iterator[Block]:
     """At most ten lines: the smallest cards that hold the job, then numbers of those that do not."""
     if not report.cards:
         return
-    holding = [card for card in report.cards if card.fits == "yes"]
-    tight = [card for card in report.cards if card.fits == "tight"]
+    holding = [card for card in report.cards if card.fits == "yes" and not card.lacks]
+    tight = [card for card in report.cards if card.fits == "tight" and not card.lacks]
+    others = [card.gpu for card in report.cards if card.fits in ("yes", "tight") and card.lacks]
     each = "" if report.job.get("num_gpus", 1) == 1 else f", {report.job['num_gpus']} of each"
     yield Heading(f"Cards that hold it{each}" if holding else f"No card of the catalogue holds it{each}")
     if holding:
@@ -24,7 +25,9 @@ def cards_blocks(report: Report) -> Iterator[Block]:
         yield Prose(f"and {len(holding) - SHOWN} larger ones; name one with --gpu for a verdict", "dim")
     if tight:
         yield Prose("Tight: " + ", ".join(card.gpu for card in tight))
-    yield from _numbers(report.cards)
+    if others:
+        yield Prose("Large enough, but without bf16 matmuls (use dtype fp16): " + ", ".join(others), "dim")
+    yield from _numbers([card for card in report.cards if not card.lacks])
 
 
 def _table(cards: list[Card]) -> Table:

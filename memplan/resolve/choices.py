@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.evaluation import EvalSizes
@@ -41,17 +38,15 @@ def remark_ignored(ignored: tuple[str, ...], method: Method, notes: Notes) -> No
         notes.remark("beta: where it is 0 no reference is needed: say reference: none")
 
 
-FIRST_WITH_BF16 = 8.0
-"""Compute capability of NVIDIA's first cards with bf16 matmuls, which FlashAttention 2 needs too."""
-
-
 def hardware(job: Job, cluster: Cluster, dtype: str, attention: str, notes: Notes) -> Hardware:
     """Cards, nodes and the allocator."""
     gpu = _card(job, notes)
-    if gpu is not None and gpu.vendor == "nvidia" and _capability(gpu) < FIRST_WITH_BF16:
+    if gpu is not None and not gpu.has_bf16:
         if dtype == "bf16":
-            notes.remark(f"{gpu.name} has no bf16 matmuls (compute capability {gpu.architecture}), and Hugging Face's "
-                         "Trainer refuses bf16 there: use dtype fp16")  # fmt: skip
+            notes.remark(
+                f"{gpu.name} has no bf16 matmuls (compute capability {gpu.architecture}): torch emulates them, far "
+                "slower, and vLLM refuses them: use dtype fp16"
+            )
         if attention == "flash":
             notes.remark(f"{gpu.name} is older than what FlashAttention 2 runs on (compute capability 8.0): use sdpa")
     return Hardware(gpu, job.margin, job.allocator, job.gpus_per_node, cluster)
@@ -83,11 +78,6 @@ def batch(
         eval_kept=eval_sizes.kept,
         eval_examples=eval_sizes.examples,
     )
-
-
-def _capability(gpu: Gpu) -> float:
-    """As a number; that of a new card where it is not told."""
-    return float(gpu.architecture) if re.fullmatch(r"\d+\.\d+", gpu.architecture) else math.inf
 
 
 def _card(job: Job, notes: Notes) -> Gpu | None:

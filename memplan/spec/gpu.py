@@ -1,8 +1,12 @@
 """Gpu: one accelerator, with the memory that torch can give out."""
 
+import math
 from typing import Literal
 
 from memplan.spec.base import Frozen
+
+FIRST_WITH_BF16 = 8.0
+"""Compute capability of NVIDIA's first cards with bf16 matmuls, which FlashAttention 2 needs too."""
 
 
 class Gpu(Frozen):
@@ -37,3 +41,14 @@ class Gpu(Frozen):
     link_gbps: float | None = None
     """GB/s each way of the fastest link that every such card has; None where no clean figure was found."""
     source: str = ""
+
+    @property
+    def capability(self) -> float:
+        """Compute capability as a number; that of a new card where there is none, or it is not told."""
+        number = self.architecture.replace(".", "", 1).isdecimal()
+        return float(self.architecture) if number and self.vendor == "nvidia" else math.inf
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether its matmuls take bf16: NVIDIA's do from compute capability 8.0 on."""
+        return self.capability >= FIRST_WITH_BF16
