@@ -82,7 +82,9 @@ class Catalogue:
         if bare != text:
             found = self._found(bare)
             return None if found is None else text.replace(bare, found, 1)
-        return self._whole(text) or self._stopped(text) or self._in_parts(text)
+        # A full stop is no part of what a field at the end holds.
+        sentence = self._stopped(text) if text.endswith(".") else None
+        return sentence or self._whole(text) or self._stopped(text) or self._in_parts(text)
 
     def _whole(self, text: str) -> str | None:
         """One entry, whether it begins with a capital or not; what begins with a key and its colon is no sentence."""
