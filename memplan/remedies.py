@@ -91,7 +91,10 @@ class _Needed:
         self.spread, self.priced = on_counts(given, self.counts), dict[int, Totals]()
 
     def gpus(self, gpu: Gpu, workspace: int) -> int | None:
-        """The smallest count tried that fits this card."""
+        """The smallest count tried that fits this card. What is divided falls as one over the count, so that all the
+        doublings to come save what the last one saved; where twice that is too little no more are priced.
+        """
+        margin, last = self.recipe.hardware.margin, 0
         for count in self.counts:
             if count not in self.priced:
                 recipe = next(self.spread)
@@ -99,8 +102,12 @@ class _Needed:
                     self.spread = repeat(None)
                     return None
                 self.priced[count] = totals_of(recipe)
-            if judge(_moved(self.priced[count].device, workspace), gpu, self.recipe.hardware.margin).fits == "yes":
+            device = _moved(self.priced[count].device, workspace)
+            if judge(device, gpu, margin).fits == "yes":
                 return count
+            if last and device.high - 2 * (last - device.high) > gpu.usable_bytes * (1 - margin):
+                return None
+            last = device.high
         return None
 
 

@@ -203,9 +203,9 @@ class Remedy:
     relative_speed: float = 1.0
     """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
     alters_training: bool = False
-    """Another training, or another numerics of its optimizer, comes of it."""
     host_bytes_per_node: int = 0
     """What then has to be there of a node's own memory."""
+    write: tuple[str, ...] = ()  # the changes in the words of the job's file; empty where it came from none
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -63,6 +63,8 @@ class TruthRow:
     """Why no estimate can be held against it."""
     quality: str = ""
     """Of a published row: A where every fact that the figure needs is told, B where one is assumed."""
+    source: str = ""
+    """Who measured it, where the row says so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _read_file(path: Path) -> TruthSet:
     if kind not in KINDS:
         raise UsageError(f"{path}: kind {str(kind)[:80]!r} is not known", did_you_mean(str(kind)[:80], KINDS))
     common, models = (_mapping(data.get(key, {}), f"{path}: {key}") for key in ("common", "models"))
-    rows = tuple(_row(row, common, models, f"{path}: row {n}") for n, row in enumerate(data["rows"], 1))
+    rows = tuple(_sourced(row, common, models, f"{path}: row {n}") for n, row in enumerate(data["rows"], 1))
     _refuse_twins(rows, path)
     return TruthSet(_text(path.stem, f"{path}: name"), kind, _text(data.get("source", ""), f"{path}: source"), rows)
 
@@ -172,6 +174,16 @@ def _kind_of(rows: Sequence[Any]) -> str:
     if isinstance(measured, dict) and "value" in measured:
         return "published"
     return "measured" if first.get("hardware") else "traced"
+
+
+def _sourced(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -> TruthRow:
+    """A row with its own source: a text, or a title and where to find it."""
+    found = _row(row, common, models, where)
+    source = row.get("source", "")
+    parts = [source.get("title", ""), source.get("ref", "")] if isinstance(source, dict) else [source]
+    return replace(
+        found, source=": ".join(_clean(part)[:LONGEST_TEXT] for part in parts if isinstance(part, str) and part)
+    )
 
 
 def _row(row: Any, common: dict[str, Any], models: dict[str, Any], where: str) -> TruthRow:

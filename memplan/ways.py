@@ -15,14 +15,19 @@ from memplan.errors import InvalidJob, MemplanError
 from memplan.gpus import find_gpu, listed
 from memplan.local_gpu import has_local
 from memplan.planner.search import largest
-from memplan.reporting import peak
+from memplan.reporting import Peak, peak
 from memplan.resolve import resolve
+from memplan.resolve.clusters import with_cluster
+from memplan.resolve.notes import Notes
 from memplan.spec.gpu import Gpu
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, with_changes
+from memplan.spec.recipe import Recipe
 
 UNIT, MOST = 64, 1 << 17
 """Lengths are multiples of the first, as trainers pad to, up to the second, or to what the model has positions for."""
+PLAYS = 3
+"""Steps that are played for the longest sequence of a way."""
 HALF = {True: "fp16", False: "bf16"}
 """What half precision is on a card: NVIDIA's of before compute capability 8.0 multiply in fp16 alone."""
 
@@ -80,8 +85,8 @@ def ways(given: JobInput) -> Ways:
     given, notes = _on_this_machine(given)
     rows = [_way(given, name, title, changes) for name, title, changes in _plans(given)]
     if all(row.fits == "refused" for row in rows):
-        resolve(_job(given, rows[0].changes))
-    recipe = next(resolve(_job(given, row.changes)) for row in rows if row.fits != "refused")
+        resolve(with_changes(given, rows[0].changes))
+    recipe = next(resolve(with_changes(given, row.changes)) for row in rows if row.fits != "refused")
     batch, gpu = recipe.batch, recipe.hardware.gpu
     return Ways(given, recipe.model, gpu, recipe.parallel.world, batch.sequence_length, tuple(rows), notes)
 
@@ -97,21 +102,17 @@ def _on_this_machine(given: JobInput) -> tuple[JobInput, tuple[str, ...]]:
     return with_changes(given, {"gpu": "local"}), (found.source,)
 
 
-def _job(given: JobInput, changes: Mapping[str, Any]) -> JobInput:
-    return with_changes(given, changes)
-
-
 def _plans(given: JobInput) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(name, title, changes) of the ways that agree with what was said: who says LoRA does not mean all weights."""
-    job, said = given.job, given.sources
-    half = _half(given)
+    job, said = with_cluster(given.job, Notes(dict(given.sources)))[0], given.sources
+    half = _half(job.gpu)
     several = job.num_gpus > 1 and not {"sharding", "zero_stage"} & set(said)
     dtype = {} if "dtype" in said or half == "bf16" else {"dtype": half}
     base = {"method": "sft", "trainer": "trl", **dtype}
     weights = {"precision": job.dtype or half}
     if job.lora is None and job.quantization == "none":
         shared = {"sharding": "zero3"} if several else {}
-        yield "full", "all weights" + (", ZeRO-3" if several else ""), base | shared
+        yield "full", "full fine-tuning" + (", ZeRO-3" if several else ""), base | shared
     adapters: dict[str, Any] = {} if job.lora is not None else {"lora": {}}
     if job.quantization == "none":
         yield "lora", "LoRA", base | adapters | weights
@@ -120,13 +121,8 @@ def _plans(given: JobInput) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "qlora", f"LoRA over {job.quantization}", base | adapters | weights
 
 
-def _half(given: JobInput) -> str:
-    """The dtype of half precision on the job's card."""
-    text = given.job.gpu
-    if text is None and given.job.cluster is not None:
-        from memplan.clusters import find_cluster
-
-        text = find_cluster(given.job.cluster).gpu
+def _half(text: str | None) -> str:
+    """The dtype of half precision on a card."""
     gpu = find_gpu(text) if text else None
     major = gpu.architecture.partition(".")[0] if gpu else ""
     return HALF[gpu is not None and gpu.vendor == "nvidia" and major.isdecimal() and int(major) < 8]
@@ -135,7 +131,7 @@ def _half(given: JobInput) -> str:
 def _way(given: JobInput, name: str, title: str, changes: dict[str, Any]) -> Way:
     """One way, priced at the job's length, and how long a sequence it holds."""
     try:
-        recipe = resolve(_job(given, changes))
+        recipe = resolve(with_changes(given, changes))
     except MemplanError as error:
         return Way(name, title, changes, "refused", None, None, None, error.message)
     device = peak(recipe).device
@@ -146,19 +142,42 @@ def _way(given: JobInput, name: str, title: str, changes: dict[str, Any]) -> Way
     if verdict.fits != "yes" and device.low <= recipe.hardware.gpu.usable_bytes:
         verdict = peak(recipe, play=True).verdict or verdict  # as the report does, near the card's limit
 
-    def accepts(units: int) -> bool:
-        longer = resolve(_job(given, {**changes, "sequence_length": units * UNIT, "completion_length": None}))
-        judged = peak(longer, search=True).verdict
-        return judged is not None and judged.fits == "yes"
+    return Way(name, title, changes, verdict.fits, _longest(given, changes, recipe) or None, device)
+
+
+def _longest(given: JobInput, changes: dict[str, Any], recipe: Recipe) -> int:
+    """The longest sequence that fits, to some per cent, and never one that does not: bounds that need no play enclose
+    it, and what lies between them is played at a few lengths.
+    """
+    gpu = recipe.hardware.gpu
+    assert gpu is not None
+
+    def judged(units: int, **how: bool) -> Peak:
+        return peak(
+            resolve(with_changes(given, {**changes, "sequence_length": units * UNIT, "completion_length": None})), **how
+        )
+
+    def fits(units: int, **how: bool) -> bool:
+        verdict = judged(units, **how).verdict
+        return verdict is not None and verdict.fits == "yes"
 
     most = min(MOST, recipe.model.max_positions or MOST) // UNIT
-    return Way(name, title, changes, verdict.fits, largest(accepts, 1, most) * UNIT or None, device)
+    good = largest(lambda units: fits(units, search=True), 1, most)
+    band = largest(fits, max(good, 1), most)
+    most = largest(lambda units: judged(units).device.expected <= gpu.usable_bytes, max(band, 1), most)
+    tried = band
+    for _ in range(PLAYS):
+        if not good < tried <= most:
+            break
+        good, most = (tried, most) if fits(tried, play=True) else (good, tried - 1)
+        tried = (good + most + 1) // 2
+    return good * UNIT
 
 
 def _smallest(given: JobInput, changes: Mapping[str, Any]) -> str | None:
     """The smallest card of the catalogue that holds a way."""
     for gpu in listed():
-        verdict = peak(resolve(_job(given, {**changes, "gpu": gpu.name})), search=True).verdict
+        verdict = peak(resolve(with_changes(given, {**changes, "gpu": gpu.name})), search=True).verdict
         if verdict is not None and verdict.fits == "yes":
             return gpu.name
     return None

@@ -33,7 +33,11 @@ def job_of(row: dict[str, Any]) -> Recipe:
     job = row["job"]
     named = ["embed_tokens", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     frozen = [*named, "norm", "input_layernorm", "post_attention_layernorm", "lm_head"] if "trained" in job else []
+    hidden, layers, vocabulary = job["model"]
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
     keys = {
+        "model": LLAMA | shape | {"vocab_size": vocabulary},
+        "sequence_length": job.get("tokens", SEVERAL["sequence_length"]),
         "num_gpus": job["ranks"],
         "optimizer_impl": "fused",
         "gradient_accumulation_steps": job["accumulation"],

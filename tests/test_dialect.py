@@ -434,3 +434,18 @@ def test_scripts_that_start_each_other_come_to_an_end() -> None:
     Path("one.sh").write_text("bash two.sh\n")
     Path("two.sh").write_text(f"bash one.sh\n{CHILD.replace('$1', '1')}")
     assert check_file("one.sh", {"gpu": "h100-80gb"}).fits == "yes"
+
+
+OWN = "model_name_or_path: Qwen/Qwen2.5-0.5B\noutput_dir: x\nseed: 1\ngeneration: {max_new_tokens: 64}\n"
+
+
+def test_a_projects_own_sections_are_no_arguments_of_the_trainer() -> None:
+    Path("own.yaml").write_text(f"{OWN}training: {{per_device_train_batch_size: 2}}\n")
+    assert "no training config" in check_file("own.yaml", CARD).text
+    Path("own.yaml").write_text(f"{OWN}num_train_epochs: 1\nmodel_max_length: 64\n")
+    assert check_file("own.yaml", CARD).fits == "yes"
+
+
+def test_a_section_that_nobody_reads_decides_what_its_keys_do() -> None:
+    Path("own.yaml").write_text(f"{OWN}num_train_epochs: 1\nmodel_max_length: 64\ntraining: {{lora: {{r: 8}}}}\n")
+    assert "training (adapters)" in check_file("own.yaml", CARD).text

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ SAYS = {
     "trl_split_trainer.py": "at rejected.",
     "stop_before_oom.py": "exit code 1",
     "engine_shares.py": "every-sequence",
+    "agent_session.py": "! error: no model or job named 'llama-3.1-9b'",
     "mend_a_config.sh": "+per_device_train_batch_size: 8    # pairs",
 }
 
@@ -28,6 +30,8 @@ SAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_example_runs(name: str, tmp_path: Path) -> None:
+    if name == "agent_session.py" and find_spec("mcp") is None:
+        pytest.skip("the mcp SDK is not installed; docs/build.py runs it in CI")
     shim = tmp_path / "memplan"
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memplan "$@"\n', encoding="utf-8")
     shim.chmod(0o755)

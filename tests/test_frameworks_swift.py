@@ -325,3 +325,11 @@ def test_its_command_by_the_module_that_it_is(tmp_path: Path, start: str) -> Non
     assert framework_of(str(path)).name == "swift"
     job = read_target(str(path), {}).job
     assert (job.method, job.num_gpus, job.lora and job.lora.r) == ("dpo", 2, 4)
+
+
+def test_a_loss_in_chunks_of_a_divided_sequence_is_counted_as_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = "swift sft --model Qwen/Qwen2.5-0.5B --tuner_type lora --max_length 4096 --sequence_parallel_size 2\n"
+    path.write_text(f"NPROC_PER_NODE=2 CELOSS_PARALLEL_SIZE=512 {text}")
+    found = read_target(str(path), {})
+    assert [(each.key, each.decides) for each in found.unread if each.above] == [("CELOSS_PARALLEL_SIZE", "loss")]

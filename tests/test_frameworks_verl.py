@@ -266,6 +266,7 @@ SEES = RL.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct")
 
 def test_images_are_bounded_by_the_prompt(tmp_path: Path) -> None:
     found = read(tmp_path, SEES)
+    assert found.job.images is not None
     assert (found.job.images.per_example, found.job.images.tokens) == (1, 512 - 8)
     assert [each.asks for each in found.unread if each.above] == ["images"]
     text = read(tmp_path, SEES.replace("2.5-VL-3B-Instruct", "2.5-0.5B"))
@@ -274,7 +275,8 @@ def test_images_are_bounded_by_the_prompt(tmp_path: Path) -> None:
 
 def test_packed_rows_with_images_are_whole_sequences(tmp_path: Path) -> None:
     dynamic = f"{SEES} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=5000"
-    for options in ({}, {"images": {"per_example": 1, "width": 448, "height": 448}}):
+    sized: dict[str, Any] = {"images": {"per_example": 1, "width": 448, "height": 448}}
+    for options in ({}, sized):
         found = read(tmp_path, dynamic, **options)
         assert (found.job.batch_size, found.job.token_budget) == (5, None)
         assert "batch_size" in {each.asks for each in found.unread if each.above}

@@ -34,6 +34,7 @@ def test_names_are_unique_in_the_file() -> None:
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_a_row_holds_together(gpu: Gpu) -> None:
+    assert Gpu.model_validate(gpu.model_dump()) == gpu, "it is taken from the file unchecked"
     size = int(gpu.name.rpartition("-")[2].removesuffix("gb"))
     assert gpu.name == gpu.name.lower()
     assert 0.94 * gpu.memory_bytes < gpu.usable_bytes <= gpu.memory_bytes

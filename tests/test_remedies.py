@@ -249,3 +249,36 @@ def test_a_job_on_more_gpus_is_the_recipe_of_that_many(keys: Keys, more: Keys) -
             continue
         assert found is not None
         assert found.varied({"provenance.job": resolved.provenance.job}) == resolved
+
+
+def test_shorter_sequences_say_what_they_cut() -> None:
+    job = {"model": "qwen3-0.6b", "method": "sft", "gpu": "8GiB", "lora": {"r": 8}, "sequence_length": 16384,
+           "gradient_checkpointing": "full", "loss_head": "fused", "allocator": {"expandable_segments": True},
+           "lengths": {"p50": 2000, "p90": 8000, "max": 16384}}  # fmt: skip
+    plain = {key: value for key, value in job.items() if key != "lengths"}
+    for gpu in ("2.2GiB", "2.4GiB", "2.6GiB", "2.8GiB", "3GiB"):
+        titles = [[each.title for each in estimate({**kind, "gpu": gpu}).remedies] for kind in (job, plain)]
+        said = [next((title for title in each if title.startswith("sequences of")), "") for each in titles]
+        if all(said):
+            assert " % of sequences and " in said[0]
+            assert "cuts" not in said[1]
+            return
+    pytest.fail("no card on which shorter sequences are a remedy")
+
+
+def test_what_is_free_comes_before_what_is_not_and_length_last() -> None:
+    remedies = estimate({"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "h100-80gb", "num_gpus": 4,
+                         "sharding": "zero2", "batch_size": 4, "gradient_checkpointing": "none"}).remedies  # fmt: skip
+    first, last = remedies[0], remedies[-1]
+    assert not first.alters_training
+    assert not {"offload", "num_gpus", "sequence_length", "lora"} & set(first.changes)
+    assert len({tuple(sorted(each.changes)) for each in remedies}) == 3, last
+
+
+def test_the_base_of_lora_in_16_bit_is_free_and_first() -> None:
+    """TRL loads fp32 where nothing is said: one line of a config is more than any offload."""
+    job = {"model": "qwen3-8b", "method": "sft", "trainer": "trl", "gpu": "24GiB", "lora": {"r": 8},
+           "gradient_checkpointing": "full", "sequence_length": 512}  # fmt: skip
+    first = estimate(job).remedies[0]
+    assert first.title.startswith("the base's weights in bf16")
+    assert (first.changes["precision"], first.alters_training) == ("bf16", False)

@@ -97,7 +97,7 @@ def test_what_to_type_for_a_remedy_can_be_typed() -> None:
     from memplan.cli.options import collect
 
     for remedy in report_of("too large").remedies:
-        typed = words.option_words(remedy.changes).split()
+        typed = " ".join(words.to_type(remedy)).split()
         keys = collect(make("estimate", typed).make_context("estimate", typed).params)[1]
         assert estimate({**JOBS["too large"], **keys}).per_gpu.allocated_bytes == remedy.allocated_bytes
 

@@ -58,6 +58,7 @@ LAYERS = (
     "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
+    "trust",  # how sure an estimate is, by rows of its kind
     "api",  # what the world calls
     "ways",  # to train a model, for one who has not said how
     "snapshot",  # what an allocator recorded
@@ -65,6 +66,7 @@ LAYERS = (
     "logs",  # what an engine or a trainer printed
     "frameworks",  # training frameworks' files <-> Job
     "render",
+    "mcp",  # tools for agents
     "torch",  # pair schedules for training scripts
     "callback",  # estimates inside a Trainer
     "trace",  # real models on fake tensors
@@ -75,7 +77,7 @@ WITH_FRAMEWORKS = {"torch", "callback", "trace"}
 """Where torch and its kin may be imported; they come in an optional extra."""
 FACE = "__init__"
 """memplan/__init__.py: names of other modules as text, loaded on first use."""
-USE_THE_FACE = {"callback", "cli", "__main__", "render"}
+USE_THE_FACE = {"callback", "cli", "__main__", "mcp", "render"}
 """They say which version of memplan wrote something."""
 ENGINE_KNOWS = {"errors", "units", "tables", "spec", "engine"}
 """The engine takes a recipe and knows nothing of names, files, screens or the network."""

@@ -99,6 +99,13 @@ def test_over_several_cards_all_weights_are_sharded() -> None:
     assert estimate(with_changes(asked.given, asked.rows[0].changes)).job["sharding"] == "zero3"
 
 
+def test_a_cluster_is_its_card_and_all_its_gpus() -> None:
+    asked = found(cluster="kaggle-2xt4")
+    assert (asked.gpu and asked.gpu.name, asked.num_gpus) == ("t4-16gb", 2)
+    full = estimate(with_changes(asked.given, asked.rows[0].changes)).job
+    assert (full["sharding"], full["dtype"]) == ("zero3", "fp16")
+
+
 def test_the_screen_has_the_answer_the_lines_and_what_to_type(run: Run) -> None:
     code, out, _ = run("estimate", "llama-3.1-8b", "--gpu", "3060")
     text = " ".join(out.split())

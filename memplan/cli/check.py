@@ -47,7 +47,7 @@ def parameters() -> list[Parameter]:
 def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
     from memplan.cli.output import check_place, print_text, write_report
-    from memplan.frameworks.checking import check_all, worst
+    from memplan.frameworks.checking import MOST_ADVISED, check_all, worst
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
     form = {"md": "markdown"}.get(form, form)
@@ -66,10 +66,11 @@ def check(values: Mapping[str, Any]) -> int:
     model, keys = options.collect(values)
     keys |= {"model": model} if model is not None else {}
     beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
-    found = [each for path in files for each in check_all(path, keys, beside, framework, others)]
+    quiet = form == "text" and bool(values.get("quiet"))
+    advise = len(files) <= MOST_ADVISED and not quiet
+    found = [each for path in files for each in check_all(path, keys, beside, framework, others, advise)]
     for path, its_form in reports.items():
         write_report(path, written(found, its_form), bool(values.get("force")))
-    quiet = form == "text" and bool(values.get("quiet"))
     print_text(written([each for each in found if each.exit_code] if quiet else found, form, quiet))
     if form == "text" and not quiet:
         for text in dict.fromkeys(text for each in found for text in each.warnings):
@@ -103,5 +104,11 @@ def _text(each: "Checked", quiet: bool) -> str:
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
     text = said(f"{word}{each.text}{f'; {each.hint}' if each.hint else ''}")
     answer = one_line(f"{place}: {text}")
-    assumed = one_line(said(f"assumed: {', '.join(each.assumed)}"))
-    return f"{answer}\n  {assumed}\n" if each.assumed and not quiet else f"{answer}\n"
+    below = [said(f"assumed: {', '.join(each.assumed)}")] if each.assumed else []
+    below += [said(f"fits with {each.remedy}:"), *(f"  {line}" for line in each.write)] if each.remedy else []
+    return "".join(f"{line}\n" for line in (answer, *(() if quiet else (_indented(text) for text in below))))
+
+
+def _indented(text: str) -> str:
+    """A line below an answer."""
+    return f"  {' ' * (len(text) - len(text.lstrip()))}{one_line(text.lstrip())}"

@@ -27,6 +27,7 @@ COMMANDS = {
     "show": "What memplan knows: gpus, models, jobs, methods and more.",
     "explain": "What a term of a report means; with a job, its numbers.",
     "schema": "The JSON Schema of a job, a report or a comparison.",
+    "mcp": "A server for agents: the same as tools.",
     "completion": "A script that completes all this in bash, zsh or fish.",
 }
 """Every command with its line in the help; each is a module of memplan.cli with a function of that name."""

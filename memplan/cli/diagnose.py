@@ -39,7 +39,14 @@ def diagnose(values: Mapping[str, Any]) -> int:
     to = output.read_output(values)
     text = text_of(values.get("text"))
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
-    found = diagnose_job(text, options.read_given(values)) if job else read(text)
+    if job:
+        from memplan.frameworks.own_words import worded
+
+        given = options.read_given(values)
+        found = diagnose_job(text, given)
+        found = found._replace(remedies=worded(given, found.remedies)) if given.source else found
+    else:
+        found = read(text)
     to.write(_result(found))
     return EXIT_DONE
 
@@ -48,7 +55,9 @@ def _result(found: "Diagnosis") -> Result:
     from memplan.render.diagnose_view import diagnose_blocks
 
     return Result(
-        found.to_dict, lambda width: list(diagnose_blocks(found)), lambda: [match.to_dict() for match in found.matches]
+        found.to_dict,
+        lambda width: list(diagnose_blocks(found, width)),
+        lambda: [match.to_dict() for match in found.matches],
     )
 
 

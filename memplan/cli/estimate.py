@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from memplan.render.blocks import Block
     from memplan.report import Report
     from memplan.spec.reading import JobInput
+    from memplan.trust import Trust
     from memplan.ways import Ways
 
 HELP = """What a training job will use on each GPU, where it peaks and why, whether it fits, and what to change.
+With a model and a card alone: full fine-tuning, LoRA and QLoRA, and how long a sequence each holds.
 
-Examples: memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb; memplan estimate job.yaml --json
+Examples: memplan estimate qwen3-8b --gpu 4090; memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb;
+memplan estimate job.yaml --json
 """
 
 
@@ -33,6 +36,7 @@ def parameters() -> list[Parameter]:
         option("verify", bool, "--verify"),
         option("exact", bool, "--exact"),
         option("play", bool, "--play"),
+        option("how_sure", bool, "--how-sure"),
         option("quiet", bool, "--quiet", "-q"),
         option("summary", bool, "--summary"),
         *output.parameters(),
@@ -55,7 +59,8 @@ def estimate(values: Mapping[str, Any]) -> int:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    shown = [name for name in ("rule_of_thumb", "ranks", "explain", "quiet", "summary") if values.get(name)]
+    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure")
+    shown = [name for name in names if values.get(name)]
     to.write(_result(report, shown, found))
     for text in report.warnings:
         warn(text)
@@ -90,7 +95,14 @@ def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     from memplan.api import estimate as estimate_job
 
     with spinner("reading the model's config"):
-        return estimate_job(_exact(given) if values.get("exact") else given, play=True if values.get("play") else None)
+        report = estimate_job(
+            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
+        )
+    if given.source is None:
+        return report
+    from memplan.frameworks.own_words import in_own_words
+
+    return in_own_words(given, report)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
@@ -137,10 +149,11 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         from memplan.render.summary import summary
         from memplan.render.thumb_view import thumb_data
 
+        sure = {"how_sure": _trust(report).to_dict()} if "how_sure" in shown else {}
         if "summary" in shown:
-            return summary(report)
+            return summary(report) | sure
         more = {"rule_of_thumb": thumb_data(report)} if thumb else {}
-        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {})
+        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
 
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
@@ -154,7 +167,12 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
             return thumb_blocks(report)
         ranks = ranks_blocks(report) if "ranks" in shown else []
         explained = [*ledger_blocks(report), *origins_blocks(report)] if "explain" in shown else []
-        return [*estimate_blocks(report, width), *ranks, *explained]
+        under: list[Block] = []
+        if "how_sure" in shown:
+            from memplan.render.trust_view import trust_blocks
+
+            under = list(trust_blocks(_trust(report)))
+        return [*estimate_blocks(report, width, under), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
         from memplan.render.thumb_view import thumb_data
@@ -163,6 +181,14 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         return terms
 
     return Result(data, view, rows)
+
+
+def _trust(report: "Report") -> "Trust":
+    """How sure the estimate is, by measured runs of its kind."""
+    from memplan.trust import trust
+
+    with spinner("estimating measured runs of this kind"):
+        return trust(report)
 
 
 def _verify(report: "Report") -> None:

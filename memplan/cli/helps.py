@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
 from memplan.cli.said_help import write_rows
 from memplan.lang import ENGLISH, language
+from memplan.spec.allocator import Allocator
 from memplan.spec.job import Job
 from memplan.spec.lora import Lora
 from memplan.spec.rollout import Rollout
@@ -55,6 +56,7 @@ EXTRA = {
     "from its modules (memplan[trace]; seconds).",
     "quiet": "The first line alone: the verdict, or the peak where no card is named.",
     "summary": "The main figures as JSON, in some 2 kB.",
+    "how_sure": "Errors of measured runs like it; the nearest of them, with its source (seconds).",
     "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
@@ -68,6 +70,8 @@ EXTRA = {
     "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "folders": "Folders that an agent may read.",
+    "timeout": "The most a call may take. [default 60]",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
     "tokenizer": "A folder with tokenizer.json, or the file.",
     "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
@@ -134,7 +138,11 @@ def documented_options() -> list[JobOption]:
     return [_documented(option, texts) for option in job_options()]
 
 
-INNER: dict[str, type[Lora] | type[Rollout]] = {"lora": Lora, "rollout": Rollout}
+INNER: dict[str, type[Lora] | type[Rollout] | type[Allocator]] = {
+    "lora": Lora,
+    "rollout": Rollout,
+    "allocator": Allocator,
+}
 """Keys whose own keys are options."""
 
 
@@ -156,7 +164,7 @@ def _documented(option: JobOption, texts: dict[Any, dict[str, str]]) -> JobOptio
     return option._replace(help=text + also, hidden=hidden)
 
 
-def _values(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> str:
+def _values(owner: type[Job] | type[Lora] | type[Rollout] | type[Allocator], key: str) -> str:
     """' One of …; default …' where there is something to say."""
     choices = CHOICES.get(key, ()) if owner is Job else _literals(owner.model_fields[key].annotation)
     default = owner.model_fields[key].default
@@ -220,9 +228,9 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
         text = option.help if option else output.HELP.get(key) or EXTRA[key]
         is_option = param.param_type_name == "option"
         found.setdefault(title if is_option else "Arguments", []).append((key, _written(param, everything), text))
-    found.setdefault("Output", []).append(
-        ("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]")
-    )
+    found.setdefault("Output", [])
+    if everything:
+        found["Output"].append(("lang", "--lang NAME", "Language of what is said: en, zh. [default: the locale's]"))
     found["Output"].append(("help_all", "--help-all", "Every option, in full."))
     if not everything:
         for title, keys in COMMON.items():

@@ -17,7 +17,14 @@ from memplan.spec.lengths import in_full
 from memplan.spec.lora import Lora
 from memplan.spec.reading import SHORTHANDS, canonical_key
 from memplan.spec.rollout import Rollout
-from memplan.tables.choices import ALIASES, CHOICES, TRAINING_ONLY
+from memplan.tables.choices import (
+    ALIASES,
+    ALLOCATOR_OPTIONS,
+    CHOICES,
+    ROLLOUT_OPTIONS,
+    TRAINING_ONLY,
+    rollout_option,
+)
 
 if TYPE_CHECKING:
     from memplan.spec.reading import JobInput
@@ -110,21 +117,6 @@ MAPPINGS = (
 """Keys that hold keys of their own: by --set, LoRA's also by --lora-*."""
 
 
-ROLLOUT = (
-    "engine",
-    "engine_version",
-    "tensor_parallel",
-    "gpu_memory_utilization",
-    "mem_fraction_static",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_dtype",
-    "enforce_eager",
-)
-"""Keys of ``rollout`` that are options of their own, under the engines' names; the others go by --set."""
-
-
 class JobOption(NamedTuple):
     """One option: the parameter that typer passes, how it is written, and what its help says."""
 
@@ -145,7 +137,12 @@ def job_options() -> tuple[JobOption, ...]:
     options += [
         JobOption(key, (flag,), "", _section(key)) for key, (flag, _) in FLAGS.items() if key not in Job.model_fields
     ]
-    return (*options, *map(_of_lora, Lora.model_fields), *map(_of_rollout, ROLLOUT))
+    return (
+        *options,
+        *map(_of_lora, Lora.model_fields),
+        *map(_of_rollout, ROLLOUT_OPTIONS),
+        *map(_of_allocator, ALLOCATOR_OPTIONS),
+    )
 
 
 def _of_key(key: str) -> JobOption:
@@ -166,11 +163,15 @@ def _of_lora(key: str) -> JobOption:
 
 
 def _of_rollout(key: str) -> JobOption:
-    name = key.replace("_", "-")
-    written = (f"--rollout-{name}",) if key in ("engine", "tensor_parallel", "dtype") else (f"--{name}",)
+    name = f"--{rollout_option(key)}"
     if _is_flag(Rollout, key):
-        return JobOption(f"rollout_{key}", (f"{written[0]}/--no-{written[0][2:]}",), "", "Generation")
-    return JobOption(f"rollout_{key}", written, _metavar(Rollout, key), "Generation")
+        return JobOption(f"rollout_{key}", (f"{name}/--no-{name[2:]}",), "", "Generation")
+    return JobOption(f"rollout_{key}", (name,), _metavar(Rollout, key), "Generation")
+
+
+def _of_allocator(key: str) -> JobOption:
+    name = key.replace("_", "-")
+    return JobOption(f"allocator_{key}", (f"--{name}/--no-{name}",), "", "GPUs")
 
 
 def _section(key: str) -> str:
@@ -231,6 +232,9 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     rollout = {name.removeprefix("rollout_"): given.pop(name) for name in list(given) if name.startswith("rollout_")}
     if rollout:  # a version is text, and looks like a number
         given["rollout"] = {key: value if key == "engine_version" else scalar(value) for key, value in rollout.items()}
+    allocator = {key: given.pop(f"allocator_{key}") for key in ALLOCATOR_OPTIONS if f"allocator_{key}" in given}
+    if allocator:
+        given["allocator"] = allocator
     if "lengths" in given:
         given["lengths"] = in_full(given["lengths"])
     for flag, name in (("--set", "set_"), ("--fix", "fix")):

@@ -27,9 +27,10 @@ BACKWARD_MOVES = 1.6
 UNPACKED: dict[str, float] = {"gptq": 16.0}
 """Bytes for each weight beyond its bits and its dequantised self, where PyTorch's operations unpack it: shifted (2),
 and masked (4), the zero taken off (4), scaled (4), copied (2)."""
-FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
+FLASH_BACKWARD, EAGER_BACKWARD = 2.5 * 73 / 63, 2.0
 """Attention's backward against its forward: five products, the scores made again, against two (arXiv:2205.14135,
-algorithm 4); eager keeps them, and has four."""
+algorithm 4), at 63 % of the peak at best where the forward reaches 73 % (arXiv:2307.08691, section 4.1); eager keeps
+them, and has four."""
 BLOCK = 128
 """Positions of a tile of a causal kernel: those on the diagonal are computed whole."""
 EAGER_BYTES = 22.0
@@ -92,6 +93,8 @@ class Shape(NamedTuple):
     padded: bool
     merged: bool
     """Products of one input are one."""
+    imbalance: float
+    """Tokens of the fullest rank's experts, as a multiple of the mean."""
     trained: float
     """Share of the products that also have a gradient of their weights."""
     adapter: float
@@ -130,11 +133,12 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         tensor=degrees.tensor,
         context=degrees.context,
         expert=degrees.expert,
-        expert_tensor=degrees.expert_tensor if degrees.expert > 1 or recipe.trainer.megatron else degrees.tensor,
+        expert_tensor=expert_parts(recipe),
         sequence=degrees.sequence,
         itemsize=recipe.numerics.autocast or recipe.numerics.itemsize,
         wide=(recipe.numerics.autocast or recipe.numerics.itemsize) == 4,
         merged=recipe.trainer.megatron,
+        imbalance=recipe.megatron.moe_expert_imbalance if recipe.trainer.megatron else 1.0,
         fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
         attention="flash" if recipe.trainer.megatron else recipe.operators.attention,
         padded=recipe.batch.padded,
@@ -148,6 +152,12 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         checkpointed=checkpointed,
         every=again.every,
     )
+
+
+def expert_parts(recipe: Recipe) -> int:
+    """Ranks that have a part of each expert: Megatron's own degree, or where experts are not spread, tensor's."""
+    degrees = recipe.parallel
+    return degrees.expert_tensor if recipe.trainer.megatron or degrees.expert > 1 else degrees.tensor
 
 
 def without_training(shape: Shape) -> Shape:
@@ -183,7 +193,9 @@ def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> 
 def _layer(each: Work, shape: Shape, device: Device, rates: Rates) -> Pass:
     tokens = shape.rows * shape.length / shape.context
     memory = device.memory * rates.memory
-    layout = Layout(tokens, shape.tensor, shape.expert, shape.expert_tensor, shape.itemsize, shape.merged)
+    layout = Layout(
+        tokens, shape.tensor, shape.expert, shape.expert_tensor, shape.itemsize, shape.merged, shape.imbalance
+    )
     made = products(each, layout, device, rates)
     adapters = _adapters(shape, tokens, device, rates)
     unpacked = 0.0

@@ -4,7 +4,8 @@ A column-parallel product has its columns divided, a row-parallel one its rows o
 of the same three extents turned. Experts are one grouped product: every rank of the stage that sees other tokens, or a
 part of the same ones, does its share of all that is routed, wherever the experts stand, so that what a rank multiplies
 is its own tokens' work divided by tensor parallelism alone; their layout decides how many experts it holds, how wide,
-and so how many tokens each of them gets. Assumed: tokens spread evenly over experts.
+and so how many tokens each of them gets. Assumed: a rank's tokens
+spread evenly over its experts.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ class Layout(NamedTuple):
     itemsize: int
     merged: bool
     """Products of one input are one (Megatron's linear_qkv and linear_fc1)."""
+    imbalance: float = 1.0
+    """Tokens of the fullest rank's experts, for which all wait, as a multiple of the mean."""
 
 
 class Products(NamedTuple):
@@ -66,7 +69,7 @@ def extents(each: Work, layout: Layout) -> Iterator[Extents]:
         yield Extents(tokens, product.outputs / columns, product.inputs / inner)
     if each.grouped:
         held = max(1.0, each.experts / layout.expert)
-        routed = tokens / tensor * layout.expert_tensor * each.routed / held
+        routed = layout.imbalance * tokens / tensor * layout.expert_tensor * each.routed / held
         for product in each.grouped:
             columns, inner = (1, layout.expert_tensor) if product.by_rows else (layout.expert_tensor, 1)
             yield Extents(routed, product.outputs / columns, product.inputs / inner, held)

@@ -12,7 +12,18 @@ from typing import NamedTuple
 from memplan.cost.generation import generating
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import adding_seconds, host_seconds, optimizer_seconds, trained_elements
-from memplan.cost.passes import Head, Pass, Shape, head_pass, layers_pass, shape_of, without_training
+from memplan.cost.passes import (
+    EAGER_BACKWARD,
+    FLASH_BACKWARD,
+    Head,
+    Pass,
+    Shape,
+    expert_parts,
+    head_pass,
+    layers_pass,
+    shape_of,
+    without_training,
+)
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
 from memplan.cost.stages import shares
 from memplan.cost.traffic import (
@@ -93,7 +104,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
         share, head = of.fullest, NO_HEAD
     forward = trained.forward * share + head.forward
     backward = (trained.backward + trained.again) * share + head.backward + adding_seconds(recipe, sizes, device, rates)
-    activations = _activations(recipe, work, trained, over) * share
+    activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
     exposed = _waited(data.forward, hidden * forward, rates) + _waited(data.backward, hidden * backward, rates)
@@ -107,7 +118,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
     seconds = training + generation + made.moved
     products = micro * share * trained.products * (2 + _trained_share(recipe, work))
-    attention = micro * share * trained.attention * 3.5
+    eager = recipe.operators.attention == "eager"
+    attention = micro * share * trained.attention * (1 + (EAGER_BACKWARD if eager else FLASH_BACKWARD))
     heads = micro * (head.forward + head.backward)
     again = micro * share * trained.again
     moves = micro * (forward + backward) - products - attention - heads - again
@@ -155,11 +167,14 @@ def _remembered(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> 
     return made
 
 
-def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links) -> float:
+def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, rates: Rates) -> float:
     """Exposed seconds of communication that activations cause in one micro-step: tensor and expert parallelism wait in
     forward, backward and where forward is made again; a ring of keys and values runs beside attention."""
     times = 2 + (trained.again / trained.forward if trained.forward else 0)
-    waits = (tensor_parallel(recipe, work, over) + expert_parallel(recipe, work, over)) * times
+    tensor = tensor_parallel(recipe, work, over)
+    if recipe.trainer.megatron and recipe.megatron.tp_comm_overlap:
+        tensor = _waited(tensor, rates.overlap * trained.products, rates)
+    waits = (tensor + expert_parallel(recipe, work, over)) * times
     ring = context_parallel(recipe, work, over) * (times + 1)
     return waits + max(0.0, ring - trained.attention * (times + 1))
 
@@ -219,8 +234,8 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     degrees = recipe.parallel
     experts = sum(count * each.expert_stored for count, each in work.layers)
     dense = work.elements - experts
-    split = degrees.expert * (degrees.expert_tensor if degrees.expert > 1 else degrees.tensor)
-    weights = (dense / degrees.tensor + experts / max(split, 1)) / degrees.pipeline
+    split = degrees.expert * expert_parts(recipe)
+    weights = (dense / degrees.tensor + experts / split) / degrees.pipeline
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
     modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
     trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0

@@ -106,14 +106,18 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
 
 
 def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
-    """One forward's all-reduces over all layers of one micro-batch: after the mixer and after the feed-forward."""
+    """One forward's all-reduces over all layers of one micro-batch: after the mixer and after a dense feed-forward. The
+    tokens of a mixture stay divided along the sequence, and go to their experts so."""
     degrees = recipe.parallel
     if degrees.tensor == 1:
         return 0.0
     of = group(degrees.tensor, 1, recipe.hardware.gpus_per_node)
     tokens = recipe.rows * recipe.batch.sequence_length / degrees.context
     return sum(
-        2 * count * reduce(tokens * each.width * recipe.numerics.itemsize, of, over) for count, each in work.layers
+        (1 if each.routed and degrees.sequence else 2)
+        * count
+        * reduce(tokens * each.width * recipe.numerics.itemsize, of, over)
+        for count, each in work.layers
     )
 
 
@@ -131,17 +135,19 @@ def context_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
 
 
 def expert_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
-    """One forward's dispatch and combine over all layers of one micro-batch."""
-    degrees = recipe.parallel
-    if degrees.expert == 1:
+    """One forward's dispatch and combine over all layers of one micro-batch: to the ranks of the experts, and to all
+    that have a part of each (Megatron-LM transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher)."""
+    degrees, near = recipe.parallel, recipe.hardware.gpus_per_node
+    parts = degrees.expert_tensor if recipe.trainer.megatron else 1
+    if degrees.expert == parts == 1:
         return 0.0
-    of = group(degrees.expert, max(1, degrees.expert_tensor), recipe.hardware.gpus_per_node)
+    sent, shared = group(degrees.expert, parts, near), group(parts, 1, near)
     tokens = recipe.rows * recipe.batch.sequence_length / degrees.context / (degrees.tensor if degrees.sequence else 1)
-    return sum(
-        2 * count * exchange(tokens * each.routed * each.width * recipe.numerics.itemsize, of, over)
-        for count, each in work.layers
-        if each.routed
-    )
+    total = 0.0
+    for count, each in work.layers:
+        size = tokens * each.routed * each.width * recipe.numerics.itemsize
+        total += 2 * count * (exchange(size, sent, over) + gather(size * parts, shared, over))
+    return total
 
 
 def pipeline(recipe: Recipe, work: ModelWork, over: Links) -> float:

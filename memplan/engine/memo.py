@@ -73,7 +73,8 @@ class Reading(dict[str, Any]):
         self.known, self.recipe, self.parts, self.names = known, recipe, parts, names
 
     def __missing__(self, name: str) -> Any:
-        key = self[name] = self.known.key(GETTER(name)(self.parts if name in self.names else self.recipe))
+        source = self.parts if name in self.names else self.recipe
+        key = self[name] = self.known.key(GETTER(name)(source) if name else source)  # of which a copy was made: all
         return key
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.frameworks.deciding import subject_of
+from memplan.frameworks.deciding import subject_of, subject_of_section
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, UNSET, Draft, NotKnown, Origin, short
 from memplan.spec.plain import Odd
@@ -97,14 +97,20 @@ class Keys:
         self._open: dict[str, Unread] = {}
         """Keys whose value stands for something that the file does not hold."""
 
+    def raw(self, key: str) -> Any:
+        """What the file says, or what is tried in its place (``own_words``)."""
+        name = f"{self.settings.prefix}{key}"
+        self.draft.asked.setdefault(name, self.settings)
+        return self.draft.tried.get(name, self.settings.values.get(key))
+
     def has(self, key: str) -> bool:
         """Whether the file says it, other than null."""
-        return self.settings.values.get(key) is not None
+        return self.raw(key) is not None
 
     def get(self, key: str) -> Any:
         """The file's value, else the framework's default, else None; the key counts as understood."""
         self._taken.add(key)
-        value = self.settings.values.get(key)
+        value = self.raw(key)
         return self.defaults.get(key) if value is None else value
 
     def text(self, key: str) -> str | None:
@@ -245,7 +251,8 @@ class Keys:
         if self.has(key) and key not in self._open:
             name = f"{self.settings.prefix}{key}"
             if decides is None:
-                decides = subject_of(name, self.settings.values[key])
+                value = self.raw(key)
+                decides = subject_of_section(name, value) if isinstance(value, Mapping) else subject_of(name, value)
             self.draft.warn(name, self.settings.where(key), why, decides, hint)
 
     def close(self, harmless: Iterable[str] = ()) -> None:

@@ -23,6 +23,7 @@ from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
+from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput, with_changes
 from memplan.units import format_bytes
 
@@ -63,12 +64,23 @@ class Checked:
     warnings: tuple[str, ...] = ()
     hint: str = ""
     exit_code: int = EXIT_DONE
+    remedy: str = ""
+    """Where it does not fit, the first change with which it does."""
+    write: tuple[str, ...] = ()
+    """What to write for it, in the file's own words."""
     name: str = ""
     """``train.sh:40`` of a script with several trainings; not in JSON, where ``line`` says it."""
 
+    @property
+    def advice(self) -> str:
+        """What to do about it, in a sentence."""
+        if self.hint or not self.remedy:
+            return self.hint
+        return f"fits with {self.remedy}: {'; '.join(self.write)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "cards")}
+        return {key: value for key, value in asdict(self).items() if key != "name"}
 
 
 def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "") -> Checked:
@@ -77,29 +89,38 @@ def check_file(path: str, options: Mapping[str, Any], beside: Sequence[str] = ()
 
 
 def check_all(
-    path: str, options: Mapping[str, Any], beside: Sequence[str] = (), framework: str = "", others: bool = True
+    path: str,
+    options: Mapping[str, Any],
+    beside: Sequence[str] = (),
+    framework: str = "",
+    others: bool = True,
+    advise: bool = True,
 ) -> list[Checked]:
     """One file under the options, or each of a folder: an answer for each training in it, one at least. ``others``:
-    a file that is no training config is an error, in place of being skipped. Raises UsageError where no card is named;
+    a file that is no training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which
+    takes a second or more a file that does not fit. Raises UsageError where no card is named;
     whatever is wrong with a file is returned, so that the others keep their answers.
     """
     if os.path.isdir(path):
-        return _check_folder(path, options, beside, framework)
+        return _check_folder(path, options, beside, framework, advise)
     if not others and os.path.isfile(path) and not is_training(path):
         return [Checked(path, "skipped", "no training config that memplan knows")]
     found = _guarded(path, lambda: list(documents_of(path)))
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
-    return [_check(document.path, document, named, options, beside, framework) for document in found]
+    return [_check(document, named, options, beside, framework, advise) for document in found]
 
 
-def _check_folder(folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str) -> list[Checked]:
+def _check_folder(
+    folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool
+) -> list[Checked]:
     """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
     paths, programs = files_of(folder)
     kept = {os.path.normpath(path) for path in beside}
     trainings = [path for path in paths if path not in kept and is_training(path)]
-    found = [each for path in trainings for each in check_all(path, options, beside, framework)]
+    advise = advise and len(trainings) <= MOST_ADVISED
+    found = [each for path in trainings for each in check_all(path, options, beside, framework, True, advise)]
     if all(each.fits == "skipped" for each in found):
         hint = "name the folder of the configs, or a program itself"
         return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
@@ -110,6 +131,8 @@ def _check_folder(folder: str, options: Mapping[str, Any], beside: Sequence[str]
 
 
 MOST_NAMED = 3
+MOST_ADVISED = 3
+"""Files at once for which remedies are looked for: of more, one by itself."""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -117,9 +140,15 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _check(
-    path: str, document: Document, named: bool, options: Mapping[str, Any], beside: Sequence[str], framework: str
+    document: Document,
+    named: bool,
+    options: Mapping[str, Any],
+    beside: Sequence[str],
+    framework: str,
+    advise: bool,
 ) -> Checked:
     """One training."""
+    path = document.path
 
     def work() -> Checked:
         from memplan.reporting import build_report
@@ -136,7 +165,7 @@ def _check(
             raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None
         if report.verdict is None:
             raise _NoCard
-        return _answer(path, given, report)
+        return _answer(path, given, report, advise)
 
     found = _guarded(path, work)
     return replace(found, line=document.place, name=document.name) if named else found
@@ -180,7 +209,7 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
         return Checked(path, "error", text, hint="report it with the file", exit_code=EXIT_BUG)
 
 
-def _answer(path: str, given: JobInput, report: Report) -> Checked:
+def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked:
     """What is said of a file that was read."""
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
@@ -205,6 +234,7 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
     line, _ = placed(where, path)
+    remedy, write = _remedy(given, report) if advise else ("", ())
     return Checked(
         path,
         verdict.fits,
@@ -225,7 +255,25 @@ def _answer(path: str, given: JobInput, report: Report) -> Checked:
         report.warnings,
         hint,
         EXIT_CODES.get(verdict.fits, EXIT_DONE),
+        remedy=remedy,
+        write=write,
     )
+
+
+def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
+    """The first change with which it fits, and the lines to write in the file's own words; nothing where it fits, or
+    nothing does."""
+    if report.unclear or report.verdict is None or report.verdict.fits != "no":
+        return "", ()
+    from memplan.frameworks.own_words import emit_command, own_lines
+    from memplan.remedies import remedies
+
+    found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
+    if found is None:
+        return "", ()
+    lines = own_lines(given, found.changes) or (option_words(found.changes),)
+    command = emit_command(given, found.changes) if given.source else ""
+    return found.title, (*lines, f"or: {command}") if command else lines
 
 
 DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "sharding")

@@ -41,6 +41,23 @@ def _by_name(name: str) -> str:
     return next((subject for subject, pattern in SUBJECTS.items() if re.search(pattern, name)), "")
 
 
+ASIDE = re.compile(
+    r"(?i)^(eval|test|val|data|generat|sampling|infer|reward|log|wandb|report|prompt|metric|callback|env)"
+)
+"""Sections that speak of something else than the update."""
+
+
+def subject_of_section(key: str, value: Mapping[object, object]) -> str:
+    """What of memory a section decides that nobody reads: what the first of its keys does that decides any."""
+    if ASIDE.search(key.rpartition(".")[2]):
+        return ""
+    inner = (
+        subject_of_section(str(name), each) if isinstance(each, Mapping) else subject_of(str(name), each)
+        for name, each in value.items()
+    )
+    return subject_of(key) or next(filter(None, inner), "")
+
+
 def subject_of(key: str, value: object = True) -> str:
     """What of memory a key decides, one of ``SUBJECTS``; empty for nothing, or little.
 

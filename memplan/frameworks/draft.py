@@ -55,6 +55,10 @@ class Draft:
     """The script that is read, which may write files of its own."""
     followed: list[str] = field(default_factory=list)
     """Paths of the documents that were opened, so that none is read twice."""
+    asked: dict[str, Settings] = field(default_factory=dict)
+    """Every key that a reader asked for, as its file spells it, and where it asked."""
+    tried: Mapping[str, Any] = field(default_factory=dict)
+    """Values that stand in the place of a file's own, by the same names."""
     beside: dict[str, Document] = field(default_factory=dict)
     """Files given beside the training's, by their framework."""
 

@@ -77,12 +77,12 @@ class Prefixed(Keys):
     def get(self, key: str) -> Any:
         """By either spelling."""
         self._taken.update((key, f"fsdp_{key}"))
-        value = self.settings.values.get(self.named(key))
+        value = self.raw(self.named(key))
         return self.defaults.get(key) if value is None else value
 
     def has(self, key: str) -> bool:
         """By either spelling."""
-        return self.settings.values.get(self.named(key)) is not None
+        return self.raw(self.named(key)) is not None
 
 
 def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
@@ -22,6 +23,8 @@ from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
 from memplan.spec.reading import JobInput, build_job, merged, normalise, unanswered
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_target(
@@ -127,13 +130,18 @@ def _beside(path: str) -> tuple[Document, Framework]:
     return document, row
 
 
-def read_documents(files: Sequence[tuple[Document, Framework]], options: Mapping[str, Any]) -> JobInput:
-    """One job of several files: the trainer's first, then those that say how it runs."""
-    draft = draft_of(files, options)
-    return job_input(draft, options)
+def read_documents(
+    files: Sequence[tuple[Document, Framework]], options: Mapping[str, Any], tried: Mapping[str, Any] = NONE
+) -> JobInput:
+    """One job of several files: the trainer's first, then those that say how it runs. ``tried``: values in the place of
+    the files' own."""
+    draft = draft_of(files, options, tried)
+    return job_input(draft, options)._replace(source=(tuple(files), dict(options)))
 
 
-def draft_of(files: Sequence[tuple[Document, Framework]], options: Mapping[str, Any]) -> Draft:
+def draft_of(
+    files: Sequence[tuple[Document, Framework]], options: Mapping[str, Any], tried: Mapping[str, Any] = NONE
+) -> Draft:
     """The draft that the files make. Raises InvalidJob where two of them describe a training."""
     trainers = [(document, row) for document, row in files if not row.launches]
     if len(trainers) > 1:
@@ -142,7 +150,7 @@ def draft_of(files: Sequence[tuple[Document, Framework]], options: Mapping[str, 
             f"two trainings: {one.path} is a file of {a.title}, {two.path} of {b.title}", "give them one by one"
         )
     from_options, _ = normalise(options)
-    draft = Draft(given=frozenset(from_options), options=from_options)
+    draft = Draft(given=frozenset(from_options), options=from_options, tried=tried)
     beside = [(document, row) for document, row in files if row.launches]
     draft.beside = {row.name: document for document, row in beside} if trainers else {}
     for document, row in [*trainers, *beside]:

@@ -106,6 +106,7 @@ def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, st
     version = _version(settings, draft)
     keys = Spelled(draft, _bundled(settings, draft, version), FRAMEWORK, {} if megatron else BY_VERSION[version])
     _environment(keys, environment, verb)
+    draft.facts["chunks"] = environment.get("CELOSS_PARALLEL_SIZE", "")
     _model(keys)
     if megatron:
         swift_megatron.read_arguments(keys, verb, environment, version)
@@ -197,6 +198,9 @@ def _share_sequences(keys: Keys, size: int) -> None:
     if size > 1:
         where = keys.settings.where("sequence_parallel_size")
         keys.draft.remarks.append(f"{where}: sequences are counted as the part that each of {size} ranks holds")
+    if size > 1 and keys.draft.facts.get("chunks"):
+        why = "a loss in chunks of tokens is counted as whole"
+        keys.draft.bound("CELOSS_PARALLEL_SIZE", where, why, "loss")
 
 
 def _bundled(settings: Settings, draft: Draft, version: str) -> Settings:

@@ -5,6 +5,8 @@ A file of arguments names no model; scripts of transformers' examples take ``--m
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
@@ -40,7 +42,21 @@ def recognise(document: Document) -> tuple[str, ...]:
     if document.form == "shell":
         return tuple(launch.program for launch in launches(document) if is_training(launch))[:1]
     marks = tuple(key for key in MARKS if key in document.keys)
-    return marks if document.form in ("yaml", "json") else ()
+    of_a_project = own_sections(document.settings.values) and not STRONG & document.keys
+    return marks if document.form in ("yaml", "json") and not of_a_project else ()
+
+
+STRONG = words("per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate max_steps")
+"""What stands at the top where TrainingArguments do."""
+_SECTIONS = re.compile(
+    r"deepspeed|fsdp|accelerator_config|env|lora|peft|quantization\w*|datasets?|\w+_(config|kwargs|args)"
+)
+
+
+def own_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sections of a project's own: ``training: {…}``."""
+    found = [key for key, value in values.items() if isinstance(value, Mapping) and value]
+    return tuple(key for key in found if not _SECTIONS.fullmatch(key))
 
 
 def is_training(launch: Launch) -> bool:

@@ -29,6 +29,9 @@ _VGPU_SHARE = 0.93
 _LONGEST = 60
 
 
+RATES = ("bf16_tflops", "fp16_tflops", "memory_bandwidth_gbps", "link_gbps")
+
+
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
     """The file as it is."""
@@ -65,8 +68,12 @@ def _sliced(card: dict[str, Any], of: dict[str, Any]) -> Iterator[dict[str, Any]
 
 @lru_cache(maxsize=256)
 def _preset(name: str) -> Gpu:
-    """One card of the catalogue, the same object each time: a search asks a thousand times."""
-    return Gpu.model_validate(_rows()[name])
+    """One card of the catalogue, the same object each time: a search asks a thousand times. Rows are checked by tests:
+    to build their validator would cost a start a tenth.
+    """
+    row = _rows()[name]
+    rates = {key: float(row[key]) for key in RATES if row.get(key) is not None}
+    return Gpu.model_construct(**row | rates)
 
 
 def gpu_names() -> list[str]:

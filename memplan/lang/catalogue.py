@@ -25,10 +25,11 @@ KINDS = {
     "word": r"\S+",
     "text": r"(?:(?!; |\. ).)+?",
     "part": r"[^();:,]+?",
+    "item": r"(?:(?!; |\. ).)+?",
 }
 """What a field may hold, by its name without digits: a number or a count, a size in bytes, the s of a plural, a word
-without spaces, a text that is translated itself, a part of one that must be known. Any other name holds any text, as it
-is, but no second sentence.
+without spaces, a text that is translated itself, and a part or an item, which must be known or have no words to
+translate. Any other name holds any text, as it is, but no second sentence.
 """
 ANY = r"(?:(?!; |\. ).)+?"
 LABELS = "labels.txt"
@@ -43,7 +44,7 @@ MOST_PARTS = 40
 _WORDS = re.compile(r"(?<![\w./=-])[A-Za-z][a-z]+ [a-z]{2,}(?![\w=-])")
 """Two words of a sentence; names, keys and numbers have none."""
 _DIGITS = "0123456789"
-_BRACKETS = re.compile(r"(?P<head>.+?) \((?P<inside>.+)\)")
+_BRACKETS = re.compile(r"(?P<head>.+) \((?P<inside>[^()]+)\)")
 _LETTER = re.compile(r"[A-Za-z]")
 
 
@@ -81,11 +82,14 @@ class Catalogue:
         if bare != text:
             found = self._found(bare)
             return None if found is None else text.replace(bare, found, 1)
-        return self._whole(text) or self._stopped(text) or self._in_parts(text)
+        # A full stop is no part of what a field at the end holds.
+        sentence = self._stopped(text) if text.endswith(".") else None
+        return sentence or self._whole(text) or self._stopped(text) or self._in_parts(text)
 
     def _whole(self, text: str) -> str | None:
-        """One entry, whether it begins with a capital or not."""
-        return self._entry(text) or self._entry(text[0].swapcase() + text[1:])
+        """One entry, whether it begins with a capital or not; what begins with a key and its colon is no sentence."""
+        is_key = text[0].islower() and text.partition(" ")[0].endswith(":")
+        return self._entry(text) or (None if is_key else self._entry(text[0].swapcase() + text[1:]))
 
     def _entry(self, text: str) -> str | None:
         if text in self.exact:
@@ -110,7 +114,7 @@ class Catalogue:
         return filled(template.other, known)
 
     def _value(self, name: str, value: str) -> str | None:
-        if kind(name) == "part":
+        if kind(name) in ("part", "item"):
             return self._known(value)
         return (self._found(value) or value) if kind(name) == "text" else value
 

@@ -55,7 +55,7 @@ class Batches(NamedTuple):
 
 def batches(recipe: Recipe, lengths: Lengths, can_mask: bool) -> Batches:
     """How the job's trainer makes micro-batches of sequences of such lengths."""
-    sequences, paired = _sequences(lengths)
+    sequences, paired = sequences_of(lengths)
     rows = recipe.rows // 2 if paired and recipe.method.pairs else recipe.rows
     collator = COLLATORS.get(recipe.trainer.name, Collator())
     budget = int(recipe.provenance.job.get("token_budget") or 0)
@@ -80,7 +80,7 @@ def batches(recipe: Recipe, lengths: Lengths, can_mask: bool) -> Batches:
     return _grouped(found, recipe, rows) if lengths.group_by_length else found
 
 
-def _sequences(lengths: Lengths) -> tuple[Distribution, bool]:
+def sequences_of(lengths: Lengths) -> tuple[Distribution, bool]:
     """The lengths of sequences, and whether each stands for both of a pair."""
     if lengths.file is None:
         return distribution(lengths), False

@@ -135,3 +135,13 @@ def _percentiles(given: Lengths) -> Percentiles:
 def longest_of(lengths: Distribution, count: int, rng: Random) -> int:
     """The longest of so many independent draws, in one draw: its share is the count-th root of a uniform number."""
     return lengths.quantile(rng.random() ** (1 / count))
+
+
+POINTS = 1000
+"""At which the share of tokens is summed."""
+
+
+def cut_at(lengths: Distribution, length: int) -> tuple[float, float]:
+    """Of sequences the share that is longer, and of all tokens the share that lies beyond ``length``."""
+    drawn = [lengths.quantile((i + 0.5) / POINTS) for i in range(POINTS)]
+    return lengths.at_least(length + 1), sum(max(0, each - length) for each in drawn) / sum(drawn)

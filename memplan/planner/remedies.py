@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 
 from memplan.errors import MemplanError
+from memplan.lengths.batches import sequences_of
+from memplan.lengths.distribution import cut_at
 from memplan.planner import tiers
 from memplan.planner.around import SAME, Around, Changed, Cost, examples, names
 from memplan.planner.moves import LAYOUT, UNORDERED, Move
@@ -216,7 +218,7 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
 
 def title(around: Around, each: Changed, priced: Priced) -> str:
     """All that is changed, and what follows from it."""
-    said = [move.title for move in each.moves]
+    said = [f"{move.title}{_cut(around, each) if move.axis == 'shorter' else ''}" for move in each.moves]
     if each.recipe.batch.accumulation != around.recipe.batch.accumulation:
         said.append(f"accumulation {each.recipe.batch.accumulation}")
     if examples(each.recipe) != examples(around.recipe):
@@ -224,6 +226,15 @@ def title(around: Around, each: Changed, priced: Priced) -> str:
     stored = each.recipe.storage.precision.name
     words = "" if stored == around.recipe.storage.precision.name else f" (precision {stored})"
     return " + ".join([*said, *priced.free]) + words
+
+
+def _cut(around: Around, each: Changed) -> str:
+    """What of the data shorter sequences cut off, where the job says how long its sequences are."""
+    lengths, length = around.given.job.lengths, each.recipe.batch.longest or each.recipe.batch.sequence_length
+    if lengths is None or isinstance(lengths, str):
+        return ""
+    longer, tokens = cut_at(sequences_of(lengths)[0], length)
+    return f", which cuts {100 * longer:.3g} % of sequences and {100 * tokens:.3g} % of tokens"
 
 
 def kind(each: Changed) -> str:

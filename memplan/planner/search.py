@@ -3,9 +3,10 @@
 The speed of every candidate is known before its memory is, so the first ones that fit are the best. Three bounds that
 are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch
 of the same group that did not fit, as memory grows with the batch; no larger a one of a group that holds no more
-(``under``); and what a part of its rows comes to (``least``). So of groups that are met for the first time the smallest
-batch of the leaner one is priced first. Layouts whose model states alone are too large are left out before
-(``candidates.Floors``). Of those that the last bound rules out, ``nearest`` finds which miss by least.
+(``under``); and what a part of its rows comes to (``least``). So once a candidate of a layout was priced and did not
+fit, the smallest batch of each further group of it, and of the leaner one, is priced first. Layouts whose model states
+alone are too large are left out before (``candidates.Floors``). Of those that the last bound rules out, ``nearest``
+finds which miss by least.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -64,6 +65,7 @@ def best(
     smallest = _smallest(ordered)
     blocked: dict[Hashable, int] = {}
     shown: set[Hashable] = set()
+    tight: set[Hashable] = set()
     known: dict[int, _P] = {}
 
     def fitting(each: _C) -> _P | None:
@@ -91,12 +93,13 @@ def best(
     for each in ordered:
         if each.layout in shown or is_blocked(each):
             continue
-        firsts = (smallest.get(group) for group in (each.under, each.group))
+        firsts = (smallest.get(group) for group in (each.under, each.group) if each.layout in tight)
         for first in firsts:
             if first is not None and first is not each and not is_blocked(first):
                 fitting(first)
         priced = None if is_blocked(each) else fitting(each)
         if priced is None:
+            tight.update([each.layout] if id(each) in known else [])
             continue
         shown.add(each.layout)
         found.plans.append((each, priced))

@@ -9,7 +9,7 @@ from memplan.units import format_bytes
 SHOWN = 5
 """Cards with a line of their own: the smallest that do."""
 NAMED = 3
-"""Of those that lack something."""
+"""Cards of a line that has several."""
 
 
 def cards_blocks(report: Report) -> Iterator[Block]:
@@ -26,7 +26,7 @@ def cards_blocks(report: Report) -> Iterator[Block]:
     if len(holding) > SHOWN:
         yield Prose(f"and {len(holding) - SHOWN} larger ones; name one with --gpu for a verdict", "dim")
     if tight:
-        yield Prose("Tight: " + ", ".join(card.gpu for card in tight))
+        yield Prose(f"Tight: {_some([card.gpu for card in tight])}")
     if others:
         more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
         yield Prose(f"Without bf16 matmuls (use dtype fp16): {', '.join(others[-NAMED:])}{more}", "dim")
@@ -56,5 +56,5 @@ def _numbers(cards: Sequence[Card]) -> Iterator[Block]:
 
 def _some(names: list[str]) -> str:
     """The largest cards of a group, and how many more."""
-    shown = ", ".join(names[-SHOWN:][::-1])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    shown = ", ".join(names[-NAMED:][::-1])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"

@@ -24,7 +24,7 @@ SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def said(each: Checked) -> str:
     """The answer and what to do."""
-    return printable(f"{each.text}{f' ({each.hint})' if each.hint else ''}")
+    return printable(f"{each.text}{f' ({each.advice})' if each.advice else ''}")
 
 
 def github(found: Sequence[Checked]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memplan.diagnose.causes import others
 from memplan.diagnose.diagnosis import Diagnosis, differs
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, definitions
-from memplan.render.words import option_words
+from memplan.render.verdict_view import remedies_table
 from memplan.units import MiB, format_bytes
 
 MOMENTS = {
@@ -18,16 +18,18 @@ MOMENTS = {
     "rollout": "in the generation engine", "sync": "while weights go to the engine",
     "unknown": "at a moment that the text does not name",
 }  # fmt: skip
+MOST = 5
+"""Remedies that are shown."""
 SOURCES = {"frames": "its frames", "log": "the log before it", "words": "the words around it", "size": "the size",
            "form": "the message itself"}  # fmt: skip
 
 
-def diagnose_blocks(found: Diagnosis) -> Iterator[Block]:
+def diagnose_blocks(found: Diagnosis, width: int = 80) -> Iterator[Block]:
     """The answer first."""
     yield Heading(_headline(found), "bad")
     for text in found.causes:
         yield Prose(f"{text[:1].upper()}{text[1:]}.")
-    yield from _changes(found)
+    yield from _changes(found, width)
     yield from _tensor(found)
     yield from _numbers(found)
     yield from _estimate(found)
@@ -41,15 +43,10 @@ def _headline(found: Diagnosis) -> str:
     return f"{where} was full {moment}{asked}"
 
 
-def _changes(found: Diagnosis) -> Iterator[Block]:
+def _changes(found: Diagnosis, width: int) -> Iterator[Block]:
     if found.remedies:
         yield Heading("Change, so that the job fits")
-        rows: list[tuple[Cell, ...]] = [
-            (remedy.title, option_words(remedy.changes), format_bytes(remedy.device_bytes))
-            for remedy in found.remedies[:5]
-        ]
-        columns = (Column("change", wrap=True), Column("write", wrap=True), Column("device then", right=True))
-        yield Table(columns, tuple(rows))
+        yield from remedies_table(found.remedies[:MOST], width)
         return
     yield Heading("Change, cheapest first")
     yield definitions([(each.title, _advice(each.write, each.why)) for each in found.advice])

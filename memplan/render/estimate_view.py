@@ -1,6 +1,6 @@
 """A report as a person reads it: the verdict and what to change, then what, where it peaks and why, and the meters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memplan.lang import Name
 from memplan.render import words
@@ -18,14 +18,16 @@ ROOMY = 76
 """From this width on there is a column for the longer words."""
 
 
-def estimate_blocks(report: Report, width: int) -> list[Block]:
-    """Everything about one job, the answer first: whether it fits where a card is named."""
+def estimate_blocks(report: Report, width: int, under: Iterable[Block] = ()) -> list[Block]:
+    """Everything about one job, the answer first: whether it fits where a card is named; ``under`` that what else was
+    asked for."""
     if report.recipe is not None and report.recipe.method.generates:
         from memplan.render.engine_view import engine_blocks  # which a job that trains never shows
 
-        return list(engine_blocks(report, width))
+        return [*engine_blocks(report, width), *under]
     return [
         *verdict_blocks(report, width),
+        *under,
         *_what(report),
         *_peak(report, width),
         *_meters(report, width),

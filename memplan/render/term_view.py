@@ -1,7 +1,9 @@
 """What a term is, from the table of terms; and a job's own rows of it."""
 
+from dataclasses import replace
 from typing import Any
 
+from memplan.lang import Name, language
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Heading, Prose, definitions
 from memplan.render.instants import instant_words
@@ -10,21 +12,30 @@ from memplan.report import Report, plain
 from memplan.tables.term import Term
 from memplan.units import format_bytes
 
-REFERENCE = "MEMORY_ESTIMATION.md"
+REFERENCE = {"en": "MEMORY_ESTIMATION.md", "zh": "MEMORY_ESTIMATION.zh.md"}
 
 
 def term_blocks(term: Term, report: Report | None) -> list[Block]:
     """The term, and with a report the rows of its categories."""
+    term = _spoken(term)
     facts: list[tuple[Cell, Cell]] = [("formula", term.formula)]
     facts += [("alive", term.lifetime)] if term.lifetime else []
     facts += [("divided by", term.shards)] if term.shards else []
     facts += [("categories", ", ".join(map(words.category_title, term.categories)))] if term.categories else []
-    facts += [("source", term.source), ("section", f"{REFERENCE}#{term.section}")]
+    facts += [("source", term.source), ("section", f"{REFERENCE[language()]}#{term.section}")]
     facts += [("see also", ", ".join(term.see))] if term.see else []
     blocks: list[Block] = [Heading(term.title, "strong"), Prose(term.what), definitions(facts)]
     if report is None:
         return blocks
     return [*blocks, *_of_job(term, report)]
+
+
+def _spoken(term: Term) -> Term:
+    """The term in the words of the language that is spoken, as its table has them."""
+    if language() != "zh":
+        return term
+    own = {name: Name(getattr(term.zh, name)) for name in ("title", "formula", "lifetime", "shards")}
+    return replace(term, **{name: text for name, text in own.items() if text})  # type: ignore[arg-type]
 
 
 def _of_job(term: Term, report: Report) -> list[Block]:

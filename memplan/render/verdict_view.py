@@ -54,7 +54,7 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
         nearest = "; nearest comes:" if remedies else ": more GPUs or larger ones would (memplan plan)."
         yield Prose(f"No change that memplan knows makes it fit on {count} × {verdict.gpu}{nearest}")
     if remedies:
-        yield from _remedies(remedies, width)
+        yield from remedies_table(remedies, width)
         yield Prose("Time by arithmetic, which ranks and promises nothing.", "dim")
 
 
@@ -121,7 +121,7 @@ def _needed(report: Report, verdict: Verdict) -> str:
     return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"
 
 
-def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
+def remedies_table(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
     """Each change with the new total, whether it then fits and what it costs; what to type, below it or in a list."""
     columns = (
         Column(right=True),
@@ -137,10 +137,10 @@ def _remedies(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
         figures = (format_bytes(remedy.frees_bytes), format_bytes(remedy.device_bytes))
         fits = Span(remedy.fits, STYLES[remedy.fits])
         rows.append((str(number), remedy.title, *figures, fits, words.remedy_cost(remedy)))
-        options = Span(words.option_words(remedy.changes), "dim")
-        typed.append((str(number), options))
+        lines = [Span(line, "dim") for line in words.to_type(remedy)]
+        typed += [(str(number) if line is lines[0] else "", line) for line in lines]
         if width >= ROOMY:
-            rows.append(("", options, "", "", "", ""))
+            rows += [("", line, "", "", "", "") for line in lines]
     if width >= ROOMY:
         yield Table(columns, tuple(rows))
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
 from memplan.render.verdict_view import STYLES
-from memplan.render.words import option_words
+from memplan.spec.option_words import option_words
 from memplan.units import format_bytes, format_count
 from memplan.ways import Way, Ways
 
@@ -25,8 +25,8 @@ def ways_blocks(found: Ways, command: str, width: int) -> Iterator[Block]:
     yield Prose("What to type next, for all of one and what to change:")
     yield definitions([(NAMES[way.name], f"{command} {_options(way)}") for way in found.rows if way.fits != "refused"])
     yield Prose(
-        "For preference training say the method: --method dpo (or simpo, orpo, kto, grpo, …: memplan show methods); "
-        "it reads pairs, so it needs more. A training config that you have: memplan check FILE."
+        "For preference training put --method dpo (or simpo, orpo, kto, grpo, …: memplan show methods) in place of "
+        "sft: it reads pairs, so it needs more. A training config that you have: memplan check FILE."
     )
     yield Heading("Assumed")
     for text in _assumed(found):

@@ -1,10 +1,10 @@
 """The words of a report: what a category is called, how a job reads aloud."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from memplan.report import Remedy, Report
+from memplan.spec.option_words import option_words
 from memplan.units import format_bytes, format_count
 
 SHARDING = {
@@ -50,6 +50,11 @@ def remedy_cost(remedy: Remedy) -> str:
     if remedy.host_bytes_per_node >= 1 << 30:
         words.append(f"{format_bytes(remedy.host_bytes_per_node)} of a node's memory")
     return ", ".join(word for word in words if word) or COSTS["nothing"]
+
+
+def to_type(remedy: Remedy) -> tuple[str, ...]:
+    """What to write for a remedy, line by line: in the words of the job's own file, else memplan's options."""
+    return remedy.write or (option_words(remedy.changes),)
 
 
 def category_title(category: str) -> str:
@@ -170,31 +175,3 @@ def program_words(job: Mapping[str, Any]) -> str:
 def signed(size: int) -> str:
     """'+ 3.20 GiB' or '− 0.50 GiB'."""
     return f"{'−' if size < 0 else '+'} {format_bytes(abs(size))}"
-
-
-def option_words(changes: Mapping[str, Any]) -> str:
-    """What to type for a change of job keys."""
-    return " ".join(_option(key, value) for key, value in changes.items())
-
-
-def _option(key: str, value: Any) -> str:
-    if key == "gradient_checkpointing":
-        flags = {"full": "--gradient-checkpointing", "none": "--no-gradient-checkpointing"}
-        return flags.get(value, f"--recompute {value}")
-    if key == "lora" and value == {}:
-        return "--lora"
-    if isinstance(value, dict):
-        pairs = [(inner, _scalar(item)) for inner, item in value.items()]
-        return " ".join(f"--lora-{i} {v}" if key == "lora" else f"--set {key}.{i}={v}" for i, v in pairs)
-    if isinstance(value, (list, tuple)):
-        if not value or not all(isinstance(item, str) for item in value):
-            return f"--set '{key}={json.dumps(value)}'"
-        value = ",".join(value)
-    name = key.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {_scalar(value)}"
-
-
-def _scalar(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,7 +13,7 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "
 COMMUNICATIONS = ("p2p", "a2a", "all_gather")
 DISPATCHERS = ("alltoall", "allgather", "flex")
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
-NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "tp_comm_overlap", "attention_softmax_in_fp32")
+NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
 """Settings that change speed, not memory, where the rest is as modelled."""
 LATER = ("fp8", "overlap_moe_expert_parallel_comm", "use_megatron_fsdp", "nccl_ub")
 
@@ -76,6 +76,9 @@ class Megatron(Frozen):
     """Share of the optimizer's states on the host, with optimizer_cpu_offload."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    tp_comm_overlap: bool = False
+    """Tensor parallelism's gathers and scatters run beside the products that need or make them; their buffers are not
+    counted."""
     ddp_bucket_size: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
     pad_buckets_for_high_nccl_busbw: bool = False

@@ -82,6 +82,8 @@ class JobInput(NamedTuple):
     """What of a framework's file was not understood, options aside."""
     framework: str = ""
     """Whose file was read: 'TRL 1.16'."""
+    source: Any = None
+    """The files of frameworks that it was read from, and the options over them (``memplan.frameworks.own_words``)."""
 
 
 def canonical_key(key: str) -> str:

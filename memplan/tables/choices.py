@@ -98,3 +98,25 @@ TRAINING_ONLY = frozenset(
     )
 )
 """Keys that training files carry and memory does not feel."""
+
+ROLLOUT_OPTIONS = (
+    "engine",
+    "engine_version",
+    "tensor_parallel",
+    "gpu_memory_utilization",
+    "mem_fraction_static",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_dtype",
+    "enforce_eager",
+)
+"""Keys of ``rollout`` that are options of their own, under the engines' names; the others go by --set."""
+ALLOCATOR_OPTIONS = ("expandable_segments",)
+"""Keys of ``allocator`` that are options of their own."""
+
+
+def rollout_option(key: str) -> str:
+    """How a key of ``rollout`` is typed: 'gpu-memory-utilization', 'rollout-engine'."""
+    name = key.replace("_", "-")
+    return f"rollout-{name}" if key in ("engine", "tensor_parallel", "dtype") else name

@@ -22,9 +22,13 @@ def step_events(recipe: Recipe, steps: int = 2, rank: int | None = None) -> "Ste
         from memplan.engine.play.megatron import megatron_events
 
         return megatron_events(recipe, steps)
+    from memplan.engine.play.notes import UnknownParameter
     from memplan.engine.play.unfolding import played  # which a search never loads
 
-    recorded = played(recipe, steps)
+    try:
+        recorded = played(recipe, steps)
+    except UnknownParameter:
+        return None
     return recorded if rank is None else on_rank(recorded, recipe, rank)
 
 

@@ -6,6 +6,7 @@ in; ``unfolding.py`` adds where that piece comes to lie.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 SIGN = "@"
@@ -17,6 +18,10 @@ BEGUN, RESUMED = "begun", "resumed"
 """A forward of the model of that name begins; its backward."""
 FIRST, TAKEN, ENDED = "first", "taken", "ended"
 """A backward has its first gradient; one is handed over, with the event that frees it; a backward is over."""
+
+
+class UnknownParameter(LookupError):
+    """A note names what is no parameter of the model as it is registered: the step is not played."""
 
 
 class Note(NamedTuple):
@@ -42,6 +47,7 @@ def moved(mark: str, by: int) -> str:
     return mark if place == OUTSIDE else f"{SIGN}{int(place) + by} {rest}"
 
 
+@lru_cache(maxsize=1 << 15)
 def read(mark: str) -> Note | None:
     """What a mark notes; None where it is another's."""
     if not mark.startswith(SIGN):

@@ -133,7 +133,7 @@ class PlayTape(Tape):
         """Record a step, and what it reads."""
         made = super().node(inputs, saved, backward)
         if self.watches and made is not None:
-            params = [each for each in inputs if isinstance(each, Param)]
+            params = [each for each in inputs if isinstance(each, Param) and each in self.scopes]
             if params:
                 self.reads[made.sequence] = params
         return made

@@ -136,10 +136,12 @@ def _enter_copies(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
     always = crowded and takes
     wide = max(bucket, *(largest_slice(group) for group in groups))
     copied = bucket * e if flattens else 0
+    once = born == end and takes and not zero.optimizer  # its copies are gone when its parts are kept
+    kept = owned_elements(groups) * e if once else 0
     ledger.add(
         "copies of the bucket",
         "buffers",
-        (copied if always else 0) + wide * cast,
+        max(0, (copied if always else 0) + wide * cast - kept),
         born,
         end,
         template="elements of a full bucket × (bytes, where parts of several ranks meet in it, + communication bytes)",
@@ -147,7 +149,7 @@ def _enter_copies(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
         why="a bucket that holds parts of several ranks is flattened into a copy",
         source=f"{SOURCE}: average_tensor, allreduce_bucket",
         low=0,
-        high=copied + wide * cast,
+        high=max(0, copied + wide * cast - kept),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.buckets import enter_buffers_of_zero
 from memplan.engine.parallel.zero.reduction_times import takes_gradients
-from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_zero3
+from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_left, enter_zero3
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -35,15 +35,16 @@ def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage])
     sharded = {model.role for model in recipe.others.residents if model.sharded}
     stages = list(passes)
     backwards = {traced.plan.name for traced, point in stages if point == "backward"}
+    beside = {model.role for model in recipe.others.residents}
+    waiting: TracedPass | None = None
     for traced, point in stages:
         name = traced.plan.name
-        if (
-            name in ("reference", "teacher")
-            and name not in sharded
-            and any(m.role == name for m in recipe.others.residents)
-        ):
-            continue
-        enter_gathered(ledger, recipe, traced, point, name in backwards)
+        if name in beside and waiting is not None:
+            enter_left(ledger, recipe, waiting, traced.forward_instants())
+        elif name in backwards:
+            waiting = traced if point == "forward" else None
+        if name not in beside or name in sharded:
+            enter_gathered(ledger, recipe, traced, point, name in backwards)
 
 
 def first_gradient(ledger: Ledger, weights: list[Weight], name: str) -> str:

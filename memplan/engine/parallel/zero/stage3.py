@@ -5,11 +5,22 @@ deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
-from memplan.engine.parallel.zero.prefetch import CALLERS, EMPTY, Limits, Module, Order, Stretch, backward_of, gathered
+from memplan.engine.parallel.zero.prefetch import (
+    CALLERS,
+    EMPTY,
+    Gathered,
+    Limits,
+    Module,
+    Order,
+    Stretch,
+    backward_of,
+    gathered,
+)
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.spec.groups import Quantised
@@ -74,7 +85,7 @@ def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str
             low=0,
         )
     if zero.optimizer and groups:
-        enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end)
+        enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end, zero.accumulation)
 
 
 def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, born: str, end: str) -> None:
@@ -96,8 +107,9 @@ def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, bo
     )
 
 
-def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, end: str) -> None:
-    """With the optimizer on the host, each gradient's norm is taken in fp64 as it leaves the card."""
+def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, end: str, back: int = 0) -> None:
+    """With the optimizer on the host, each gradient's norm is taken in fp64 as it leaves the card; of stage 3, of a
+    copy that has come back from there, in so many bytes an element."""
     last = ledger.before(end) if end != born else end
     within = f"{last.split('.')[0]}.last-layer-backward"
     for label, units, first, dies in (
@@ -106,16 +118,17 @@ def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, en
         ("the largest gradient", ("embedding", "vision", "layer", "head", "norm"), last, end),
     ):
         size = max((weight.elements for weight in weights if weight.unit in units), default=0)
-        part = min(-(-size // ranks), NORM_PIECE)
+        whole = -(-size // ranks)
+        part = min(whole, NORM_PIECE)
         if ledger.index[first] <= ledger.index[dies]:
             ledger.add(
                 f"norm of {label} in double precision",
                 "temporaries",
-                part * FP64,
+                part * FP64 + whole * back,
                 first,
                 dies,
-                template="elements of the rank's part × 8",
-                numbers=(part, FP64),
+                template="elements of the rank's part × (8 + bytes of the copy)",
+                numbers=(part, FP64, whole, back),
                 why="norms accumulate in fp64, and the part is cast for it",
                 source=f"{ZERO}/utils.py: get_norm_dtype; stage3.py: _constant_buffered_norm2",
                 low=0,
@@ -194,14 +207,51 @@ def largest_module(spec: ModelSpec, adapter: Adapter | None, base: Quantised | N
     return max((sum(size for _, size in module.parameters) for module in modules), default=0)
 
 
+def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | None, int]:
+    """A pass's weights, as they are gathered."""
+    plan = traced.plan
+    return plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize
+
+
+def _figures(recipe: Recipe, traced: TracedPass, trained: bool) -> dict[str, Gathered]:
+    style = traced.plan.style in ("checkpoint", "reentrant")
+    return gathered(_order(*_stored(traced), trained, style), limits(recipe))
+
+
+def _more_in_loss(traced: TracedPass) -> int:
+    """Bytes by which a forward's loss holds more than its head and final norm."""
+    forward = traced.tail.forward
+    ends = max((forward[point].size for point in ("final-norm", "head") if point in forward), default=0)
+    return max(0, forward["loss"].size - ends) if "loss" in forward else 0
+
+
+def enter_left(ledger: Ledger, recipe: Recipe, traced: TracedPass, instants: Iterable[str]) -> None:
+    """What a forward has left gathered for its backward, while another model runs in between."""
+    if not recipe.several and not recipe.sharding.deepspeed.parameters:
+        return
+    left, e = _figures(recipe, traced, trained=True)["head"].left, traced.plan.mode.numerics.itemsize
+    for instant in instants:
+        if instant in ledger.index:
+            ledger.add(
+                "weights left gathered",
+                "gathered_parameters",
+                left * e,
+                instant,
+                instant,
+                template="gathered elements × bytes",
+                numbers=(left, e),
+                why="the backward uses them again within max_reuse_distance; another model's engine has its own",
+                source=f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
+                low=0,
+            )
+
+
 def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: str, trained: bool) -> None:
     """Whole weights at the instants of one half of a pass. ``trained``: a backward follows, and what it needs soon
     stays."""
     if not recipe.several and not recipe.sharding.deepspeed.parameters:
         return
-    plan = traced.plan
-    stored = (plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize)
-    figures = gathered(_order(*stored, trained, plan.style in ("checkpoint", "reentrant")), limits(recipe))
+    plan, figures, stored = traced.plan, _figures(recipe, traced, trained), _stored(traced)
     low = largest_module(*stored)
     e = plan.mode.numerics.itemsize
     wire = 2 if recipe.sharding.deepspeed.quantised_weights else 1
@@ -227,6 +277,8 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: st
     if point == "forward":
         active = figures[f"layer {traced.forward_layer}"]
         ends = max(figures["final-norm"].most, figures["head"].most)
+        if plan.style == "no-grad":  # one instant, in which the head's weight is gone when the loss is made
+            ends = max(ends - _more_in_loss(traced) // e, figures["head"].left)
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]
         for instant, elements in zip(instants, (active.most, ends, figures["head"].left), strict=False):
             enter(instant, elements)

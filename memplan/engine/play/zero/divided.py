@@ -39,8 +39,7 @@ class Divided(Engine):
         self.zero, self.ranks, self.several = recipe.sharding.deepspeed, recipe.sharding.ranks, recipe.several
         self.itemsize, self.groups, self.small = recipe.numerics.itemsize, groups, small
         overlaps = self.zero.overlap_comm
-        self.streams = (GATHERING, COMPUTING) if overlaps else (COMPUTING, COMPUTING)
-        self.reducing = REDUCING if overlaps else COMPUTING
+        self.gathering, self.reducing = (GATHERING, REDUCING) if overlaps else (COMPUTING, COMPUTING)
         self.optimizers = [Optimizer(recipe, self.tape, [flat(group.elements, FP32)]) for group in groups]
         self.limits, self.models = limits(recipe), models
         self.passes = deque(passes_of(notes_of(played)))
@@ -76,7 +75,7 @@ class Divided(Engine):
         if name not in self.models or not (self.several or self.zero.parameters):
             return
         modules = self.models[name]
-        whole = Whole(self, visits_of(modules, uses), self.limits, self.itemsize, self.streams)
+        whole = Whole(self, visits_of(modules, uses), self.limits, self.itemsize, self.gathering)
         whole.from_host = bool(self.zero.parameters) and self.several
         self.wholes[name] = self.current = whole
         if not self.persistent:

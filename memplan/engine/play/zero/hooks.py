@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.zero.flat_groups import decays
-from memplan.engine.parallel.zero.reduction_times import takes_gradients
 from memplan.engine.play.notes import BEGUN, ENDED, FIRST, RESUMED, TAKEN, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param
@@ -33,16 +32,17 @@ class Zero(Sharding):
         self.tape, self.decaying = tape, {weight.name for weight in weights if weight.trained and decays(weight)}
         self.split = recipe.sharding.deepspeed.groups > 1
         self.opening = {weight.name for weight in weights if weight.unit not in ("layer", "norm", "head")}
-        self.at_once, self.begun = takes_gradients(recipe), False
-        self.late = not self.at_once
-        """Gradients stay where they are until the last backward of the step is over."""
+        overlaps = recipe.sharding.deepspeed.overlap_comm
+        self.at_once, self.begun = recipe.zero_stage > 1 or overlaps, False
+        self.late = recipe.zero_stage == 1 and (recipe.accumulates or not overlaps)
+        """Gradients stay where they are until the last backward of the step, or until it is over."""
 
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
         """``process_gradients``, behind every gradient that comes."""
         if not self.begun:
             self.begun = True
             self.tape.mark(noted(FIRST))
-        if self.at_once:
+        if self.at_once and self.reduces:
             self._hand_over(param)
 
     def _hand_over(self, param: Param) -> None:

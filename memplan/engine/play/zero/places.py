@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from memplan.engine.parallel.zero.flat_groups import Group, decays
-from memplan.engine.play.notes import Note
+from memplan.engine.play.notes import Note, UnknownParameter
 from memplan.engine.tensors import Weight
 
 Key = tuple[int | None, str, int]
@@ -53,7 +53,9 @@ class Places:
 
     def find(self, note: Note) -> Place:
         """The parameter of a note; those of one name and size take turns, from the last on."""
-        found = self.by_key[note.layer, note.name, note.elements]
+        found = self.by_key.get((note.layer, note.name, note.elements))
+        if found is None:
+            raise UnknownParameter(note.name)
         found.insert(0, found.pop())
         return found[0]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from memplan.engine.parallel.zero.prefetch import EMPTY, Module
 from memplan.engine.parallel.zero.stage3 import module_of
-from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note
+from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note, UnknownParameter
 from memplan.engine.play.zero.places import Key
 from memplan.engine.tensors import Weight
 
@@ -49,7 +49,9 @@ class Modules:
 
     def visit(self, note: Note) -> Visit:
         """The module that a noted parameter is of."""
-        key = self.owner[note.layer, note.name, note.elements]
+        key = self.owner.get((note.layer, note.name, note.elements))
+        if key is None:
+            raise UnknownParameter(note.name)
         return Visit(self.modules[key], 1, note.what == AHEAD, key in self.norms)
 
 

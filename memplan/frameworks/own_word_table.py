@@ -1,0 +1,83 @@
+"""How frameworks name and write what a job's key says: words to ask a reader with (``own_words``), of no framework in
+particular. What a reader makes of them decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks.shipped import ZERO
+
+NAMES: Mapping[str, str] = {
+    "batch_size": r"train.*batch|micro.*batch|device.*batch|batch|mbs",
+    "gradient_accumulation_steps": r"accum|grad_acc",
+    "global_batch_size": r"global.*batch|train_batch|gbs",
+    "eval_batch_size": r"eval.*batch",
+    "token_budget": r"token",
+    "sequence_length": r"max.*len|cutoff|seq|len|block",
+    "completion_length": r"completion|response|max.*len|cutoff|seq|len|block",
+    "gradient_checkpointing": r"checkpoint|recompute|activation|\bac\b|gc",
+    "attention": r"flash|attn|attention",
+    "kernels": r"liger|kernel",
+    "loss_head": r"fused|chunk|entropy|cce|liger|loss",
+    "optimizer": r"optim|adam",
+    "optimizer_impl": r"fused|foreach|optim",
+    "precision": r"dtype|bf16|fp16|precision|half",
+    "dtype": r"dtype|bf16|fp16|precision|half",
+    "quantization": r"4bit|quant|bits|bnb|8bit",
+    "lora": r"lora|peft|adapter|finetuning|tuner|train_type|tuning",
+    "sharding": r"zero|stage|deepspeed|fsdp|shard|strategy|distributed",
+    "zero_stage": r"zero|stage|deepspeed",
+    "offload": r"offload|deepspeed",
+    "fsdp": r"offload",
+    "trainer_offload": r"offload",
+    "reference": r"precompute|ref",
+    "entropy": r"entropy",
+    "num_gpus": r"nproc|gpus|processes|devices|nodes",
+    "reshard_after_forward": r"reshard",
+    "tensor_parallel": r"tensor|tp",
+    "pipeline_parallel": r"pipeline|pp",
+    "context_parallel": r"context|ulysses|sequence_parallel|cp|sp",
+    "expert_parallel": r"expert|ep",
+    "rollout": r"memory|fraction|max.*len|sleep|generations|tensor|group|\bn$|response|completion|cache",
+}
+"""By key of the job, how names of keys begin or go on that speak of it, the plainest first."""
+VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
+    ("gradient_checkpointing", "full"): (True, False, "full", "block"),
+    ("gradient_checkpointing", "selective"): ("selective", True),
+    ("attention", "flash"): ("flash_attention_2", "fa2", "flash", True, "flash_attn"),
+    ("attention", "sdpa"): ("sdpa", True, "auto"),
+    ("kernels", "liger"): (True, "liger", "liger_kernel"),
+    ("loss_head", "fused"): (True, "fused"),
+    ("loss_head", "chunked"): (True, "chunked", "chunked_nll"),
+    ("optimizer", "adamw-8bit"): ("adamw_8bit", "adamw_bnb_8bit", "AdamW8bit", "bitsandbytes.optim.AdamW8bit"),
+    ("optimizer", "lion-8bit"): ("lion_8bit", "lion_bnb_8bit"),
+    ("optimizer_impl", "fused"): (True, "adamw_torch_fused"),
+    ("precision", "bf16"): ("bfloat16", "bf16", "bf16-true", True),
+    ("precision", "fp16"): ("float16", "fp16", True),
+    ("precision", "bf16-amp"): (True, "bf16", "bf16-mixed"),
+    ("precision", "fp16-amp"): (True, "fp16", "16-mixed"),
+    ("quantization", "nf4"): (True, 4, "nf4", "bnb.nf4", "bnb"),
+    ("reference", "precomputed"): (True,),
+    ("reference", "adapter"): (True, False),
+    ("entropy", "metric"): (0, 0.0, False),
+    ("sharding", "fsdp"): ("full_shard auto_wrap", "fsdp", True, 1),
+    ("sharding", "fsdp2"): ("fsdp2", "full_shard auto_wrap", 2),
+    **{
+        ("sharding", f"zero{n}"): (n, f"zero{n}", f"zero_{n}", {"zero_optimization": {"stage": n}}) for n in range(1, 4)
+    },
+}
+"""How frameworks write a value of the job where they do not write it as memplan does."""
+
+
+def values_of(key: str, value: Any, title: str) -> tuple[Any, ...]:
+    """How a file of a framework may write a value of the job's key, the plainest first."""
+    if isinstance(value, Mapping):
+        own = tuple(item for item in value.values() if isinstance(item, (int, float, str, bool)))
+        return (True, "lora", *own) if key == "lora" else (*own, True, False)
+    shipped = tuple(name for name, (whose, _) in ZERO.items() if whose == title)
+    if isinstance(value, (list, tuple)):
+        return (*(name for name in shipped if "offload" in name), True, "cpu", {"device": "cpu"})
+    if key == "sharding" and str(value).startswith("zero"):
+        return (*(name for name in shipped if "offload" not in name), *VALUES[key, str(value)])
+    return VALUES.get((key, str(value)), (value, str(value)) if not isinstance(value, str) else (value, True))

@@ -1,0 +1,263 @@
+"""A change of a job in the words of the file that it came from: the reader's own table, asked backwards.
+
+Which key of a file says a key of the job only its reader knows. So each key that the reader asks for, and whose name
+speaks of the change, is tried with each value that may say it; the file is read again, and the one is taken with which
+the reader makes the job that is wanted. Nothing is known here of any framework. What is shown was read, estimated, and
+fits; what no key of the file says is said by memplan's own option, or the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from memplan.errors import MemplanError
+from memplan.frameworks.documents import FORMS, Document, Settings
+from memplan.frameworks.draft import Draft
+from memplan.frameworks.own_word_table import NAMES, values_of
+from memplan.frameworks.quoting import shell_word, yaml_value
+from memplan.frameworks.reading import draft_of, read_documents
+from memplan.report import Found, Remedy, Report
+from memplan.reporting import peak
+from memplan.resolve import resolve
+from memplan.spec.allocator import conf_text
+from memplan.spec.job import Job
+from memplan.spec.option_words import option_words
+from memplan.spec.reading import JobInput, undecided, with_changes
+
+MOST = 80
+"""Readings for one key of the job."""
+MOST_BESIDE = 6
+"""Keys alike that are changed with one."""
+ENVIRONMENT = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+class Line(NamedTuple):
+    """One key of a file with its new value."""
+
+    name: str
+    value: Any
+
+
+def in_own_words(given: JobInput, report: Report) -> Report:
+    """The report with each remedy in the words of the job's file, found when they are looked at."""
+    if given.source is None:
+        return report
+    remedies = report.remedies
+    return replace(report, remedies=Found(lambda: worded(given, remedies)))
+
+
+def worded(given: JobInput, remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+    """Remedies with the lines to write, the first with the command that writes them."""
+    found = [replace(remedy, write=own_lines(given, remedy.changes)) for remedy in remedies]
+    if found and (command := emit_command(given, found[0].changes)):
+        found[0] = replace(found[0], write=(*found[0].write, f"or: {command}"))
+    return tuple(found)
+
+
+def emit_command(given: JobInput, changes: Mapping[str, Any]) -> str:
+    """``memplan emit TRAINER FILE … --onto FILE`` where that writes the changes; empty where it does not."""
+    from memplan.frameworks.onto import changed
+    from memplan.frameworks.writing import emit
+
+    (document, row), *_ = given.source[0]
+    if row.write is None or document.form not in ("yaml", "json") or document.place:
+        return ""
+    wanted = with_changes(given, changes)
+    try:
+        changed(document.path, emit(wanted, row), wanted.job)
+    except MemplanError:
+        return ""
+    path, options = shell_word(document.path), option_words({**given.source[1], **changes})
+    return f"memplan emit {row.name} {path} {options} --onto {path}"
+
+
+def own_lines(given: JobInput, changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to write where, for some changes of the job; memplan's options where no words of the file make it fit."""
+    if given.source is None:
+        return ()
+    try:
+        return _Asked(given, changes).lines()
+    except MemplanError:
+        return (f"options: {option_words(changes)}",)
+
+
+class _Asked:
+    """The files of a job, read again and again with other values."""
+
+    def __init__(self, given: JobInput, changes: Mapping[str, Any]) -> None:
+        self.files, self.options = given.source
+        self.given, self.changes = given, changes
+        gpus = {} if "num_gpus" in changes else {"num_gpus": given.job.num_gpus}
+        self.asking = {**gpus, **self.options}
+        """What a file need not say for a key to be understood: ZeRO asks on how many GPUs."""
+        self.draft = draft_of(self.files, self.asking)
+        self.title = self.files[0][1].title
+
+    def lines(self) -> tuple[str, ...]:
+        """In the file's words as far as they go."""
+        tried: dict[str, dict[str, Any]] = {}
+        rest: dict[str, Any] = {}
+        for key, value in self.changes.items():
+            words = {} if key in self.options else self.said(_joined(tried), key, value, tried)
+            if words:
+                tried[key] = words
+            elif value != "auto" and not self.makes(self.read(_joined(tried)), key, value):
+                rest[key] = value
+        for words, own in self.ways(tried, rest):
+            if self.fits(words, own):
+                document, least = self.files[0][0], self.needed(words, own, _joined(tried))
+                said = [_shown(Line(name, each), self.draft.asked[name], document) for name, each in least.items()]
+                return (*said, *_beside(own))
+        return (f"options: {option_words(self.changes)}",)
+
+    def ways(
+        self, tried: Mapping[str, Mapping[str, Any]], rest: Mapping[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Words and memplan's options that may do: the words alone; with keys that are alike; one change by memplan's
+        option instead; the number of GPUs beside what asks for it."""
+        gpus = {"num_gpus": self.given.job.num_gpus} if "num_gpus" not in self.changes else {}
+        words = _joined(tried)
+        yield words, dict(rest)
+        if not self.options.get("num_gpus"):
+            yield words, {**gpus, **rest}
+        for key, own in tried.items():
+            alike = self.alike(words, key, own)
+            if alike:
+                yield {**words, **alike}, dict(rest)
+        for key in reversed(list(tried)):
+            less = _joined({other: own for other, own in tried.items() if other != key})
+            yield less, {**rest, key: self.changes[key]}
+
+    def needed(self, words: dict[str, Any], rest: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+        """The words without those keys alike that it fits without."""
+        for name in [name for name in words if name not in plain]:
+            less = {other: value for other, value in words.items() if other != name}
+            if self.fits(less, rest):
+                words = less
+        return words
+
+    def fits(self, tried: Mapping[str, Any], rest: Mapping[str, Any]) -> bool:
+        """Whether the job fits as it is then read, with the rest as memplan's options."""
+        try:
+            again = with_changes(read_documents(self.files, self.options, tried), rest)
+            verdict = peak(resolve(again), search=True, play=True).verdict
+        except MemplanError:
+            return False
+        return not undecided(again.unread) and verdict is not None and verdict.fits == "yes"
+
+    def read(self, tried: Mapping[str, Any]) -> Draft | None:
+        """What the reader makes of it; None where it refuses, or understands less than before."""
+        try:
+            found = draft_of(self.files, self.asking, tried)
+        except (MemplanError, AttributeError, LookupError, TypeError, ValueError):  # of a kind that a key never has
+            return None
+        return found if len(found.unread) <= len(self.draft.unread) else None
+
+    def said(
+        self, tried: Mapping[str, Any], key: str, value: Any, done: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The key of the file, and its value, with which the reader makes this of the job, and all that is ``done``
+        besides; none where no key does, or it does already."""
+        if key not in NAMES or (tried and self.makes(self.read(tried), key, value)):
+            return {}
+        for line in islice(_candidates(self.draft, key, values_of(key, value, self.title)), MOST):
+            found = self.read({**tried, line.name: line.value})
+            kept = done if line.name in tried else ()
+            if self.makes(found, key, value) and all(self.makes(found, other, self.changes[other]) for other in kept):
+                return {line.name: line.value}
+        return {}
+
+    def alike(self, words: Mapping[str, Any], key: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Other keys of like names that say the same of another part: the micro-batch of the scoring too."""
+        name, value = next(iter(own.items()))
+        word = next((word for word in NAMES[key].split("|") if re.search(word, name.lower())), "")
+        found: dict[str, Any] = {}
+        for other, settings in self.draft.asked.items():
+            now = settings.values.get(other.removeprefix(settings.prefix))
+            larger = isinstance(now, int) and not isinstance(value, (bool, str)) and now > value
+            if other in words or not word or not re.search(word, other.lower()) or not (larger or value is True):
+                continue
+            if len(found) < MOST_BESIDE and self.makes(
+                self.read({**words, **found, other: value}), key, self.changes[key]
+            ):
+                found[other] = value
+        return found
+
+    def makes(self, draft: Draft | None, key: str, value: Any) -> bool:
+        """Whether a draft has this value of the job."""
+        return draft is not None and _makes(draft, key, value)
+
+
+def _joined(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for words in tried.values() for name, value in words.items()}
+
+
+def _makes(draft: Draft, key: str, value: Any) -> bool:
+    """Whether the draft has this value of the job, or of a mapping what is named."""
+    found = draft.values.get(key)
+    if key in ("sharding", "zero_stage"):
+        found = draft.values.get("sharding") or f"zero{draft.values.get('zero_stage')}"
+        value = f"zero{value}" if key == "zero_stage" else value
+    if key == "offload":
+        zero = draft.values.get("deepspeed") or {}
+        states = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+        found = {*(found or ()), *(name for name, inner in states.items() if zero.get(inner))}
+        return set(value) <= found
+    if isinstance(value, Mapping):
+        own = found if isinstance(found, Mapping) else {}
+        return bool(own) and all(own.get(inner) == item or key == "lora" for inner, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return set(map(str, value)) <= set(map(str, found or ()))
+    return bool(found == value)
+
+
+def _candidates(draft: Draft, key: str, values: Iterable[Any]) -> Iterator[Line]:
+    """Keys of the file that may say it, each with every value that may: those that are there before those that are not,
+    the plainest names first."""
+    words = NAMES[key].split("|")
+    ranked = []
+    for place, (name, settings) in enumerate(draft.asked.items()):
+        short = name.removeprefix(settings.prefix)
+        rank = next((i for i, word in enumerate(words) if re.search(word, name.lower())), None)
+        if rank is not None:
+            ranked.append((settings.values.get(short) is None, rank, place, name))
+    for *_, name in sorted(ranked):
+        for each in values:
+            yield Line(name, each)
+
+
+def _shown(line: Line, settings: Settings, document: Document) -> str:
+    """``train.yaml, line 12: gradient_checkpointing: true``; as an option of a command, or an argument of a call."""
+    short = line.name.removeprefix(settings.prefix)
+    path = settings.paths.get(line.name, settings.path)
+    form = next((FORMS[end] for end in FORMS if path.endswith(end)), document.form)
+    there = settings.values.get(short) is not None
+    where = settings.where(short) if there else path
+    return f"{where}: {_written(line, form, document.text)}"
+
+
+def _written(line: Line, form: str, text: str) -> str:
+    if form == "python":
+        return f"{line.name}={line.value!r}"
+    if form in ("shell", ""):
+        dashed = len(re.findall(r"(?<=\s)--[\w.]+", text)) >= len(re.findall(r"(?<=\s)\+{0,2}[a-z][\w.]*=", text))
+        word = shell_word(json.dumps(line.value) if isinstance(line.value, (dict, bool)) else line.value)
+        return f"--{line.name} {word}" if dashed else f"{line.name}={word}"
+    value = json.dumps(line.value) if form in ("json", "toml") else yaml_value(line.value)
+    return f"{line.name} = {value}" if form == "toml" else f"{line.name}: {value}"
+
+
+def _beside(rest: Mapping[str, Any]) -> Iterator[str]:
+    """What no key says: in the environment, or to memplan as its option."""
+    allocator = rest.get("allocator")
+    if allocator:
+        conf = conf_text(Job.model_validate({"allocator": allocator}).allocator)
+        yield f"environment: export {ENVIRONMENT}={conf}"
+    more = {key: value for key, value in rest.items() if key != "allocator"}
+    if more:
+        yield f"options: {option_words(more)}"

@@ -1,0 +1,172 @@
+"""Proves that a remedy in the words of a job's own file is true: written into the file as it is shown, the file fits;
+and that no word of it is memplan's where the file has one."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from drawing import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from memplan.api import estimate
+from memplan.cli.app import main
+from memplan.cli.options import collect, job_options
+from memplan.errors import MemplanError
+from memplan.frameworks.own_words import emit_command, in_own_words
+from memplan.frameworks.reading import read_target
+from memplan.report import Remedy
+from memplan.spec.reading import JobInput, with_changes
+
+TRL = {
+    "model_name_or_path": "Qwen/Qwen3-0.6B", "max_length": 2048, "bf16": True, "output_dir": "x", "dataset_name": "y",
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
+    "learning_rate": 1e-5, "loss_type": ["sigmoid"], "max_prompt_length": 512,
+}  # fmt: skip
+FACTORY = {
+    "model_name_or_path": "Qwen/Qwen3-0.6B", "stage": "sft", "do_train": True, "finetuning_type": "full",
+    "template": "qwen3", "cutoff_len": 4096, "dataset": "x", "output_dir": "y", "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2, "bf16": True, "disable_gradient_checkpointing": True,
+}  # fmt: skip
+AXOLOTL = {
+    "base_model": "Qwen/Qwen3-0.6B", "sequence_len": 4096, "micro_batch_size": 8, "gradient_accumulation_steps": 1,
+    "optimizer": "adamw_torch_fused", "bf16": True, "datasets": [{"path": "x", "type": "alpaca"}],
+}  # fmt: skip
+FILES = {"TRL": TRL, "LLaMA-Factory": FACTORY, "Axolotl": AXOLOTL}
+VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 \\
+    data.max_prompt_length=512 data.max_response_length=2048 actor_rollout_ref.model.path=Qwen/Qwen3-0.6B \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 \\
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4 trainer.n_gpus_per_node=1 trainer.nnodes=1
+"""
+SCRIPT = """from trl import SFTConfig, SFTTrainer
+args = SFTConfig(output_dir="x", per_device_train_batch_size=8, max_length=2048, bf16=True)
+SFTTrainer(model="Qwen/Qwen3-0.6B", args=args, train_dataset=None).train()
+"""
+
+
+def remedies_of(path: Path, gpu: str) -> tuple[JobInput, list[Remedy]]:
+    """The job of a file, and its remedies in the file's words."""
+    read = read_target(str(path), {"gpu": gpu})
+    return read, list(in_own_words(read, estimate(read)).remedies)
+
+
+def typed(text: str) -> dict[str, Any]:
+    """The job keys of memplan's options, as the command line reads them."""
+    taken: dict[str, Any] = {}
+    names = {name: row for row in job_options() for written in row.written for name in written.split("/")}
+    words = shlex.split(text)
+    while words:
+        word = words.pop(0)
+        assert word != "--set", "a key that has no plain option"
+        row = names[word]
+        taken[row.parameter] = words.pop(0) if row.metavar else not word.startswith("--no-")
+    return collect(taken)[1]
+
+
+def written(values: dict[str, Any], remedy: Remedy) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's settings with the lines in place, and what stands beside them as memplan's options."""
+    made, beside = json.loads(json.dumps(values)), dict[str, Any]()
+    for line in remedy.write:
+        where, _, said = line.partition(": ")
+        if where == "environment":
+            assert said == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            beside["allocator"] = {"expandable_segments": True}
+        elif where == "options":
+            beside |= typed(said)
+        elif where != "or":
+            path, _, value = said.partition(": ")
+            *outer, last = path.split(".")
+            inner = made
+            for name in outer:
+                inner = inner.setdefault(name, {})
+            inner[last] = yaml.safe_load(value)
+    return made, beside
+
+
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    batch=st.sampled_from([1, 4, 8]),
+    length=st.sampled_from([1024, 4096]),
+    gpu=st.sampled_from(["6GiB", "8GiB", "12GiB", "20GiB"]),
+)
+@examples(6)
+def test_a_file_with_its_remedy_as_shown_fits(
+    name: str, batch: int, length: int, gpu: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    values = dict(FILES[name])
+    for key in ("per_device_train_batch_size", "micro_batch_size"):
+        values |= {key: batch} if key in values else {}
+    for key in ("max_length", "cutoff_len", "sequence_len"):
+        values |= {key: length} if key in values else {}
+    path = tmp_path_factory.mktemp("own") / "train.yaml"
+    path.write_text(yaml.safe_dump(values))
+    _, remedies = remedies_of(path, gpu)
+    assume(any(remedy.fits == "yes" for remedy in remedies))
+    for remedy in remedies:
+        assert remedy.write
+        made, beside = written(values, remedy)
+        path.write_text(yaml.safe_dump(made))
+        again = estimate(with_changes(read_target(str(path), {"gpu": gpu, **beside}), {}))
+        assert again.verdict is not None
+        assert again.verdict.fits == "yes" or remedy.fits != "yes", (remedy.title, remedy.write)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_smaller_batch_is_said_in_the_files_own_keys(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(FILES[name]))
+    _, remedies = remedies_of(path, "16GiB")
+    said = "\n".join(line for remedy in remedies for line in remedy.write)
+    key = "micro_batch_size" if name == "Axolotl" else "per_device_train_batch_size"
+    assert re.search(rf"train.yaml, line \d+: {key}: \d", said)
+    assert "--batch-size" not in re.sub(r"or: .*", "", said)
+
+
+def test_a_command_and_a_script_get_the_argument_to_change(tmp_path: Path) -> None:
+    shell, program = tmp_path / "run.sh", tmp_path / "train.py"
+    shell.write_text(VERL)
+    program.write_text(SCRIPT)
+    of_shell = [line for remedy in remedies_of(shell, "40GiB")[1] for line in remedy.write]
+    of_program = [line for remedy in remedies_of(program, "9GiB")[1] for line in remedy.write]
+    assert any("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=" in line for line in of_shell)
+    assert any(line.endswith("train.py: dtype='bfloat16'") for line in of_program)
+
+
+def test_the_command_that_writes_them_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(AXOLOTL))
+    read, remedies = remedies_of(path, "16GiB")
+    command = next(
+        (emit_command(read, remedy.changes) for remedy in remedies if emit_command(read, remedy.changes)), ""
+    )
+    assert command.startswith("memplan emit axolotl ")
+    assert main([*shlex.split(command)[1:], "--force"]) == 0
+    capsys.readouterr()
+    again = estimate(read_target(str(path), {"gpu": "16GiB", "allocator": {"expandable_segments": True}}))
+    assert again.verdict is not None
+    assert again.verdict.fits == "yes"
+
+
+def test_check_shows_one_remedy_for_a_file_that_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(FACTORY))
+    assert main(["check", str(path), "--gpu", "12GiB"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("fits with ") == 1
+    assert main(["check", str(path), "--gpu", "12GiB", "--json"]) == 1
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["remedy"]
+    assert all(line in out for line in row["write"])
+
+
+def test_what_is_not_in_a_file_has_no_words_of_one() -> None:
+    read = read_target("qwen3-0.6b", {"gpu": "6GiB"})
+    assert all(remedy.write == () for remedy in in_own_words(read, estimate(read)).remedies)
+    with pytest.raises(MemplanError):
+        read_target("nosuch", {})
