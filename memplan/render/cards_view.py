@@ -13,7 +13,7 @@ NAMED = 3
 
 
 def cards_blocks(report: Report) -> Iterator[Block]:
-    """At most ten lines: the smallest cards that hold the job, then numbers of those that do not."""
+    """At most fifteen lines: the smallest cards that hold the job, then numbers of those that do not."""
     if not report.cards:
         return
     holding = [card for card in report.cards if card.fits == "yes" and not card.lacks]
@@ -28,7 +28,7 @@ def cards_blocks(report: Report) -> Iterator[Block]:
     if tight:
         yield Prose(f"Tight: {_some([card.gpu for card in tight])}")
     if others:
-        yield Prose("Large enough, but without bf16 matmuls (use dtype fp16): " + ", ".join(others), "dim")
+        yield Prose(f"Large enough, but without bf16 matmuls (use dtype fp16): {_some(others)}", "dim")
     yield from _numbers([card for card in report.cards if not card.lacks])
 
 
