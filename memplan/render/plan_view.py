@@ -87,17 +87,17 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
     columns += [Column("memory peaks at", wrap=True), Column("most time goes to", wrap=True)] if roomy else []
     rows: list[tuple[Cell, ...]] = []
     for number, plan in enumerate(found.plans, 1):
-        device, verdict = plan.report.per_gpu.device_bytes, plan.report.verdict
-        spare = int(verdict.usable_bytes) - device.high if verdict else 0
+        needs, verdict = words.needs_high(plan.report.per_gpu), plan.report.verdict
+        spare = int(verdict.usable_bytes) - needs if verdict else 0
         speed = f"{plan.speed.tokens_per_second:,.0f}"
-        cells: list[Cell] = [str(number), plan.name, speed, format_bytes(device.high, 1), format_bytes(spare, 1)]
+        cells: list[Cell] = [str(number), plan.name, speed, format_bytes(needs, 1), format_bytes(spare, 1)]
         peak, most = instant_words(plan.memory_limit)[0], LIMITS[plan.speed.limited_by]
         rows.append((*cells, *([peak, most] if roomy else [])))
         if not roomy:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
     yield Heading("Plans")
     yield Table(tuple(columns), tuple(rows))
-    yield Prose("Speeds rank by arithmetic; they promise nothing. Needs: the high device figure (nvidia-smi).", "dim")
+    yield Prose("Speeds rank by arithmetic; they promise nothing. Needs: the high device figure (nvidia-smi), the cache given back where that helps.", "dim")
 
 
 def _best(found: "Plans") -> Iterator[Block]:
@@ -153,7 +153,7 @@ def plan_rows(found: "Plans") -> list[dict[str, Any]]:
             "tokens_per_second": round(plan.speed.tokens_per_second, 1),
             "examples_per_second": round(plan.speed.examples_per_second, 4),
             "step_seconds": round(plan.speed.step_seconds, 4),
-            "device_bytes": plan.report.per_gpu.device_bytes.high,
+            "device_bytes": words.needs_high(plan.report.per_gpu),
             "memory_limit": plan.memory_limit,
             "limited_by": plan.speed.limited_by,
             "reason": "",

@@ -110,14 +110,14 @@ def _needed(report: Report, verdict: Verdict) -> str:
         return (
             f"device memory at {worst.name}: {expected} expected, {format_bytes(report.per_gpu.device_bytes.high)} high"
         )
-    device, reserved, fuller = report.per_gpu.device_bytes, report.per_gpu.reserved_bytes, _fuller(report)
+    device, fuller = report.per_gpu.device_bytes, _fuller(report)
     if fuller is not None:
         device = fuller.device_bytes
-    if fuller is not None or not reserved.needs_sought:
+    if fuller is not None or device.high <= words.needs_high(report.per_gpu):
         where = f" in {fuller.name}" if fuller else ""
         return f"device memory{where}: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
     needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
-    high = format_bytes(device.high - reserved.high + reserved.needs_high)
+    high = format_bytes(words.needs_high(report.per_gpu))
     return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"
 
 

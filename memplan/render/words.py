@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.report import Remedy, Report
+from memplan.report import PerGpu, Remedy, Report
 from memplan.spec.option_words import option_words
 from memplan.units import format_bytes, format_count
 
@@ -170,6 +170,11 @@ def program_words(job: Mapping[str, Any]) -> str:
     head = "score head" if job["method"] == "reward" else f"loss head {job['loss_head']}"
     words = f"{job['trainer']}{version}; {job['attention']} attention, {checkpointing}, {head}"
     return words + (", autocast" if job.get("autocast") else "")
+
+
+def needs_high(of: PerGpu) -> int:
+    """What the device must hold at the most: less than it may hold where a cache can be given back."""
+    return of.device_bytes.high - max(0, of.reserved_bytes.high - of.reserved_bytes.needs_high)
 
 
 def signed(size: int) -> str:
