@@ -23,7 +23,6 @@ from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
-from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput, with_changes
 from memplan.units import format_bytes
 
@@ -234,7 +233,11 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}"
     line, _ = placed(where, path)
-    remedy, write = _remedy(given, report) if advise else ("", ())
+    remedy, write = "", tuple[str, ...]()
+    if advise and report.verdict.fits == "no" and not report.unclear:
+        from memplan.frameworks.own_words import first_remedy  # which files that fit never load
+
+        remedy, write = first_remedy(given, report)
     return Checked(
         path,
         verdict.fits,
@@ -258,22 +261,6 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         remedy=remedy,
         write=write,
     )
-
-
-def _remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
-    """The first change with which it fits, and the lines to write in the file's own words; nothing where it fits, or
-    nothing does."""
-    if report.unclear or report.verdict is None or report.verdict.fits != "no":
-        return "", ()
-    from memplan.frameworks.own_words import emit_command, own_lines
-    from memplan.remedies import remedies
-
-    found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
-    if found is None:
-        return "", ()
-    lines = own_lines(given, found.changes) or (option_words(found.changes),)
-    command = emit_command(given, found.changes) if given.source else ""
-    return found.title, (*lines, f"or: {command}") if command else lines
 
 
 DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "sharding")

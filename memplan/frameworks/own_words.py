@@ -261,3 +261,16 @@ def _beside(rest: Mapping[str, Any]) -> Iterator[str]:
     more = {key: value for key, value in rest.items() if key != "allocator"}
     if more:
         yield f"options: {option_words(more)}"
+
+
+def first_remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:
+    """The first change with which it fits, and the lines to write in the file's own words; nothing where nothing
+    does."""
+    from memplan.remedies import remedies
+
+    found = next((each for each in remedies(given, report) if each.fits == "yes"), None)
+    if found is None:
+        return "", ()
+    lines = own_lines(given, found.changes) or (option_words(found.changes),)
+    command = emit_command(given, found.changes) if given.source else ""
+    return found.title, (*lines, f"or: {command}") if command else lines

@@ -97,7 +97,8 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
     yield Heading("Plans")
     yield Table(tuple(columns), tuple(rows))
-    yield Prose("Speeds rank by arithmetic; they promise nothing. Needs: the high device figure (nvidia-smi), the cache given back where that helps.", "dim")
+    needs = "Needs: the high device figure (nvidia-smi), the cache given back where that helps."
+    yield Prose(f"Speeds rank by arithmetic; they promise nothing. {needs}", "dim")
 
 
 def _best(found: "Plans") -> Iterator[Block]:
