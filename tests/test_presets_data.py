@@ -135,7 +135,7 @@ def test_rows_are_added_by_name_or_all_together() -> None:
     assert {row.name for row in STRATEGIES.chosen(None)[7:]} == names
     with pytest.raises(UsageError) as caught:
         STRATEGIES.chosen(["qlorra"])
-    assert caught.value.hint == "did you mean qlora or lora?"
+    assert caught.value.hint == "did you mean qlora?"
 
 
 ROW = "strategies:\n- name: a\n"

@@ -47,7 +47,7 @@ from functools import partial
 from importlib import import_module
 
 from memplan.arch.config import Config, shown
-from memplan.errors import ModelError, UnknownArchitecture, nearest
+from memplan.errors import ModelError, UnknownArchitecture
 from memplan.spec.model import ModelSpec
 
 __all__ = ["FAMILIES", "parse_config"]
@@ -193,6 +193,8 @@ def classes(config: Mapping[str, object]) -> str:
 
 def hint(model_type: str) -> str:
     """The nearest known types, or all, and the way out."""
-    close = nearest(model_type[:80], FAMILIES)
+    from difflib import get_close_matches
+
+    close = get_close_matches(model_type[:80], FAMILIES, 3)  # another number is the family's next version
     known = "nearest: " + ", ".join(close) if close else "known: " + ", ".join(FAMILIES)
     return known + "; or memplan estimate … --exact, if transformers knows it; or --total-params for a generic shape"

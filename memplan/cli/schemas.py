@@ -10,7 +10,7 @@ from memplan.cli.helps import attribute_docstrings
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 KINDS = {NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string"}
-NOT_JSON = {"Report": ("recipe",), "Checked": ("name", "cards")}
+NOT_JSON = {"Report": ("recipe",), "Checked": ("name",)}
 """Fields that JSON leaves out, by their class."""
 
 

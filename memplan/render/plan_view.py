@@ -97,8 +97,8 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
     yield Heading("Plans")
     yield Table(tuple(columns), tuple(rows))
-    needs = "Needs: the high device figure (nvidia-smi), the cache given back where that helps."
-    yield Prose(f"Speeds rank by arithmetic; they promise nothing. {needs}", "dim")
+    below = "Needs: the high device figure (nvidia-smi), the cache given back where that helps."
+    yield Prose(f"Speeds rank by arithmetic; they promise nothing. {below}", "dim")
 
 
 def _best(found: "Plans") -> Iterator[Block]:
