@@ -49,6 +49,7 @@ def test_a_line_a_file_and_the_exit_code(run: Run) -> None:
     assert "large.yaml, line 6: odd_key is not counted" in told
 
 
+@pytest.mark.slow
 def test_short_by_is_the_same_figure_in_every_command(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run("large.yaml", "--gpu", "24GB")
     short = out.partition("short by ")[2].split("\n")[0]

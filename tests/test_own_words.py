@@ -94,6 +94,7 @@ def written(values: dict[str, Any], remedy: Remedy) -> tuple[dict[str, Any], dic
     gpu=st.sampled_from(["6GiB", "8GiB", "12GiB", "20GiB"]),
 )
 @examples(6)
+@pytest.mark.slow
 def test_a_file_with_its_remedy_as_shown_fits(
     name: str, batch: int, length: int, gpu: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_file_with_its_remedy_as_shown_fits(
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_a_smaller_batch_is_said_in_the_files_own_keys(name: str, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(FILES[name]))
@@ -126,6 +128,7 @@ def test_a_smaller_batch_is_said_in_the_files_own_keys(name: str, tmp_path: Path
     assert "--batch-size" not in re.sub(r"or: .*", "", said)
 
 
+@pytest.mark.slow
 def test_a_command_and_a_script_get_the_argument_to_change(tmp_path: Path) -> None:
     shell, program = tmp_path / "run.sh", tmp_path / "train.py"
     shell.write_text(VERL)

@@ -257,6 +257,7 @@ def test_what_estimate_finds_to_fit_a_plan_finds_too() -> None:
     assert not plan(read_job({**job, "precision": "bf16-amp"}), wanted=1).fits
 
 
+@pytest.mark.slow
 def test_a_question_is_about_the_plans_that_are_shown() -> None:
     """With what was allowed where that was needed; as asked where nothing allowed fits."""
     job = {"model": "llama-3.2-1b", "gpu": "4GB", "sequence_length": 512}

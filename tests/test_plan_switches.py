@@ -62,6 +62,7 @@ def every_job() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("trainer", "method", "card", "more"), list(every_job()))
+@pytest.mark.slow
 def test_the_best_plans_are_said_to_the_trainer(
     trainer: str, method: str, card: dict[str, Any], more: dict[str, Any]
 ) -> None:
@@ -86,6 +87,7 @@ def but_one(*pairs: tuple[str, str]) -> list[Any]:
 @pytest.mark.parametrize(
     ("trainer", "method"), but_one(("trl", "dpo"), ("trl", "sft"), ("llamafactory", "dpo"), ("openrlhf", "dpo"))
 )
+@pytest.mark.slow
 def test_every_choice_of_the_space_is_said(trainer: str, method: str) -> None:
     """Not the best ones alone: each combination that is legal."""
     asked = question(read_job({**job_of(trainer, method, CARDS[1]), "model": "smollm2-135m", "num_gpus": 2}))
@@ -127,6 +129,7 @@ def test_what_the_user_fixes_is_kept_whatever_the_switches() -> None:
 @pytest.mark.parametrize(
     ("trainer", "method"), but_one(("openrlhf", "dpo"), ("trl", "dpo"), ("trl", "sft"), ("llamafactory", "simpo"))
 )
+@pytest.mark.slow
 def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
     job = {
         **job_of(trainer, method, CARDS[1]),

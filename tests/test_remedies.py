@@ -84,6 +84,7 @@ def assert_true(job: dict[str, Any], report: Report) -> None:
 
 @given(job=JOBS)
 @examples(40)
+@pytest.mark.slow
 def test_the_changed_job_has_the_figures_that_are_stated(job: dict[str, Any]) -> None:
     try:
         report = estimate(job)
@@ -130,6 +131,7 @@ REAL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", REAL)
+@pytest.mark.slow
 def test_nothing_of_a_remedy_can_be_left_out(name: str) -> None:
     job, report = REAL[name], estimate(REAL[name])
     assert report.remedies

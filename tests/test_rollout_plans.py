@@ -105,6 +105,7 @@ def test_jobs_that_generate_nothing_have_no_such_moves() -> None:
 
 
 @pytest.mark.parametrize("trainer", ["verl", "trl", "openrlhf", "areal"])
+@pytest.mark.slow
 def test_plans_split_the_gpus_and_are_what_estimate_says(trainer: str) -> None:
     job = {**rolling({**VERL, "trainer": trainer}), "global_batch_size": 512}
     found = plan(job)

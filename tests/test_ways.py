@@ -42,6 +42,7 @@ def found(**keys: object) -> Ways:
 
 
 @pytest.mark.parametrize("gpu", ["rtx-3060-12gb", "rtx-2080-ti-11gb", "rtx-4060-laptop-8gb"])
+@pytest.mark.slow
 def test_what_is_said_to_fit_fits_as_its_own_command_says(gpu: str) -> None:
     """At the length that was asked for, and at the longest that is named; twice as long a one does not fit."""
     asked = found(gpu=gpu)
@@ -72,6 +73,7 @@ def test_less_is_kept_from_way_to_way() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "half"), [("t4", "fp16"), ("v100-32gb", "fp16"), ("3060", "bf16"), ("24GB", "bf16")])
+@pytest.mark.slow
 def test_half_precision_is_what_the_card_multiplies_in(gpu: str, half: str) -> None:
     asked = found(gpu=gpu)
     for way in asked.rows:
