@@ -77,7 +77,7 @@ def test_what_is_piped_is_plain_and_100_wide() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 160])
 def test_columns_decides_the_width(width: int) -> None:
-    out = process("estimate", "llama-3.1-8b", "--gpu", "h100-80gb", COLUMNS=str(width)).stdout
+    out = process("estimate", "llama-3.1-8b", "--method", "sft", "--gpu", "h100-80gb", COLUMNS=str(width)).stdout
     assert max(map(len, out.splitlines())) <= width
     assert "…" not in out
 
@@ -184,13 +184,13 @@ def test_a_full_disk_is_an_error(line: str) -> None:
     [
         (f"estimate {SMALL}", ">&-", 2, "error: standard output is closed"),
         ("--help", ">&-", 2, "error: standard output is closed"),
-        (f"estimate {SMALL}", "2>&-", 0, "allocated"),
+        (f"estimate {SMALL} --method sft", "2>&-", 0, "allocated"),
         (f"compare {SMALL} --vary batch_size=1,2", "2>&-", 0, "batch_size"),
         (f"plan {SMALL} --gpu t4 --top 1", "2>&-", 0, "t4"),
         (f"estimate {SMALL} --method sympo", "2>&-", 2, ""),
         (f"estimate {SMALL} --method sympo", "2>/dev/full", 2, ""),
         (f"estimate {SMALL} --method sympo", ">&- 2>&-", 2, ""),
-        (f"estimate {SMALL}", "<&-", 0, "allocated"),
+        (f"estimate {SMALL} --method sft", "<&-", 0, "allocated"),
     ],
 )
 def test_closed_streams(line: str, redirected: str, code: int, said: str) -> None:
@@ -211,7 +211,10 @@ def test_closed_streams(line: str, redirected: str, code: int, said: str) -> Non
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_any_encoding_of_the_terminal(encoding: str) -> None:
     done = subprocess.run(
-        [*COMMAND, "estimate", SMALL], capture_output=True, env=environment(PYTHONIOENCODING=encoding), check=False
+        [*COMMAND, "estimate", SMALL, "--method", "sft"],
+        capture_output=True,
+        env=environment(PYTHONIOENCODING=encoding),
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?" not in done.stdout

@@ -156,7 +156,9 @@ def test_a_real_plan_is_the_best_of_all_that_can_be(keys: dict[str, Any]) -> Non
         margin = 1 - room / 24 * 0.95
         fitting = [took for took, size in every if size <= int(24 * 2**30 * (1 - margin))]
         found = plan(read_job({**job, "margin": margin}), wanted=1, suggest=False)
-        assert found.fits == bool(fitting), room
+        assert found.fits >= bool(fitting), room
+        if not fitting:  # what is not searched by itself: pure bf16
+            assert all(each.training for each in found.plans)
         if fitting:
             recipe = found.plans[0].report.recipe
             assert recipe is not None
@@ -300,7 +302,8 @@ def test_the_fewest_gpus_and_the_smallest_card() -> None:
     few, small = plan(read_job(job), ask=["min_gpus", "smallest_card"]).answers
     assert few.value == 4
     assert plan(read_job({**job, "num_gpus": 4}), wanted=1, suggest=False).fits
-    assert not plan(read_job({**job, "num_gpus": 2}), wanted=1, suggest=False).fits
+    fewer = plan(read_job({**job, "num_gpus": 2}), wanted=1, suggest=False)
+    assert all(each.training for each in fewer.plans)
     assert isinstance(small.value, str)
     assert plan(read_job({**job, "gpu": small.value})).fits
 

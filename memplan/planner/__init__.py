@@ -58,7 +58,7 @@ def plan(
     tried: Tried = {(): (first, ())}
     final, searched, training, needed = asked, first, Words(), Words()
     if not searched.found.plans:
-        final, searched, training = _with_changes(asked, (*AS_IT_IS, *allowed), wanted, tell, tried)
+        final, searched, training = _with_changes(asked, (*allowed, *AS_IT_IS), wanted, tell, tried)
     answered = final
     if not searched.found.plans and suggest:
         final, searched, needed = _with_changes(asked, NAMES, wanted, tell, tried)
