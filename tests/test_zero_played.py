@@ -19,6 +19,7 @@ from memplan.engine.play.unfolding import _of_hooks, played
 from memplan.engine.play.zero.engine import notes_of
 from memplan.engine.play.zero.joining import placed
 from memplan.engine.play.zero.visits import Modules, passes_of, visits_of
+from memplan.engine.tensors import count, model_weights
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
@@ -137,7 +138,8 @@ def test_it_is_folded_and_never_above_the_ledger(
     settings: dict[str, Any], stage: str, micro: int, again: bool, trainer: str, lora: Any, layers: int
 ) -> None:
     """The rows of the ledger are maxima of their instants: what comes one after another there is a sum. Stage 3's
-    coordinator is told of the modules of a layer in nearly the order in which they run."""
+    coordinator is told of the modules of a layer in nearly the order in which they run. Where gradients are not
+    contiguous, the play has a bucket's flat copy beside more of them than the ledger; such a job keeps its band."""
     keys = {"gradient_accumulation_steps": micro, "gradient_checkpointing": again, "trainer": trainer}
     model = {**TINY, "num_hidden_layers": layers}
     settings = settings if stage == "zero3" else {key: settings[key] for key in SETTINGS}
@@ -145,7 +147,12 @@ def test_it_is_folded_and_never_above_the_ledger(
     found = played(of)
     assert found == played(of, folds=False)
     ledger = max(build_ledger(of, detailed=False).totals())
-    assert found.peak <= ledger * (1.01 if stage == "zero3" else 1.0005)
+    flat = (
+        0
+        if settings["contiguous_gradients"]
+        else 2 * min(settings["reduce_bucket_size"], count(model_weights(of.model)))
+    )
+    assert found.peak <= ledger * (1.01 if stage == "zero3" else 1.0005) + flat
     live = set[int]()
     for number, size in found.events:
         assert (number in live) == (size < 0)
