@@ -146,13 +146,12 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
-        from memplan.render.summary import summary
-        from memplan.render.thumb_view import thumb_data
-
         sure = {"how_sure": _trust(report).to_dict()} if "how_sure" in shown else {}
         if "summary" in shown:
+            from memplan.render.summary import summary
+
             return summary(report) | sure
-        more = {"rule_of_thumb": thumb_data(report)} if thumb else {}
+        more = {"rule_of_thumb": _thumb(report)} if thumb else {}
         return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
 
     def view(width: int) -> "list[Block]":
@@ -175,12 +174,17 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         return [*estimate_blocks(report, width, under), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
-        from memplan.render.thumb_view import thumb_data
-
-        terms: list[dict[str, Any]] = thumb_data(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
+        terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
     return Result(data, view, rows)
+
+
+def _thumb(report: "Report") -> dict[str, Any]:
+    """The rule of thumb's figures."""
+    from memplan.render.thumb_view import thumb_data
+
+    return thumb_data(report)
 
 
 def _trust(report: "Report") -> "Trust":
