@@ -168,6 +168,23 @@ def test_check_shows_one_remedy_for_a_file_that_does_not_fit(
     assert all(line in out for line in row["write"])
 
 
+def test_no_place_for_files_takes_no_answer_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, or a server that may write nothing: the command that would write the lines is not told."""
+
+    def refused(**_: str) -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("memplan.frameworks.writing.tempfile.TemporaryDirectory", refused)
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(FACTORY))
+    assert main(["check", str(path), "--gpu", "12GiB"]) == 1
+    out = capsys.readouterr().out
+    assert "fits with " in out
+    assert "memplan emit" not in out
+
+
 def test_what_is_not_in_a_file_has_no_words_of_one() -> None:
     read = read_target("qwen3-0.6b", {"gpu": "6GiB"})
     assert all(remedy.write == () for remedy in in_own_words(read, estimate(read)).remedies)

@@ -70,7 +70,7 @@ def emit_command(given: JobInput, changes: Mapping[str, Any]) -> str:
     wanted = with_changes(given, changes)
     try:
         changed(document.path, emit(wanted, row), wanted.job)
-    except MemplanError:
+    except (MemplanError, OSError):  # what is emitted is read back from files: there may be no place for them
         return ""
     path, options = shell_word(document.path), option_words({**given.source[1], **changes})
     return f"memplan emit {row.name} {path} {options} --onto {path}"
