@@ -24,6 +24,7 @@ from memplan.spec.recipe import Recipe
 from memplan.tables.categories import stacked
 
 STEP, BESIDE, TOGETHER, PLAYED = "step", "beside", "together", "played"
+OF_STEP = ("forward", "backward", "step", EVALUATE)
 FINEST = 400
 """Points of a played curve, about: more than a picture has columns for."""
 
@@ -85,6 +86,17 @@ class Timeline:
         """The JSON."""
         return {name: plain(getattr(self, name)) for name in self.__slots__}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A line for each point, as a table has it: a column for each category."""
+        own = ("instant", "phase", "event", "bytes", "reserved_bytes")
+        return [
+            {"kind": curve.kind, "name": curve.name}
+            | {key: getattr(point, key) for key in own}
+            | {category: point.by_category.get(category, 0) for category in self.categories}
+            for curve in self.curves
+            for point in curve.points
+        ]
+
     def of(self, kind: str) -> list[Curve]:
         """The curves of one kind."""
         return [curve for curve in self.curves if curve.kind == kind]
@@ -133,7 +145,7 @@ def _points(ledger: Ledger, phase: str = "") -> tuple[Point, ...]:
     """Of a ledger: of one phase, or each of its own."""
     sums = running_sums(ledger)
     return tuple(
-        Point(name, phase or phase_of(name), sum(parts.values()), parts)
+        Point(name, phase or _phase(name), sum(parts.values()), parts)
         for name, parts in zip(ledger.schedule, sums, strict=True)
     )
 
@@ -147,9 +159,13 @@ def _curve(kind: str, name: str, points: Iterable[Point], count: int, meter: str
 def _step(rank: Rank, ledger: Ledger, report: Report) -> Curve:
     """The steady step of a class of ranks."""
     curve = _curve(STEP, rank.name, _points(ledger), rank.count)
-    curve.device_bytes = rank.device_bytes.expected
-    if rank.name == report.per_gpu.rank:
-        curve.reserved_bytes = report.per_gpu.reserved_bytes.expected
+    fullest = rank.name == report.per_gpu.rank
+    curve.reserved_bytes = report.per_gpu.reserved_bytes.expected if fullest else None
+    if not report.rollout:
+        curve.device_bytes = rank.device_bytes.expected
+    elif fullest:  # the rank's own figure has an engine that is awake beside it
+        later = [_of_processes(at) for at in report.rollout if not at.first]
+        curve.device_bytes = max(point.bytes for point in later if point.phase in OF_STEP)
     return curve
 
 
@@ -185,9 +201,13 @@ def _of_processes(at: Together) -> Point:
         else:
             parts[each.name] = parts.get(each.name, 0) + each.device_bytes
     shown = {name: size for name, size in parts.items() if size}
-    head = at.name.partition(".")[0]
-    phase = head if head in ("start", "rollout", "sync") else phase_of(at.at) if "." in at.at else head
-    return Point(at.name, phase, sum(shown.values()), shown)
+    return Point(at.name, _phase(at.name, at.at), sum(shown.values()), shown)
+
+
+def _phase(name: str, of: str = "") -> str:
+    """Of an instant; of an engine's, start, rollout or sync. ``of``: the ledger's, where a pass has another name."""
+    head = name.partition(".")[0]
+    return head if head in ("start", "rollout", "sync") else phase_of(of or name) if "." in (of or name) else head
 
 
 def _played(recipe: Recipe, ledger: Ledger, report: Report) -> Iterator[Curve]:
@@ -201,7 +221,7 @@ def _played(recipe: Recipe, ledger: Ledger, report: Report) -> Iterator[Curve]:
     points = [
         Point(
             at.instant,
-            phase_of(at.instant) if at.instant else "",
+            _phase(at.instant),
             sum(at.by_category.values()),
             at.by_category,
             at.reserved,

@@ -57,6 +57,7 @@ EXTRA = {
     "quiet": "The first line alone: the verdict, or the peak where no card is named.",
     "summary": "The main figures as JSON, in some 2 kB.",
     "how_sure": "Errors of measured runs like it; the nearest of them, with its source (seconds).",
+    "timeline": "The step as bars, instant by instant, stacked by category.",
     "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
