@@ -101,7 +101,7 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = words_of("framework ranks verify exact play force part processes snapshot pareto add skip_others")
+RARE = words_of("framework rule_of_thumb ranks verify exact play force part processes snapshot pareto add skip_others")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
