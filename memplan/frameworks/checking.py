@@ -160,14 +160,23 @@ def _check(
         try:
             report = build_report(resolve(given), None)
         except InvalidJob as error:  # what was not understood may be why
-            doubt = next((each for each in given.unread if each.decides), None)
-            raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None
+            raise _in_doubt(given, error) from None
         if report.verdict is None:
             raise _NoCard
         return _answer(path, given, report, advise)
 
     found = _guarded(path, work)
     return replace(found, line=document.place, name=document.name) if named else found
+
+
+def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
+    """Why there is no estimate: a question first, then what was not understood, else the error itself."""
+    unnamed = given.job.model is None and given.job.total_params is None
+    doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
+    doubts = [each for each in doubts if each.asks == "model"] if unnamed else doubts
+    if doubts:
+        return NotKnown(f"{doubts[0].text}; without that {error.message}", doubts[0].hint)
+    return NotKnown(error.message, error.hint) if unnamed else error
 
 
 def _on_this_machine(given: JobInput) -> JobInput:
@@ -272,7 +281,8 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
         source = report.sources.get(key, "default")
         alone = key == "sharding" and report.job.get("num_gpus") == 1
         if source not in ("file", "option") and key in report.job and not alone:
-            whose = given.origins.get(key) or "memplan's default"
+            cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
+            whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
 
 
