@@ -43,6 +43,7 @@ LAYERS = (
     "resolve",  # Job -> Recipe
     "usual",  # what a job of few words is taken to be
     "engine",  # Recipe -> Ledger
+    "page",  # an answer as one HTML file
     "drawn",  # what a report says of the lengths that come
     "generated",  # what it says of a generation engine
     "report",  # what a report is
