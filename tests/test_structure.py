@@ -242,6 +242,7 @@ OF_OTHERS = (
 """What a dense model on one GPU has no use for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
