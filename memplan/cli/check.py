@@ -1,6 +1,5 @@
 """memplan check: one line a file, and an exit code for hooks, prologues and CI."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options
 from memplan.cli.edge import one_line, warn
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.errors import UsageError, did_you_mean
+from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
 
 if TYPE_CHECKING:
@@ -91,7 +90,9 @@ def written(found: Sequence["Checked"], form: str, quiet: bool = False) -> str:
     if form == "text":
         return "".join(_text(each, quiet) for each in found)
     if form == "json":
-        return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+        from memplan.render.data import to_json
+
+        return printable_json(to_json([each.to_dict() for each in found]))
     from memplan.render import check_forms
 
     return check_forms.FORMS[form](found)
