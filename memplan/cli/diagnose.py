@@ -28,7 +28,7 @@ MOST = 200_000_000
 
 def parameters() -> list[Parameter]:
     """TEXT, the job behind it, and what to do with the answer."""
-    return [argument("text", "TEXT"), *options.parameters(), *output.parameters()]
+    return [argument("text", "TEXT"), *options.parameters(), output.HTML, *output.parameters()]
 
 
 def diagnose(values: Mapping[str, Any]) -> int:
@@ -36,7 +36,7 @@ def diagnose(values: Mapping[str, Any]) -> int:
     from memplan.diagnose.diagnosis import diagnose as read
     from memplan.diagnose.diagnosis import diagnose_job
 
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     text = text_of(values.get("text"))
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
     if job:
@@ -58,6 +58,7 @@ def _result(found: "Diagnosis") -> Result:
         found.to_dict,
         lambda width: list(diagnose_blocks(found, width)),
         lambda: [match.to_dict() for match in found.matches],
+        kind="diagnose",
     )
 
 

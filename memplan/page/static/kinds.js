@@ -5,12 +5,14 @@
 
   M.report = function (report, words, dressed) {
     const model = report.model || {}, params = model.params || {}, job = report.job || {};
-    const lead = [model.name, params.total && `${M.count(params.total / 1e6)} M parameters`, job.method, job.trainer, `${job.num_gpus || 1} GPU${job.num_gpus > 1 ? "s" : ""}`, job.sharding !== "none" && job.sharding].filter(Boolean);
-    return el("div", { class: "report" }, el("p", { class: "lead" }, lead.join(" · ")), M.verdict(report), M.remedies(report.remedies, dressed), M.timeline(report, words),
-      M.together(report, words), M.ranks(report), M.engine(report), M.cards(report), M.said(report), M.job(report));
+    const lead = [model.name, params.total && `${M.count(params.total)} parameters`, job.method, job.trainer, `${job.num_gpus || 1} GPU${job.num_gpus > 1 ? "s" : ""}`, job.sharding !== "none" && job.sharding].filter(Boolean);
+    const step = M.timeline(report, words);
+    return el("div", { class: "report" }, el("p", { class: "lead" }, lead.join(" · ")), M.verdict(report), M.remedies(report.remedies, dressed), step.picture,
+      M.together(report, words), M.ranks(report), M.engine(report), step.ledger, M.cards(report), M.said(report), M.job(report));
   };
 
   function estimate(found, words, typed) {
+    if (!found.per_gpu) return M.section("Estimate", anything(found));
     const ways = found.ways || [];
     return [ways.length ? M.section("Ways to train it", anything(ways, "Ways to train it")) : null, M.report(found, words, typed)];
   }

@@ -67,7 +67,7 @@
     function picture(width) {
       const columns = options.columns.length, left = 58, right = 8, head = 22, high = Math.min(340, Math.max(220, width * 0.36));
       const wide = (width - left - right) / columns, longest = Math.max(...options.columns.map((each) => each.short.length));
-      const upright = wide < 64, foot = upright ? Math.min(190, longest * 6.1 + 14) : Math.min(120, longest * 4.4 + 20);
+      const upright = wide < 64, foot = upright ? Math.min(210, longest * 7.2 + 18) : Math.min(130, longest * 4.4 + 24);
       const x = (n) => left + n * wide, y = (n) => head + high * (1 - n / top), height = head + high + foot;
       const parts = [], title = M.id("title");
       for (let n = 0; n <= 4; n++) {
