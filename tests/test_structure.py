@@ -51,6 +51,7 @@ LAYERS = (
     "moments",  # the phases beside the steady step
     "rollout",  # trainer and engine over one RL step
     "reporting",  # Ledger -> Report
+    "timeline",  # Report -> curves
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step
     "planner",  # the search

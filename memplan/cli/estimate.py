@@ -39,6 +39,7 @@ def parameters() -> list[Parameter]:
         option("how_sure", bool, "--how-sure"),
         option("quiet", bool, "--quiet", "-q"),
         option("summary", bool, "--summary"),
+        option("timeline", bool, "--timeline"),
         output.HTML,
         *output.parameters(),
     ]
@@ -62,7 +63,7 @@ def estimate(values: Mapping[str, Any]) -> int:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure")
+    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure", "timeline")
     shown = [name for name in names if values.get(name)]
     to.write(_result(report, shown, found))
     for text in report.warnings:
@@ -71,7 +72,7 @@ def estimate(values: Mapping[str, Any]) -> int:
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 
-OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary")
+OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary", "timeline")
 """Options that ask for the report of one job."""
 
 
@@ -146,6 +147,8 @@ def _exact(given: "JobInput") -> "JobInput":
 
 
 def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> Result:
+    from memplan.timeline import timeline
+
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
@@ -155,6 +158,7 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
 
             return summary(report) | sure
         more = {"rule_of_thumb": _thumb(report)} if thumb else {}
+        more |= {"timeline": timeline(report).to_dict()} if "timeline" in shown else {}
         return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
 
     def view(width: int) -> "list[Block]":
@@ -174,9 +178,15 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
             from memplan.render.trust_view import trust_blocks
 
             under = list(trust_blocks(_trust(report)))
+        if "timeline" in shown:
+            from memplan.render.timeline_view import timeline_blocks
+
+            under += timeline_blocks(timeline(report), width)
         return [*estimate_blocks(report, width, under), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
+        if "timeline" in shown:
+            return timeline(report).rows()
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 

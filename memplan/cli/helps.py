@@ -57,6 +57,7 @@ EXTRA = {
     "quiet": "The first line alone: the verdict, or the peak where no card is named.",
     "summary": "The main figures as JSON, in some 2 kB.",
     "how_sure": "Errors of measured runs like it; the nearest of them, with its source (seconds).",
+    "timeline": "The step as bars, instant by instant, stacked by category.",
     "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
@@ -100,7 +101,7 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = words_of("framework ranks verify exact play force part processes snapshot pareto add skip_others")
+RARE = words_of("framework rule_of_thumb ranks verify exact play force part processes snapshot pareto add skip_others")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
