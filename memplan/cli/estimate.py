@@ -190,7 +190,10 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
-    return Result(data, view, rows, kind="estimate")
+    def page() -> dict[str, Any]:
+        return data() | {"timeline": timeline(report).to_dict()}
+
+    return Result(data, view, rows, kind="estimate", page=page)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Result(NamedTuple):
     """The SVG; None where the result is no picture."""
     kind: str = ""
     """The command, where its result has a page."""
+    page: Callable[[], Any] | None = None
+    """What the page shows, where that is more than JSON holds."""
 
 
 class Output(NamedTuple):
@@ -80,7 +82,7 @@ class Output(NamedTuple):
         if self.form == "html":
             from memplan.render.page_view import page_of
 
-            return page_of(result.kind, result.data(), result.view)
+            return page_of(result.kind, (result.page or result.data)(), result.view)
         from memplan.render import text
 
         if self.form == "markdown":
