@@ -46,7 +46,7 @@ def parameters() -> list[Parameter]:
 
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
-    to = output.read_output(values)
+    to = output.read_output(values, draws=True)
     if values.get("summary"):
         to = to._replace(form="json")
     with spinner("reading the model's config"):
@@ -187,7 +187,12 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
-    return Result(data, view, rows)
+    def drawing() -> str:
+        from memplan.render.timeline_svg import report_svg
+
+        return report_svg(report, timeline(report))
+
+    return Result(data, view, rows, drawing)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:
