@@ -47,7 +47,7 @@ def parameters() -> list[Parameter]:
 
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
-    to = output.read_output(values, shows=True)
+    to = output.read_output(values, draws=True, shows=True)
     if values.get("summary"):
         to = to._replace(form="json")
     with spinner("reading the model's config"):
@@ -186,7 +186,12 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
     def page() -> dict[str, Any]:
         return data() | {"timeline": timeline(report).to_dict()}
 
-    return Result(data, view, rows, kind="estimate", page=page)
+    def drawing() -> str:
+        from memplan.render.timeline_svg import report_svg
+
+        return report_svg(report, timeline(report))
+
+    return Result(data, view, rows, drawing, "estimate", page)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:
