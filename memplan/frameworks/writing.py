@@ -38,7 +38,16 @@ OF_THE_DATA = ("padded", "completion_length", "images", "rollout")
 """What a job says of its data, which no setting says: stated in the comment, given again when the files are read."""
 OF_COMPLETIONS = ("group_size", "prompt_length", "completion_length", "engine_version")
 """Of a rollout what no setting of the engine says."""
-OF_MEMPLAN = ("gpu", "margin", "cluster", "gpus_per_node", "trainer_version", "revision", "mixer_kernels")
+OF_MEMPLAN = (
+    "gpu",
+    "margin",
+    "calibration",
+    "cluster",
+    "gpus_per_node",
+    "trainer_version",
+    "revision",
+    "mixer_kernels",
+)
 """What is memplan's own, or of the machine."""
 QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster")
 """How fields of a recipe begin that say nothing of what runs."""
