@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memplan.errors import InvalidJob, UsageError
+from memplan.errors import InvalidJob, UsageError, nearest
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
@@ -22,7 +22,7 @@ from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
-from memplan.spec.reading import JobInput, build_job, merged, normalise, unanswered
+from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,7 +162,23 @@ def draft_of(
     for name in sorted(draft.finishers, key=lambda name: name == IMAGES):  # which need lengths that are settled
         draft.finishers[name](draft)
     settle_model(draft, from_options)
+    draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     return draft
+
+
+A_SLIP = 3
+"""Characters by which a key that is meant is longer or shorter than what is written."""
+
+
+def _spelt(unread: Unread, draft: Draft) -> Unread:
+    """A key that is not understood, with the one that was looked for in vain and looks like it."""
+    if unread.hint or unread.asks or unread.why != Unread._field_defaults["why"]:
+        return unread
+    at, _, last = unread.key.rpartition(".")
+    names = [name.rpartition(".") for name, of in draft.asked.items() if name.removeprefix(of.prefix) not in of.values]
+    same = [name for before, _, name in names if before == at and abs(len(name) - len(last)) <= A_SLIP]
+    close = nearest(last, same, 1, a_word_more=False)
+    return unread._replace(hint=f"did you mean {close[0]}?") if close else unread
 
 
 def _read(document: Document, row: Framework, draft: Draft) -> None:

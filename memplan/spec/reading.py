@@ -39,7 +39,8 @@ class Unread(NamedTuple):
             return f"{self.where}: {self.asks} is not known: {self.why}"
         if self.above:
             return f"{self.where}: {self.key}: {self.why}"
-        return f"{self.where}: {self.key} is not counted: {self.why}"
+        meant = f"; {self.hint}" if self.hint.startswith("did you mean") else ""
+        return f"{self.where}: {self.key} is not counted: {self.why}{meant}"
 
 
 MOST_NAMED = 4
