@@ -72,6 +72,8 @@ def documents_of(path: str) -> tuple[Document, ...]:
     if place:
         return (the_part(open_document(place[0]), place[1]),)
     if not os.path.exists(path):
+        if " " in path and _is_command(path):
+            return parts(document_of(path, "the command line", "shell"))
         raise InvalidJob(
             f"{path} does not exist", instead_of_missing(path, "name a training config, a script or a job")
         )
@@ -166,12 +168,17 @@ def draft_of(
     return draft
 
 
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 A_SLIP = 3
 """Characters by which a key that is meant is longer or shorter than what is written."""
 
 
 def _spelt(unread: Unread, draft: Draft) -> Unread:
-    """A key that is not understood, with the one that was looked for in vain and looks like it."""
+    """With a hint: how a variable that nothing sets is set; the key that was looked for in vain and looks like this."""
+    unset = _VARIABLE.search(unread.why)
+    path = unread.where.partition(", line ")[0]
+    if unset and not unread.hint and path.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+        return unread._replace(hint=f'set it: memplan check "{unset.group(1)}=… bash {path}"')
     if unread.hint or unread.asks or unread.why != Unread._field_defaults["why"]:
         return unread
     at, _, last = unread.key.rpartition(".")

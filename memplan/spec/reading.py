@@ -227,8 +227,12 @@ INSTEAD = {"batch_size": "token_budget"}
 
 
 def unanswered(unread: Iterable[Unread], keys: Iterable[str]) -> tuple[Unread, ...]:
-    """What is left that was not understood, once these keys of the job are given."""
-    return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & set(keys)))
+    """What is left that was not understood, once these keys of the job are given; of a mapping of them, those within
+    its mappings too."""
+    given = set(keys)
+    for key, value in keys.items() if isinstance(keys, Mapping) else ():
+        given |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
+    return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & given))
 
 
 def understood(given: JobInput, what: str) -> JobInput:
