@@ -20,7 +20,7 @@ from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, FoldedTape, Piece, fold_of
 from memplan.engine.play.notes import SIGN, moved
-from memplan.engine.play.step import Player
+from memplan.engine.play.step import Player, played_evaluation
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
@@ -48,7 +48,9 @@ def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None 
 
 def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
     """As the hooks of the sharding have it; those of ZeRO leave notes (``notes.py``)."""
-    fold = fold_of([traced.plan for traced, _ in stages(recipe)]) if folds else None
+    evaluation = played_evaluation(recipe)
+    passes = [*stages(recipe), *(stages(evaluation) if evaluation else ())]
+    fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
         start = player.steps(steps)
