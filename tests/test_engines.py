@@ -47,6 +47,7 @@ def said(model: str = "qwen2.5-7b", gpu: str = CARD, tokens: int = 8192, **rollo
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @over(model_names())
 def test_every_family_has_a_layout_or_is_refused(name: str) -> None:
     spec = load_model(name)
@@ -327,6 +328,7 @@ def test_the_ledger_holds_what_the_engine_says() -> None:
     assert report.per_gpu.device_bytes.expected == sum(sizes.values()) == found.awake_bytes
 
 
+@pytest.mark.slow
 def test_starts_that_were_published() -> None:
     """No start is refused; weights on NVIDIA within 0.2 %, tokens of nine in ten caches within 12 %."""
     found = accuracy([default_folder() / "rollout.json"]).figures

@@ -26,6 +26,7 @@ def error_of(row: dict[str, Any]) -> float:
     return max(rank.allocated_bytes for rank in report.ranks) / int(row["measured"]["allocated_bytes"]) - 1
 
 
+@pytest.mark.slow
 def test_runs_whose_every_setting_is_told() -> None:
     errors = {name: abs(error_of(row)) for name, row in RUNS.items() if row["quality"] == "A"}
     assert len(errors) == 19
@@ -33,6 +34,7 @@ def test_runs_whose_every_setting_is_told() -> None:
     assert max(errors.values()) < 0.002, max(errors, key=errors.__getitem__)
 
 
+@pytest.mark.slow
 def test_runs_whose_routing_is_not_told_are_underestimated() -> None:
     """A young router is uneven; the estimate is of even routing, and says so."""
     for name, row in RUNS.items():

@@ -142,6 +142,7 @@ class TestLoad:
         assert rows(whole)["the whole model, before it is divided"] == 2 * WHOLE
         assert whole.allocated_bytes > 2 * WHOLE > parts.allocated_bytes
 
+    @pytest.mark.slow
     def test_a_flat_copy_is_made_on_the_card_only_where_it_has_the_room(self) -> None:
         roomy, small = (moment("load", zero_stage=2, gpu=gpu) for gpu in ("h100-80gb", "24GB"))
         name = "the flat copy of the weights"
@@ -236,6 +237,7 @@ QLORA = {"quantization": "nf4", "lora": {"r": 8}, "sharding": "fsdp2", "sequence
 
 
 class TestVerdict:
+    @pytest.mark.slow
     def test_a_job_that_cannot_be_loaded_does_not_fit(self) -> None:
         """The step of QLoRA under FSDP2 is small, but each card holds the whole base before it is divided."""
         keys = QLORA | {"gpu": "8.5GB"}
@@ -259,6 +261,7 @@ class TestVerdict:
         assert crossing.instant != f"first-{found.per_gpu.peak_instant}"
         assert crossing.device_bytes > 24e9
 
+    @pytest.mark.slow
     def test_a_node_that_cannot_load_it_does_not_fit(self) -> None:
         cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": "h100-80gb", "host_memory": "200GB"}
         keys = {

@@ -194,6 +194,7 @@ def test_play_asks_for_the_least_that_is_needed(tmp_path: Path, capsys: pytest.C
     assert (found["needs_sought"], found["played"], found["why_not_played"]) == (True, True, "")
 
 
+@pytest.mark.slow
 def test_a_quantised_base_under_fsdp1_may_take_its_place_twice() -> None:
     """Published runs hold more than the play, nobody knows of what: neither the verdict nor a search leaves it out."""
     keys = {"lora": {"r": 16}, "quantization": "nf4", "gradient_checkpointing": "full", "gpu": "a100-80gb"}

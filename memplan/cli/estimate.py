@@ -39,6 +39,7 @@ def parameters() -> list[Parameter]:
         option("how_sure", bool, "--how-sure"),
         option("quiet", bool, "--quiet", "-q"),
         option("summary", bool, "--summary"),
+        option("timeline", bool, "--timeline"),
         *output.parameters(),
     ]
 
@@ -59,7 +60,7 @@ def estimate(values: Mapping[str, Any]) -> int:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure")
+    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure", "timeline")
     shown = [name for name in names if values.get(name)]
     to.write(_result(report, shown, found))
     for text in report.warnings:
@@ -68,7 +69,7 @@ def estimate(values: Mapping[str, Any]) -> int:
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 
-OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary")
+OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary", "timeline")
 """Options that ask for the report of one job."""
 
 
@@ -92,29 +93,20 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
 def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     """The report of a job."""
-    from memplan.api import estimate as estimate_job
+    from memplan.asked import report_of as report_of_job
 
     with spinner("reading the model's config"):
-        report = estimate_job(
-            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
-        )
-    if given.source is None:
-        return report
-    from memplan.frameworks.own_words import in_own_words
-
-    return in_own_words(given, report)
+        return report_of_job(_exact(given) if values.get("exact") else given, True if values.get("play") else None)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
     """The ways to train a model, where neither method nor trainer is named and nothing asks for one job's report."""
-    from memplan.usual import asks_for_ways
+    from memplan.asked import ways_of
 
-    if not asks_for_ways(given) or any(values.get(name) for name in OF_ONE_JOB):
+    if any(values.get(name) for name in OF_ONE_JOB):
         return None
-    from memplan.ways import ways
-
     with spinner("trying full fine-tuning, LoRA and QLoRA"):
-        return ways(given)
+        return ways_of(given)
 
 
 def _screen(found: "Ways", values: Mapping[str, Any]) -> Result:
@@ -143,6 +135,8 @@ def _exact(given: "JobInput") -> "JobInput":
 
 
 def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> Result:
+    from memplan.timeline import timeline
+
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
@@ -152,7 +146,10 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
 
             return summary(report) | sure
         more = {"rule_of_thumb": _thumb(report)} if thumb else {}
-        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
+        more |= {"timeline": timeline(report).to_dict()} if "timeline" in shown else {}
+        from memplan.asked import report_data
+
+        return report_data(report, ways) | more | sure
 
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
@@ -171,9 +168,15 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
             from memplan.render.trust_view import trust_blocks
 
             under = list(trust_blocks(_trust(report)))
+        if "timeline" in shown:
+            from memplan.render.timeline_view import timeline_blocks
+
+            under += timeline_blocks(timeline(report), width)
         return [*estimate_blocks(report, width, under), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
+        if "timeline" in shown:
+            return timeline(report).rows()
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 

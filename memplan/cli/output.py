@@ -69,7 +69,7 @@ class Output(NamedTuple):
         from memplan.render import text
 
         if self.form == "markdown":
-            return data.to_markdown(result.view(text.WIDEST))
+            return data.to_markdown(result.view(text.PAPER_WIDTH))
         if self.path is not None:
             return text.plain(result.view(text.PIPED_WIDTH))
         width = text.screen_width()
