@@ -13,6 +13,7 @@ from memplan.errors import InvalidJob, UsageError, nearest
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
+from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
 from memplan.frameworks.image_bounds import IMAGES
@@ -183,9 +184,13 @@ def _spelt(unread: Unread, draft: Draft) -> Unread:
         return unread
     at, _, last = unread.key.rpartition(".")
     names = [name.rpartition(".") for name, of in draft.asked.items() if name.removeprefix(of.prefix) not in of.values]
-    same = [name for before, _, name in names if before == at and abs(len(name) - len(last)) <= A_SLIP]
+    same = [
+        name for before, _, name in names if before == at and abs(len(name) - len(last)) <= min(A_SLIP, len(last) // 3)
+    ]
     close = nearest(last, same, 1, a_word_more=False)
-    return unread._replace(hint=f"did you mean {close[0]}?") if close else unread
+    if not close:
+        return unread
+    return unread._replace(hint=f"did you mean {close[0]}?", decides=unread.decides or subject_of(close[0]))
 
 
 def _read(document: Document, row: Framework, draft: Draft) -> None:
