@@ -200,3 +200,22 @@ def test_a_trainer_with_processes_of_its_own_is_no_data_parallel() -> None:
     assert not any("DataParallel" in each["why"] for each in found.unread)
     hf = "python run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 1 --block_size 128\n"
     assert any("DataParallel" in each["why"] for each in checked(hf, "clm.sh", num_gpus=8).unread)
+
+
+def test_lengths_that_are_not_drawn_are_said() -> None:
+    job = "model: qwen2.5-0.5b\nmethod: sft\nsequence_length: 512\nlengths: {p50: 100, p90: 200, p99: 400, max: 512}\n"
+    assert any(each.startswith("lengths not drawn") for each in checked(job, "job.yaml").assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("reward_model_path: qwen2.5-0.5b\nsft_model_path: qwen2.5-0.5b\nresponse_length: 64\n", "ppo.yaml"),
+        ("accelerate launch --num_processes 2 ppo.py --model_name_or_path qwen2.5-0.5b --reward_model_path "
+         "qwen2.5-0.5b --sft_model_path qwen2.5-0.5b --response_length 64 --num_ppo_epochs 1 --bf16\n", "ppo.sh"),
+    ],
+)  # fmt: skip
+def test_trls_ppo_is_that_of_the_last_version_that_has_it(text: str, name: str) -> None:
+    extra = "model_name_or_path: qwen2.5-0.5b\nnum_ppo_epochs: 4\nbf16: true\n" if name.endswith("yaml") else ""
+    found = checked(text + extra, name)
+    assert (found.fits, found.job["method"], found.job["trainer_version"]) == ("yes", "ppo", "1.12"), found.text
