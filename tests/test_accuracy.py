@@ -49,6 +49,7 @@ def row(name: str = "a", job: Any = None, **measured: Any) -> dict[str, Any]:
 # -- memplan's own truth -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_default_sets_are_all_there(own: Accuracy) -> None:
     counts = {each.name: (each.kind, each.rows) for each in own.sets}
     assert counts["traced-transformers-5.23"] == ("traced", 139)
@@ -71,6 +72,7 @@ def test_every_published_row_names_its_source_and_its_figure() -> None:
             assert round(float(value) * {"GiB": 2**30, "MiB": 2**20}[unit]) == size
 
 
+@pytest.mark.slow
 def test_no_row_is_lost(own: Accuracy) -> None:
     for each in own.sets:
         refused = sum(reason.rows for reason in own.refused if reason.set == each.name)

@@ -55,6 +55,7 @@ def windows(spec: ModelSpec) -> list[list[int | None]]:
     return [[len(list(group)), window] for window, group in groupby(layer.mixer.window for layer in spec.layers())]
 
 
+@pytest.mark.slow
 @over(ROWS, itemgetter("name"))
 def test_equals_transformers(row: dict[str, Any]) -> None:
     spec = spec_of(row)
@@ -65,6 +66,7 @@ def test_equals_transformers(row: dict[str, Any]) -> None:
         assert windows(spec) == row["windows"]
 
 
+@pytest.mark.slow
 @over(ROWS, itemgetter("name"))
 def test_parts_sum_to_the_whole(row: dict[str, Any]) -> None:
     spec = spec_of(row)
@@ -303,6 +305,7 @@ SIZES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(60)
 @given(SIZES, st.integers(1, 8), st.integers(1, 64))
 def test_llama_follows_its_closed_form(sizes: dict[str, Any], groups: int, half: int) -> None:
@@ -315,6 +318,7 @@ def test_llama_follows_its_closed_form(sizes: dict[str, Any], groups: int, half:
     assert spec.params.total == sizes["num_hidden_layers"] * layer + outside
 
 
+@pytest.mark.slow
 def test_importing_the_families_stays_light() -> None:
     heavy = ["yaml", "rich", "typer", "huggingface_hub", "torch", "transformers", "numpy"]
     code = f"import sys, memplan.arch; print([name for name in {heavy} if name in sys.modules])"

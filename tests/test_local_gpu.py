@@ -175,6 +175,7 @@ def test_an_estimate_names_the_card_and_says_what_else_is_on_it(
     assert "this machine shows 2" in said.err
 
 
+@pytest.mark.slow
 def test_check_is_of_the_card_of_this_machine_where_none_is_named(
     nvidia_smi: Driver, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_check_without_a_card_asks_for_one(
     assert "check needs a card to fit" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_ways_are_of_the_card_of_this_machine(nvidia_smi: Driver, capsys: pytest.CaptureFixture[str]) -> None:
     nvidia_smi(answer(RTX_3090, BUSY_3090))
     assert main(["estimate", "llama-3.2-1b"]) == 0

@@ -8,6 +8,7 @@ COMMANDS = [
     f"estimate {SMALL} --method simpo --gpu 8GB -b 64 --ranks",
     f"estimate {SMALL} --method grpo --trainer trl --gpu t4 --explain",
     f"estimate {SMALL} --rule-of-thumb",
+    f"estimate {SMALL} --method dpo --gpu 8GB -b 16 --timeline",
     f"estimate {SMALL} --method dpo --num-gpus 16 --zero-stage 3 --gpu t4",
     f"compare {SMALL} --method dpo --gpu t4 --all",
     f"compare {SMALL} --methods dpo,sft",
@@ -28,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 120)), 80, 200])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 80, 120, 200))])
 def test_nothing_spills(run: Run, monkeypatch: pytest.MonkeyPatch, line: str, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = run(*line.split())[1]

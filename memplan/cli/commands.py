@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "What a term of a report means; with a job, its numbers.",
     "schema": "The JSON Schema of a job, a report or a comparison.",
     "mcp": "A server for agents: the same as tools.",
+    "web": "A page with a form that answers as one types, on this machine.",
     "completion": "A script that completes all this in bash, zsh or fish.",
 }
 """Every command with its line in the help; each is a module of memplan.cli with a function of that name."""
