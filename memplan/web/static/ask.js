@@ -43,12 +43,13 @@
     };
     try {
       drawn.setAttribute("aria-busy", "true");
+      if (web.backend.loading) show(web.backend.loading);
       if (ask === "estimate") {
         if (!(await one({ quick: true, dressed: true }))) return;
         await new Promise((done) => setTimeout(done, BEFORE_THE_WHOLE));
         if (number !== asked) return;
         show("Looking for changes and cards with which it fits …");
-      } else show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
+      } else if (!web.backend.loading) show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
       await one(ask === "check" ? {} : { dressed: true });
     } catch (error) {
       if (number === asked && error.name !== "AbortError") show("", { error: "no answer: " + error.message, hint: web.backend.hint });
