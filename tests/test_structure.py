@@ -33,6 +33,7 @@ LAYERS = (
     "presets",  # where presets are
     "local_gpu",  # the card of this machine
     "gpus",
+    "calibrations",  # files of a machine's own rates
     "clusters",
     "strategies",
     "arch",  # config.json -> ModelSpec
@@ -51,6 +52,7 @@ LAYERS = (
     "moments",  # the phases beside the steady step
     "rollout",  # trainer and engine over one RL step
     "reporting",  # Ledger -> Report
+    "timeline",  # Report -> curves
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step
     "planner",  # the search

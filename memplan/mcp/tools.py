@@ -113,10 +113,11 @@ def _estimate(arguments: Arguments) -> dict[str, Any]:
 
 
 def _check(arguments: Arguments) -> dict[str, Any]:
-    from memplan.frameworks.checking import check_all, worst
+    from memplan.frameworks.checking import worst
+    from memplan.frameworks.many import check_many
 
     options, beside = dict(arguments.get("job") or {}), arguments.get("beside") or ()
-    found = [each for path in arguments["files"] for each in check_all(path, options, beside)]
+    found = check_many(arguments["files"], options, beside)
     rows = [each.to_dict() for each in found]
     if not arguments.get("full"):
         rows = [

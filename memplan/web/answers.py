@@ -70,13 +70,11 @@ def _plan(call: Call) -> Any:
 
 
 def _check(call: Call) -> Any:
-    from memplan.frameworks.checking import MOST_ADVISED, check_all
+    from memplan.frameworks.many import check_many
 
     if not call.files:
         raise UsageError("check which file?", 'give file, such as {"name": "train.yaml", "text": "…"}')
-    advise = len(call.files) <= MOST_ADVISED
-    found = [each for name in call.files for each in check_all(name, call.job, call.beside, advise=advise)]
-    return [each.to_dict() for each in found]
+    return [each.to_dict() for each in check_many(call.files, call.job, call.beside)]
 
 
 def _diagnose(call: Call) -> Any:

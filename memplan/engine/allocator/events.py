@@ -92,11 +92,12 @@ def _is_played_zero(recipe: Recipe) -> bool:
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """Without ZeRO. LoRA under FSDP1 could be played, but published runs hold 4 to 6 % more than the play, and nobody
+    """Without ZeRO; of torch's own parallelism all but pipelines. LoRA under FSDP1 could be played, but published runs
+    hold 4 to 6 % more than the play, and nobody
     knows of what: the band is nearer to them, and not below."""
     if recipe.storage.precision.master:
         return False
     if not recipe.several:
         return True
     flat = recipe.sharding.name == "fsdp" and recipe.adapter is not None and recipe.quantised is None
-    return recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not flat
+    return recipe.sharding.name in SHARDINGS and recipe.parallel.pipeline == 1 and not flat
