@@ -36,7 +36,13 @@
         show("", found);
         return false;
       }
-      draw(ask, found);
+      try {
+        draw(ask, found);
+      } catch (error) {
+        console.error(error);
+        show("", { error: "this answer cannot be drawn: " + error.message, hint: `memplan ${ask} --json prints it` });
+        return false;
+      }
       drawn.dataset.whole = more.quick ? "no" : "yes";
       show(said(more.quick ? "Answered" : "The whole answer"));
       return true;
