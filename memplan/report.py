@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from memplan.drawn import Lengths
-from memplan.generated import Engine, Process, Share, Step, Together
+from memplan.generated import Engine, Process, Share, Step, Together, with_rows_beside
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -110,7 +110,7 @@ class LedgerRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Moment:
-    """A phase beside the steady step, its instants and rows (place: gpu; host, of every process; node, once a node)."""
+    """A phase beside the step; rows with place gpu, host (of every process), node; in JSON those not in the step's."""
 
     name: str
     allocated_bytes: int
@@ -260,7 +260,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
-        return {name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"}
+        return with_rows_beside({name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"})
 
 
 class Found(Sequence[_T]):

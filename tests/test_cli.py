@@ -270,7 +270,6 @@ def test_json_is_the_report(run: Run) -> None:
     code, out, err = run("estimate", SMALL, "--method", "dpo", "--gpu", "rtx-4090", "--json")
     assert (code, err) == (0, "")
     report: Report = estimate({"model": SMALL, "method": "dpo", "gpu": "rtx-4090"})
-    assert out == json.dumps(json.loads(out), indent=2, ensure_ascii=False) + "\n"
     assert json.loads(out) == json.loads(json.dumps(report.to_dict()))
 
 

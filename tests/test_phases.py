@@ -296,3 +296,14 @@ def test_evaluation_keeps_logits_where_metrics_are_computed() -> None:
     loop = {"method": "dpo", "trainer": "pytorch", "trainer_version": None}
     with pytest.raises(InvalidJob, match="keeps scores"):
         report(**keys | loop, evaluation={"keeps_logits": True, "examples": 3})
+
+
+def test_the_json_says_the_step_once() -> None:
+    found = report(gpu="24gb")
+    step = {(row.name, row.formula, row.bytes) for row in found.per_gpu.ledger}
+    told = {each["name"]: each["ledger"] for each in found.to_dict()["per_gpu"]["moments"]}
+    whole = {each.name: each.ledger for each in found.per_gpu.moments}
+    assert 0 < len(told["first-step"]) < len(whole["first-step"]) / 2
+    for name, rows in whole.items():
+        kept = {(row["name"], row["formula"], row["bytes"]) for row in told[name]}
+        assert {(row.name, row.formula, row.bytes) for row in rows} <= kept | step

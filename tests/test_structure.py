@@ -33,6 +33,7 @@ LAYERS = (
     "presets",  # where presets are
     "local_gpu",  # the card of this machine
     "gpus",
+    "calibrations",  # files of a machine's own rates
     "clusters",
     "strategies",
     "arch",  # config.json -> ModelSpec

@@ -40,20 +40,23 @@ def parameters() -> list[Parameter]:
         option("quiet", bool, "--quiet", "-q"),
         option("summary", bool, "--summary"),
         option("timeline", bool, "--timeline"),
+        output.HTML,
         *output.parameters(),
     ]
 
 
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
-    to = output.read_output(values, draws=True)
+    to = output.read_output(values, draws=True, shows=True)
     if values.get("summary"):
         to = to._replace(form="json")
     with spinner("reading the model's config"):
         given = given_of(values)
     found = _ways(given, values)
     if found is not None and to.form == "table" and to.path is None:  # a document or data is of one job
-        to.write(_screen(found, values))
+        to._replace(html=None).write(_screen(found, values))
+        if to.html is not None:
+            to.write_page(_result(_estimate(given, values), [], found))
         return EXIT_DONE
     report = _estimate(given, values)
     if values.get("fail_over") and report.verdict is None:
@@ -180,12 +183,15 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
+    def page() -> dict[str, Any]:
+        return data() | {"timeline": timeline(report).to_dict()}
+
     def drawing() -> str:
         from memplan.render.timeline_svg import report_svg
 
         return report_svg(report, timeline(report))
 
-    return Result(data, view, rows, drawing)
+    return Result(data, view, rows, drawing, "estimate", page)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:

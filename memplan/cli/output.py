@@ -24,6 +24,7 @@ HELP = {
     "format_": f"Form of the result: {', '.join(FORMATS)}.",
     "output": "Write to this file; its ending decides the form where --format does not.",
     "force": "Overwrite the file.",
+    "html": "A page of it, too: one file.",
 }
 
 
@@ -38,6 +39,10 @@ class Result(NamedTuple):
     """The lines of CSV; None where the result is no list."""
     drawing: Callable[[], str] | None = None
     """The SVG; None where the result is no picture."""
+    kind: str = ""
+    """The command, where its result has a page."""
+    page: Callable[[], Any] | None = None
+    """What the page shows, where that is more than JSON holds."""
 
 
 class Output(NamedTuple):
@@ -46,15 +51,23 @@ class Output(NamedTuple):
     form: str = "table"
     path: str | None = None
     force: bool = False
+    html: str | None = None
+    """Where the page goes, beside the result."""
 
     def write(self, result: Result) -> None:
         """Make the text of a result and write it. Raises UsageError for a place that cannot be written."""
+        self.write_page(result)
         if self.form == "png" and self.path is not None:
             write_report(self.path, png_of(self._replace(form="svg").text(result)), self.force)
         elif self.path is None:
             print_text(self.text(result), self.form == "table")
         else:
             write_report(self.path, self.text(result), self.force)
+
+    def write_page(self, result: Result) -> None:
+        """Write the page, where one is asked for."""
+        if self.html is not None:
+            write_report(self.html, Output("html", self.html).text(result), self.force)
 
     def text(self, result: Result) -> str:
         """The result in this form; text and Markdown for a file are as wide as when piped."""
@@ -70,6 +83,10 @@ class Output(NamedTuple):
             return data.to_csv(result.rows())
         if self.form == "svg" and result.drawing is not None:
             return result.drawing()
+        if self.form == "html":
+            from memplan.render.page_view import page_of
+
+            return page_of(result.kind, (result.page or result.data)(), result.view)
         from memplan.render import text
 
         if self.form == "markdown":
@@ -90,10 +107,16 @@ def parameters() -> list[Parameter]:
     ]
 
 
-def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False) -> Output:
-    """The form and the place that were asked for, checked before any work. ``draws``: pictures are forms too."""
-    pictures = PICTURES if draws else {}
-    forms, endings = (*FORMATS, *pictures.values()), ENDINGS | pictures
+HTML = option("html", str, "--html", metavar="FILE")
+"""The page beside the result, of a command that has one."""
+
+
+def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False, shows: bool = False) -> Output:
+    """The form and the place that were asked for, checked before any work is done. ``draws``: pictures are forms too;
+    ``shows``: a page is.
+    """
+    more = (PICTURES if draws else {}) | ({".html": "html"} if shows else {})
+    forms, endings = (*FORMATS, *more.values()), ENDINGS | more
     path, force, form = values.get("output"), bool(values.get("force")), values.get("format_")
     if path is None:
         _check_open()
@@ -110,7 +133,18 @@ def read_output(values: Mapping[str, Any], default: str = "table", draws: bool =
         form = form or _form_of(path, endings)
     if form == "png":
         _check_png(path)
-    return Output(form or default, path, force)
+    return Output(form or default, path, force, page_place(values))
+
+
+def page_place(values: Mapping[str, Any]) -> str | None:
+    """Where --html says that the page goes. Raises UsageError for a place that cannot be written."""
+    path = values.get("html")
+    if path is None:
+        return None
+    check_place(path, bool(values.get("force")), "--html")
+    if values.get("output") is not None and os.path.realpath(path) == os.path.realpath(values["output"]):
+        raise UsageError(f"--html and --output are both {path}", "leave one of them out")
+    return str(path)
 
 
 def _check_png(path: str | None) -> None:
@@ -144,15 +178,15 @@ def _form_of(path: str, endings: Mapping[str, str]) -> str | None:
     return endings.get(ending)
 
 
-def check_place(path: str, force: bool) -> None:
+def check_place(path: str, force: bool, option: str = "--output") -> None:
     """Refuse what could not be written in the end."""
     if os.path.isdir(path):
-        raise UsageError(f"--output {path} is a folder", "name a file in it")
+        raise UsageError(f"{option} {path} is a folder", "name a file in it")
     if os.path.exists(path) and not force:
-        raise UsageError(f"--output {path} exists already", "add --force to overwrite it, or name another file")
+        raise UsageError(f"{option} {path} exists already", "add --force to overwrite it, or name another file")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise UsageError(f"--output {path}: there is no folder {folder}", "make the folder first, or name another")
+        raise UsageError(f"{option} {path}: there is no folder {folder}", "make the folder first, or name another")
 
 
 def write_report(path: str, text: str | bytes, force: bool) -> None:

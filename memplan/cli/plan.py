@@ -33,13 +33,14 @@ def parameters() -> list[Parameter]:
         option("min_gpus", bool, "--min-gpus"),
         option("smallest_card", bool, "--smallest-card"),
         option("maximize", str, "--maximize", metavar="KEY"),
+        output.HTML,
         *output.parameters(),
     ]
 
 
 def plan(values: Mapping[str, Any]) -> int:
     """Search, write the plans, and say by the exit code whether any fits."""
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     found = search(values)
     if to.path is not None and to.form in JOB_FORMS and to.path.lower().endswith((".yaml", ".yml")):
         _write_job(to, found)
@@ -54,7 +55,7 @@ def result(found: "Plans") -> Result:
     """The plans in the form that is asked for."""
     from memplan.render.plan_view import plan_blocks, plan_rows
 
-    return Result(found.to_dict, lambda width: plan_blocks(found, width), lambda: plan_rows(found))
+    return Result(found.to_dict, lambda width: plan_blocks(found, width), lambda: plan_rows(found), kind="plan")
 
 
 def search(values: Mapping[str, Any]) -> "Plans":
@@ -93,5 +94,5 @@ def _write_job(to: output.Output, found: "Plans") -> None:
         raise UsageError("nothing fits, so there is no plan to write", "leave --output out to see why")
     best = found.plans[0]
     output.Output("yaml", to.path, to.force).write(Result(lambda: best.job, lambda width: []))
-    output.Output().write(result(found))
+    output.Output(html=to.html, force=to.force).write(result(found))
     note(f"the best plan's job is in {to.path}: memplan estimate {to.path}")

@@ -4,6 +4,7 @@ The low, expected and high rates each go through the whole cost model. No rate i
 model is held against (docs/accuracy.md).
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.spec.gpu import Gpu
@@ -121,6 +122,25 @@ class Device(NamedTuple):
     """Multiprocessors; 0 where tiles do not wait for one another."""
     assumed: str = ""
     """What had to be assumed of it, in words."""
+    host: float = 1.0
+    """Times that the host's own seconds are met (``Calibration``)."""
+    near: float = 1.0
+    """The same of collectives within a node."""
+    far: float = 1.0
+    """Of those between nodes."""
+
+    def with_factors(self, compute: float, host: float, link: float, network: float) -> "Device":
+        """As it was measured: seconds of the published rates, so many times (``Calibration.factors``)."""
+        return self._replace(
+            products=self.products / compute,
+            attention=self.attention / compute,
+            native_attention=self.native_attention / compute,
+            wide_products=self.wide_products / compute,
+            memory=self.memory / compute,
+            host=host,
+            near=link,
+            far=network,
+        )
 
 
 WIDE = 1 / 15
@@ -166,6 +186,12 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         assumed,
     )
+
+
+@lru_cache(maxsize=64)
+def on_host(rates: Rates, host: float) -> Rates:
+    """Rates whose host takes so many times as long; the same object for the same."""
+    return rates._replace(launch=rates.launch * host, hook=rates.hook * host) if host != 1.0 else rates
 
 
 def products_rate(on: Device, rates: Rates, itemsize: int) -> float:

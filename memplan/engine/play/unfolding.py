@@ -23,7 +23,7 @@ from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, FoldedTape, Piece, fold_of
 from memplan.engine.play.notes import SIGN, moved
 from memplan.engine.play.repeating import repeated
-from memplan.engine.play.step import Player
+from memplan.engine.play.step import Player, played_evaluation
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
@@ -52,7 +52,9 @@ def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None 
 def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
     """As the hooks of the sharding have it; those of ZeRO leave notes (``notes.py``). ``folds``: neither every layer
     nor every step is played, where some say what the others are."""
-    fold = fold_of([traced.plan for traced, _ in stages(recipe)]) if folds else None
+    evaluation = played_evaluation(recipe)
+    passes = [*stages(recipe), *(stages(evaluation) if evaluation else ())]
+    fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
         with suppress(Unlike):
@@ -64,7 +66,10 @@ def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
 
 
 def _steps(player: Player, steps: int, written: Callable[[int], StepEvents]) -> StepEvents:
-    """The first step, and the others out of it; where they do not follow from it, they are played too."""
+    """The first step, and the others out of it; where they do not follow from it, or the last has an evaluation behind
+    it, they are played too."""
+    if played_evaluation(player.recipe) is not None:
+        return written(player.steps(steps))
     first = player.steps(1)
     found = None if player.sharding.remembers else repeated(written(first), steps)
     return found or written(player.steps(steps - 1) if steps > 1 else first)

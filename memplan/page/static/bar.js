@@ -47,7 +47,7 @@
 
   // One bar. Needs and processes fill it; what is held beyond is lighter, the band a line, the margin hatched.
   M.bar = function (found, fits, width) {
-    const height = 92, left = 4, top = 30, thick = 30;
+    const height = 102, left = 4, top = 30, thick = 30;
     const end = Math.max(found.usable || 0, found.high, found.holds) * 1.03 || 1;
     const x = (n) => left + (width - 2 * left) * Math.min(n, end) / end;
     const hatch = M.id("hatch"), title = M.id("title");
@@ -75,8 +75,8 @@
       parts.push(svg("line", { x1: x(found.usable), x2: x(found.usable), y1: top - 8, y2: top + thick + 4, class: "limit" }));
       parts.push(label(x(found.usable), top - 13, `usable ${M.bytes(found.usable)}`, width, "ink"));
     }
-    const held = `held ${M.bytes(found.low)} to ${M.bytes(found.high)}`;
-    parts.push(svg("text", { x: left, y: height - 1, class: "faint" }, held));
+    const held = found.low === found.high ? `holds ${M.bytes(found.high)}` : `holds ${M.bytes(found.low)} to ${M.bytes(found.high)}`;
+    parts.push(svg("text", { x: left, y: height - 4, class: "faint" }, held));
     return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": title, class: "bar" },
       svg("title", { id: title }, words),
       svg("defs", {}, svg("pattern", { id: hatch, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },

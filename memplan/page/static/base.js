@@ -71,7 +71,9 @@
   M.fold = (title, open, ...children) => M.el("details", { open: open || null }, M.el("summary", {}, title), ...children);
 
   // A text and a button that copies it; where the clipboard is refused, the text is marked for the reader's own keys.
-  M.copied = function (text) {
+  // Of "train.yaml, line 5: key: value" the place is said, and what to write there is copied.
+  M.copied = function (line) {
+    const found = /^(environment|or|[^:\n]+\.\w+(?:, line \d+)?): ([^]+)$/.exec(line), text = found ? found[2] : line;
     const code = M.el("code", {}, text);
     const button = M.el("button", { type: "button", class: "copy", "aria-label": `Copy ${text}` }, "Copy");
     const said = M.el("span", { class: "said", role: "status" });
@@ -90,7 +92,7 @@
       if (!navigator.clipboard || !window.isSecureContext) mark();
       else navigator.clipboard.writeText(text).then(() => say("Copied"), mark);
     });
-    return M.el("div", { class: "copied" }, code, button, said);
+    return M.el("div", { class: "copied" }, found ? M.el("span", { class: "faint" }, found[1]) : null, code, button, said);
   };
 
   // Pixels a picture may take, drawn again when they change: one drawing for each width.

@@ -5,12 +5,14 @@
 
   M.report = function (report, words, dressed) {
     const model = report.model || {}, params = model.params || {}, job = report.job || {};
-    const lead = [model.name, params.total && `${M.count(params.total / 1e6)} M parameters`, job.method, job.trainer, `${job.num_gpus || 1} GPU${job.num_gpus > 1 ? "s" : ""}`, job.sharding !== "none" && job.sharding].filter(Boolean);
-    return el("div", { class: "report" }, el("p", { class: "lead" }, lead.join(" · ")), M.verdict(report), M.remedies(report.remedies, dressed), M.timeline(report, words),
-      M.together(report, words), M.ranks(report), M.engine(report), M.cards(report), M.said(report), M.job(report));
+    const lead = [model.name, params.total && `${M.count(params.total)} parameters`, job.method, job.trainer, `${job.num_gpus || 1} GPU${job.num_gpus > 1 ? "s" : ""}`, job.sharding !== "none" && job.sharding].filter(Boolean);
+    const step = M.timeline(report, words);
+    return el("div", { class: "report" }, el("p", { class: "lead" }, lead.join(" · ")), M.verdict(report), M.remedies(report.remedies, dressed), step.picture,
+      M.together(report, words), M.ranks(report), M.engine(report), step.ledger, M.cards(report), M.said(report), M.job(report));
   };
 
   function estimate(found, words, typed) {
+    if (!found.per_gpu) return M.section("Estimate", anything(found));
     const ways = found.ways || [];
     return [ways.length ? M.section("Ways to train it", anything(ways, "Ways to train it")) : null, M.report(found, words, typed)];
   }
@@ -29,7 +31,7 @@
     const sizes = [["asked for", found.requested_bytes], ["in tensors (allocated)", found.allocated_bytes], ["reserved", found.reserved_bytes], ["free", found.free_bytes], ["of other processes", found.other_bytes], ["the card's total", found.capacity_bytes]]
       .filter(([, size]) => size !== null && size !== undefined);
     const total = found.capacity_bytes, reserved = found.reserved_bytes || found.allocated_bytes || 0, other = found.other_bytes || 0;
-    const parts = total ? [[0, found.allocated_bytes || 0, "k-0"], [found.allocated_bytes || 0, reserved, "held tight"], [reserved, reserved + other, "process p1"]] : [];
+    const parts = total ? [[0, found.allocated_bytes || 0, "k-parameters"], [found.allocated_bytes || 0, reserved, "held tight"], [reserved, reserved + other, "process p1"]] : [];
     const asked = found.requested_bytes ? `: ${M.bytes(found.requested_bytes)} more were asked for` : "";
     return [el("section", { class: "verdict no" }, el("h2", {}, `Out of memory in ${found.phase}${asked}`), M.list((found.causes || [])),
       parts.length ? M.bars([{ name: "the card", parts, text: `allocated, reserved, other processes, of ${M.bytes(total)}` }], total) : null, M.pairs(sizes.map(([name, size]) => [name, M.bytes(size)]))),

@@ -3,7 +3,7 @@
   "use strict";
   const el = M.el;
   const COLUMNS = [["name", "row"], ["category", "category"], ["bytes", "bytes"], ["born", "from"], ["dies", "to"], ["place", "place"], ["meter", "meter"]];
-  const PAGE = 60;
+  const PAGE = 25;
 
   M.rowWords = (row) => [
     ["formula", row.formula], ["alive", row.born === row.dies ? `at ${row.born}` : `${row.born} to ${row.dies}`],

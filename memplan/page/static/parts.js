@@ -21,29 +21,40 @@
       M.toType(each, lines[n]).map((line) => M.copied(line))))));
   };
 
+  // Two sections of the phase that is chosen: its picture, and its ledger.
   M.timeline = function (report, words) {
     const gpu = report.per_gpu, moments = [{ name: "the steady step", instants: gpu.instants, ledger: gpu.ledger, peak: gpu.peak_instant },
       ...(gpu.moments || []).map((each) => ({ name: each.name, instants: each.instants, ledger: each.ledger, peak: each.peak_instant }))]
       .filter((each) => each.instants && each.instants.length && each.ledger && each.ledger.length);
-    if (!moments.length) return null;
-    const place = el("div"), chooser = el("select", { change: () => draw(moments[Number(chooser.value)]) }, moments.map((each, n) => el("option", { value: n }, each.name)));
+    const usable = report.verdict && report.verdict.usable_bytes, drawn = (report.timeline || {}).curves || [];
+    const curves = drawn.filter((each) => each.kind === "played" || (each.kind === "step" && each.name !== gpu.rank))
+      .map((curve) => ({ name: curve.kind === "played" ? "the step as it is played, request by request" : `the step of ${curve.name}`, curve }));
+    if (!moments.length) return {};
+    const place = el("div"), table = el("div"), title = el("h2"), chooser = el("select", { change: () => draw([...moments, ...curves][Number(chooser.value)]) }, [...moments, ...curves].map((each, n) => el("option", { value: n }, each.name)));
     const steady = (each) => each === moments[0];
     function draw(moment) {
+      if (moment.curve) {
+        place.replaceChildren(M.curve(moment.curve, usable, words));
+        return;
+      }
       const columns = moment.instants.map((each) => {
         const [group, ...rest] = each.name.split(".");
         return { name: each.name, short: rest.join(".") || group, group, words: (words || {})[each.name] };
       });
-      const reserved = gpu.reserved_bytes, usable = report.verdict && report.verdict.usable_bytes;
+      const reserved = gpu.reserved_bytes;
       const lines = [{ label: "usable on the card", bytes: usable, name: "usable" },
         steady(moment) && { label: "reserved by the allocator", bytes: reserved.expected, name: "reserved" },
         steady(moment) && reserved.needs_sought && { label: "reserved at least", bytes: reserved.needs, name: "least" }].filter(Boolean);
       const chart = M.chart({ title: `Allocated bytes in ${moment.name}`, columns, lines, hue: M.hue, layers: M.layersOf(moment.ledger, moment.instants),
         tell: (layer) => layer.row ? [["category", M.words(layer.group)], ...M.rowWords(layer.row)] : [["category", M.words(layer.group)]] });
-      place.replaceChildren(chart, M.fold(`Its ledger: ${moment.ledger.length} rows`, steady(moment), M.ledger(moment.ledger, moment.instants)));
+      place.replaceChildren(chart);
+      title.textContent = `The ledger of ${moment.name}`;
+      table.replaceChildren(M.ledger(moment.ledger, moment.instants));
     }
     draw(moments[0]);
-    const choose = moments.length > 1 ? el("div", { class: "controls" }, el("label", {}, "Phase ", chooser)) : null;
-    return M.section("Memory over a step", el("p", { class: "faint" }, `On ${gpu.rank}; the peak of what is allocated is at ${gpu.peak_instant}. Hover, tap, or use the arrow keys for a row.`), choose, place);
+    const choose = moments.length + curves.length > 1 ? el("div", { class: "controls" }, el("label", {}, "Phase ", chooser)) : null;
+    const lead = `On ${gpu.rank}; the peak of what is allocated is at ${gpu.peak_instant}. Hover, tap, or use the arrow keys for a row.`;
+    return { picture: M.section("Memory over a step", el("p", { class: "faint" }, lead), choose, place), ledger: el("section", {}, title, table) };
   };
 
   // Bars side by side, each of the same scale: ranks, stages, instants of processes.
@@ -60,10 +71,11 @@
     if (ranks.length < 2 && !(ranks[0] && ranks[0].count > 1)) return null;
     const usable = report.verdict ? report.verdict.usable_bytes : 0;
     const end = Math.max(usable, ...ranks.map((each) => each.device_bytes.high));
-    return M.section("Ranks and pipeline stages", el("p", { class: "faint" }, "What the device of each holds: allocated, expected, and up to the high figure."),
+    return M.section("Ranks and pipeline stages", el("p", { class: "faint" }, "What the device of each holds."),
+      el("ul", { class: "legend" }, [["k-parameters", "allocated"], ["held", "beside it, as expected"], ["high", "up to the high figure"]].map(([name, text]) => el("li", {}, el("span", { class: `swatch ${name}` }), text))),
       M.bars(ranks.map((each) => ({
         name: each.name, text: `${M.bytes(each.device_bytes.expected)}, at most ${M.bytes(each.device_bytes.high)}; peaks at ${each.peak_instant}`,
-        parts: [[0, each.allocated_bytes, "k-0"], [each.allocated_bytes, each.device_bytes.expected, "held yes"], [each.device_bytes.expected, each.device_bytes.high, "high"]],
+        parts: [[0, each.allocated_bytes, "k-parameters"], [each.allocated_bytes, each.device_bytes.expected, "held"], [each.device_bytes.expected, each.device_bytes.high, "high"]],
       })), end));
   };
 

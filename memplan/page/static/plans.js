@@ -16,7 +16,7 @@
     const front = M.front(known).sort((a, b) => a.memory - b.memory), best = new Set(front);
     const tell = (each) => said.replaceChildren(el("strong", {}, each.name), M.pairs([["device", M.bytes(each.memory)], ["speed", each.words], ["fits", each.fits || "no card named"], ["on the front", best.has(each) ? "yes" : "no"]]));
     const box = M.fluid((width) => {
-      const height = Math.min(380, Math.max(240, width * 0.42)), left = 58, right = 18, top = 14, foot = 44;
+      const height = Math.min(380, Math.max(240, width * 0.42)), left = 58, right = 18, top = 22, foot = 44;
       const sizes = known.map((each) => each.memory), limit = usable && usable < 1.6 * Math.max(...sizes) ? usable : 0;
       const low = Math.min(...sizes) * 0.94, high = Math.max(limit, ...sizes) * 1.04, fast = Math.max(...known.map((each) => each.speed)) * 1.08;
       const x = (n) => left + (width - left - right) * (n - low) / (high - low), y = (n) => top + (height - top - foot) * (1 - n / fast);
@@ -30,6 +30,7 @@
       if (limit) parts.push(svg("line", { x1: x(limit), x2: x(limit), y1: top, y2: height - foot, class: "limit" }));
       parts.push(svg("path", { class: "front", d: "M" + front.map((each) => `${x(each.memory)} ${y(each.speed)}`).join("L") }));
       for (const each of known) {
+        parts.push(svg("text", { x: x(each.memory), y: y(each.speed) - 11, "text-anchor": "middle", class: "ink", "aria-hidden": "true" }, each.number));
         parts.push(svg("circle", { cx: x(each.memory), cy: y(each.speed), r: best.has(each) ? 8 : 6, class: `point ${each.fits || "none"}`, tabindex: 0, role: "button",
           "aria-label": `${each.name}: ${M.bytes(each.memory)}, ${each.words}${each.fits ? `, fits: ${each.fits}` : ""}`, pointerenter: () => tell(each), focus: () => tell(each),
           click: () => { tell(each); choose(each); }, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(each); } } }));
@@ -39,7 +40,11 @@
     return M.section("Memory against speed", el("p", { class: "faint" }, "Upwards is faster, to the left is smaller; the line joins what no other beats in both. Speed is by arithmetic, which ranks and promises nothing."), box, said);
   };
 
-  M.count = (n) => n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} K` : n >= 1e3 ? `${(n / 1e3).toFixed(1)} K` : M.plain(Math.round(n * 100) / 100);
+  // "8.03 B", "494.0 M", "12.3 K": parameters, or tokens a second.
+  M.count = function (n) {
+    for (const [size, name] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]]) if (n >= size) return `${(n / size).toFixed(2)} ${name}`;
+    return M.plain(Math.round(n * 100) / 100);
+  };
 
   // Rows {name, report, speed, words, fits, changes}: the picture, the table, and the report of the one that is chosen.
   M.many = function (rows, title, words) {
@@ -48,13 +53,14 @@
       chosen.textContent = `Shown below: ${each.name}`;
       place.replaceChildren(el("h2", {}, each.name), M.report(each.row.report, words));
     };
-    const points = rows.map((row) => ({ name: row.name, memory: row.report.per_gpu.device_bytes.expected, speed: row.speed, words: row.words, fits: row.fits, row }));
+    const points = rows.map((row, n) => ({ number: n + 1, name: row.name, memory: row.report.per_gpu.device_bytes.expected, speed: row.speed, words: row.words, fits: row.fits, row }));
     const first = points[0], usable = first && first.row.report.verdict ? first.row.report.verdict.usable_bytes : 0;
     const same = points.every((each) => !each.row.report.verdict || each.row.report.verdict.usable_bytes === usable);
-    const table = M.table(title, ["name", "fits", M.right("device"), M.right("allocated"), M.right("speed"), "changes"], points.map((each) => [
+    const changed = points.some((each) => each.row.changes);
+    const table = M.table(title, ["no.", "name", "fits", M.right("device"), M.right("allocated"), M.right("speed"), ...(changed ? ["changes"] : [])], points.map((each) => [each.number,
       el("button", { type: "button", class: "open", click: () => choose(each) }, each.name), each.fits ? M.fits(each.fits) : "", M.bytes(each.memory),
       M.bytes(each.row.report.per_gpu.allocated_bytes), each.words,
-      Object.entries(each.row.changes || {}).map(([key, value]) => `${key}=${M.plain(value)}`).join(" ")]));
+      ...(changed ? [Object.entries(each.row.changes || {}).map(([key, value]) => `${key}=${M.plain(value)}`).join(" ")] : [])]));
     if (first) choose(first);
     return [M.pareto(points, same ? usable : 0, choose), M.section(title, table, chosen), place];
   };
