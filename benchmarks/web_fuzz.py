@@ -1,13 +1,15 @@
 """Bodies drawn at random, sent through what the server answers with: python benchmarks/web_fuzz.py 100000 [SEED].
 
 Jobs and files are those of tests/fuzz.py; a third of the bodies is then damaged. A body that makes a bug of memplan
-(status 500) is printed and ends the run with 1. Whole estimates and plans, which search, are left out for their time.
+(status 500) is printed and ends the run with 1; what takes longer than SECONDS, which the server would end, is counted
+as late. Whole estimates and plans, which search, are left out for their time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +26,18 @@ from memplan.web.answers import BUG, in_folder  # noqa: E402
 
 OOM = (ROOT / "examples" / "diagnose" / "dpo.log").read_text(encoding="utf-8")
 CARDS = ("t4", "h100-80gb", "24GB", "a100", "no-card", 3, None)
-EVERY = 10_000
+EVERY = 1_000
+SECONDS = 5
+LATE = 0
+"""The status that is counted for what takes longer."""
+
+
+class LateError(BaseException):
+    """Not caught by what catches errors."""
+
+
+def late(*_: object) -> None:
+    raise LateError
 
 
 def body_of(random: Random) -> tuple[str, str]:
@@ -49,10 +62,17 @@ def main() -> int:
     statuses: Counter[int] = Counter()
     bugs = 0
     os.environ["HF_HUB_OFFLINE"] = "1"
+    signal.signal(signal.SIGALRM, late)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
             kind, body = body_of(Random(f"{seed}-{number}"))
-            status, text = in_folder(folder, kind, body)
+            signal.alarm(SECONDS)
+            try:
+                status, text = in_folder(folder, kind, body)
+            except LateError:
+                status, text = LATE, ""
+            finally:
+                signal.alarm(0)
             statuses[status] += 1
             if status == BUG:
                 bugs += 1
