@@ -219,3 +219,8 @@ def test_trls_ppo_is_that_of_the_last_version_that_has_it(text: str, name: str) 
     extra = "model_name_or_path: qwen2.5-0.5b\nnum_ppo_epochs: 4\nbf16: true\n" if name.endswith("yaml") else ""
     found = checked(text + extra, name)
     assert (found.fits, found.job["method"], found.job["trainer_version"]) == ("yes", "ppo", "1.12"), found.text
+
+
+def test_what_a_logger_kept_of_a_run_is_named() -> None:
+    found = checked("_wandb: {value: {m: []}}\nmodel_name_or_path: {value: a/b}\nbf16: {value: true}\n", "config.yaml")
+    assert "Weights & Biases" in found.text
