@@ -42,9 +42,8 @@ def test_all_curves_are_drawn_and_what_decides_is_said(name: str) -> None:
     assert words.count("at the peak") == len(curves)
     assert {f"peak {format_bytes(curve.peak_bytes)}" for curve in curves} <= set(words)
     assert {point.instant for point in curves[0].points} <= set(words)
-    assert len(re.findall("<polygon", drawn)) == sum(
-        len({kind for point in curve.points for kind in point.by_category}) for curve in curves
-    )
+    listed = sum(len({kind for point in curve.points for kind in point.by_category}) for curve in curves)
+    assert len(curves) < len(re.findall("<polygon", drawn)) <= listed  # without those that no pixel shows
     if report.verdict is not None:
         assert any(text.startswith(f"needs {format_bytes(report.verdict.usable_bytes - report.verdict.headroom_bytes)}")
                    for text in words)  # fmt: skip

@@ -58,27 +58,28 @@ def document(title: str, height: int, parts: Iterable[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
         f' width="{WIDTH}" height="{height}">',
-        f"<title>{_safe(title)}</title>",
+        f"<title>{safe(title)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
     )
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
 
 
-def _safe(words: str) -> str:
+def safe(words: str) -> str:
+    """Text that is text, and no markup."""
     return escape(printable(words))
 
 
 def text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
     """Words at a place."""
-    return f'<text x="{x}" y="{y}" class="{style}" text-anchor="{anchor}">{_safe(words)}</text>'
+    return f'<text x="{x}" y="{y}" class="{style}" text-anchor="{anchor}">{safe(words)}</text>'
 
 
 def rectangle(x: float, y: float, width: float, height: float, style: str, title: str = "", fill: str = "") -> str:
     """A rectangle in a style or a colour, with what it says under the mouse."""
     paint = f'fill="{fill}"' if fill else f'class="{style}"'
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}"'
-    return f"<rect {paint} {place}>{f'<title>{_safe(title)}</title>' if title else ''}</rect>"
+    return f"<rect {paint} {place}>{f'<title>{safe(title)}</title>' if title else ''}</rect>"
 
 
 def gib_ticks(largest: int) -> list[float]:
@@ -123,7 +124,7 @@ def areas(columns: Sequence[Column], kinds: Iterable[str], scale: Scale) -> list
 
 def words(kind: str) -> str:
     """A category as a legend has it."""
-    return _safe(kind.replace("_", " "))
+    return safe(kind.replace("_", " "))
 
 
 def legend(kinds: Sequence[str], held: Mapping[str, int], top: int) -> list[str]:

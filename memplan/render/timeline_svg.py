@@ -17,6 +17,8 @@ from memplan.units import GiB, format_bytes
 
 HEAD, BAR, PANEL, NAMES, PHASES = 66, 62, 270, 136, 34
 """Pixels in height: title and verdict, the card's bar, a curve, the names of instants below it, those of phases."""
+MOST = 200
+"""Points of a played curve."""
 GAP = 44
 """Above each curve, for its title."""
 TITLES = {
@@ -82,11 +84,13 @@ def _panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
     limit = usable if usable is not None and usable <= 2 * most else None
     ticks = svg.gib_ticks(max(most, limit or 0))
     kinds = stacked({name for point in curve.points for name in point.by_category})
-    columns = list(_columns(curve))
+    points = _thinned(curve)
+    columns = list(_columns(curve.kind, points))
     scale = Scale(columns[-1][0], ticks[-1] * GiB, top, top + PANEL)
     yield svg.text(LEFT, top - 14, TITLES[curve.kind].format(name=curve.name), "ink small bold")
     yield from svg.grid(ticks, scale)
-    yield from svg.areas(columns, kinds, scale)
+    seen = [kind for kind in kinds if max(sizes.get(kind, 0) for _, sizes in columns) > scale.top / PANEL / 2]
+    yield from svg.areas(columns, seen, scale)
     yield svg.axis(scale)
     if curve.kind == PLAYED:
         yield _outline([(point.event or 0, point.reserved_bytes or 0) for point in curve.points], scale)
@@ -110,10 +114,17 @@ def _held(curve: Curve) -> int | None:
     return curve.device_bytes if curve.kind == STEP else None
 
 
-def _columns(curve: Curve) -> Iterator[Column]:
+def _thinned(curve: Curve) -> Sequence[Point]:
+    """Of a played curve one point of each few, the fullest: more than a pixel or two tells."""
+    few = -(-len(curve.points) // MOST) if curve.kind == PLAYED else 1
+    groups = (curve.points[at : at + few] for at in range(0, len(curve.points), few))
+    return [max(group, key=lambda point: point.bytes) for group in groups]
+
+
+def _columns(kind: str, points: Sequence[Point]) -> Iterator[Column]:
     """Places and bytes: an instant is flat over its own place."""
-    for place, point in enumerate(curve.points):
-        if curve.kind == PLAYED:
+    for place, point in enumerate(points):
+        if kind == PLAYED:
             yield point.event or 0, point.by_category
         else:
             yield place, point.by_category
@@ -121,8 +132,10 @@ def _columns(curve: Curve) -> Iterator[Column]:
 
 
 def _outline(places: Sequence[tuple[int, int]], scale: Scale) -> str:
-    """A line through what segments hold."""
-    corners = " ".join(f"{scale.x(at)},{scale.y(size)}" for at, size in places)
+    """A line through what segments hold: its corners, where that changes, and both ends."""
+    beside = zip(places, [(-1, -1), *places], [*places[1:], (-1, -1)], strict=False)
+    turns = [(at, size) for (at, size), before, after in beside if not before[1] == size == after[1]]
+    corners = " ".join(f"{scale.x(at)},{scale.y(size)}" for at, size in turns)
     return f'<polyline class="held" stroke-width="1.5" points="{corners}"><title>reserved</title></polyline>'
 
 
