@@ -33,6 +33,7 @@ RECORDED = (
     "estimate llama-3.1-8b --method dpo --lora-r 16 --batch-size 4 --sequence-length 4096 --gpu rtx-4090-24gb",
     "estimate qwen2.5-7b --method simpo",
     "estimate qwen2.5-7b --gpu 24GB",
+    "estimate qwen3-0.6b --gpu 24GB --timeline",
     "estimate qwen2.5-7b --method generate --rollout-engine vllm --gpu h100-80gb --tp 2",
     "compare llama-3.1-8b --method simpo --num-gpus 4 --gpu a100-80gb",
     "plan llama-3.1-8b --method simpo --gpu rtx-4090-24gb --num-gpus 2",

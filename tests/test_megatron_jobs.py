@@ -242,3 +242,14 @@ def test_a_hundred_thousand_gpus_cost_no_more_work_than_eight() -> None:
 
     work(16)
     assert max(work(gpus) for gpus in (98304, 99328, 99840)) < 2 * work(8)
+
+
+def test_a_card_older_than_the_kernels_of_attention_keeps_scores() -> None:
+    """A GPT-2 large of 32 GB died on a V100, where its first step was said to take 19 GiB."""
+    job = {"model": "gpt2-large", "method": "sft", "trainer": "megatron", "dtype": "fp16", "sequence_length": 1024}
+
+    def most(gpu: str, **keys: Any) -> int:
+        return estimate({**job, "gpu": gpu, "batch_size": 4, **keys}).per_gpu.allocated_bytes
+
+    assert most("v100-32gb") == most("v100-32gb", attention="eager") > most("v100-32gb", attention="flash")
+    assert most("a100-40gb") == most("a100-40gb", attention="flash")

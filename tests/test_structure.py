@@ -33,6 +33,7 @@ LAYERS = (
     "presets",  # where presets are
     "local_gpu",  # the card of this machine
     "gpus",
+    "calibrations",  # files of a machine's own rates
     "clusters",
     "strategies",
     "arch",  # config.json -> ModelSpec
@@ -43,6 +44,7 @@ LAYERS = (
     "resolve",  # Job -> Recipe
     "usual",  # what a job of few words is taken to be
     "engine",  # Recipe -> Ledger
+    "page",  # an answer as one HTML file
     "drawn",  # what a report says of the lengths that come
     "generated",  # what it says of a generation engine
     "report",  # what a report is
@@ -50,11 +52,13 @@ LAYERS = (
     "moments",  # the phases beside the steady step
     "rollout",  # trainer and engine over one RL step
     "reporting",  # Ledger -> Report
+    "timeline",  # Report -> curves
     "lengths",  # batches drawn from the lengths of a data set
     "cost",  # Recipe -> seconds of a step
     "planner",  # the search
     "remedies",
     "comparison",
+    "timed",  # measured steps: files of runs, trainers' logs
     "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
@@ -65,8 +69,10 @@ LAYERS = (
     "diagnose",  # what an out-of-memory error says
     "logs",  # what an engine or a trainer printed
     "frameworks",  # training frameworks' files <-> Job
+    "asked",  # what is asked of a job, and its answer as JSON
     "render",
     "mcp",  # tools for agents
+    "web",  # the page's server, and the page without one
     "torch",  # pair schedules for training scripts
     "callback",  # estimates inside a Trainer
     "trace",  # real models on fake tensors

@@ -8,6 +8,7 @@ COMMANDS = [
     f"estimate {SMALL} --method simpo --gpu 8GB -b 64 --ranks",
     f"estimate {SMALL} --method grpo --trainer trl --gpu t4 --explain",
     f"estimate {SMALL} --rule-of-thumb",
+    f"estimate {SMALL} --method dpo --gpu 8GB -b 16 --timeline",
     f"estimate {SMALL} --method dpo --num-gpus 16 --zero-stage 3 --gpu t4",
     f"compare {SMALL} --method dpo --gpu t4 --all",
     f"compare {SMALL} --methods dpo,sft",

@@ -1,14 +1,14 @@
 """memplan check: one line a file, and an exit code for hooks, prologues and CI."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
 from memplan.cli.edge import one_line, warn
+from memplan.cli.output import HTML
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.errors import UsageError, did_you_mean
+from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ that say how they run. Example: memplan check train.yaml --with zero3.yaml --gpu
 With --log FILE what vLLM, SGLang or a trainer printed of memory stands beside the estimate, term by term, of the job
 named or of the one that the log tells of. Example: memplan check --log vllm.log --gpu h100-80gb
 """
-FORMS = ("text", "github", "json", "markdown", "junit", "sarif")
-ENDINGS = {".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif"}
+FORMS = ("text", "github", "json", "markdown", "junit", "sarif", "html")
+ENDINGS = {".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif", ".html": "html"}
 """What the name of a file to write says."""
 
 
@@ -37,6 +37,7 @@ def parameters() -> list[Parameter]:
         option("json", bool, "--json"),
         option("form", str, "--format", metavar="FORM"),
         option("reports", list[str], "--output", "-o", metavar="FILE"),
+        HTML,
         option("force", bool, "--force"),
         option("quiet", bool, "--quiet", "-q"),
         option("skip_others", bool, "--skip-others"),
@@ -46,8 +47,9 @@ def parameters() -> list[Parameter]:
 
 def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
-    from memplan.cli.output import check_place, print_text, write_report
-    from memplan.frameworks.checking import MOST_ADVISED, check_all, worst
+    from memplan.cli.output import check_place, page_place, print_text, write_report
+    from memplan.frameworks.checking import worst
+    from memplan.frameworks.many import check_many, cores
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
     form = {"md": "markdown"}.get(form, form)
@@ -57,18 +59,21 @@ def check(values: Mapping[str, Any]) -> int:
     if values.get("log") is not None:
         from memplan.cli.check_log import check_log
 
+        if values.get("html") is not None or form == "html":
+            raise UsageError("--log has no page", "leave --html out, or name the config in place of the log")
         return check_log(values, form)
     if not files:
         raise UsageError("check which files?", "name one or more training configs, or their folder")
     reports = {path: _form_of(path) for path in values.get("reports") or ()}
     for path in reports:
         check_place(path, bool(values.get("force")))
+    page = page_place({**values, "output": None})
+    reports |= {page: "html"} if page is not None else {}
     model, keys = options.collect(values)
     keys |= {"model": model} if model is not None else {}
     beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
     quiet = form == "text" and bool(values.get("quiet"))
-    advise = len(files) <= MOST_ADVISED and not quiet
-    found = [each for path in files for each in check_all(path, keys, beside, framework, others, advise)]
+    found = check_many(files, keys, beside, framework, others, not quiet, cores())
     for path, its_form in reports.items():
         write_report(path, written(found, its_form), bool(values.get("force")))
     print_text(written([each for each in found if each.exit_code] if quiet else found, form, quiet))
@@ -91,7 +96,13 @@ def written(found: Sequence["Checked"], form: str, quiet: bool = False) -> str:
     if form == "text":
         return "".join(_text(each, quiet) for each in found)
     if form == "json":
-        return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+        from memplan.render.data import to_json
+
+        return printable_json(to_json([each.to_dict() for each in found]))
+    if form == "html":
+        from memplan.page import page
+
+        return page("check", [each.to_dict() for each in found], written(found, "text"))
     from memplan.render import check_forms
 
     return check_forms.FORMS[form](found)

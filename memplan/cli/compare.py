@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import warn
+from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
@@ -43,6 +44,7 @@ def parameters() -> list[Parameter]:
         option("grid", str, "--grid", metavar="FILE"),
         option("part", str, "--part", metavar="I/N"),
         option("processes", str, "--processes", metavar="N"),
+        output.HTML,
         *output.parameters(),
     ]
 
@@ -55,16 +57,19 @@ def compare(values: Mapping[str, Any]) -> int:
         for name in CONTRADICTED:
             if values.get(name):
                 raise UsageError(f"--{name.rstrip('_')} contradicts --grid", "put what varies into the grid's file")
+        if values.get("html"):
+            raise UsageError("--html contradicts --grid", "a sweep's rows go to --output rows.csv")
         return sweep(*axes_of(values))
     for name in ("part", "processes"):
         if values.get(name) is not None:
             raise UsageError(f"--{name} goes with a sweep", "add --grid grid.yaml, or leave it out")
     from memplan.render.compare_view import compare_blocks, compare_rows
 
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     with spinner("reading the model's config"):
         found = comparison(values)
-    to.write(Result(found.to_dict, lambda width: compare_blocks(found, width), lambda: compare_rows(found)))
+    rows = lambda: compare_rows(found)  # noqa: E731
+    to.write(Result(found.to_dict, lambda width: compare_blocks(found, width), rows, kind="compare"))
     for text in dict.fromkeys(text for row in found.rows for text in row.report.warnings):
         warn(text)
     return EXIT_USAGE if any(row.report.unclear for row in found.rows) else EXIT_DONE
@@ -102,7 +107,7 @@ def _added(values: Mapping[str, Any]) -> list[str]:
 
 
 def _job(target: str | None, values: Mapping[str, Any]) -> "tuple[str, JobInput]":
-    given = options.read_given({**values, "target": target})
+    given = read_undrawn({**values, "target": target})
     return str(target or given.job.model or "the job"), given
 
 

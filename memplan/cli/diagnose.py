@@ -28,26 +28,17 @@ MOST = 200_000_000
 
 def parameters() -> list[Parameter]:
     """TEXT, the job behind it, and what to do with the answer."""
-    return [argument("text", "TEXT"), *options.parameters(), *output.parameters()]
+    return [argument("text", "TEXT"), *options.parameters(), output.HTML, *output.parameters()]
 
 
 def diagnose(values: Mapping[str, Any]) -> int:
     """Read, diagnose, write."""
-    from memplan.diagnose.diagnosis import diagnose as read
-    from memplan.diagnose.diagnosis import diagnose_job
+    from memplan.asked import diagnosis_of
 
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     text = text_of(values.get("text"))
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
-    if job:
-        from memplan.frameworks.own_words import worded
-
-        given = options.read_given(values)
-        found = diagnose_job(text, given)
-        found = found._replace(remedies=worded(given, found.remedies)) if given.source else found
-    else:
-        found = read(text)
-    to.write(_result(found))
+    to.write(_result(diagnosis_of(text, options.read_given(values) if job else None)))
     return EXIT_DONE
 
 
@@ -58,6 +49,7 @@ def _result(found: "Diagnosis") -> Result:
         found.to_dict,
         lambda width: list(diagnose_blocks(found, width)),
         lambda: [match.to_dict() for match in found.matches],
+        kind="diagnose",
     )
 
 

@@ -39,27 +39,31 @@ def parameters() -> list[Parameter]:
         option("how_sure", bool, "--how-sure"),
         option("quiet", bool, "--quiet", "-q"),
         option("summary", bool, "--summary"),
+        option("timeline", bool, "--timeline"),
+        output.HTML,
         *output.parameters(),
     ]
 
 
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
-    to = output.read_output(values)
+    to = output.read_output(values, draws=True, shows=True)
     if values.get("summary"):
         to = to._replace(form="json")
     with spinner("reading the model's config"):
         given = given_of(values)
     found = _ways(given, values)
     if found is not None and to.form == "table" and to.path is None:  # a document or data is of one job
-        to.write(_screen(found, values))
+        to._replace(html=None).write(_screen(found, values))
+        if to.html is not None:
+            to.write_page(_result(_estimate(given, values), [], found))
         return EXIT_DONE
     report = _estimate(given, values)
     if values.get("fail_over") and report.verdict is None:
         raise UsageError("--fail-over needs a card to fit", "add --gpu, such as --gpu h100-80gb")
     if values.get("verify"):
         _verify(report)
-    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure")
+    names = ("rule_of_thumb", "ranks", "explain", "quiet", "summary", "how_sure", "timeline")
     shown = [name for name in names if values.get(name)]
     to.write(_result(report, shown, found))
     for text in report.warnings:
@@ -68,7 +72,7 @@ def estimate(values: Mapping[str, Any]) -> int:
     return EXIT_USAGE if report.unclear else EXIT_DOES_NOT_FIT if too_large else EXIT_DONE
 
 
-OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary")
+OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact", "play", "summary", "timeline")
 """Options that ask for the report of one job."""
 
 
@@ -92,29 +96,20 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
 def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     """The report of a job."""
-    from memplan.api import estimate as estimate_job
+    from memplan.asked import report_of as report_of_job
 
     with spinner("reading the model's config"):
-        report = estimate_job(
-            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
-        )
-    if given.source is None:
-        return report
-    from memplan.frameworks.own_words import in_own_words
-
-    return in_own_words(given, report)
+        return report_of_job(_exact(given) if values.get("exact") else given, True if values.get("play") else None)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
     """The ways to train a model, where neither method nor trainer is named and nothing asks for one job's report."""
-    from memplan.usual import asks_for_ways
+    from memplan.asked import ways_of
 
-    if not asks_for_ways(given) or any(values.get(name) for name in OF_ONE_JOB):
+    if any(values.get(name) for name in OF_ONE_JOB):
         return None
-    from memplan.ways import ways
-
     with spinner("trying full fine-tuning, LoRA and QLoRA"):
-        return ways(given)
+        return ways_of(given)
 
 
 def _screen(found: "Ways", values: Mapping[str, Any]) -> Result:
@@ -143,6 +138,8 @@ def _exact(given: "JobInput") -> "JobInput":
 
 
 def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> Result:
+    from memplan.timeline import timeline
+
     thumb = "rule_of_thumb" in shown
 
     def data() -> dict[str, Any]:
@@ -152,7 +149,10 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
 
             return summary(report) | sure
         more = {"rule_of_thumb": _thumb(report)} if thumb else {}
-        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
+        more |= {"timeline": timeline(report).to_dict()} if "timeline" in shown else {}
+        from memplan.asked import report_data
+
+        return report_data(report, ways) | more | sure
 
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
@@ -171,13 +171,27 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
             from memplan.render.trust_view import trust_blocks
 
             under = list(trust_blocks(_trust(report)))
+        if "timeline" in shown:
+            from memplan.render.timeline_view import timeline_blocks
+
+            under += timeline_blocks(timeline(report), width)
         return [*estimate_blocks(report, width, under), *ranks, *explained]
 
     def rows() -> list[dict[str, Any]]:
+        if "timeline" in shown:
+            return timeline(report).rows()
         terms: list[dict[str, Any]] = _thumb(report)["terms"] if thumb else report.to_dict()["per_gpu"]["ledger"]
         return terms
 
-    return Result(data, view, rows)
+    def page() -> dict[str, Any]:
+        return data() | {"timeline": timeline(report).to_dict()}
+
+    def drawing() -> str:
+        from memplan.render.timeline_svg import report_svg
+
+        return report_svg(report, timeline(report))
+
+    return Result(data, view, rows, drawing, "estimate", page)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:

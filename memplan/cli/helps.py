@@ -35,7 +35,7 @@ EXTRA = {
     "ranks": "List every class of GPUs (pipeline stages) with what it needs.",
     "explain": "Every row of the ledger: formula, lifetime, reason, source.",
     "rule_of_thumb": "Closed formulas that people work out by hand, beside it.",
-    "fail_over": "Exit with 1 when the job does not fit the card.",
+    "fail_over": "Exit with 1 where it does not fit.",
     "steps": "Training steps to run; the last one is measured. [default 3]",
     "weights": "Real weights: a local folder, or a Hub id that is in the cache. Random without it.",
     "snapshot_": "A pickle of torch's CUDA allocator to replay, and to hold against the job's played step.",
@@ -57,6 +57,7 @@ EXTRA = {
     "quiet": "The first line alone: the verdict, or the peak where no card is named.",
     "summary": "The main figures as JSON, in some 2 kB.",
     "how_sure": "Errors of measured runs like it; the nearest of them, with its source (seconds).",
+    "timeline": "The step as bars, instant by instant, stacked by category.",
     "play": "Look for the least reserved memory that the job runs in, also far from the card's limit.",
     "verify": "Hold the counted parameters against the checkpoint's safetensors headers on the Hub.",
     "target": "A model preset, a Hub id, a folder or config.json; a job preset or job file; or a framework's own file.",
@@ -65,18 +66,27 @@ EXTRA = {
     "onto": "Put the job onto this file of the framework: only what must change is changed. Prints the difference; "
     "--force writes it.",
     "files": "Training configs, scripts, jobs, or folders of configs.",
-    "form": "Form of the answer: text, github (annotations), json, markdown, junit, sarif.",
-    "reports": "Write a report to this file too, by its ending: .json, .md, .xml (JUnit), .sarif. May be repeated.",
+    "form": "Form of the answer: text, github (annotations), json, markdown, junit, sarif, html.",
+    "reports": "A report too, by the file's ending: .json, .md, .xml (JUnit), .sarif, .html. May be repeated.",
     "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
     "folders": "Folders that an agent may read.",
     "timeout": "The most a call may take. [default 60]",
+    "host": "The address to listen on, or the name by which the page is asked for. [default 127.0.0.1]",
+    "port": "The port to listen on; 0 is any that is free. [default 8080]",
+    "open_": "Open the page in the browser.",
+    "hub": "Ask the Hub for the config of a model that is no preset; without it nothing is fetched.",
     "dataset": "A .jsonl, .json, .txt or .parquet file; .gz, too.",
     "tokenizer": "A folder with tokenizer.json, or the file.",
     "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
     "no_template": "Count contents, and five tokens of marks a message, in place of the chat template.",
     "lengths_to": "The file of lengths to write.",
+    "runs": "Files of runs, each a job and its tokens_per_second; or a trainer's log of the job named.",
+    "of_job": "The job of a log, or of a speed typed in: a model, a job file or a framework's own.",
+    "calibration_to": "The file of rates to write.",
+    "step_seconds": "Measured seconds of an optimizer step of the job.",
+    "tokens_per_second": "Measured, of all GPUs together.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
 COMMON: dict[str, tuple[str, ...]] = {
@@ -100,7 +110,7 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = words_of("framework ranks verify exact play force part processes snapshot pareto add skip_others")
+RARE = words_of("framework rule_of_thumb ranks verify exact play force part processes snapshot pareto add skip_others")
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")

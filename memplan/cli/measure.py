@@ -32,6 +32,7 @@ def parameters() -> list[Parameter]:
         option("snapshot", str, "--snapshot", metavar="FILE"),
         option("find_max", bool, "--find-max"),
         option("cpu", bool, "--cpu"),
+        output.HTML,
         *output.parameters(),
     ]
 
@@ -58,7 +59,7 @@ def measure(values: Mapping[str, Any]) -> int:
 def _measure(values: Mapping[str, Any]) -> int:
     from memplan.trace.measure import measure as run
 
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     if to.path is not None and to.form == "table":
         to = to._replace(form="json")
     snapshot = _snapshot(values)
@@ -97,4 +98,4 @@ def _snapshot(values: Mapping[str, Any]) -> str | None:
 def _result(found: "Measurement") -> Result:
     from memplan.trace.measured_view import blocks, rows
 
-    return Result(found.to_dict, lambda width: blocks(found), lambda: rows(found))
+    return Result(found.to_dict, lambda width: blocks(found), lambda: rows(found), kind="measure")

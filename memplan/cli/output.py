@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "yaml", "csv", "markdown")
 ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".csv": "csv", ".md": "markdown"}
 """What a file's name says where no format is given."""
+PICTURES = {".svg": "svg", ".png": "png"}
+"""Those of commands that draw."""
 EXIT_PIPE_CLOSED = 141
 """What a shell reports for a program that SIGPIPE ends."""
 HELP = {
@@ -22,6 +24,7 @@ HELP = {
     "format_": f"Form of the result: {', '.join(FORMATS)}.",
     "output": "Write to this file; its ending decides the form where --format does not.",
     "force": "Overwrite the file.",
+    "html": "A page of it, too: one file.",
 }
 
 
@@ -36,6 +39,10 @@ class Result(NamedTuple):
     """The lines of CSV; None where the result is no list."""
     drawing: Callable[[], str] | None = None
     """The SVG; None where the result is no picture."""
+    kind: str = ""
+    """The command, where its result has a page."""
+    page: Callable[[], Any] | None = None
+    """What the page shows, where that is more than JSON holds."""
 
 
 class Output(NamedTuple):
@@ -44,13 +51,23 @@ class Output(NamedTuple):
     form: str = "table"
     path: str | None = None
     force: bool = False
+    html: str | None = None
+    """Where the page goes, beside the result."""
 
     def write(self, result: Result) -> None:
         """Make the text of a result and write it. Raises UsageError for a place that cannot be written."""
-        if self.path is None:
+        self.write_page(result)
+        if self.form == "png" and self.path is not None:
+            write_report(self.path, png_of(self._replace(form="svg").text(result)), self.force)
+        elif self.path is None:
             print_text(self.text(result), self.form == "table")
         else:
             write_report(self.path, self.text(result), self.force)
+
+    def write_page(self, result: Result) -> None:
+        """Write the page, where one is asked for."""
+        if self.html is not None:
+            write_report(self.html, Output("html", self.html).text(result), self.force)
 
     def text(self, result: Result) -> str:
         """The result in this form; text and Markdown for a file are as wide as when piped."""
@@ -66,10 +83,14 @@ class Output(NamedTuple):
             return data.to_csv(result.rows())
         if self.form == "svg" and result.drawing is not None:
             return result.drawing()
+        if self.form == "html":
+            from memplan.render.page_view import page_of
+
+            return page_of(result.kind, (result.page or result.data)(), result.view)
         from memplan.render import text
 
         if self.form == "markdown":
-            return data.to_markdown(result.view(text.WIDEST))
+            return data.to_markdown(result.view(text.PAPER_WIDTH))
         if self.path is not None:
             return text.plain(result.view(text.PIPED_WIDTH))
         width = text.screen_width()
@@ -86,9 +107,16 @@ def parameters() -> list[Parameter]:
     ]
 
 
-def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False) -> Output:
-    """The form and the place that were asked for, checked before any work is done. ``draws``: SVG is a form too."""
-    forms, endings = (*FORMATS, *(["svg"] if draws else [])), ENDINGS | ({".svg": "svg"} if draws else {})
+HTML = option("html", str, "--html", metavar="FILE")
+"""The page beside the result, of a command that has one."""
+
+
+def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False, shows: bool = False) -> Output:
+    """The form and the place that were asked for, checked before any work is done. ``draws``: pictures are forms too;
+    ``shows``: a page is.
+    """
+    more = (PICTURES if draws else {}) | ({".html": "html"} if shows else {})
+    forms, endings = (*FORMATS, *more.values()), ENDINGS | more
     path, force, form = values.get("output"), bool(values.get("force")), values.get("format_")
     if path is None:
         _check_open()
@@ -103,7 +131,38 @@ def read_output(values: Mapping[str, Any], default: str = "table", draws: bool =
     if path is not None:
         check_place(path, force)
         form = form or _form_of(path, endings)
-    return Output(form or default, path, force)
+    if form == "png":
+        _check_png(path)
+    return Output(form or default, path, force, page_place(values))
+
+
+def page_place(values: Mapping[str, Any]) -> str | None:
+    """Where --html says that the page goes. Raises UsageError for a place that cannot be written."""
+    path = values.get("html")
+    if path is None:
+        return None
+    check_place(path, bool(values.get("force")), "--html")
+    if values.get("output") is not None and os.path.realpath(path) == os.path.realpath(values["output"]):
+        raise UsageError(f"--html and --output are both {path}", "leave one of them out")
+    return str(path)
+
+
+def _check_png(path: str | None) -> None:
+    """Refuse a PNG that cannot be made, or has no place."""
+    from importlib.util import find_spec
+
+    if path is None:
+        raise UsageError("--format png needs a file to write", "name one: --output step.png")
+    if find_spec("resvg_py") is None:
+        hint = 'pip install "memplan[png]", or write SVG, which needs nothing: name a file that ends in .svg'
+        raise UsageError(f"--output {path}: a PNG is drawn by resvg-py, which is not installed", hint)
+
+
+def png_of(drawn: str) -> bytes:
+    """An SVG as pixels, twice as fine as it says, on light ground."""
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=drawn, zoom=2))
 
 
 AS_TEXT = ("", ".txt", ".text", ".log", ".out")
@@ -119,18 +178,18 @@ def _form_of(path: str, endings: Mapping[str, str]) -> str | None:
     return endings.get(ending)
 
 
-def check_place(path: str, force: bool) -> None:
+def check_place(path: str, force: bool, option: str = "--output") -> None:
     """Refuse what could not be written in the end."""
     if os.path.isdir(path):
-        raise UsageError(f"--output {path} is a folder", "name a file in it")
+        raise UsageError(f"{option} {path} is a folder", "name a file in it")
     if os.path.exists(path) and not force:
-        raise UsageError(f"--output {path} exists already", "add --force to overwrite it, or name another file")
+        raise UsageError(f"{option} {path} exists already", "add --force to overwrite it, or name another file")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise UsageError(f"--output {path}: there is no folder {folder}", "make the folder first, or name another")
+        raise UsageError(f"{option} {path}: there is no folder {folder}", "make the folder first, or name another")
 
 
-def write_report(path: str, text: str, force: bool) -> None:
+def write_report(path: str, text: str | bytes, force: bool) -> None:
     """Write a file; one that came to be meanwhile is not overwritten either."""
     from memplan.files import write_whole
 

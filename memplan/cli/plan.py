@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import note, warn
+from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, UsageError, did_you_mean
@@ -33,13 +34,14 @@ def parameters() -> list[Parameter]:
         option("min_gpus", bool, "--min-gpus"),
         option("smallest_card", bool, "--smallest-card"),
         option("maximize", str, "--maximize", metavar="KEY"),
+        output.HTML,
         *output.parameters(),
     ]
 
 
 def plan(values: Mapping[str, Any]) -> int:
     """Search, write the plans, and say by the exit code whether any fits."""
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     found = search(values)
     if to.path is not None and to.form in JOB_FORMS and to.path.lower().endswith((".yaml", ".yml")):
         _write_job(to, found)
@@ -54,7 +56,7 @@ def result(found: "Plans") -> Result:
     """The plans in the form that is asked for."""
     from memplan.render.plan_view import plan_blocks, plan_rows
 
-    return Result(found.to_dict, lambda width: plan_blocks(found, width), lambda: plan_rows(found))
+    return Result(found.to_dict, lambda width: plan_blocks(found, width), lambda: plan_rows(found), kind="plan")
 
 
 def search(values: Mapping[str, Any]) -> "Plans":
@@ -73,7 +75,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        given = with_usual_trainer(options.read_given(values))
+        given = with_usual_trainer(read_undrawn(values))
         return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
 
 
@@ -93,5 +95,5 @@ def _write_job(to: output.Output, found: "Plans") -> None:
         raise UsageError("nothing fits, so there is no plan to write", "leave --output out to see why")
     best = found.plans[0]
     output.Output("yaml", to.path, to.force).write(Result(lambda: best.job, lambda width: []))
-    output.Output().write(result(found))
+    output.Output(html=to.html, force=to.force).write(result(found))
     note(f"the best plan's job is in {to.path}: memplan estimate {to.path}")

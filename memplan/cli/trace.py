@@ -29,7 +29,7 @@ SNAPSHOT = option("snapshot_", str, "--snapshot", metavar="FILE")
 
 def parameters() -> list[Parameter]:
     """MODEL, the options of a job, and what to do with the trace."""
-    return [*options.parameters(), option("compare", bool, "--compare"), SNAPSHOT, *output.parameters()]
+    return [*options.parameters(), option("compare", bool, "--compare"), SNAPSHOT, output.HTML, *output.parameters()]
 
 
 def trace(values: Mapping[str, Any]) -> int:
@@ -38,7 +38,7 @@ def trace(values: Mapping[str, Any]) -> int:
         return _snapshot(values)
     from memplan import trace as tracing
 
-    to = output.read_output(values, draws=True)
+    to = output.read_output(values, draws=True, shows=True)
     given = options.read_given(values)
     with Progress("tracing") as progress:
         found = tracing.trace(given, progress.tell)
@@ -53,12 +53,16 @@ def _snapshot(values: Mapping[str, Any]) -> int:
     from memplan.snapshot.explaining import explain
     from memplan.snapshot.reading import read_snapshot
 
-    to = output.read_output(values)
+    to = output.read_output(values, shows=True)
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
     report = _estimated(values) if job else None
     with Progress("replaying"):
         found = explain(read_snapshot(str(values["snapshot_"])), report)
-    to.write(Result(found.to_dict, lambda width: list(snapshot_blocks(found)), lambda: _leftovers(found.to_dict())))
+    to.write(
+        Result(
+            found.to_dict, lambda width: list(snapshot_blocks(found)), lambda: _leftovers(found.to_dict()), kind="trace"
+        )
+    )
     return EXIT_DONE
 
 
@@ -92,4 +96,4 @@ def _result(found: "Trace", compared: "list[TermRow]") -> Result:
     def lines() -> list[dict[str, Any]]:
         return rows or [phase for phase in found.to_dict()["phases"] if phase.pop("by_category")]
 
-    return Result(data, lambda width: trace_blocks(found, compared), lines, lambda: timeline_svg(found))
+    return Result(data, lambda width: trace_blocks(found, compared), lines, lambda: timeline_svg(found), "trace")

@@ -64,7 +64,16 @@ class Table:
         return any(column.title for column in self.columns)
 
 
-Block: TypeAlias = Heading | Prose | Table
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Lines as they are: neither broken nor translated. A span whose style is a colour, such as #3b5b92, is letters
+    where there are no colours, and blocks where there are.
+    """
+
+    lines: tuple[tuple[Span, ...], ...]
+
+
+Block: TypeAlias = Heading | Prose | Table | Drawing
 View: TypeAlias = Callable[[int], Sequence[Block]]
 """The blocks of a view, for a width in columns."""
 

@@ -68,7 +68,7 @@ def flat(value: Any) -> Any:
 
 def to_markdown(blocks: "Iterable[Block]") -> str:
     """Headings, paragraphs and pipe tables."""
-    from memplan.render.blocks import Heading, Prose
+    from memplan.render.blocks import Drawing, Heading, Prose
     from memplan.render.spoken import spoken
 
     parts = []
@@ -77,6 +77,9 @@ def to_markdown(blocks: "Iterable[Block]") -> str:
             parts.append(f"## {escaped(block.text)}\n")
         elif isinstance(block, Prose):
             parts.append(escaped(block.text).replace("\n", "  \n") + "\n")
+        elif isinstance(block, Drawing):
+            drawn = ("".join(span.text for span in line).rstrip() for line in block.lines)
+            parts.append("\n".join(["```text", *drawn, "```"]) + "\n")
         elif block.rows:
             parts.append(_pipe_table(block))
     return "\n".join(parts)

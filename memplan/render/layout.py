@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.errors import printable
 from memplan.lang import width as screen
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, text_of
+from memplan.render.blocks import Block, Cell, Column, Drawing, Heading, Prose, Span, Table, text_of
 from memplan.render.spoken import spoken
 
 GAP = "  "
@@ -41,6 +41,8 @@ def lines(blocks: Sequence[Block], width: int) -> Iterator[Line]:
             margin = " " * block.indent
             parts = broken(printable(block.text), min(width, PROSE) - block.indent)
             yield from ([Span(margin), Span(text, block.style)] for text in parts)
+        elif isinstance(block, Drawing):
+            yield from (_stripped(list(line)) for line in block.lines)
         else:
             yield from _table(block, width)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from memplan.lang import ENGLISH, language, said
-from memplan.render.blocks import Block, Cell, Span, Table
+from memplan.render.blocks import Block, Cell, Drawing, Span, Table
 
 
 def spoken(blocks: Iterable[Block]) -> list[Block]:
@@ -13,6 +13,8 @@ def spoken(blocks: Iterable[Block]) -> list[Block]:
 
 
 def _block(block: Block) -> Block:
+    if isinstance(block, Drawing):
+        return block
     if not isinstance(block, Table):
         return replace(block, text=said(block.text))
     columns = tuple(replace(column, title=said(column.title)) for column in block.columns)

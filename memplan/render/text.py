@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from memplan.render.blocks import Block
+from memplan.render.blocks import Block, Span
 from memplan.render.layout import lines
 
 PIPED_WIDTH = 100
-NARROWEST, WIDEST = 40, 160
+NARROWEST, WIDEST = 40, 200
+PAPER_WIDTH = 120
+"""What Markdown is made for: tables keep all columns, and a drawing is no wider than a page shows."""
 STYLES = {
     "good": "bold green",
     "bad": "bold red",
@@ -51,9 +53,16 @@ def coloured(blocks: Sequence[Block], width: int, stream: TextIO) -> str:
     console = Console(file=stream, force_terminal=True, highlight=False, width=width)
     with console.capture() as captured:
         for line in lines(blocks, width):
-            spans = [(span.text, STYLES.get(span.style, "")) for span in line]
+            spans = [_inked(span) for span in line]
             console.print(Text.assemble(*spans), soft_wrap=True)
     return captured.get()
+
+
+def _inked(span: Span) -> tuple[str, str]:
+    """The text and Rich's style for it; letters that stand for a colour are blocks of it."""
+    if span.style.startswith("#"):
+        return "█" * len(span.text), span.style
+    return span.text, STYLES.get(span.style, "")
 
 
 def screen_text(blocks: Sequence[Block], width: int) -> str:

@@ -16,14 +16,14 @@ def with_cluster(job: Job, notes: Notes) -> tuple[Job, Cluster]:
         job = _with_cards_here(job, notes)
         return job, Cluster(gpu=job.gpu, gpus_per_node=job.gpus_per_node)
     cluster = find_cluster(job.cluster)
-    if notes.is_given("gpus_per_node") and job.gpus_per_node != cluster.gpus_per_node:
+    of_a_node = job.gpus_per_node if notes.is_given("gpus_per_node") else cluster.gpus_per_node
+    if of_a_node > cluster.gpus_per_node:
         raise InvalidJob(
-            f"gpus_per_node: {job.gpus_per_node} contradicts cluster {cluster.name}, whose nodes have "
-            f"{cluster.gpus_per_node}",
+            f"gpus_per_node: {job.gpus_per_node} is more than cluster {cluster.name} has: {cluster.gpus_per_node}",
             "leave one of them out",
         )
-    values: dict[str, object] = {"gpus_per_node": cluster.gpus_per_node}
-    notes.fill("gpus_per_node", cluster.gpus_per_node, "default", f"of cluster {cluster.name}")
+    values: dict[str, object] = {"gpus_per_node": of_a_node}
+    notes.fill("gpus_per_node", of_a_node, "default", f"of cluster {cluster.name}")
     if job.gpu is None and cluster.gpu is not None:
         values["gpu"] = notes.fill("gpu", cluster.gpu, "default", f"of cluster {cluster.name}")
     at_hand = (cluster.nodes or 1) * cluster.gpus_per_node

@@ -88,9 +88,10 @@ class Playing:
         self.tried: dict[int, Playing | None] = {}
         """What came of it on other capacities (``figures.runs``)."""
 
-    def run(self, until: float = inf) -> None:
-        """To the end, or until a request might reserve more than so much."""
-        while self.halts:
+    def run(self, until: float = inf, end: int | None = None) -> None:
+        """To the end, or as far as so many events, or until a request might reserve more than so much."""
+        end = len(self.recorded.events) if end is None else end
+        while self.halts and self.halts[0][0] <= end:
             halt, name = self.halts[0]
             if not self._go(halt, until):
                 return
@@ -102,7 +103,7 @@ class Playing:
             else:
                 stream, _, behind = name.removeprefix(DONE).partition(" ")
                 self.allocator.stream_done(int(stream), int(behind or 0))
-        self._go(len(self.recorded.events), until)
+        self._go(end, until)
 
     def _go(self, end: int, until: float) -> bool:
         of, events = self.recorded, self.recorded.events[self.position : end]

@@ -1,0 +1,42 @@
+"""What the page is told beside the answer: what an instant is in words, and what to type for a change."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memplan.spec.option_words import option_words
+
+
+def dressed(payload: Any, words: Callable[[str], str] | None = None) -> Any:
+    """The answer with a key ``page``: ``words`` of its instants, and for each remedy the lines ``typed``.
+
+    A list, such as the answers of ``check``, is left as it is. ``words`` says what an instant is.
+    """
+    if not isinstance(payload, Mapping):
+        return payload
+    found: dict[str, Any] = {"typed": [_typed(remedy) for remedy in payload.get("remedies") or ()]}
+    if words is not None:
+        found["words"] = {name: words(name) for name in sorted(set(_instants(payload)))}
+    return {**payload, "page": found}
+
+
+def _typed(remedy: Any) -> list[str]:
+    """What to type for a remedy: its own words, else memplan's options."""
+    if not isinstance(remedy, Mapping):
+        return []
+    write = remedy.get("write")
+    if isinstance(write, str) and write:  # advice of a diagnosis without a job
+        return [write]
+    return list(write) if write else [option_words(remedy.get("changes") or {})]
+
+
+def _instants(payload: Mapping[str, Any]) -> Iterator[str]:
+    """The names of instants, of every report in an answer."""
+    for name in ("rows", "plans"):
+        for row in payload.get(name) or ():
+            if isinstance(row, Mapping) and isinstance(row.get("report"), Mapping):
+                yield from _instants(row["report"])
+    gpu = payload.get("per_gpu")
+    if isinstance(gpu, Mapping):
+        for of in (gpu, *gpu.get("moments", ())):
+            yield from (each["name"] for each in of.get("instants", ()))
+        yield from (each["at"] for each in payload.get("rollout") or ())
