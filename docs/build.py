@@ -6,7 +6,8 @@ A page marks a place so, and everything between the two comments is written here
     <!-- end of output -->
 
 ``markdown of:`` in place of ``output of:`` runs the command with ``--format markdown`` and puts its Markdown there, as
-part of the page. A page whose name ends in ``.zh.md`` is Chinese, and so are its outputs. ``python docs/build.py``
+part of the page. ``picture of:`` writes the command's SVG into the file that the image between the comments names.
+A page whose name ends in ``.zh.md`` is Chinese, and so are its outputs. ``python docs/build.py``
 writes the pages, or those that are named; ``python docs/build.py --check`` exits 1 when one is out of date.
 """
 
@@ -25,9 +26,12 @@ PAGES = (
     "README.zh.md",
     "MEMORY_ESTIMATION.md",
     "MEMORY_ESTIMATION.zh.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
-BLOCK = re.compile(r"<!-- (?P<form>output|markdown) of: (?P<command>.+?) -->\n.*?<!-- end of output -->", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<form>output|markdown|picture) of: (?P<command>.+?) -->\n(?P<body>.*?)<!-- end of output -->", re.DOTALL
+)
+IMAGE = re.compile(r"!\[[^\]]*\]\((?P<file>[^)]+\.svg)\)")
 FIRST_LINES = re.compile(r" \| head -n (\d+)$")
 
 
@@ -55,11 +59,26 @@ def output_of(command: str, language: str = "en") -> str:
     return "\n".join(lines[: int(cut.group(1))] if cut else lines)
 
 
+def pictures_of(text: str, page: Path) -> dict[Path, str]:
+    """Every marked picture of a page, drawn anew, by its file."""
+    found = {}
+    for match in BLOCK.finditer(text):
+        if match.group("form") == "picture":
+            image = IMAGE.search(match.group("body"))
+            if image is None:
+                raise SystemExit(f"{page}: no image between the comments of: {match.group('command')}")
+            drawn = output_of(f"{match.group('command')} --format svg", language_of(page.name))
+            found[(page.parent / image.group("file")).resolve()] = drawn + "\n"
+    return found
+
+
 def rebuilt(text: str, language: str = "en") -> str:
     """The page with every marked output made anew."""
 
     def block(match: re.Match[str]) -> str:
         command = match.group("command")
+        if match.group("form") == "picture":
+            return match.group()
         if match.group("form") == "markdown":
             made = output_of(f"{command} --format markdown", language)
             return f"<!-- markdown of: {command} -->\n\n{made}\n\n<!-- end of output -->"
@@ -83,16 +102,18 @@ def main() -> int:
         path = ROOT / name
         if not path.exists():
             continue
-        before = path.read_text(encoding="utf-8")
-        after = rebuilt(before, language_of(name))
-        if before == after:
-            continue
-        stale += 1
-        if check:
-            print("".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), name, "now")))
-        else:
-            path.write_text(after, encoding="utf-8")
-            print(f"written: {name}")
+        page = path.read_text(encoding="utf-8")
+        for file, after in {path: rebuilt(page, language_of(name)), **pictures_of(page, path)}.items():
+            shown = file.relative_to(ROOT)
+            before = file.read_text(encoding="utf-8") if file.exists() else ""
+            if before == after:
+                continue
+            stale += 1
+            if check:
+                print("".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{shown}", "now")))
+            else:
+                file.write_text(after, encoding="utf-8")
+                print(f"written: {shown}")
     if check and stale:
         print(f"{stale} page(s) out of date: run python docs/build.py")
     return int(check and stale > 0)

@@ -6,11 +6,14 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TypeAlias
+
+Content: TypeAlias = str | bytes | Iterable[str]
+"""A text, or its parts as they come, or bytes."""
 
 
-def write_whole(path: str, text: str | Iterable[str], force: bool) -> None:
-    """Write a file, of a text or of its parts as they come. With ``force`` one that is there is replaced once the new
-    one is complete; else it stays.
+def write_whole(path: str, text: Content, force: bool) -> None:
+    """Write a file. With ``force`` one that is there is replaced once the new one is complete; else it stays.
 
     The new file is written beside the old, in UTF-8, with its mode and owner; a link is followed, and a device or a
     pipe is written to. Raises OSError, or ValueError for a path that cannot be.
@@ -26,7 +29,7 @@ def write_whole(path: str, text: str | Iterable[str], force: bool) -> None:
         _filled_or_gone(descriptor, path, text)
 
 
-def _replaced(target: str, text: str | Iterable[str]) -> None:
+def _replaced(target: str, text: Content) -> None:
     """Put a new file in the place of an old one that may be written."""
     import tempfile
 
@@ -40,7 +43,7 @@ def _replaced(target: str, text: str | Iterable[str]) -> None:
     os.replace(beside, target)
 
 
-def _filled_or_gone(descriptor: int, path: str, text: str | Iterable[str]) -> None:
+def _filled_or_gone(descriptor: int, path: str, text: Content) -> None:
     """Fill a file that is ours; half of one is taken away, whatever ended it."""
     try:
         _filled(descriptor, text)
@@ -50,9 +53,11 @@ def _filled_or_gone(descriptor: int, path: str, text: str | Iterable[str]) -> No
         raise
 
 
-def _filled(descriptor: int, text: str | Iterable[str]) -> None:
-    with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-        file.writelines([text] if isinstance(text, str) else text)
+def _filled(descriptor: int, text: Content) -> None:
+    parts = [text] if isinstance(text, (str, bytes)) else text
+    with open(descriptor, "wb") as file:
+        for part in parts:
+            file.write(part if isinstance(part, bytes) else part.encode("utf-8", "backslashreplace"))
         file.flush()
         with suppress(OSError):  # what is no file cannot be synchronised
             os.fsync(descriptor)

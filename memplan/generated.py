@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.engine.generation.figures import Figures
 from memplan.spec.generation import Generator
@@ -113,3 +114,17 @@ class Step:
 
     title: str
     bytes: int
+
+
+def with_rows_beside(report: dict[str, Any]) -> dict[str, Any]:
+    """Of each phase beside the step the rows that the steady step has not, of the first step not at the same instants;
+    else the JSON would say the step twice."""
+
+    def at(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(value.removeprefix("first-") if name in ("born", "dies") else value for name, value in row.items())
+
+    card = report["per_gpu"]
+    step = set(map(at, card["ledger"]))
+    for moment in card["moments"]:
+        moment["ledger"] = [row for row in moment["ledger"] if at(row) not in step]
+    return report

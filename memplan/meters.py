@@ -1,5 +1,6 @@
 """The three meters of a class of ranks, from its ledger and from the simulated allocator, and the verdict on a card."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +10,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.totals import Totalled
 from memplan.report import Reserved, Verdict
 from memplan.spec.gpu import Gpu
+from memplan.spec.groups import Provenance
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -75,11 +77,9 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek)
     gpu, allocated = recipe.hardware.gpu, of.allocated
     if gpu is None and seek is not True:
         return of._replace(why_not="no card is named that it has to fit (--gpu, or --play)")
-    from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
-
     below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
     room = room_of(of, recipe) if gpu else None
-    found = played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
+    found = _played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
     if isinstance(found, str):
         return of._replace(why_not=found)
     more = found.left_over + above
@@ -92,6 +92,22 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek)
     reserved = Band(max(allocated.low, holds - found.spread - below), holds, most)
     device = _with_managed(_sum(reserved, of.outside), ledger, recipe)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
+
+
+_SEEN: "deque[tuple[object, Played | str]]" = deque(maxlen=32)
+"""Of the jobs played last, what they are but for where that came from, and their figures: a folder holds many alike."""
+
+
+def _played(recipe: Recipe, allocated: int, room: "Room | None", seek: Seek) -> "Played | str":
+    """The figures of the play; those of an equal job that was played lately."""
+    from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
+
+    job = (recipe._replace(provenance=Provenance({}, {})), allocated, room, seek)
+    found = next((figures for seen, figures in _SEEN if seen == job), None)
+    if found is None:
+        found = played(recipe, allocated, room, seek)
+        _SEEN.append((job, found))
+    return found
 
 
 def room_of(of: Totals, recipe: Recipe) -> "Room":

@@ -7,6 +7,7 @@ its values come from), ``parameters`` and ``config``, the keys of its config.jso
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ def find_preset(name: str) -> Preset | None:
     path = presets_dir() / "models" / f"{folded}.json"
     if path.is_file():
         return read(path)
-    ends = (preset for preset in every_model() if folded in (last_part(hub_id) for hub_id in hub_ids(preset)))
-    return next(ends, None)
+    ends = (key for key, ids in _ids(path.parent) if folded in map(last_part, ids))
+    return next((read(path.parent / f"{key}.json") for key in ends), None)
 
 
 def last_part(hub_id: str) -> str:
@@ -98,12 +99,18 @@ def last_part(hub_id: str) -> str:
 def find_by_hub_id(hub_id: str) -> str | None:
     """The name of the preset that describes this Hub repository, if one does."""
     folded = hub_id.casefold()
-    return next((str(preset["name"]) for preset in every_model() if folded in map(str.casefold, hub_ids(preset))), None)
+    return next((name for name, ids in _ids(presets_dir() / "models") if folded in map(str.casefold, ids)), None)
 
 
 def hub_ids(preset: Preset) -> list[str]:
     """The Hub repositories that a preset describes, its own first."""
     return [preset["hub_id"], *preset.get("also", ())]
+
+
+@lru_cache(maxsize=4)
+def _ids(folder: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(name, Hub repositories) of each preset: every file is read once."""
+    return tuple((path.stem, tuple(hub_ids(read(path)))) for path in sorted(folder.glob("*.json")))
 
 
 def every_model() -> Iterator[Preset]:

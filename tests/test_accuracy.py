@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,7 @@ from memplan.accuracy import BOUNDS, ONE_GPU, Accuracy, Figure, accuracy, errors
 from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.errors import UsageError
+from memplan.render.accuracy_svg import accuracy_svg
 from memplan.truth import TruthSet, read_sets
 from memplan.units import GiB
 
@@ -49,6 +51,7 @@ def row(name: str = "a", job: Any = None, **measured: Any) -> dict[str, Any]:
 # -- memplan's own truth -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_default_sets_are_all_there(own: Accuracy) -> None:
     counts = {each.name: (each.kind, each.rows) for each in own.sets}
     assert counts["traced-transformers-5.23"] == ("traced", 139)
@@ -71,6 +74,7 @@ def test_every_published_row_names_its_source_and_its_figure() -> None:
             assert round(float(value) * {"GiB": 2**30, "MiB": 2**20}[unit]) == size
 
 
+@pytest.mark.slow
 def test_no_row_is_lost(own: Accuracy) -> None:
     for each in own.sets:
         refused = sum(reason.rows for reason in own.refused if reason.set == each.name)
@@ -327,3 +331,18 @@ def test_a_check_of_nothing_is_an_error(write: Write, capsys: pytest.CaptureFixt
 def test_no_rows_at_all(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     assert errors_of([TruthSet("none", "traced", "", ())]).groupings[0].groups == ()
     assert "Nothing could be estimated." in printed(capsys, str(write({"rows": []})))
+
+
+def test_a_dot_stands_for_each_row_and_says_which(tmp_path: Path) -> None:
+    def figure(meter: str, estimated: int) -> Figure:
+        facts = ("set", "published", f"<row> {estimated}", "llama", "dpo", "fsdp2")
+        return Figure(*facts, meter, "peak", 10 * 2**30, estimated, trainer="trl")
+
+    figures = (figure("allocated", 11 * 2**30), figure("allocated", 30 * 2**30), figure("device", 9 * 2**30))
+    svg = accuracy_svg(Accuracy((), (), (), figures, ()))
+    titles = [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
+    assert [title.partition(":")[0] for title in titles[1:]] == [each.id for each in figures]
+    assert "measured 10.00 GiB, estimated 11.00 GiB (+10.00 %); dpo, fsdp2, trl; published" in titles[1]
+    assert svg.count("<circle") == 3  # one of them the legend's
+    assert svg.count("<polygon") == 1  # the one that is beyond the edge
+    assert "allocated: 2 rows, median error 105 %" in svg

@@ -71,6 +71,7 @@ def test_the_example_is_short_and_both_pages_show_it() -> None:
     assert (len({file for file, _ in shown}), len(added)) == (4, 11)
 
 
+@pytest.mark.slow
 def test_the_edits_make_the_key(edited: Path) -> None:
     without, off, on, refusal, kind = json.loads(ran(edited, "-c", RUN))
     assert without == off
@@ -80,6 +81,7 @@ def test_the_edits_make_the_key(edited: Path) -> None:
     assert kind == "boolean"
 
 
+@pytest.mark.slow
 def test_the_command_line_has_it(edited: Path) -> None:
     arguments = ("-m", "memplan", "estimate", "smollm2-135m", "--json", "--loss-head", "log-softmax")
     shown = json.loads(ran(edited, *arguments, "--z-loss"))

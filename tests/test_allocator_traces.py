@@ -71,6 +71,7 @@ def test_reserved_is_what_the_real_allocator_had(which: int) -> None:
     assert [each for each in seen if each.measured != each.reserved] == []
 
 
+@pytest.mark.slow
 def test_none_is_missing() -> None:
     """A recording that was cut short would agree too."""
     assert len(lines()) == 3 * 25

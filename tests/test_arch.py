@@ -55,6 +55,7 @@ def windows(spec: ModelSpec) -> list[list[int | None]]:
     return [[len(list(group)), window] for window, group in groupby(layer.mixer.window for layer in spec.layers())]
 
 
+@pytest.mark.slow
 @over(ROWS, itemgetter("name"))
 def test_equals_transformers(row: dict[str, Any]) -> None:
     spec = spec_of(row)
@@ -65,6 +66,7 @@ def test_equals_transformers(row: dict[str, Any]) -> None:
         assert windows(spec) == row["windows"]
 
 
+@pytest.mark.slow
 @over(ROWS, itemgetter("name"))
 def test_parts_sum_to_the_whole(row: dict[str, Any]) -> None:
     spec = spec_of(row)
@@ -261,6 +263,25 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
     assert spec.params == parse("llama").params
 
 
+@pytest.mark.parametrize(
+    ("weights", "ignore", "scheme"),
+    [
+        ({"type": "float", "num_bits": 8, "strategy": "channel"}, ["lm_head"], " fp8"),
+        ({"type": "int", "num_bits": 8, "strategy": "channel"}, ["re:.*lm_head"], " int8"),
+        ({"type": "int", "num_bits": 4, "group_size": 128}, ["lm_head", "re:.*mlp.gate$"], " int4"),
+        ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], " nvfp4"),
+        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], ""),
+        ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], ""),
+        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], ""),
+    ],
+)
+def test_schemes_of_compressed_tensors_are_told_apart(weights: dict[str, Any], ignore: list[str], scheme: str) -> None:
+    """Where more than head and routers is left plain, or the scheme is another, it is the method alone."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
+    assert parse("llama", quantization_config=section).quantization == "compressed-tensors" + scheme
+
+
 def test_sections_of_other_tools_are_read_and_one_that_names_no_method_is_an_error() -> None:
     assert parse("llama", quantization={"group_size": 64, "bits": 4}).quantization == "mlx"
     assert parse("llama", compression_config={"config_groups": {}}).quantization == "compressed-tensors"
@@ -303,6 +324,7 @@ SIZES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(60)
 @given(SIZES, st.integers(1, 8), st.integers(1, 64))
 def test_llama_follows_its_closed_form(sizes: dict[str, Any], groups: int, half: int) -> None:
@@ -315,6 +337,7 @@ def test_llama_follows_its_closed_form(sizes: dict[str, Any], groups: int, half:
     assert spec.params.total == sizes["num_hidden_layers"] * layer + outside
 
 
+@pytest.mark.slow
 def test_importing_the_families_stays_light() -> None:
     heavy = ["yaml", "rich", "typer", "huggingface_hub", "torch", "transformers", "numpy"]
     code = f"import sys, memplan.arch; print([name for name in {heavy} if name in sys.modules])"

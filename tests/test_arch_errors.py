@@ -164,6 +164,7 @@ def test_a_config_must_be_an_object() -> None:
         parse_config([], "x")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"num_hidden_layers": 10**9}, {"layer_types": ["full_attention"] * 10**6}], ids=list)
 @over(list(FAMILIES))
 def test_hostile_sizes_are_refused_or_not_read(model_type: str, keys: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return runner_of(capsys, "check")
 
 
+@pytest.mark.slow
 def test_a_line_a_file_and_the_exit_code(run: Run) -> None:
     code, out, told = run("small.yaml", "--gpu", "24GB")
     assert (code, told) == (0, "")
@@ -151,17 +152,20 @@ def test_files_beside_count_for_every_file(run: Run) -> None:
     assert "fits 2 × 24GB" in out
 
 
+@pytest.mark.slow
 def test_an_option_is_stronger_than_the_file(run: Run) -> None:
     code, out, _ = run("small.yaml", "--gpu", "24GB", "--model", "llama-3.1-8b")
     assert code == 1
     assert "does not fit 24GB" in out
 
 
+@pytest.mark.slow
 def test_the_margin_decides(run: Run) -> None:
     assert "fits 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.1")[1]
     assert "fits tightly 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.9")[1]
 
 
+@pytest.mark.slow
 def test_annotations_of_github(run: Run) -> None:
     code, out, told = run("small.yaml", "large.yaml", "wrong.yaml", "--gpu", "24GB", "--format", "github")
     assert (code, told) == (2, "")
@@ -172,6 +176,7 @@ def test_annotations_of_github(run: Run) -> None:
     assert lines[3].startswith("::error file=wrong.yaml,line=4,title=memplan::")
 
 
+@pytest.mark.slow
 def test_json(run: Run) -> None:
     code, out, _ = run("small.yaml", "large.yaml", "--gpu", "24GB", "--json")
     rows = json.loads(out)
@@ -194,6 +199,7 @@ def test_what_is_asked_wrongly(run: Run, arguments: tuple[str, ...], said: str) 
     assert said in told
 
 
+@pytest.mark.slow
 def test_it_is_light_enough_for_a_hook(tmp_path: Path) -> None:
     """A cold process loads nothing that takes long: no tables and colours, no Hub, no framework."""
     (tmp_path / "a.yaml").write_text(TRL.format(batch=1))
@@ -208,6 +214,7 @@ def test_it_is_light_enough_for_a_hook(tmp_path: Path) -> None:
     assert not set(done.stderr.split()) & {"rich", "huggingface_hub", "httpx", "requests", "numpy", "torch"}
 
 
+@pytest.mark.slow
 def test_an_unclear_job_fits_nowhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Whoever asks, in whichever form: no yes, no tight, no remedy, no plan, and never exit code 0."""
     from memplan.cli.options import read_given
@@ -247,6 +254,7 @@ def test_what_was_asked_for_and_varies_is_clear(capsys: pytest.CaptureFixture[st
     assert (code, [row["fits"] for row in json.loads(out)["rows"]]) == (0, ["yes", "yes"])
 
 
+@pytest.mark.slow
 def test_a_model_of_images_says_what_of_them_is_not_counted(tmp_path: Path) -> None:
     """Of LLaMA-Factory the tower rests by default, said or not: in another dtype beside fp32 weights, which is counted
     from above, and alike under DeepSpeed. What is trained of it sees as many images as a sequence holds.
@@ -280,6 +288,7 @@ def test_a_program_with_a_loop_of_its_own_is_not_its_arguments(tmp_path: Path) -
         assert check_file(str(tmp_path / "run.sh"), {"gpu": "h200-141gb"}).fits == fits
 
 
+@pytest.mark.slow
 def test_a_program_of_the_project_is_followed_and_one_that_is_absent_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +307,7 @@ def test_a_program_of_the_project_is_followed_and_one_that_is_absent_is_named(
     assert (found.job["batch_size"], found.job["sequence_length"], found.warnings) == (3, 256, ())
 
 
+@pytest.mark.slow
 def test_older_versions_have_their_own_defaults(tmp_path: Path) -> None:
     """TRL before 0.27 stands on transformers 4, whose FSDP is the first; LLaMA-Factory's ref_model is a model."""
     fsdp = TRL.format(batch=1) + "fsdp: full_shard auto_wrap\nbf16: true\n"

@@ -38,6 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return runner_of(capsys, "check")
 
 
+@pytest.mark.slow
 def test_sarif_is_as_its_schema_says_and_has_a_result_for_what_does_not_surely_fit(run: Run) -> None:
     code, out, _ = run(*FILES, "--gpu", "24GB", "--format", "sarif")
     log = json.loads(out)
@@ -64,6 +65,7 @@ def test_sarif_is_as_its_schema_says_and_has_a_result_for_what_does_not_surely_f
     ]
 
 
+@pytest.mark.slow
 def test_junit_has_a_case_for_each_file_and_counts_that_add_up(run: Run) -> None:
     code, out, _ = run(*FILES, "--gpu", "24GB", "--format", "junit")
     suite = ElementTree.fromstring(out)[0]
@@ -81,6 +83,7 @@ def test_junit_stays_xml_whatever_a_file_is_called(run: Run) -> None:
     assert ElementTree.fromstring(out)[0][0].get("name") == '<&"\\x1b]]>.yaml'
 
 
+@pytest.mark.slow
 def test_markdown_folds_what_was_assumed(run: Run) -> None:
     code, out, _ = run("small.yaml", "large.yaml", "--gpu", "24GB", "--format", "markdown")
     assert code == 1
@@ -92,6 +95,7 @@ def test_markdown_folds_what_was_assumed(run: Run) -> None:
     assert "odd\\_key is not counted" in out.partition("<details>")[2]
 
 
+@pytest.mark.slow
 def test_quiet_says_only_what_is_wrong(run: Run) -> None:
     assert run("small.yaml", "acc.yaml", "--gpu", "24GB", "-q") == (0, "", "")
     code, out, told = run(*FILES, "--gpu", "24GB", "-q")
@@ -99,6 +103,7 @@ def test_quiet_says_only_what_is_wrong(run: Run) -> None:
     assert [line.partition(":")[0] for line in out.splitlines()] == ["large.yaml", "wrong.yaml", "odd.yaml"]
 
 
+@pytest.mark.slow
 def test_a_folder_is_its_training_configs_and_what_else_is_in_it_is_told(run: Run) -> None:
     Path("deep/er").mkdir(parents=True)
     Path("deep/er/inner.yaml").write_text(TRL.format(batch=1))
@@ -139,6 +144,7 @@ def test_a_file_that_is_no_training_config_is_an_error_unless_others_are_skipped
     assert run("none.yaml", "--gpu", "24GB", "--skip-others")[0] == 2
 
 
+@pytest.mark.slow
 def test_reports_are_written_beside_the_answer(run: Run) -> None:
     code, out, _ = run("large.yaml", "--gpu", "24GB", "-o", "a.sarif", "-o", "a.xml", "-o", "a.md", "-o", "a.json")
     assert code == 1
@@ -182,6 +188,7 @@ def bash(script: str, environment: dict[str, str], **more: str) -> subprocess.Co
     return subprocess.run(command, env={**environment, **more}, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "code"), [(1, 0), (4096, 1)])
 def test_the_action_annotates_and_sums_up(project: dict[str, str], batch: int, code: int) -> None:
     action = yaml.safe_load((EXAMPLES / "action.yml").read_text(encoding="utf-8"))
@@ -206,6 +213,7 @@ def test_the_action_annotates_and_sums_up(project: dict[str, str], batch: int, c
     assert json.loads(Path("a.sarif").read_text())["version"] == "2.1.0"
 
 
+@pytest.mark.slow
 def test_the_gitlab_job_leaves_a_report(project: dict[str, str]) -> None:
     job = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text(encoding="utf-8"))["memplan"]
     done = bash("\n".join(job["script"]), project, **job["variables"])
@@ -213,6 +221,7 @@ def test_the_gitlab_job_leaves_a_report(project: dict[str, str]) -> None:
     assert ElementTree.parse(job["artifacts"]["reports"]["junit"]).getroot()[0].get("tests") == "1"
 
 
+@pytest.mark.slow
 def test_the_hook_is_what_the_example_asks_for_and_runs(project: dict[str, str]) -> None:
     hooks = {row["id"]: row for row in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))}
     (repo,) = yaml.safe_load((EXAMPLES / "pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
@@ -225,6 +234,7 @@ def test_the_hook_is_what_the_example_asks_for_and_runs(project: dict[str, str])
     assert (done.returncode, done.stdout.startswith("configs/train/small.yaml: does not fit")) == (1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "code"), [(1, 0), (4096, 1)])
 def test_the_prologue_ends_a_job_that_does_not_fit(project: dict[str, str], batch: int, code: int) -> None:
     Path("configs/train/small.yaml").write_text(TRL.format(batch=batch))

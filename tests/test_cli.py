@@ -263,16 +263,17 @@ def test_the_model_may_be_an_option(run: Run) -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_json_is_the_report(run: Run) -> None:
     from memplan.api import estimate
 
     code, out, err = run("estimate", SMALL, "--method", "dpo", "--gpu", "rtx-4090", "--json")
     assert (code, err) == (0, "")
     report: Report = estimate({"model": SMALL, "method": "dpo", "gpu": "rtx-4090"})
-    assert out == json.dumps(json.loads(out), indent=2, ensure_ascii=False) + "\n"
     assert json.loads(out) == json.loads(json.dumps(report.to_dict()))
 
 
+@pytest.mark.slow
 def test_yaml_and_csv_hold_the_same(run: Run) -> None:
     report = json.loads(run("estimate", SMALL, "--json")[1])
     assert yaml.safe_load(run("estimate", SMALL, "--format", "yaml")[1]) == report
@@ -281,6 +282,7 @@ def test_yaml_and_csv_hold_the_same(run: Run) -> None:
     assert [int(row["bytes"]) for row in rows] == [row["bytes"] for row in report["per_gpu"]["ledger"]]
 
 
+@pytest.mark.slow
 def test_markdown_has_tables_of_equal_width(run: Run) -> None:
     out = run("estimate", SMALL, "--gpu", "t4", "--format", "markdown")[1]
     table = [line for line in out.splitlines() if line.startswith(("| category", "| total"))]
@@ -301,6 +303,7 @@ def test_every_command_has_every_form(run: Run, command: list[str], form: str) -
         json.loads(out)
 
 
+@pytest.mark.slow
 def test_compare_ranks_and_measures_against_the_first(run: Run) -> None:
     found = json.loads(run("compare", SMALL, "--gpu", "t4", "--json")[1])
     peaks = [row["report"]["per_gpu"]["allocated_bytes"] for row in found["rows"]]
@@ -358,6 +361,7 @@ def test_show_lists_what_the_tables_hold(run: Run, what: str) -> None:
     assert run("show", what[:-1])[1] == out
 
 
+@pytest.mark.slow
 def test_fail_over(run: Run) -> None:
     assert run("estimate", "llama-3.1-8b", "--gpu", "t4", "--fail-over")[0] == 1
     assert run("estimate", "llama-3.1-8b", "--gpu", "t4")[0] == 0

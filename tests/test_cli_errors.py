@@ -56,7 +56,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("estimate SMALL --format jsno", 2, "unknown form 'jsno'", "json"),
     ("estimate SMALL --format csv --json", 2, "--json contradicts --format csv", "leave one"),
     ("estimate SMALL -o x.pdf", 2, "--output x.pdf: nothing is written as .pdf", "--format table"),
-    ("estimate SMALL -o x.svg", 2, "nothing is written as .svg", ".json"),
+    ("compare SMALL -o x.svg", 2, "nothing is written as .svg", ".json"),
     ("show gpus -o x.html", 2, "nothing is written as .html", ".yaml"),
     ("estimate SMALL --fail-over", 2, "--fail-over needs a card", "--gpu"),
     ("estimate --total-params 8B --verify", 2, "--verify needs a model of the Hub", "Hub id"),

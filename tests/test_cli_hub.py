@@ -52,6 +52,7 @@ def run(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return runner_of(capsys, "estimate")
 
 
+@pytest.mark.slow
 def test_a_model_by_its_id_then_from_the_cache(hub: FakeHub, tmp_path: Path) -> None:
     first = memplan(hub, tmp_path, "estimate", REPO, "--json")
     assert (first.returncode, first.stderr) == (0, "")
@@ -99,6 +100,7 @@ def test_refusals_are_two_lines(hub: FakeHub, run: Run, changes: dict[str, Any],
     assert [line.split(":")[0] for line in lines] == ["error", "hint"]
 
 
+@pytest.mark.slow
 def test_offline_names_what_is_at_hand(hub: FakeHub, tmp_path: Path) -> None:
     done = memplan(hub, tmp_path, "estimate", "someone/llama-3.1-8b-tuned", HF_HUB_OFFLINE="1")
     assert done.returncode == 3

@@ -68,6 +68,7 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_piped_is_plain_and_100_wide() -> None:
     out = process("estimate", "llama-3.1-8b", "--method", "dpo").stdout
     assert "\x1b" not in out
@@ -104,6 +105,7 @@ def test_json_has_no_colours_anywhere() -> None:
     assert "\x1b" not in on_terminal("estimate", SMALL, "--json", FORCE_COLOR="1")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_it_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -228,6 +230,7 @@ def test_any_encoding_of_the_terminal(encoding: str) -> None:
     assert "×" in data.stdout.decode("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--version"], ["estimate", SMALL]])
 def test_heavy_modules_are_not_imported(arguments: list[str]) -> None:
     heavy = {"rich", "huggingface_hub", "yaml", "httpx", "requests", "torch"}

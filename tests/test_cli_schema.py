@@ -40,6 +40,7 @@ def test_schema_is_valid_and_described(what: str, capsys: pytest.CaptureFixture[
     assert schema["title"].startswith("memplan ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.get('model', 'sized')}-{job.get('method', 'default')}")
 def test_reports_and_their_comparison_match_their_schemas(job: dict[str, Any]) -> None:
     report = json.loads(json.dumps(estimate(job).to_dict()))
@@ -47,6 +48,7 @@ def test_reports_and_their_comparison_match_their_schemas(job: dict[str, Any]) -
     assert set(schema_of("report")["required"]) == set(report)
 
 
+@pytest.mark.slow
 def test_comparisons_match_their_schema() -> None:
     comparison = json.loads(json.dumps(compare({"model": "smollm2-135m", "gpu": "t4"}).to_dict()))
     checker("compare").validate(comparison)

@@ -52,7 +52,7 @@ def test_a_cluster_of_ones_own() -> None:
     ("keys", "message"),
     [
         ({"cluster": "dgx-h10"}, "cluster: no such cluster: 'dgx-h10'"),
-        ({"cluster": "dgx-h100", "gpus_per_node": 4}, "gpus_per_node: 4 contradicts cluster dgx-h100"),
+        ({"cluster": "dgx-h100", "gpus_per_node": 16}, "gpus_per_node: 16 is more than cluster dgx-h100 has: 8"),
         ({"cluster": {"nodes": 2, "gpu": "h100-80gb"}, "num_gpus": 17}, "num_gpus: 17 is more than the 16"),
         ({"cluster": {"gpu": "h100-80gb", "racks": 2}}, "racks"),
         ({"cluster": {"links": {"between": -1}}}, "cluster"),

@@ -29,6 +29,7 @@ def found(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, obje
     return made
 
 
+@pytest.mark.slow
 def test_a_grid_has_every_point_once_with_the_figures_of_its_own_estimate() -> None:
     comparison = compare(SMALL, vary={"batch_size": [1, 2], "method": ["sft", "dpo"]})
     assert comparison.baseline == "batch_size=1 method=sft"
@@ -57,6 +58,7 @@ def test_speeds_are_the_cost_models_where_every_row_has_a_card_and_passes_elsewh
     assert {row.tokens_per_second for row in by_passes.rows} == {None}
 
 
+@pytest.mark.slow
 def test_the_seven_strategies_are_priced_by_the_cost_model_too() -> None:
     comparison = compare(SMALL)
     assert comparison.speed_from == "cost model"
@@ -72,6 +74,7 @@ STRATEGY_JOBS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("add", [(), "all"])
 @pytest.mark.parametrize("job", STRATEGY_JOBS, ids=lambda job: f"{job['num_gpus']} {job['gpu']}")
 def test_the_recommendation_is_one_of_the_rows_and_never_one_that_the_table_refuses(
@@ -100,6 +103,7 @@ def same_training(job: dict[str, object], comparison: Comparison) -> bool:
     return all(job.get(key) == comparison.base.report.job.get(key) for key in keys)
 
 
+@pytest.mark.slow
 def test_without_a_card_each_class_of_cards_is_held_against_the_rows() -> None:
     job = {"model": "llama-3.1-8b", "method": "simpo", "num_gpus": 4}
     lines = compare(job).recommendation.splitlines()
@@ -143,6 +147,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_the_moves_between_two_jobs_add_up_to_the_difference_of_their_peaks(
     first: dict[str, object], second: dict[str, object]
@@ -198,6 +203,7 @@ def test_a_view_has_every_peak_and_is_no_wider_than_the_screen(width: int, vary:
     assert ("What moved at the peak" in text) == (len(comparison.rows) == 2)
 
 
+@pytest.mark.slow
 def test_the_fastest_that_fits_is_named_only_among_ways_to_run_one_job() -> None:
     one_job = compare(SMALL, vary={"batch_size": [1, 64]})
     assert one_job.recommendation.endswith("batch_size 1.")
@@ -210,6 +216,7 @@ def names(comparison: dict[str, object]) -> set[str]:
     return {row["name"] for row in rows}
 
 
+@pytest.mark.slow
 def test_models_methods_and_cards_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["smollm2-135m", "smollm2-360m", "--methods", "sft,dpo", "--gpus", "t4,a100-80gb", "--num-gpus", "2"]
     comparison = found(*arguments, capsys=capsys)
@@ -289,6 +296,7 @@ def test_a_model_that_is_not_there_is_no_row(capsys: pytest.CaptureFixture[str])
     assert "no-such-model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vary", [{"tensor_parallel": [1, 3]}, {"lora": [None, {"r": 8}]}, {"batch_size": [1, 2, 3]}])
 def test_the_json_is_what_its_schema_says(vary: dict[str, list[object]]) -> None:
     made = compare({"model": "smollm2-135m", "num_gpus": 4, "gpu": "t4", "method": "sft"}, vary=vary).to_dict()

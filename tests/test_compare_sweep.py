@@ -151,6 +151,7 @@ def test_processes_give_the_same_rows_in_the_same_order(grid: Path) -> None:
     assert list(swept(made, numbers, 2, alone=0)) == list(swept(made, numbers, 1))
 
 
+@pytest.mark.slow
 def test_options_go_over_the_base_and_the_same_job_is_priced_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

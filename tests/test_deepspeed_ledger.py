@@ -132,6 +132,7 @@ def test_more_ranks_never_hold_more_states_each(keys: Keys, stage: int, ranks: i
     assert model_states(more) <= model_states(fewer) + (CUT if stage < 3 else 4096)
 
 
+@pytest.mark.slow
 @given(keys=JOBS, ranks=st.sampled_from([2, 4, 7]))
 @examples(40)
 def test_a_later_stage_never_holds_more_states(keys: Keys, ranks: int) -> None:

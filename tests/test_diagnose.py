@@ -204,6 +204,7 @@ def test_the_tensor_is_named_from_the_job() -> None:
     assert found[0].bytes == logits
 
 
+@pytest.mark.slow
 def test_a_longer_batch_is_solved_for_and_estimated_again() -> None:
     logits = 2 * 5000 * 128_256 * 4
     text = (
@@ -219,6 +220,7 @@ def test_a_longer_batch_is_solved_for_and_estimated_again() -> None:
     assert "tokens" in differs(found)
 
 
+@pytest.mark.slow
 def test_fragments_other_processes_and_limits_are_told_apart() -> None:
     fragmented = messages(TORCH_2.format(asked="2.00 GiB"))[0]
     assert is_fragmented(fragmented)
@@ -246,6 +248,7 @@ def test_no_job_but_a_model_in_the_log_names_the_tensor() -> None:
     assert diagnose(TORCH_2.format(asked="11.74 GiB")).matches[0].tokens == 24_576
 
 
+@pytest.mark.slow
 def test_the_command_reads_files_pipes_and_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,3 +284,21 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         diagnose(text + " CUDA out of memory. Tried to allocate " + text)
     except UsageError:
         pytest.fail("a text that says so is read")
+
+
+RESUMED, LAYER = "Resuming training from out\n", '  File "m.py", line 1, in MLP.forward\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ('  File "qwen2_vl.py", line 1, in Qwen2VLVisionBlock.forward\n', "fewer pixels of a picture"),
+        ('  File "bnb.py", line 1, in dequantize_4bit\n', "products in 16 bit"),
+        (RESUMED + LAYER, "let go of the checkpoint once it is loaded"),
+        (f"{RESUMED}***** Running training *****\n{LAYER}", "recompute activations"),
+        ('  File "torchvision/ops.py", line 1, in MLP.forward\n', "recompute activations"),
+    ],
+)
+def test_what_died_comes_before_the_advice_of_its_moment(log: str, first: str) -> None:
+    found = diagnose(f"{log}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 34.83 GiB.")
+    assert found.advice[0].title == first

@@ -60,6 +60,7 @@ LENGTHS = (
 )
 
 
+@pytest.mark.slow
 @over(LENGTHS)
 def test_a_length_by_its_many_names(row: tuple[str, int]) -> None:
     assert job(f"{PLAIN} {row[0]}")["sequence_length"] == row[1]
@@ -83,12 +84,14 @@ ADAPTERS = (
 )
 
 
+@pytest.mark.slow
 @over(ADAPTERS)
 def test_an_adapter_by_its_many_names(options: str) -> None:
     lora = job(f"{PLAIN} --model_max_length 256 {options}")["lora"]
     assert (lora["r"], tuple(lora["targets"])) == (4, ("q_proj", "v_proj"))
 
 
+@pytest.mark.slow
 def test_what_of_an_adapter_is_the_scripts_own_is_asked_for() -> None:
     base = f"{PLAIN} --model_max_length 256 "
     for options, hint in (
@@ -121,6 +124,7 @@ BASES = (
 )
 
 
+@pytest.mark.slow
 @over(BASES)
 def test_a_quantised_base_by_its_many_names(row: tuple[str, str]) -> None:
     lora = "--use_lora --lora_r 4 --lora_target_modules q_proj --model_max_length 256"
@@ -133,6 +137,7 @@ def test_two_quantisations_and_odd_bits() -> None:
     assert "3 bits are not read" in check(f"{lora} --bits 3").text
 
 
+@pytest.mark.slow
 def test_known_scripts_fill_in_what_is_theirs() -> None:
     found = check(f"{PLAIN}", "fastchat/train/train_lora.py")
     assert found.job["lora"]["r"] == 8
@@ -146,6 +151,7 @@ def test_known_scripts_fill_in_what_is_theirs() -> None:
     assert job(f"{PLAIN}", "fastchat/train/train_mem.py")["attention"] == "flash"
 
 
+@pytest.mark.slow
 def test_arguments_of_a_file_that_a_key_names() -> None:
     Path("args").mkdir()
     Path("args/a.json").write_text(
@@ -186,6 +192,7 @@ def test_images_are_as_large_as_the_processor_lets_them_be_or_asked_for() -> Non
         assert "at most" in found.text
 
 
+@pytest.mark.slow
 def test_what_is_counted_from_above_is_unclear_where_it_does_not_fit() -> None:
     found = check(f"{SEES} --max_length 1024 --freeze_vision_tower True", "finetune_vlm.py", gpu="8GB")
     assert (found.fits, found.exit_code) == ("unclear", 2)
@@ -195,18 +202,21 @@ def test_what_is_counted_from_above_is_unclear_where_it_does_not_fit() -> None:
     assert asked.fits == "no"
 
 
+@pytest.mark.slow
 def test_a_scripts_own_longest_length_is_a_bound() -> None:
     own = f"{SEES} --freeze_merger False --image_max_pixels 50176"
     assert "sequence_length is not known" in check(own, gpu="40GB").text
     assert check(f"{own} --max_seq_length 32768", gpu="40GB").fits == "no"
 
 
+@pytest.mark.slow
 def test_a_model_of_text_given_for_a_script_of_images_is_unclear() -> None:
     found = check(f"{SEES} --max_seq_length 1024 --max_pixels 50176 --freeze_vision_tower True", model="qwen2.5-0.5b")
     assert found.fits == "unclear"
     assert "sees no images" in found.text
 
 
+@pytest.mark.slow
 def test_a_tower_in_a_key_of_its_own() -> None:
     llava = "--model_name_or_path lmsys/vicuna-7b-v1.5 --per_device_train_batch_size 1 --output_dir x --bf16"
     llava += " --mm_projector_type mlp2x_gelu --model_max_length 1024 --vision_tower "
@@ -271,6 +281,7 @@ METHODS = (
 )
 
 
+@pytest.mark.slow
 @over(METHODS)
 def test_the_method_by_a_word_of_the_script_or_of_a_key(row: tuple[str, str, str]) -> None:
     program, options, method = row
@@ -446,6 +457,7 @@ def test_a_projects_own_sections_are_no_arguments_of_the_trainer() -> None:
     assert check_file("own.yaml", CARD).fits == "yes"
 
 
+@pytest.mark.slow
 def test_a_section_that_nobody_reads_decides_what_its_keys_do() -> None:
     Path("own.yaml").write_text(f"{OWN}num_train_epochs: 1\nmodel_max_length: 64\ntraining: {{lora: {{r: 8}}}}\n")
     assert "training (adapters)" in check_file("own.yaml", CARD).text

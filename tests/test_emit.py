@@ -50,6 +50,7 @@ def read_again(folder: Path, main_file: str, **options: Any) -> Recipe:
     return resolve(read_target(str(folder / main_file), options, beside))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", job_names())
 def test_every_preset_job_comes_back_from_trl(name: str, tmp_path: Path) -> None:
     asked = read_own(name, {"trainer": "trl"})
@@ -63,6 +64,7 @@ def test_every_preset_job_comes_back_from_trl(name: str, tmp_path: Path) -> None
     assert felt(again) == felt(resolve(asked))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", job_names())
 def test_every_preset_job_comes_back_from_accelerate(name: str) -> None:
     """Reading back is part of writing: a job that does not come back is refused."""
@@ -70,6 +72,7 @@ def test_every_preset_job_comes_back_from_accelerate(name: str) -> None:
     assert yaml.safe_load(texts["accelerate.yaml"])["num_processes"] == read_own(name, {}).job.num_gpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo-70b-4nodes", "orpo-qwen2.5-7b-4xh100", "simpo-8b-8xh100"])
 def test_zero_jobs_come_back_from_deepspeed(name: str) -> None:
     asked = read_own(name, {})
@@ -146,6 +149,7 @@ def test_what_cannot_be_said_is_an_error_and_never_dropped(
     assert felt(again, row.same_model) == felt(resolve(found.given), row.same_model)
 
 
+@pytest.mark.slow
 def test_the_files_of_a_folder(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, _, told = run("emit", "trl", "dpo-lora-24gb", "-o", str(folder))
@@ -161,12 +165,14 @@ def test_the_files_of_a_folder(run: Run, tmp_path: Path) -> None:
     assert run("emit", "trl", "dpo-lora-24gb", "-o", str(folder), "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_environment_is_emitted(run: Run) -> None:
     code, out, _ = run("emit", "trl", "reward-mistral-7b-lora-8x64gb", "--trainer", "trl")
     assert code == 0
     assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in out
 
 
+@pytest.mark.slow
 def test_every_setting_of_the_allocator_is_emitted(run: Run) -> None:
     given = ("--set", "allocator.roundup_power2_divisions=[64:8,>:4]", "--set", "allocator.max_split_size_mb=128")
     code, out, _ = run("emit", "trl", "reward-mistral-7b-lora-8x64gb", "--trainer", "trl", *given)
@@ -193,6 +199,7 @@ def test_what_cannot_be_emitted(run: Run, arguments: tuple[str, ...], said: str)
     assert said in told
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_report_are_jobs_too(run: Run, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert run("estimate", "simpo-8b-8xh100", "--json", "-o", str(report))[0] == 0
@@ -219,6 +226,7 @@ output_dir: out # end
 """
 
 
+@pytest.mark.slow
 def test_onto_a_file_only_what_differs_changes(run: Run, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(MINE)
@@ -255,6 +263,7 @@ def test_a_refusal_of_onto_names_the_user_s_file(run: Run, tmp_path: Path) -> No
     assert "memplan-" not in err
 
 
+@pytest.mark.slow
 def test_onto_keeps_nested_settings_and_another_s_file_is_refused(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "acc.yaml"
     config.write_text(

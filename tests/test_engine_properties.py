@@ -69,6 +69,7 @@ EVERY = [(trainer, version, method) for trainer, version in ERAS for method in C
 LAYOUTS = list(product(CHOICES["optimizer"], CHOICES["sharding"]))
 
 
+@pytest.mark.slow
 @over(EVERY)
 def test_every_row_of_every_table_builds_a_ledger(job: tuple[str, str, str]) -> None:
     """Trainers and eras × methods, each with a share of optimizers × sharding: together they meet all of those."""

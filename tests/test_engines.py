@@ -32,7 +32,7 @@ CARD = "h100-80gb"
 def engine(model: str = "qwen2.5-7b", version: str = "0.11.0", name: Any = "vllm", **given: Any) -> Generator:
     """An engine on cards of its own."""
     sizes = {"max_model_len": 4096, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
-    return Generator(name, version, load_model(model), separate=True, **(sizes | given))
+    return Generator(name, version, load_model(model), **({"separate": True} | sizes | given))
 
 
 @cache
@@ -47,6 +47,7 @@ def said(model: str = "qwen2.5-7b", gpu: str = CARD, tokens: int = 8192, **rollo
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @over(model_names())
 def test_every_family_has_a_layout_or_is_refused(name: str) -> None:
     spec = load_model(name)
@@ -208,6 +209,36 @@ def test_asleep_it_keeps_context_and_graphs() -> None:
     assert (found[1].host_asleep, found[2].host_asleep) == (found[1].weights, 0)
 
 
+def test_quantised_weights_that_loading_replaces_may_be_counted_twice_where_it_sleeps() -> None:
+    """vLLM issue 40256: a 70B in AWQ on two cards of 24 GB has 1.99 GiB a card more cache with sleep than without."""
+    gpu = find_gpu("rtx-4090-24gb")
+
+    def beyond(version: str, sleep: int, **more: Any) -> float:
+        keys = {"tensor_parallel": 2, "share": 0.97, "version": version, "separate": False, **more}
+        with_it, without = (engine_figures(engine("llama-3.1-70b", sleep=level, **keys), gpu) for level in (sleep, 0))
+        assert with_it.awake[:2] == without.awake[:2]
+        return (with_it.awake.high - without.awake.high) / GiB
+
+    awq = {"quantization": "awq"}
+    assert 1.99 < beyond("0.19.0", 1, **awq) < 20
+    assert beyond("0.10.0", 1, **awq) == beyond("0.25.0", 1, **awq) == beyond("0.19.0", 1) == 0
+    assert beyond("0.19.0", 1, kv_cache_memory=GiB, **awq) == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "bits"),
+    [("compressed-tensors int8", 8), ("compressed-tensors int4", 4.125), ("modelopt nvfp4", 4.5)],
+)
+def test_checkpoints_of_one_scheme_are_served_in_it(own: str, bits: float) -> None:
+    """Of a matrix of 4,096 columns: its scales are in 16 bits for 128 weights, or in 8 for 16."""
+    spec = load_model("llama-3.1-8b")
+    plain, packed = (
+        weights_bytes(engine()._replace(model=spec.model_copy(update={"quantization": name}))) for name in (None, own)
+    )
+    linears = 6_979_321_856  # of 32 layers
+    assert packed == pytest.approx(plain - linears * (2 - bits / 8), rel=1e-3)
+
+
 # -- what cannot start -------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +342,7 @@ def test_the_ledger_holds_what_the_engine_says() -> None:
     assert report.per_gpu.device_bytes.expected == sum(sizes.values()) == found.awake_bytes
 
 
+@pytest.mark.slow
 def test_starts_that_were_published() -> None:
     """No start is refused; weights on NVIDIA within 0.2 %, tokens of nine in ten caches within 12 %."""
     found = accuracy([default_folder() / "rollout.json"]).figures

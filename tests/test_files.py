@@ -27,6 +27,7 @@ def under_a_limit(*arguments: str, limit: int = 1000, code: str = COMMAND) -> su
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False])
 def test_a_report_that_does_not_fit_leaves_what_was_there(tmp_path: Path, there: bool) -> None:
     file = tmp_path / "report.json"
@@ -38,6 +39,7 @@ def test_a_report_that_does_not_fit_leaves_what_was_there(tmp_path: Path, there:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == ({"report.json": "old"} if there else {})
 
 
+@pytest.mark.slow
 def test_files_of_a_framework_that_do_not_fit_leave_what_was_there(tmp_path: Path) -> None:
     for name in ("train.yaml", "run.sh"):
         (tmp_path / name).write_text("old")
@@ -49,6 +51,7 @@ def test_files_of_a_framework_that_do_not_fit_leave_what_was_there(tmp_path: Pat
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.yaml": "old", "run.sh": "old"}
 
 
+@pytest.mark.slow
 def test_a_part_of_a_framework_s_files_is_not_half_a_file(tmp_path: Path) -> None:
     """Each file is whole: the small one new, the large one as it was."""
     for name in ("a.yaml", "b.sh"):

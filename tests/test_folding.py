@@ -87,6 +87,7 @@ def check(of: Recipe) -> None:
     assert found._replace(events=()) == whole._replace(events=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_it_is_the_play_of_all_layers(name: str) -> None:
     check(recipe(**{**JOBS[name], "model": deeper(TINY, 16)}))
@@ -103,6 +104,7 @@ def test_layers_repeat_by_what_they_are(model: dict[str, Any], period: int, temp
     check(of)
 
 
+@pytest.mark.slow
 @examples(12)
 @given(
     st.sampled_from((TINY, SLIDING, EXPERTS)),
@@ -121,6 +123,7 @@ def test_at_every_depth(model: dict[str, Any], layers: int, name: str, every: in
         check(of)
 
 
+@pytest.mark.slow
 def test_a_layer_that_reaches_over_those_left_out_is_played_whole() -> None:
     """Gradients that waited for another graph's: the last layer of one lets go of the first layer's of the other."""
     keys: dict[str, Any] = {"sync_each_batch": False, "pair_pass": "two-forward", "gradient_accumulation_steps": 4}

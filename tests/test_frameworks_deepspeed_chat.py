@@ -51,6 +51,7 @@ def test_adapters_have_the_models_dtype(tmp_path: Path) -> None:
     assert (both.fits, [each["key"] for each in both.unread]) == ("unclear", ["lora_dim"])
 
 
+@pytest.mark.slow
 def test_a_main_py_without_its_folder_is_asked_about(tmp_path: Path) -> None:
     bare = STEP_1.replace("training/step1_supervised_finetuning/", "") + "--zero_stage 2 "
     assert checked(tmp_path, bare).fits == "unclear"

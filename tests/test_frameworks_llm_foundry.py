@@ -101,6 +101,7 @@ def test_platform_file(tmp_path: Path) -> None:
     assert (job.num_gpus, job.gpus_per_node, job.sequence_length, job.batch_size) == (16, 8, 1024, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [

@@ -78,6 +78,7 @@ def test_preferences_have_their_reference_on_the_host(tmp_path: Path) -> None:
     assert resolve(found).others.reference == "offloaded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("colocated", "gpus", "place"), [("true", 16, "colocate"), ("false", 8, "separate")])
 def test_what_generates_stands_where_the_config_says(tmp_path: Path, colocated: str, gpus: int, place: str) -> None:
     found = read(tmp_path, GRPO.replace("COLOCATED", colocated), gpu="h100-80gb")

@@ -30,6 +30,7 @@ def job(folder: Path, text: str, name: str = "train.sh", **options: Any) -> dict
     return {**found.job, "fits": found.fits, "unread": {each["key"] for each in found.unread if each["decides"]}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
@@ -67,6 +68,7 @@ def test_a_program_is_read_as_it_runs(tmp_path: Path, text: str, keys: dict[str,
     assert {key: found[key] for key in keys} == keys
 
 
+@pytest.mark.slow
 def test_groups_of_eight_keep_a_second_partition(tmp_path: Path) -> None:
     """get_train_ds_config's zero_hpz_partition_size, where the GPUs can be divided so."""
     eight, four = (
@@ -125,6 +127,7 @@ gradient_checkpointing: true
 """
 
 
+@pytest.mark.slow
 def test_a_file_of_arguments_is_launched_with_zero_3(tmp_path: Path) -> None:
     found = job(tmp_path, ARGUMENTS + "num_train_epochs: 2\n", "config.yaml", num_gpus=8)
     assert (found["method"], found["sharding"], found["precision"]) == ("sft", "zero3", "bf16-master")

@@ -185,6 +185,7 @@ def test_what_is_not_understood_of_an_engine_is_unclear(tmp_path: Path, text: st
     assert why in found["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -199,6 +200,7 @@ def test_what_stands_beside_and_is_not_read_is_unclear(tmp_path: Path, text: str
     assert any(each["key"].endswith(key) and each["decides"] == "model" for each in read_unread(tmp_path, text))
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_start_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.012", encoding="utf-8")

@@ -128,6 +128,7 @@ def test_a_trained_vision_tower_asks_for_its_images(tmp_path: Path) -> None:
     assert not drawn(tmp_path, f"{LORA} --freeze_vit true --freeze_aligner false").unread
 
 
+@pytest.mark.slow
 def test_a_length_that_nothing_bounds_is_asked_for(tmp_path: Path) -> None:
     text = f"{FOUR} swift sft --model Qwen/Qwen2.5-7B-Instruct\n"
     found = checked(tmp_path, text)
@@ -271,6 +272,7 @@ def test_images_are_bounded_or_fill_the_sequence(tmp_path: Path) -> None:
     assert "images" not in drawn(tmp_path, LORA).values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "fits"),
     [

@@ -223,6 +223,7 @@ def test_what_decides_and_is_not_counted(tmp_path: Path, more: str, key: str, su
     assert deciding(read(tmp_path, f"{RL} {more}")) == {key: subject}
 
 
+@pytest.mark.slow
 def test_an_engine_on_the_trainer_s_cards_is_counted_and_one_elsewhere_is_not(tmp_path: Path) -> None:
     path, found = tmp_path / "run.sh", {}
     for more in (

@@ -68,6 +68,7 @@ def test_config(tmp_path: Path) -> None:
     assert any("without DeepSpeed" in warning for warning in given.warnings)
 
 
+@pytest.mark.slow
 def test_command_with_its_deepspeed(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text(CONFIG, encoding="utf-8")
     text = "NPROC_PER_NODE=4 xtuner train config.py --deepspeed deepspeed_zero2"
@@ -99,6 +100,7 @@ def test_names_of_its_own(tmp_path: Path) -> None:
         read(tmp_path, "xtuner train somebodys_qlora_alpaca_e3", name="other.sh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [

@@ -32,6 +32,7 @@ def test_drawn_configs_are_described_or_refused(many: int) -> None:
     assert sum(check_config(config_of(random)) for _ in range(many)) > many / 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", SHARE)
 def test_drawn_files_are_judged_or_refused(tmp_path: Path, many: int) -> None:
     random = Random(3)

@@ -163,6 +163,7 @@ def test_hints_lead_on(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     follow(["estimate", SMALL, *shlex.split(typed)], capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [*ELSEWHERE, *LEFT_OUT])
 @pytest.mark.parametrize("value", ["", "4", "lora", "bf16", "dpo", "24GB", "ds.json"])
 def test_options_of_other_tools_lead_on(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:

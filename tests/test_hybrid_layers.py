@@ -151,6 +151,7 @@ def test_kernels_are_assumed_where_a_gpu_is_named() -> None:
     assert chosen.per_gpu.phases["backward"] > real.per_gpu.phases["backward"]
 
 
+@pytest.mark.slow
 def test_the_kernel_of_rwkv_takes_no_more_than_its_context() -> None:
     keys = job("rwkv", gpu="80GB", sequence_length=1025)
     assert estimate(keys).job["mixer_kernels"] == "torch"

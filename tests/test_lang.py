@@ -68,6 +68,7 @@ def entries() -> dict[str, tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_entry_is_still_said_in_the_code() -> None:
     """``python -m memplan.lang.upkeep --write`` takes out what is not."""
     assert [english for file in files("zh") for english in stale(file)] == []
@@ -97,6 +98,7 @@ def test_words_of_the_field() -> None:
         assert not re.search("[\u4e00-\u9fff][,;:?!](?!\\d)", chinese), chinese
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RECORDED)
 def test_no_english_sentence_is_left(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -113,6 +115,7 @@ def test_no_english_sentence_is_left(
     assert re.search("[\u4e00-\u9fff]", out + err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_lines_keep_their_width_and_columns_stand(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -132,6 +135,7 @@ def test_lines_keep_their_width_and_columns_stand(
         assert len({cells(line[: line.index("%") + 1]) for line in lines[begin + 1 : end + 1]}) == 1
 
 
+@pytest.mark.slow
 def test_json_is_not_translated(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["estimate", "qwen2.5-7b", "--gpu", "a100-80gb", "--json"]
     assert main(command) == 0

@@ -334,6 +334,7 @@ def test_grouping_by_length_leaves_the_longest_and_shortens_the_rest() -> None:
     assert grouped.p50.length < 0.8 * plain.p50.length
 
 
+@pytest.mark.slow
 def test_a_packed_batch_is_nearly_full_and_one_row() -> None:
     found = batches_of({**PERCENTILES, "packing": "bfd"}, attention="sdpa", padded=True)[1]
     assert 0.9 * 4 * 256 < found.micro_batches.quantile(0.5) <= found.micro_batches.quantile(1) <= 4 * 256
@@ -488,6 +489,7 @@ def card_for(length: int, **keys: Any) -> str:
     return f"{(per_gpu.reserved_bytes.needs + outside) / 1024:.1f}KiB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [60, 150, 220])
 @pytest.mark.parametrize(
     ("keys", "near"),
@@ -501,12 +503,14 @@ def test_the_length_that_kills_a_run_is_found(length: int, keys: dict[str, Any],
     assert [each is not None and each.fits for each in fits] == ["tight", "no"]
 
 
+@pytest.mark.slow
 def test_the_share_of_the_data_that_kills_is_that_of_its_lengths() -> None:
     found = drawn(gpu=card_for(150), **WIDE)
     assert found.fatal_length is not None
     assert found.fatal_share == pytest.approx(distribution(Lengths(**PERCENTILES)).at_least(found.fatal_length))
 
 
+@pytest.mark.slow
 def test_the_share_of_runs_that_die_is_what_the_distribution_says() -> None:
     found = drawn({**PERCENTILES, "seeds": 400, "steps": 3}, gpu=card_for(200), **WIDE)
     assert found.fatal_share is not None
@@ -525,6 +529,7 @@ def test_wilsons_interval(died: int, runs: int, low: float, high: float) -> None
     assert interval == pytest.approx([low, high], abs=0.0005)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["pytorch", "transformers", "trl", "llamafactory"]),
     st.sampled_from(["sft", "dpo", "kto"]),
@@ -597,6 +602,7 @@ def test_equal_steps_hold_no_more_with_time_and_changing_ones_do() -> None:
     assert (equal.steps, changing.steps, changing.died) == (12, 12, False)
 
 
+@pytest.mark.slow
 def test_a_step_without_room_ends_the_run() -> None:
     found = drawn({**PERCENTILES, "played_steps": 20}, gpu=card_for(60), **WIDE)
     assert found.played is not None
@@ -635,6 +641,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return runner_of(capsys, "estimate", "llama-3.2-1b", "--method", "sft", "--gpu", "24GB")
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_the_lengths_make_of_it(run: Run) -> None:
     code, out, err = run("-b", "2", "--lengths", "p50=500,p90=900,max=2000", "--set", "lengths.played_steps=4")
     assert (code, err) == (0, "")
@@ -643,6 +650,7 @@ def test_the_report_shows_what_the_lengths_make_of_it(run: Run) -> None:
     assert "reserved after the first step" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_without_lengths_the_longest_is_assumed_and_said(run: Run) -> None:
     assumed = [each for each in json.loads(run("--json")[1])["assumptions"] if each.startswith("lengths:")]
     said = "every sequence is the longest allowed, 2,048 tokens; --lengths draws those that come"
@@ -652,6 +660,7 @@ def test_without_lengths_the_longest_is_assumed_and_said(run: Run) -> None:
     assert report["lengths"]["runs"] == 100
 
 
+@pytest.mark.slow
 def test_lengths_move_no_figure_but_their_own(run: Run) -> None:
     plain, with_lengths = (
         json.loads(run("--json", *more)[1]) for more in ((), ("--lengths", "mean=300,sigma=99,max=900"))

@@ -339,6 +339,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         read_log(str(tmp_path / "pipe"))
 
 
+@pytest.mark.slow
 def test_a_long_log_is_read_to_its_end_and_a_cut_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.log"
     noise = b"something else is said here of no interest at all\n"

@@ -49,6 +49,7 @@ async def _session(folder: Path) -> tuple[Any, list[Any]]:
         return tools.tools, [await client.call_tool(name, arguments) for name, arguments in CALLS]
 
 
+@pytest.mark.slow
 def test_a_session(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()

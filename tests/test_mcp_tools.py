@@ -23,6 +23,7 @@ JOB = {"model": "smollm2-135m", "method": "dpo", "gpu": "t4"}
 CONFIG = "# trl sft\nmodel_name_or_path: HuggingFaceTB/SmolLM2-135M\ndataset_name: x\nmax_length: 1024\n"
 
 
+@pytest.mark.slow
 def test_an_estimate_is_the_summary_of_the_jobs_report_or_the_whole() -> None:
     report = estimate(JOB)
     found = call("estimate", {"job": JOB})
@@ -31,6 +32,7 @@ def test_an_estimate_is_the_summary_of_the_jobs_report_or_the_whole() -> None:
     assert call("estimate", {"job": JOB, "full": True})["per_gpu"] == report.to_dict()["per_gpu"]
 
 
+@pytest.mark.slow
 def test_a_file_is_read_under_the_keys_of_the_job(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(CONFIG)
@@ -43,6 +45,7 @@ def test_a_file_is_read_under_the_keys_of_the_job(tmp_path: Path) -> None:
     assert whole["files"][0]["job"]["sequence_length"] == 1024
 
 
+@pytest.mark.slow
 def test_plans_carry_the_whole_job_and_diagnosis_and_terms_are_the_commands_own() -> None:
     found = call("plan", {"job": {**JOB, "trainer": "trl"}, "top": 2})
     assert found["fits"]
@@ -126,6 +129,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return inside, outside
 
 
+@pytest.mark.slow
 def test_a_call_opens_no_file_outside_the_folders_however_it_is_named(folders: tuple[Path, Path]) -> None:
     inside, outside = folders
     request = {"tool": "estimate", "folders": [str(inside)]}
@@ -144,6 +148,7 @@ def test_a_call_opens_no_file_outside_the_folders_however_it_is_named(folders: t
     assert all(row["fits"] in ("error", "skipped") for row in found.get("result", {}).get("files", ()))
 
 
+@pytest.mark.slow
 def test_a_call_writes_nothing_and_imports_nothing_of_the_folder(folders: tuple[Path, Path]) -> None:
     inside, _ = folders
     (inside / "yaml.py").write_text("raise SystemExit('imported')\n")

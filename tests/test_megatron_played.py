@@ -43,6 +43,7 @@ def of_row(row: dict[str, Any]) -> float:
     return reserved.expected / int(row["measured"]["reserved_bytes"])
 
 
+@pytest.mark.slow
 def test_published_runs_hold_what_is_played() -> None:
     errors = [abs(of_row(row) - 1) for row in RESERVED]
     assert len(errors) == 19
@@ -67,6 +68,7 @@ drawn = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(12)
 @given(drawn)
 def test_the_play_is_the_ledgers_and_a_search_is_not_below_it(keys: dict[str, Any]) -> None:

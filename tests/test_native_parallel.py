@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from memplan import estimate
+from memplan.engine.allocator.events import step_events
 from memplan.engine.parallel.pipeline import in_flight
 from memplan.engine.parallel.tensor import part_of, stage_layers
 from memplan.engine.ranks import rank_classes
@@ -74,6 +75,26 @@ def test_a_sequence_is_shared_by_tensor_and_context_parallel_ranks() -> None:
 def test_every_degree_lowers_the_peak(degree: str) -> None:
     keys = {"gradient_accumulation_steps": 2, "gradient_checkpointing": "full"}
     assert report(**keys, **{degree: 2}).per_gpu.allocated_bytes < report(**keys).per_gpu.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tensor_parallel": 2},
+        {"tensor_parallel": 4, "gradient_checkpointing": "full", "attention": "flash"},
+        {"context_parallel": 2, "gradient_accumulation_steps": 2},
+        {"tensor_parallel": 2, "context_parallel": 2, "precision": "bf16"},
+    ],
+)
+def test_a_rank_of_several_degrees_is_played_to_the_bytes_of_its_ledger(keys: dict[str, Any]) -> None:
+    """Sequences, vocabulary and heads are divided in the play as they are in the rows; what it holds is the play's."""
+    small = {"model": "llama-3.2-1b", "gpu": "h100-80gb"}
+    found = report(**keys, **small)
+    of_rank = rank_classes(recipe(**keys, **small))[0].recipe
+    recorded = step_events(of_rank)
+    assert recorded is not None
+    assert recorded.peak == pytest.approx(found.per_gpu.allocated_bytes, rel=1e-4)
+    assert found.per_gpu.reserved_bytes.played
 
 
 def test_states_are_shared_by_all_ranks_that_hold_the_same_part() -> None:

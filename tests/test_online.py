@@ -202,6 +202,7 @@ def test_entropy_costs_most_in_the_loss_and_nothing_where_there_is_none(trainer:
     assert sizes[0] < sizes[2]
 
 
+@pytest.mark.slow
 def test_completions_alone_are_projected() -> None:
     lengths = [peak("grpo", batch_size=8, completion_length=length) for length in (32, 128, 255)]
     assert lengths == sorted(set(lengths))
@@ -291,6 +292,7 @@ def test_the_peak_is_the_sum_of_its_parts(method: str) -> None:
     assert sum(found.by_category.values()) == found.allocated_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppo", "grpo", "rloo"])
 def test_remedies_know_what_an_update_can_do_without(method: str) -> None:
     described = {"model": "llama-3.1-8b", "method": method, "gpu": "rtx-4090-24gb", "batch_size": 2}

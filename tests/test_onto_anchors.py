@@ -38,6 +38,7 @@ def put_onto(tmp_path: Path, text: str, **keys: object) -> str:
     return changed(str(path), emit(given, find_framework("trl")), given.job)
 
 
+@pytest.mark.slow
 def test_what_a_merge_gives_is_written_beside_it(tmp_path: Path) -> None:
     after = put_onto(tmp_path, MINE, batch_size=4, gradient_accumulation_steps=2, sequence_length=1024)
     before = MINE.splitlines()
@@ -47,6 +48,7 @@ def test_what_a_merge_gives_is_written_beside_it(tmp_path: Path) -> None:
     assert yaml.safe_load(after)["max_length"] == 1024
 
 
+@pytest.mark.slow
 def test_an_alias_is_replaced_and_its_anchor_stays(tmp_path: Path) -> None:
     text = MINE.replace("gradient_accumulation_steps: &steps 2\nsave_steps: *steps", "save_steps: &steps 2\n"
                         "gradient_accumulation_steps: *steps  # as often")  # fmt: skip

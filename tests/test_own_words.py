@@ -139,6 +139,7 @@ def test_a_command_and_a_script_get_the_argument_to_change(tmp_path: Path) -> No
     assert any(line.endswith("train.py: dtype='bfloat16'") for line in of_program)
 
 
+@pytest.mark.slow
 def test_the_command_that_writes_them_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(AXOLOTL))
@@ -154,6 +155,7 @@ def test_the_command_that_writes_them_writes_them(tmp_path: Path, capsys: pytest
     assert again.verdict.fits == "yes"
 
 
+@pytest.mark.slow
 def test_check_shows_one_remedy_for_a_file_that_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +170,7 @@ def test_check_shows_one_remedy_for_a_file_that_does_not_fit(
     assert all(line in out for line in row["write"])
 
 
+@pytest.mark.slow
 def test_no_place_for_files_takes_no_answer_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +188,7 @@ def test_no_place_for_files_takes_no_answer_away(
     assert "memplan emit" not in out
 
 
+@pytest.mark.slow
 def test_what_is_not_in_a_file_has_no_words_of_one() -> None:
     read = read_target("qwen3-0.6b", {"gpu": "6GiB"})
     assert all(remedy.write == () for remedy in in_own_words(read, estimate(read)).remedies)

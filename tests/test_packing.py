@@ -98,6 +98,7 @@ def test_examples_of_a_step_make_packed_rows() -> None:
     assert resolve(as_input(job | {"global_batch_size": 65})).batch.accumulation == 3
 
 
+@pytest.mark.slow
 def test_plans_and_remedies_keep_the_micro_batch_packed() -> None:
     job = {
         **SFT,

@@ -44,6 +44,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return runner_of(capsys, "check")
 
 
+@pytest.mark.slow
 def test_each_training_of_a_script_is_answered(write: Callable[[str, str], None]) -> None:
     write("train.sh", TWO)
     found = check_all("train.sh", CARD)
@@ -58,6 +59,7 @@ def test_each_training_of_a_script_is_answered(write: Callable[[str, str], None]
     assert "name" not in found[0].to_dict()
 
 
+@pytest.mark.slow
 def test_one_of_several_is_named(write: Callable[[str, str], None], run: Run) -> None:
     write("train.sh", TWO)
     with pytest.raises(UsageError, match="3 trainings") as several:
@@ -87,6 +89,7 @@ def test_what_only_a_variable_says_is_asked_for(write: Callable[[str, str], None
     assert "bf16 (precision)" in found.text
 
 
+@pytest.mark.slow
 def test_accumulation_that_a_variable_says_is_assumed(write: Callable[[str, str], None]) -> None:
     more = "--per_device_train_batch_size 1 --gradient_accumulation_steps $((B / 4))"
     write("a.sh", f"torchrun --nproc_per_node 2 x.py {TRAIN} {more}")
@@ -151,6 +154,7 @@ def test_sourced_files_are_read_and_do_not_go_round(write: Callable[[str, str], 
     assert check_all("out.sh", CARD)[0].fits == "yes"
 
 
+@pytest.mark.slow
 def test_a_crash_takes_no_others_answer_away(
     write: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:

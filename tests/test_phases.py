@@ -142,6 +142,7 @@ class TestLoad:
         assert rows(whole)["the whole model, before it is divided"] == 2 * WHOLE
         assert whole.allocated_bytes > 2 * WHOLE > parts.allocated_bytes
 
+    @pytest.mark.slow
     def test_a_flat_copy_is_made_on_the_card_only_where_it_has_the_room(self) -> None:
         roomy, small = (moment("load", zero_stage=2, gpu=gpu) for gpu in ("h100-80gb", "24GB"))
         name = "the flat copy of the weights"
@@ -236,6 +237,7 @@ QLORA = {"quantization": "nf4", "lora": {"r": 8}, "sharding": "fsdp2", "sequence
 
 
 class TestVerdict:
+    @pytest.mark.slow
     def test_a_job_that_cannot_be_loaded_does_not_fit(self) -> None:
         """The step of QLoRA under FSDP2 is small, but each card holds the whole base before it is divided."""
         keys = QLORA | {"gpu": "8.5GB"}
@@ -259,6 +261,7 @@ class TestVerdict:
         assert crossing.instant != f"first-{found.per_gpu.peak_instant}"
         assert crossing.device_bytes > 24e9
 
+    @pytest.mark.slow
     def test_a_node_that_cannot_load_it_does_not_fit(self) -> None:
         cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": "h100-80gb", "host_memory": "200GB"}
         keys = {
@@ -293,3 +296,14 @@ def test_evaluation_keeps_logits_where_metrics_are_computed() -> None:
     loop = {"method": "dpo", "trainer": "pytorch", "trainer_version": None}
     with pytest.raises(InvalidJob, match="keeps scores"):
         report(**keys | loop, evaluation={"keeps_logits": True, "examples": 3})
+
+
+def test_the_json_says_the_step_once() -> None:
+    found = report(gpu="24gb")
+    step = {(row.name, row.formula, row.bytes) for row in found.per_gpu.ledger}
+    told = {each["name"]: each["ledger"] for each in found.to_dict()["per_gpu"]["moments"]}
+    whole = {each.name: each.ledger for each in found.per_gpu.moments}
+    assert 0 < len(told["first-step"]) < len(whole["first-step"]) / 2
+    for name, rows in whole.items():
+        kept = {(row["name"], row["formula"], row["bytes"]) for row in told[name]}
+        assert {(row.name, row.formula, row.bytes) for row in rows} <= kept | step

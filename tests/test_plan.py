@@ -171,6 +171,7 @@ def planned() -> Plans:
     return plan(read_job({"model": "llama-3.1-8b", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 8}))
 
 
+@pytest.mark.slow
 def test_plans_are_ranked_and_fit(planned: Plans) -> None:
     assert planned.fits
     assert len(planned.plans) == 5
@@ -180,6 +181,7 @@ def test_plans_are_ranked_and_fit(planned: Plans) -> None:
     assert 0 < planned.priced < planned.considered
 
 
+@pytest.mark.slow
 def test_a_plan_is_estimated_to_the_same_bytes(planned: Plans) -> None:
     for each in planned.plans:
         again = memplan.estimate(each.job)
@@ -187,11 +189,13 @@ def test_a_plan_is_estimated_to_the_same_bytes(planned: Plans) -> None:
         assert again.per_gpu.allocated_bytes == each.report.per_gpu.allocated_bytes
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(planned: Plans) -> None:
     again = plan(read_job({"model": "llama-3.1-8b", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 8}))
     assert again.to_dict() == planned.to_dict()
 
 
+@pytest.mark.slow
 def test_misses_say_how_much_and_where(planned: Plans) -> None:
     misses = [each for each in planned.rejected if each.short_bytes]
     assert misses
@@ -208,6 +212,7 @@ FIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "key", "value"), FIXED, ids=str)
 def test_what_is_given_stays(keys: dict[str, Any], key: str, value: Any) -> None:
     found = plan(read_job({**SMALL, "gpu": "80GB", "num_gpus": 2, **keys}))
@@ -215,6 +220,7 @@ def test_what_is_given_stays(keys: dict[str, Any], key: str, value: Any) -> None
     assert all(each.job[key] == value for each in found.plans)
 
 
+@pytest.mark.slow
 def test_a_job_files_choices_are_chosen_anew_and_its_batch_is_kept() -> None:
     values = {**SMALL, "gpu": "80GB", "num_gpus": 2, "gradient_checkpointing": "full", "gradient_accumulation_steps": 4}
     values.pop("global_batch_size")
@@ -224,6 +230,7 @@ def test_a_job_files_choices_are_chosen_anew_and_its_batch_is_kept() -> None:
     assert best_["batch_size"] * best_["gradient_accumulation_steps"] * 2 == 16
 
 
+@pytest.mark.slow
 def test_a_size_alone_is_planned_and_said_to_be_a_shape_and_a_wide_range() -> None:
     found = plan(read_job({"total_params": "3B", "method": "simpo", "gpu": "h100-80gb", "num_gpus": 2}), wanted=1)
     best_ = found.plans[0]
@@ -236,6 +243,7 @@ def test_a_size_alone_is_planned_and_said_to_be_a_shape_and_a_wide_range() -> No
 NOTHING = {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090-24gb", "sharding": "none"}
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(read_job(NOTHING))
     assert not found.fits
@@ -245,6 +253,7 @@ def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.C
     assert "nothing fits as asked" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_estimate_finds_to_fit_a_plan_finds_too() -> None:
     """Pure bf16, which estimate counts of a bare loop, where no plan with fp32 weights fits."""
     job = {"model": "llama-3.2-1b", "gpu": "t4", "gradient_checkpointing": "full", "loss_head": "fused"}
@@ -273,6 +282,7 @@ def test_a_question_is_about_the_plans_that_are_shown() -> None:
     assert (asked.answers[0].value, asked.answers[0].words) == (None, "nothing fits as asked")
 
 
+@pytest.mark.slow
 def test_an_allowed_change_is_made_only_where_it_is_needed() -> None:
     found = plan(read_job(NOTHING), allow=["lora"])
     assert found.fits
@@ -325,6 +335,7 @@ COMMAND = ["plan", "qwen3-0.6b", "--method", "simpo", "--gpu", "80GB", "--sequen
 COMMAND += ["--pair-pass", "concatenated", "--loss-head", "auto"]
 
 
+@pytest.mark.slow
 def test_the_written_plan_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.yaml"
     assert main([*COMMAND, "--output", str(path)]) == 0
@@ -337,6 +348,7 @@ def test_the_written_plan_is_read_back(tmp_path: Path, capsys: pytest.CaptureFix
     assert report["per_gpu"]["device_bytes"] == first["per_gpu"]["device_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["60", "140"])
 def test_the_view_keeps_its_width(width: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -353,6 +365,7 @@ def test_speeds_are_those_of_the_cost_model(planned: Plans) -> None:
     assert planned.plans[0].speed.step_seconds == pytest.approx(seconds(recipe, card(recipe.hardware.gpu)))
 
 
+@pytest.mark.slow
 def test_a_trainer_on_megatron_runs_what_it_has() -> None:
     """NeMo-Aligner's DPO has no context parallelism, no chunks, and swaps its reference in from the host."""
     job = {"model": "llama-3.1-8b", "method": "dpo", "gpu": "h100-80gb", "num_gpus": 8, "trainer": "nemo-aligner"}
@@ -424,6 +437,7 @@ def test_the_plans_that_the_documents_show_are_estimated_to_the_same_bytes(
         assert again.verdict.fits == "yes"
 
 
+@pytest.mark.slow
 def test_what_misses_with_changes_is_said_too() -> None:
     """A search that is made once is not made again for what would be needed."""
     job = {**EIGHT, "gpu": "rtx-4090-24gb", "num_gpus": 2, "sharding": "fsdp2", "pair_pass": "concatenated"}

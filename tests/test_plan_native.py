@@ -115,6 +115,7 @@ def test_layouts_have_every_degree_that_divides(keys: dict[str, Any], degrees: s
     assert all(space.gpus // (t * p) > 1 for t, p, _ in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
@@ -148,6 +149,7 @@ DEGREES: tuple[dict[str, Any], ...] = (
 BY_LAYOUT = pytest.mark.parametrize("degrees", DEGREES, ids=str)
 
 
+@pytest.mark.slow
 @BY_LAYOUT
 @pytest.mark.parametrize("how", ["none", "selective", "full"])
 @pytest.mark.parametrize("steps", [1, 2, 6])
@@ -185,6 +187,7 @@ def test_what_costs_nothing_only_ever_saves_memory(degrees: dict[str, Any]) -> N
     assert max(peak(flash).device.high, peak(expandable).device.high) <= peak(plain).device.high
 
 
+@pytest.mark.slow
 def test_a_plan_is_estimated_to_the_same_bytes() -> None:
     found = plan(read_job({"model": "llama-3.1-8b", **SFT, "gpu": "h100-80gb", "num_gpus": 8, "sequence_length": 8192}))
     assert any(each.job["tensor_parallel"] > 1 or each.job["context_parallel"] > 1 for each in found.plans)

@@ -65,6 +65,7 @@ def recipe(**keys: Any) -> Recipe:
         raise
 
 
+@pytest.mark.slow
 @given(others=OTHERS, layout=LAYOUT, batch=st.integers(1, 6), more=st.integers(1, 6))
 @examples(100)
 def test_memory_grows_with_the_batch(others: dict[str, Any], layout: dict[str, Any], batch: int, more: int) -> None:
@@ -126,6 +127,7 @@ def test_a_dominated_choice_never_holds_less_and_is_never_faster(
     assert seconds(first, on) <= seconds(second, on)
 
 
+@pytest.mark.slow
 @given(one=OTHERS, other=OTHERS, layout=LAYOUT)
 @examples(60)
 def test_states_alone_are_those_of_the_layout_and_below_every_peak(
@@ -139,6 +141,7 @@ def test_states_alone_are_those_of_the_layout_and_below_every_peak(
     assert floor(first) <= peak(first).allocated.expected
 
 
+@pytest.mark.slow
 @given(others=OTHERS, layout=LAYOUT, batch=st.integers(1, 3), expandable=st.booleans())
 @examples(200)
 def test_what_a_part_of_the_rows_comes_to_is_below_the_whole(
@@ -154,6 +157,7 @@ def test_what_a_part_of_the_rows_comes_to_is_below_the_whole(
 REFERRING = [name for name, row in METHODS.items() if row.reference and not row.online]
 
 
+@pytest.mark.slow
 @given(
     others=OTHERS,
     layout=st.sampled_from([each for each in LAYOUTS if "trainer" not in each]),

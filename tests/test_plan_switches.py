@@ -114,6 +114,7 @@ def test_no_trainer_but_a_bare_loop_is_free(trainer: str) -> None:
     assert all(row.can_be_told("loss_head", head) for row in TRAINERS["pytorch"] for head in HEADS)
 
 
+@pytest.mark.slow
 def test_what_the_user_fixes_is_kept_whatever_the_switches() -> None:
     job = job_of("trl", "dpo", CARDS[1]) | {
         "loss_head": "chunked",
@@ -150,6 +151,7 @@ def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
         assert_said(with_changes(given, remedy.changes), trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["trl", "llamafactory", "openrlhf"])
 def test_what_waits_on_the_host_is_said(trainer: str) -> None:
     job = {"model": "llama-3.1-8b", "method": "sft", "trainer": trainer, "gpu": "rtx-4090-24gb", "num_gpus": 4}

@@ -120,6 +120,7 @@ def test_one_process_on_several_gpus_is_no_ddp(tmp_path: Path) -> None:
     assert read(tmp_path, "python TRAIN").sources["num_gpus"] == "default"
 
 
+@pytest.mark.slow
 def test_states_that_are_shared_need_a_number(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
     path = tmp_path / "train.yaml"

@@ -213,6 +213,7 @@ def test_a_file_of_a_trainer_alone_trains_nothing(tmp_path: Path) -> None:
         read(tmp_path, f"{own}loss.backward()\n")
 
 
+@pytest.mark.slow
 def test_layers_over_several_cards_take_no_more_than_one_that_has_them_all(tmp_path: Path) -> None:
     spread = MODEL.replace("ID,", "ID, device_map='auto',")
     path = tmp_path / "train.py"

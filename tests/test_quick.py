@@ -39,6 +39,7 @@ def agrees(recipe: Recipe) -> None:
         assert quickly.lasting(meter, place) == ledger.lasting(meter, place)
 
 
+@pytest.mark.slow
 @given(keys=ANY_JOB, more=st.fixed_dictionaries({}, optional={"batch_size": st.integers(1, 3), "gpu": st.just("h200")}))
 @examples(150)
 def test_sums_are_the_ledgers_to_the_byte(keys: Keys, more: Keys) -> None:
@@ -103,6 +104,7 @@ def test_equal_values_are_one_and_others_are_not() -> None:
     assert values.key((0,)) != values.key(0)
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "MOST", 0)
     recipe = recipe_of(method="dpo")

@@ -152,11 +152,13 @@ def test_nothing_of_a_remedy_can_be_left_out(name: str) -> None:
             assert verdict.fits != "yes", (remedy.title, left)
 
 
+@pytest.mark.slow
 def test_what_costs_nothing_comes_first() -> None:
     first = estimate(REAL["a free change does"]).remedies[0]
     assert (first.cost, first.relative_speed) == ("nothing", 1.0)
 
 
+@pytest.mark.slow
 def test_what_changes_the_training_is_marked() -> None:
     marks = {remedy.title: remedy.alters_training for remedy in estimate(REAL["two together"]).remedies}
     assert any(marks.values())
@@ -169,6 +171,7 @@ def test_a_job_that_fits_is_advised_nothing() -> None:
     assert not estimate({"model": "smollm2-135m", "method": "sft", "gpu": "b300"}).remedies
 
 
+@pytest.mark.slow
 def test_where_nothing_does_no_more_than_what_comes_nearest_is_said() -> None:
     nothing = {"model": "llama-3.1-405b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 8, "trainer": "megatron"}
     for job in ({**nothing, "tensor_parallel": 8}, {"model": "qwen3-0.6b", "method": "sft", "gpu": "1GiB"}):
@@ -177,6 +180,7 @@ def test_where_nothing_does_no_more_than_what_comes_nearest_is_said() -> None:
         assert all(remedy.fits == "no" and remedy.frees_bytes > 0 for remedy in report.remedies)
 
 
+@pytest.mark.slow
 def test_the_cheapest_single_change_is_that_of_brute_force() -> None:
     job = {"model": "qwen3-0.6b", "method": "sft", "gpu": "24GiB", "batch_size": 8, "gradient_accumulation_steps": 2}
     every: list[dict[str, Any]] = [{"gradient_checkpointing": how} for how in ("selective", "full")]
@@ -253,6 +257,7 @@ def test_a_job_on_more_gpus_is_the_recipe_of_that_many(keys: Keys, more: Keys) -
         assert found.varied({"provenance.job": resolved.provenance.job}) == resolved
 
 
+@pytest.mark.slow
 def test_shorter_sequences_say_what_they_cut() -> None:
     job = {"model": "qwen3-0.6b", "method": "sft", "gpu": "8GiB", "lora": {"r": 8}, "sequence_length": 16384,
            "gradient_checkpointing": "full", "loss_head": "fused", "allocator": {"expandable_segments": True},
@@ -268,6 +273,7 @@ def test_shorter_sequences_say_what_they_cut() -> None:
     pytest.fail("no card on which shorter sequences are a remedy")
 
 
+@pytest.mark.slow
 def test_what_is_free_comes_before_what_is_not_and_length_last() -> None:
     remedies = estimate({"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "h100-80gb", "num_gpus": 4,
                          "sharding": "zero2", "batch_size": 4, "gradient_checkpointing": "none"}).remedies  # fmt: skip
@@ -277,6 +283,7 @@ def test_what_is_free_comes_before_what_is_not_and_length_last() -> None:
     assert len({tuple(sorted(each.changes)) for each in remedies}) == 3, last
 
 
+@pytest.mark.slow
 def test_the_base_of_lora_in_16_bit_is_free_and_first() -> None:
     """TRL loads fp32 where nothing is said: one line of a config is more than any offload."""
     job = {"model": "qwen3-8b", "method": "sft", "trainer": "trl", "gpu": "24GiB", "lora": {"r": 8},

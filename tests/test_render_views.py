@@ -42,6 +42,7 @@ def text_of(name: str, width: int = 100) -> str:
     return plain(estimate_blocks(report_of(name), width), width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 @pytest.mark.parametrize("name", JOBS)
 def test_every_view_fits_its_width(name: str, width: int) -> None:
@@ -51,6 +52,7 @@ def test_every_view_fits_its_width(name: str, width: int) -> None:
             assert len(line) <= width or max(map(len, line.split())) > 30, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 160])
 @pytest.mark.parametrize("name", JOBS)
 def test_the_figures_are_there_whole(name: str, width: int) -> None:
@@ -92,6 +94,7 @@ def test_a_job_that_does_not_fit_is_told_what_to_change() -> None:
         assert format_bytes(remedy.frees_bytes) in text
 
 
+@pytest.mark.slow
 def test_what_to_type_for_a_remedy_can_be_typed() -> None:
     from memplan.cli.commands import make
     from memplan.cli.options import collect
@@ -141,6 +144,7 @@ def test_every_category_has_a_reason_and_a_term() -> None:
     assert categories <= explained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 100, 160])
 @pytest.mark.parametrize("gpu", [None, "a100-80gb"])
 def test_compare_names_every_strategy_and_its_peak(width: int, gpu: str | None) -> None:
@@ -180,6 +184,7 @@ def test_percent(part: int, whole: int, text: str) -> None:
     assert percent(part, whole) == text
 
 
+@pytest.mark.slow
 def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     card = ["estimate", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "dpo"]
     assert main(card) == 0
@@ -193,6 +198,7 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("Peak ")
 
 
+@pytest.mark.slow
 def test_a_summary_is_small_and_agrees_with_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     card = ["estimate", "llama-3.1-8b", "--gpu", "a100-80gb", "--method", "dpo"]
     assert main([*card, "--summary"]) == 0

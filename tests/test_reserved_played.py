@@ -123,6 +123,21 @@ def test_what_is_not_played_says_so_and_keeps_the_band(keys: dict[str, Any]) -> 
     assert found.endless is None
 
 
+@pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp", "fsdp2", "zero2", "zero3"])
+def test_an_evaluation_is_played_behind_the_last_step(sharding: str) -> None:
+    """Its batches are as large as its ledger says, and find a cache that the step has cut into pieces."""
+    several = {"gpu": "80GiB", "trainer": "transformers", "sharding": sharding, "num_gpus": 1 + (sharding != "none")}
+    without, small, large = (
+        estimate({**TINY, **several, **keys}).per_gpu for keys in ({}, {"eval_batch_size": 1}, {"eval_batch_size": 32})
+    )
+    assert large.reserved_bytes.played
+    assert large.allocated_bytes > small.allocated_bytes == without.allocated_bytes
+    assert large.reserved_bytes.expected > large.allocated_bytes
+    recorded = step_events(recipe(**several, eval_batch_size=32))
+    assert recorded is not None
+    assert recorded.peak == pytest.approx(large.allocated_bytes, rel=3e-3)
+
+
 def test_bytes_that_a_play_misses_are_needed_too() -> None:
     job = recipe()
     peak = max(build_ledger(job, detailed=False).totals())
@@ -179,6 +194,7 @@ def test_play_asks_for_the_least_that_is_needed(tmp_path: Path, capsys: pytest.C
     assert (found["needs_sought"], found["played"], found["why_not_played"]) == (True, True, "")
 
 
+@pytest.mark.slow
 def test_a_quantised_base_under_fsdp1_may_take_its_place_twice() -> None:
     """Published runs hold more than the play, nobody knows of what: neither the verdict nor a search leaves it out."""
     keys = {"lora": {"r": 16}, "quantization": "nf4", "gradient_checkpointing": "full", "gpu": "a100-80gb"}

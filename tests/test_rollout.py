@@ -213,6 +213,7 @@ def words(found: Report) -> str:
     return " ".join(plain(estimate_blocks(found, 100), 100).split())
 
 
+@pytest.mark.slow
 def test_an_engine_that_asks_for_more_than_is_free_is_refused_with_what_to_change() -> None:
     rollout = {"engine": "vllm", "max_model_len": 2048, "gpu_memory_utilization": 0.9}
     found = report(**COLOCATED | {"num_gpus": 1, "zero_stage": None, "rollout": rollout})
@@ -224,6 +225,7 @@ def test_an_engine_that_asks_for_more_than_is_free_is_refused_with_what_to_chang
     assert "Change rollout.gpu_memory_utilization: 0." in words(found)
 
 
+@pytest.mark.slow
 def test_the_first_line_names_the_instant_and_the_processes() -> None:
     short = report(**COLOCATED | {"num_gpus": 1, "zero_stage": None})
     assert "Does not fit h100-80gb at" in words(short)
@@ -233,6 +235,7 @@ def test_the_first_line_names_the_instant_and_the_processes() -> None:
     assert words(short).index("Does not fit") < words(short).index("Peak")
 
 
+@pytest.mark.slow
 def test_host_copies_of_sleeping_engines_can_be_too_much_for_a_node() -> None:
     """Level 1 pins the weights of every engine on the node: eight of 7 B."""
     nodes = {"nodes": 1, "gpus_per_node": 8, "gpu": "h100-80gb", "host_memory": "100GB"}
@@ -360,6 +363,7 @@ def test_ray_s_object_store_makes_a_node_tight() -> None:
     assert [verdict(memory) for memory in ("85GB", "120GB", "400GB")] == ["no", "tight", "yes"]
 
 
+@pytest.mark.slow
 def test_an_engine_whose_cache_is_short_by_less_than_is_uncertain_may_start() -> None:
     """A profile run may take 0.3 GiB less than expected; nobody refuses a job for that, and nobody promises it."""
 

@@ -44,6 +44,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", SHORT, ids=range(len(SHORT)))
 def test_what_is_advised_is_what_estimate_says_of_it(job: dict[str, Any]) -> None:
     report = estimate(job)
@@ -58,6 +59,7 @@ def advised(job: dict[str, Any]) -> list[dict[str, Any]]:
     return [remedy.changes for remedy in estimate(job).remedies]
 
 
+@pytest.mark.slow
 def test_a_share_that_is_too_large_becomes_the_largest_that_fits() -> None:
     """Of a trainer that gives its cache back before the engine wakes: what else holds is known without a play."""
     base = {**VERL, "trainer_version": "0.7"}
@@ -67,6 +69,7 @@ def test_a_share_that_is_too_large_becomes_the_largest_that_fits() -> None:
     assert [verdict is not None and verdict.fits for verdict in verdicts] == ["yes", "tight"]
 
 
+@pytest.mark.slow
 def test_a_context_that_nobody_needs_is_the_first_to_go() -> None:
     """TRL's engine is told the model's whole context, of which one sequence does not fit a small share."""
     job = rolling(TRL, engine="vllm", gpu_memory_utilization=0.25)
@@ -155,6 +158,7 @@ def test_no_way_is_faster_than_those_that_are_shown() -> None:
             assert not pricing(each).fits
 
 
+@pytest.mark.slow
 def test_what_the_job_says_of_its_rollout_is_kept() -> None:
     asked = question(
         as_input(rolling(TRL, engine="vllm", tensor_parallel=2, gpu_memory_utilization=0.35, placement="colocate"))
@@ -179,6 +183,7 @@ def test_an_engine_that_is_not_counted_is_not_planned_for() -> None:
         assert not ways(given.job, question(given).space)
 
 
+@pytest.mark.slow
 def test_verl_has_no_cards_apart_with_the_training_as_it_is() -> None:
     assert row_of(Job.model_validate({"trainer": "verl"})).places == ("colocate",)
     found = plan({**rolling(VERL), "global_batch_size": 64})

@@ -32,6 +32,7 @@ def test_the_resolved_job_gives_the_same_report(job: dict[str, Any]) -> None:
     assert again.job == first.job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", job_names())
 def test_a_preset_job_resolves_to_itself(name: str) -> None:
     first = memplan.estimate(read_target(name, {}))
@@ -51,6 +52,7 @@ def figures(report: Report) -> Any:
     return plain([report.per_gpu, report.ranks, report.host, report.verdict])
 
 
+@pytest.mark.slow
 @examples(300, suppress_health_check=list(HealthCheck))
 @given(keys=sparse_jobs())
 def test_any_job_comes_back_figure_for_figure(keys: dict[str, Any]) -> None:

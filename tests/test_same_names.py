@@ -149,6 +149,7 @@ def test_flash_attention_caps_scores_itself() -> None:
 # -- files as their own readers have them -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_last_of_two_equal_keys_counts(tmp_path: Path) -> None:
     """As PyYAML and json have it; memplan's own job files have each key once."""
     trl = "model_name_or_path: smollm2-135m\nuse_peft: false\nmax_length: 64\n{}dtype: bfloat16\nmax_length: 128\n"
@@ -165,6 +166,7 @@ def test_the_last_of_two_equal_keys_counts(tmp_path: Path) -> None:
     assert (own.fits, own.text) == ("error", "key 'batch_size' is there twice")
 
 
+@pytest.mark.slow
 def test_many_equal_keys_are_few_remarks(tmp_path: Path) -> None:
     text = "model_name_or_path: smollm2-135m\nuse_peft: false\n" + "max_length: 64\n" * 5000
     assert len(checked(tmp_path, "sft.yaml", text).warnings) < 30
@@ -223,6 +225,7 @@ def test_a_card_without_bf16_matmuls_is_set_apart_of_those_that_hold_a_job(dtype
     assert ("rtx-2060-6gb" in said.split("Cards that hold it")[1].split("larger ones")[0]) == held
 
 
+@pytest.mark.slow
 def test_the_smallest_card_computes_in_the_jobs_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"model": "smollm2-135m", "method": "sft", "gpu": "h100-80gb"}
     monkeypatch.setattr(questions, "listed", lambda: [find_gpu("v100-16gb"), find_gpu("l4-24gb")])

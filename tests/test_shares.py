@@ -47,6 +47,7 @@ def named(rows: Any) -> dict[str, Share]:
     return {why: row for row in rows for why in row.why}
 
 
+@pytest.mark.slow
 def test_each_end_of_the_table_is_one() -> None:
     rows = tuple(estimate(job()).shares)
     found = named(rows)
@@ -65,6 +66,7 @@ def test_each_end_of_the_table_is_one() -> None:
     assert fits(gpu_memory_utilization=round(least.share - 0.05, 2)) == "no"
 
 
+@pytest.mark.slow
 def test_rows_are_what_estimate_says() -> None:
     for row in estimate(job()).shares:
         report = estimate(job(gpu_memory_utilization=row.share))
@@ -74,6 +76,7 @@ def test_rows_are_what_estimate_says() -> None:
         assert row.fits == report.verdict.fits
 
 
+@pytest.mark.slow
 def test_a_row_is_never_kinder_than_estimate() -> None:
     """Of a step that is played estimate knows more than a search."""
     verl = {**JOB, "trainer": "verl", "sharding": "fsdp2"}
@@ -83,6 +86,7 @@ def test_a_row_is_never_kinder_than_estimate() -> None:
         assert BETTER.index(row.fits) <= BETTER.index(verdict.fits)
 
 
+@pytest.mark.slow
 def test_a_cache_that_holds_fewer_than_run_preempts_and_is_slower() -> None:
     rows = tuple(estimate(job()).shares)
     every = named(rows)["every-sequence"]
@@ -95,12 +99,14 @@ def test_a_cache_that_holds_fewer_than_run_preempts_and_is_slower() -> None:
     assert all(row.generation_seconds == every.generation_seconds for row in rows if row.share >= every.share)
 
 
+@pytest.mark.slow
 def test_the_jobs_own_share_is_there_whatever_it_comes_to() -> None:
     rows = named(estimate(job(gpu_memory_utilization=0.05)).shares)
     assert (rows["own"].share, rows["own"].starts, rows["own"].generation_seconds) == (0.05, False, 0.0)
     assert named(estimate(job(gpu_memory_utilization=0.97)).shares)["own"].fits == "no"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of",
     [
@@ -115,6 +121,7 @@ def test_no_table_where_no_share_is_taken(of: dict[str, Any]) -> None:
     assert tuple(estimate({key: value for key, value in of.items() if value is not None}).shares) == ()
 
 
+@pytest.mark.slow
 def test_sglang_has_its_own_key_and_what_is_free_beside_the_trainer() -> None:
     rows = tuple(estimate(job(engine="sglang", mem_fraction_static=0.4, sleep="none")).shares)
     apart = tuple(

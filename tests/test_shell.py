@@ -132,6 +132,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

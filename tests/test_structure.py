@@ -33,6 +33,7 @@ LAYERS = (
     "presets",  # where presets are
     "local_gpu",  # the card of this machine
     "gpus",
+    "calibrations",  # files of a machine's own rates
     "clusters",
     "strategies",
     "arch",  # config.json -> ModelSpec
@@ -44,6 +45,7 @@ LAYERS = (
     "usual",  # what a job of few words is taken to be
     "engine",  # Recipe -> Ledger
     "page",  # an answer as one HTML file
+    "notebook",  # the page where an answer is shown by itself
     "drawn",  # what a report says of the lengths that come
     "generated",  # what it says of a generation engine
     "report",  # what a report is
@@ -57,6 +59,7 @@ LAYERS = (
     "planner",  # the search
     "remedies",
     "comparison",
+    "timed",  # measured steps: files of runs, trainers' logs
     "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it
@@ -67,8 +70,10 @@ LAYERS = (
     "diagnose",  # what an out-of-memory error says
     "logs",  # what an engine or a trainer printed
     "frameworks",  # training frameworks' files <-> Job
+    "asked",  # what is asked of a job, and its answer as JSON
     "render",
     "mcp",  # tools for agents
+    "web",  # the page's server, and the page without one
     "torch",  # pair schedules for training scripts
     "callback",  # estimates inside a Trainer
     "trace",  # real models on fake tensors
@@ -241,6 +246,7 @@ OF_OTHERS = (
 """What a dense model on one GPU has no use for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "absent"),
     [

@@ -148,6 +148,7 @@ def test_no_two_terms_share_a_word() -> None:
 # -- the documents are up to date --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_is_up_to_date(name: str) -> None:
     assert refresh(text_of(name), language_of(name)) == text_of(name), "run python -m memplan.render.reference --write"

@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from memplan.cli.app import main
-from memplan.trace.picture import HEIGHT, Scale, categories, gib_ticks, thinned, timeline_svg
+from memplan.render.svg import HEIGHT, Scale, gib_ticks
+from memplan.tables.categories import stacked
+from memplan.trace.picture import thinned, timeline_svg
 from memplan.trace.result import Phase, Point, Trace
 from memplan.units import GiB
 
@@ -49,7 +51,7 @@ def test_peak_axes_phases_and_categories_are_named() -> None:
 
 def test_areas_are_stacked_to_what_is_allocated() -> None:
     areas = list(ElementTree.fromstring(timeline_svg(made_up())).iter(f"{SVG}polygon"))
-    assert len(areas) == len(categories(list(POINTS))) == 4
+    assert len(areas) == len(stacked({name for each in POINTS for name in each.by_category})) == 4
     scale = Scale(POINTS[-1].event, gib_ticks(7 * GiB)[-1] * GiB)
     upper = areas[-1].attrib["points"].split()[: len(POINTS)]
     assert upper == [f"{scale.x(each.event)},{scale.y(each.allocated_bytes)}" for each in POINTS]
@@ -78,6 +80,6 @@ def test_thinning_keeps_the_largest_and_both_ends() -> None:
     assert max(each.allocated_bytes for each in kept) == 101
 
 
-def test_only_a_trace_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "smollm2-135m", "--format", "svg"]) == 2
+def test_a_comparison_is_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "smollm2-135m", "--format", "svg"]) == 2
     assert "unknown form 'svg'" in capsys.readouterr().err

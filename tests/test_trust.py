@@ -63,6 +63,7 @@ def test_where_nobody_measured_the_kind_what_the_rows_share_is_said(path: Path) 
     assert "method" in " ".join(found.nearest.differs)
 
 
+@pytest.mark.slow
 def test_an_engine_alone_is_held_against_engines_and_a_training_never_is() -> None:
     engine = trust(
         estimate({"model": "llama-3.1-8b", "method": "generate", "rollout": {"engine": "vllm"}, "gpu": "h100"})
@@ -81,6 +82,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return runner_of(capsys, "estimate")
 
 
+@pytest.mark.slow
 def test_on_the_command_line_it_stands_under_the_verdict_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["smollm2-135m", "--method", "sft", "--trainer", "trl", "--gpu", "t4"]
     assert "How sure" not in run(*arguments)[1]

@@ -34,6 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return runner_of(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_fragment_is_read_as_it_stands(run: Run, name: str) -> None:
     Path("part.yaml").write_text(FRAGMENTS[name], encoding="utf-8")
@@ -64,6 +65,7 @@ def test_a_wrong_value_says_what_to_write(run: Run, line: str, said: str) -> Non
     assert told.startswith(f"error: job.yaml, {said}\nhint: write ")
 
 
+@pytest.mark.slow
 def test_a_config_with_settings_of_fsdp_is_planned_and_emitted_anew(run: Run) -> None:
     """Its settings go with its sharding; ZeRO keeps master weights where FSDP mixed precisions."""
     Path("train.yaml").write_text(FSDP, encoding="utf-8")
@@ -80,6 +82,7 @@ def test_a_config_with_settings_of_fsdp_is_planned_and_emitted_anew(run: Run) ->
     assert run("check", "new/axolotl.yaml", "--num-gpus", "8", "--gpu", "16GB")[0] == 0
 
 
+@pytest.mark.slow
 def test_fp32_is_planned_without_flash_attention(run: Run) -> None:
     job = ("smollm2-135m", "--method", "sft", "--precision", "fp32", "--num-gpus", "8", "--gpu", "8GB")
     code, out, told = run("plan", *job, "--sequence-length", "512", "--json")

@@ -182,6 +182,7 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
         memplan.estimate(job(**keys))
 
 
+@pytest.mark.slow
 def test_images_fill_memory_in_the_tower_and_pairs_see_them_twice() -> None:
     def forward(**keys: Any) -> int:
         report = memplan.estimate(job(optimizer="sgd", **keys)).to_dict()["per_gpu"]

@@ -64,6 +64,7 @@ def test_what_is_said_to_fit_fits_as_its_own_command_says(gpu: str) -> None:
         assert way.longest_sequence % UNIT == 0
 
 
+@pytest.mark.slow
 def test_less_is_kept_from_way_to_way() -> None:
     asked = found(gpu="rtx-3090-24gb")
     needs = [way.device.expected for way in asked.rows if way.device]
@@ -82,6 +83,7 @@ def test_half_precision_is_what_the_card_multiplies_in(gpu: str, half: str) -> N
         assert not any("no bf16" in text for text in report.warnings)
 
 
+@pytest.mark.slow
 def test_what_was_said_is_kept(run: Run) -> None:
     asked = found(gpu="rtx-3090-24gb", lora={"r": 64}, sequence_length=1024, batch_size=2)
     assert [way.name for way in asked.rows] == ["lora", "qlora"], "who says LoRA does not mean all weights"
@@ -95,12 +97,14 @@ def test_what_was_said_is_kept(run: Run) -> None:
     assert "--batch-size 2" in text
 
 
+@pytest.mark.slow
 def test_over_several_cards_all_weights_are_sharded() -> None:
     asked = found(gpu="rtx-3090-24gb", num_gpus=4)
     assert asked.num_gpus == 4
     assert estimate(with_changes(asked.given, asked.rows[0].changes)).job["sharding"] == "zero3"
 
 
+@pytest.mark.slow
 def test_a_cluster_is_its_card_and_all_its_gpus() -> None:
     asked = found(cluster="kaggle-2xt4")
     assert (asked.gpu and asked.gpu.name, asked.num_gpus) == ("t4-16gb", 2)
@@ -108,6 +112,7 @@ def test_a_cluster_is_its_card_and_all_its_gpus() -> None:
     assert (full["sharding"], full["dtype"]) == ("zero3", "fp16")
 
 
+@pytest.mark.slow
 def test_the_screen_has_the_answer_the_lines_and_what_to_type(run: Run) -> None:
     code, out, _ = run("estimate", "llama-3.1-8b", "--gpu", "3060")
     text = " ".join(out.split())
@@ -119,6 +124,7 @@ def test_the_screen_has_the_answer_the_lines_and_what_to_type(run: Run) -> None:
     assert run("estimate", "llama-3.1-8b", "--gpu", "3060", "-q")[1] == out.splitlines()[0] + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_nothing_spills(width: int) -> None:
     for asked in (found(gpu="4060 laptop"), found()):
@@ -126,6 +132,7 @@ def test_nothing_spills(width: int) -> None:
         assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in out.splitlines()) <= width
 
 
+@pytest.mark.slow
 def test_without_a_card_the_smallest_are_named(run: Run) -> None:
     code, out, _ = run("estimate", "llama-3.1-8b")
     assert code == 0
@@ -137,6 +144,7 @@ def test_without_a_card_the_smallest_are_named(run: Run) -> None:
     assert verdict.fits == "yes"
 
 
+@pytest.mark.slow
 def test_data_is_the_report_of_the_contract_with_the_ways_beside_it(run: Run) -> None:
     report = json.loads(run("estimate", "llama-3.2-1b", "--gpu", "3060", "--json")[1])
     assert report["job"]["method"] == "simpo"

@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 120)), 80, 200])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 80, 120, 200))])
 def test_nothing_spills(run: Run, monkeypatch: pytest.MonkeyPatch, line: str, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = run(*line.split())[1]

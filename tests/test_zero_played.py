@@ -124,6 +124,7 @@ GATHERED: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     st.fixed_dictionaries({key: st.sampled_from(values) for key, values in (SETTINGS | GATHERED).items()}),
@@ -159,6 +160,7 @@ def test_it_is_folded_and_never_above_the_ledger(
         live ^= {number}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["apertus-8b", "llama-3.2-11b-vision"])
 def test_a_model_whose_parameters_are_not_all_known_is_not_played(model: str) -> None:
     """One has weights of its activation, the other layers that only images reach."""

@@ -23,12 +23,17 @@ def parameters() -> list[Parameter]:
 def accuracy(values: Mapping[str, Any]) -> int:
     """Estimate every row, write the tables, and say what is out of bounds."""
     from memplan.accuracy import accuracy as hold_against
+    from memplan.render.accuracy_svg import accuracy_svg
     from memplan.render.accuracy_view import accuracy_blocks, accuracy_rows
 
-    to = output.read_output(values)
+    to = output.read_output(values, draws=True)
     found = hold_against(values.get("paths") or ())
     missed = found.missed_bounds() if values.get("check") else []
-    to.write(Result(found.to_dict, lambda width: accuracy_blocks(found), lambda: accuracy_rows(found)))
+
+    def drawing() -> str:
+        return accuracy_svg(found)
+
+    to.write(Result(found.to_dict, lambda width: accuracy_blocks(found), lambda: accuracy_rows(found), drawing))
     for line in missed:
         warn(line)
     return EXIT_DOES_NOT_FIT if missed else EXIT_DONE

@@ -1,6 +1,5 @@
 """memplan check: one line a file, and an exit code for hooks, prologues and CI."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ from memplan.cli import options
 from memplan.cli.edge import one_line, warn
 from memplan.cli.output import HTML
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.errors import UsageError, did_you_mean
+from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def parameters() -> list[Parameter]:
 def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
     from memplan.cli.output import check_place, page_place, print_text, write_report
-    from memplan.frameworks.checking import MOST_ADVISED, check_all, worst
+    from memplan.frameworks.checking import worst
+    from memplan.frameworks.many import check_many, cores
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
     form = {"md": "markdown"}.get(form, form)
@@ -73,8 +73,7 @@ def check(values: Mapping[str, Any]) -> int:
     keys |= {"model": model} if model is not None else {}
     beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
     quiet = form == "text" and bool(values.get("quiet"))
-    advise = len(files) <= MOST_ADVISED and not quiet
-    found = [each for path in files for each in check_all(path, keys, beside, framework, others, advise)]
+    found = check_many(files, keys, beside, framework, others, not quiet, cores())
     for path, its_form in reports.items():
         write_report(path, written(found, its_form), bool(values.get("force")))
     print_text(written([each for each in found if each.exit_code] if quiet else found, form, quiet))
@@ -97,7 +96,9 @@ def written(found: Sequence["Checked"], form: str, quiet: bool = False) -> str:
     if form == "text":
         return "".join(_text(each, quiet) for each in found)
     if form == "json":
-        return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+        from memplan.render.data import to_json
+
+        return printable_json(to_json([each.to_dict() for each in found]))
     if form == "html":
         from memplan.page import page
 

@@ -22,12 +22,14 @@ COMMANDS = {
     "diagnose": "What an out-of-memory error says, and what to change.",
     "trace": "The same, measured: the real model on fake tensors, without a GPU.",
     "measure": "The same on the devices of this machine, beside the estimate.",
+    "calibrate": "A machine's own speed out of measured runs, for --calibration.",
     "lengths": "How long the rows of a data set are, for a job's --lengths.",
     "accuracy": "How far estimates are from measured training steps.",
     "show": "What memplan knows: gpus, models, jobs, methods and more.",
     "explain": "What a term of a report means; with a job, its numbers.",
     "schema": "The JSON Schema of a job, a report or a comparison.",
     "mcp": "A server for agents: the same as tools.",
+    "web": "A page with a form that answers as one types, on this machine.",
     "completion": "A script that completes all this in bash, zsh or fish.",
 }
 """Every command with its line in the help; each is a module of memplan.cli with a function of that name."""

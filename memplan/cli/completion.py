@@ -118,7 +118,7 @@ def _cases(found: Sequence[Completed]) -> str:
         for name, words in values.items()
         for command in words
     }
-    first, last = ({command: words[at] for command, words in arguments.items()} for at in (0, -1))
+    first, last = ({command: words[at] for command, words in arguments.items() if words} for at in (0, -1))
     return f"""{_case("$command", "options", options)}
 {_case("$command $prev", "takes=1; list", taken)}
   if [ -n "$takes" ]; then :; elif [ "$place" = 2 ]; then

@@ -33,21 +33,12 @@ def parameters() -> list[Parameter]:
 
 def diagnose(values: Mapping[str, Any]) -> int:
     """Read, diagnose, write."""
-    from memplan.diagnose.diagnosis import diagnose as read
-    from memplan.diagnose.diagnosis import diagnose_job
+    from memplan.asked import diagnosis_of
 
     to = output.read_output(values, shows=True)
     text = text_of(values.get("text"))
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
-    if job:
-        from memplan.frameworks.own_words import worded
-
-        given = options.read_given(values)
-        found = diagnose_job(text, given)
-        found = found._replace(remedies=worded(given, found.remedies)) if given.source else found
-    else:
-        found = read(text)
-    to.write(_result(found))
+    to.write(_result(diagnosis_of(text, options.read_given(values) if job else None)))
     return EXIT_DONE
 
 

@@ -47,7 +47,7 @@ def parameters() -> list[Parameter]:
 
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
-    to = output.read_output(values, shows=True)
+    to = output.read_output(values, draws=True, shows=True)
     if values.get("summary"):
         to = to._replace(form="json")
     with spinner("reading the model's config"):
@@ -96,29 +96,20 @@ def report_of(values: Mapping[str, Any]) -> "Report":
 
 def _estimate(given: "JobInput", values: Mapping[str, Any]) -> "Report":
     """The report of a job."""
-    from memplan.api import estimate as estimate_job
+    from memplan.asked import report_of as report_of_job
 
     with spinner("reading the model's config"):
-        report = estimate_job(
-            _exact(given) if values.get("exact") else given, play=True if values.get("play") else None
-        )
-    if given.source is None:
-        return report
-    from memplan.frameworks.own_words import in_own_words
-
-    return in_own_words(given, report)
+        return report_of_job(_exact(given) if values.get("exact") else given, True if values.get("play") else None)
 
 
 def _ways(given: "JobInput", values: Mapping[str, Any]) -> "Ways | None":
     """The ways to train a model, where neither method nor trainer is named and nothing asks for one job's report."""
-    from memplan.usual import asks_for_ways
+    from memplan.asked import ways_of
 
-    if not asks_for_ways(given) or any(values.get(name) for name in OF_ONE_JOB):
+    if any(values.get(name) for name in OF_ONE_JOB):
         return None
-    from memplan.ways import ways
-
     with spinner("trying full fine-tuning, LoRA and QLoRA"):
-        return ways(given)
+        return ways_of(given)
 
 
 def _screen(found: "Ways", values: Mapping[str, Any]) -> Result:
@@ -159,7 +150,9 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
             return summary(report) | sure
         more = {"rule_of_thumb": _thumb(report)} if thumb else {}
         more |= {"timeline": timeline(report).to_dict()} if "timeline" in shown else {}
-        return report.to_dict() | more | ({"ways": [way.to_dict() for way in ways.rows]} if ways else {}) | sure
+        from memplan.asked import report_data
+
+        return report_data(report, ways) | more | sure
 
     def view(width: int) -> "list[Block]":
         from memplan.render.estimate_view import answer_blocks, estimate_blocks, ranks_blocks
@@ -193,7 +186,12 @@ def _result(report: "Report", shown: list[str], ways: "Ways | None" = None) -> R
     def page() -> dict[str, Any]:
         return data() | {"timeline": timeline(report).to_dict()}
 
-    return Result(data, view, rows, kind="estimate", page=page)
+    def drawing() -> str:
+        from memplan.render.timeline_svg import report_svg
+
+        return report_svg(report, timeline(report))
+
+    return Result(data, view, rows, drawing, "estimate", page)
 
 
 def _thumb(report: "Report") -> dict[str, Any]:

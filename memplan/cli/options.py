@@ -73,7 +73,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pair_pass",
         "reference",
     ),
-    "GPUs": ("num_gpus", "gpus_per_node", "cluster", "sharding", "zero_stage", "gpu", "margin"),
+    "GPUs": ("num_gpus", "gpus_per_node", "cluster", "sharding", "zero_stage", "gpu", "margin", "calibration"),
     "Parallelism": (
         "tensor_parallel",
         "pipeline_parallel",

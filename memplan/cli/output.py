@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "yaml", "csv", "markdown")
 ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".csv": "csv", ".md": "markdown"}
 """What a file's name says where no format is given."""
+PICTURES = {".svg": "svg", ".png": "png"}
+"""Those of commands that draw."""
 EXIT_PIPE_CLOSED = 141
 """What a shell reports for a program that SIGPIPE ends."""
 HELP = {
@@ -55,7 +57,9 @@ class Output(NamedTuple):
     def write(self, result: Result) -> None:
         """Make the text of a result and write it. Raises UsageError for a place that cannot be written."""
         self.write_page(result)
-        if self.path is None:
+        if self.form == "png" and self.path is not None:
+            write_report(self.path, png_of(self._replace(form="svg").text(result)), self.force)
+        elif self.path is None:
             print_text(self.text(result), self.form == "table")
         else:
             write_report(self.path, self.text(result), self.force)
@@ -108,11 +112,11 @@ HTML = option("html", str, "--html", metavar="FILE")
 
 
 def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False, shows: bool = False) -> Output:
-    """The form and the place that were asked for, checked before any work is done. ``draws``: SVG is a form too;
+    """The form and the place that were asked for, checked before any work is done. ``draws``: pictures are forms too;
     ``shows``: a page is.
     """
-    more = [*(["svg"] if draws else []), *(["html"] if shows else [])]
-    forms, endings = (*FORMATS, *more), ENDINGS | {f".{form}": form for form in more}
+    more = (PICTURES if draws else {}) | ({".html": "html"} if shows else {})
+    forms, endings = (*FORMATS, *more.values()), ENDINGS | more
     path, force, form = values.get("output"), bool(values.get("force")), values.get("format_")
     if path is None:
         _check_open()
@@ -127,6 +131,8 @@ def read_output(values: Mapping[str, Any], default: str = "table", draws: bool =
     if path is not None:
         check_place(path, force)
         form = form or _form_of(path, endings)
+    if form == "png":
+        _check_png(path)
     return Output(form or default, path, force, page_place(values))
 
 
@@ -139,6 +145,24 @@ def page_place(values: Mapping[str, Any]) -> str | None:
     if values.get("output") is not None and os.path.realpath(path) == os.path.realpath(values["output"]):
         raise UsageError(f"--html and --output are both {path}", "leave one of them out")
     return str(path)
+
+
+def _check_png(path: str | None) -> None:
+    """Refuse a PNG that cannot be made, or has no place."""
+    from importlib.util import find_spec
+
+    if path is None:
+        raise UsageError("--format png needs a file to write", "name one: --output step.png")
+    if find_spec("resvg_py") is None:
+        hint = 'pip install "memplan[png]", or write SVG, which needs nothing: name a file that ends in .svg'
+        raise UsageError(f"--output {path}: a PNG is drawn by resvg-py, which is not installed", hint)
+
+
+def png_of(drawn: str) -> bytes:
+    """An SVG as pixels, twice as fine as it says, on light ground."""
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=drawn, zoom=2))
 
 
 AS_TEXT = ("", ".txt", ".text", ".log", ".out")
@@ -165,7 +189,7 @@ def check_place(path: str, force: bool, option: str = "--output") -> None:
         raise UsageError(f"{option} {path}: there is no folder {folder}", "make the folder first, or name another")
 
 
-def write_report(path: str, text: str, force: bool) -> None:
+def write_report(path: str, text: str | bytes, force: bool) -> None:
     """Write a file; one that came to be meanwhile is not overwritten either."""
     from memplan.files import write_whole
 

@@ -1,8 +1,10 @@
 """From a recipe to its speed."""
 
 from dataclasses import dataclass
+from math import exp
 
-from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
+from memplan.cost.fitting import PUBLISHED, spread
+from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.step import PARTS, Prepared, prepared, step
 from memplan.gpus import load_gpus
 from memplan.spec.gpu import Gpu
@@ -20,7 +22,7 @@ class Speed:
     examples_per_second: float
     """Of all GPUs; a pair is one example."""
     tokens_range: tuple[float, float]
-    """tokens_per_second at the low and the high rates."""
+    """Where tokens_per_second is to lie 90 times in 100 (``fitting``)."""
     parts: dict[str, float]
     """Seconds of a step by what they go to."""
     limited_by: str
@@ -40,7 +42,8 @@ _CARDS: dict[str, tuple[Gpu, Device]] = {}
 def _of_known(name: str, gpu: Gpu) -> Device:
     known = _CARDS.get(name)
     if known is None or known[0] is not gpu:
-        known = _CARDS[name] = gpu, device(gpu)
+        made = device(gpu)
+        known = _CARDS[name] = gpu, made.with_factors(*gpu.calibration.factors) if gpu.calibration else made
     return known[1]
 
 
@@ -66,13 +69,13 @@ def speed(recipe: Recipe) -> Speed:
     found = step(recipe, on, EXPECTED)
     examples = examples_per_step(recipe)
     tokens = recipe.rows // recipe.batch.size * examples * recipe.batch.sequence_length
-    band = tuple(tokens / step(recipe, on, rates).seconds for rates in (LOW, HIGH))
+    wide = exp(spread(recipe, on, recipe.hardware.gpu.calibration or PUBLISHED))
     parts = {name: getattr(found, name) for name in PARTS}
     return Speed(
         found.seconds,
         tokens / found.seconds,
         examples / found.seconds,
-        (band[0], band[1]),
+        (tokens / found.seconds / wide, tokens / found.seconds * wide),
         parts,
         max(parts, key=lambda name: parts[name]),
     )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.links import NOWHERE, gather, group, links, reduce
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, products_rate
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -62,7 +62,7 @@ NONE = Generating(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def generating(recipe: Recipe, device: Device, rates: Rates) -> Generating:
     """Of one optimizer step of a recipe; nothing where nothing generates, or of an engine that is not modelled."""
-    of, gpu = recipe.generator, recipe.hardware.gpu
+    of, gpu, rates = recipe.generator, recipe.hardware.gpu, on_host(rates, device.host)
     if of is None or gpu is None or not of.rows:
         return NONE
     try:

@@ -69,7 +69,7 @@ def links(device: Device, rates: Rates, cluster: Cluster = NOWHERE) -> Links:
     if said.within:
         within = said.within * GIGA * rates.link
     between = said.between * GIGA / cluster.gpus_per_node if said.between else device.between
-    return Links(within, between * rates.link, rates.latency, device.direct)
+    return Links(within / device.near, between * rates.link / device.far, rates.latency, device.direct)
 
 
 def gather(size: float, of: Group, over: Links, times: float = 1) -> float:

@@ -1,9 +1,10 @@
 """How fast a device really is: shares of its published peaks that training reaches, each stated with its source.
 
-The low, expected and high rates each go through the whole cost model. No rate is fitted to a row of the tables that the
-model is held against (docs/accuracy.md).
+How far a speed may be off follows from how far rates may be (``fitting``). No rate is fitted to a row of the tables
+that the model is held against (docs/accuracy.md).
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.spec.gpu import Gpu
@@ -83,10 +84,7 @@ class Rates(NamedTuple):
     """Times that NCCL's own latencies (``links``) are met."""
 
 
-LOW = Rates(3.0, 0.40, 0.55, 0.40, 0.25, 30e-6, 1.0, 400e-6, 0.3, 4.0)
 EXPECTED = Rates(1.6, 0.68, 0.82, 0.75, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
-HIGH = Rates(0.3, 0.95, 0.95, 0.95, 0.70, 6e-6, 0.3, 100e-6, 1.0, 0.5)
-"""Low and high are such that 95 of 100 published speeds of the sources that are not held back lie between."""
 
 HOST_BANDWIDTH = 25 * GIGA
 """Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""
@@ -121,6 +119,25 @@ class Device(NamedTuple):
     """Multiprocessors; 0 where tiles do not wait for one another."""
     assumed: str = ""
     """What had to be assumed of it, in words."""
+    host: float = 1.0
+    """Times that the host's own seconds are met (``Calibration``)."""
+    near: float = 1.0
+    """The same of collectives within a node."""
+    far: float = 1.0
+    """Of those between nodes."""
+
+    def with_factors(self, compute: float, host: float, link: float, network: float) -> "Device":
+        """As it was measured: seconds of the published rates, so many times (``Calibration.factors``)."""
+        return self._replace(
+            products=self.products / compute,
+            attention=self.attention / compute,
+            native_attention=self.native_attention / compute,
+            wide_products=self.wide_products / compute,
+            memory=self.memory / compute,
+            host=host,
+            near=link,
+            far=network,
+        )
 
 
 WIDE = 1 / 15
@@ -166,6 +183,12 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         assumed,
     )
+
+
+@lru_cache(maxsize=64)
+def on_host(rates: Rates, host: float) -> Rates:
+    """Rates whose host takes so many times as long; the same object for the same."""
+    return rates._replace(launch=rates.launch * host, hook=rates.hook * host) if host != 1.0 else rates
 
 
 def products_rate(on: Device, rates: Rates, itemsize: int) -> float:

@@ -24,7 +24,7 @@ from memplan.cost.passes import (
     shape_of,
     without_training,
 )
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
 from memplan.cost.stages import shares
 from memplan.cost.traffic import (
     Data,
@@ -86,7 +86,7 @@ class Prepared(NamedTuple):
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     """That of a recipe, whatever its batch."""
-    work = model_work(recipe.model)
+    work, rates = model_work(recipe.model), on_host(rates, device.host)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     return Prepared(work, shape_of(recipe, work), over, sizes, data, ending)
@@ -95,6 +95,7 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
 def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
     """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
     work, shape, over, sizes, data, ending = ready or prepared(recipe, device, rates)
+    given, rates = rates, on_host(rates, device.host)
     trained = _remembered(work, shape._replace(rows=recipe.rows), device, rates)
     head = head_pass(recipe, work, device, rates)
     degrees, micro, of = recipe.parallel, recipe.batch.accumulation, shares(recipe)
@@ -114,7 +115,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, trained))
     training = micro * each + bubble + once + ending + waiting
-    made = generating(recipe, device, rates)
+    made = generating(recipe, device, given)
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
     seconds = training + generation + made.moved
     products = micro * share * trained.products * (2 + _trained_share(recipe, work))

@@ -18,7 +18,7 @@ from memplan.errors import (
 )
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.folders import files_of, is_training
+from memplan.frameworks.folders import is_training
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
@@ -28,6 +28,7 @@ from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 WORDS = {"yes": "fits", "tight": "fits tightly", "no": "does not fit"}
+NO_CONFIG = "no training config that memplan knows"
 EXIT_CODES = {"no": EXIT_DOES_NOT_FIT, "unclear": EXIT_USAGE}
 
 
@@ -95,47 +96,19 @@ def check_all(
     others: bool = True,
     advise: bool = True,
 ) -> list[Checked]:
-    """One file under the options, or each of a folder: an answer for each training in it, one at least. ``others``:
-    a file that is no training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which
-    takes a second or more a file that does not fit. Raises UsageError where no card is named;
+    """One file under the options: an answer for each training in it, one at least. ``others``: a file that is no
+    training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which takes a second or
+    more a file that does not fit. Raises UsageError where no card is named;
     whatever is wrong with a file is returned, so that the others keep their answers.
     """
-    if os.path.isdir(path):
-        return _check_folder(path, options, beside, framework, advise)
-    if not others and os.path.isfile(path) and not is_training(path):
-        return [Checked(path, "skipped", "no training config that memplan knows")]
     found = _guarded(path, lambda: list(documents_of(path)))
+    document = None if isinstance(found, Checked) else found[0]
+    if not others and os.path.isfile(path) and not is_training(path, document):
+        return [Checked(path, "skipped", NO_CONFIG)]
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
     return [_check(document, named, options, beside, framework, advise) for document in found]
-
-
-def _check_folder(
-    folder: str, options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool
-) -> list[Checked]:
-    """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
-    paths, programs = files_of(folder)
-    kept = {os.path.normpath(path) for path in beside}
-    trainings = [path for path in paths if path not in kept and is_training(path)]
-    advise = advise and len(trainings) <= MOST_ADVISED
-    found = [each for path in trainings for each in check_all(path, options, beside, framework, True, advise)]
-    if all(each.fits == "skipped" for each in found):
-        hint = "name the folder of the configs, or a program itself"
-        return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
-    left = [os.path.relpath(path, folder) for path in paths if path not in trainings and path not in kept]
-    words = [f"{len(left)} other file{'' if len(left) == 1 else 's'} ({_named(left)})"] if left else []
-    words += [f"{programs} program{'' if programs == 1 else 's'}, to be named by file"] if programs else []
-    return [*found, *([Checked(folder, "skipped", f"in this folder {'; '.join(words)}")] if words else [])]
-
-
-MOST_NAMED = 3
-MOST_ADVISED = 3
-"""Files at once for which remedies are looked for: of more, one by itself."""
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def _check(
@@ -160,14 +133,23 @@ def _check(
         try:
             report = build_report(resolve(given), None)
         except InvalidJob as error:  # what was not understood may be why
-            doubt = next((each for each in given.unread if each.decides), None)
-            raise NotKnown(f"{doubt.text}; without that {error.message}", doubt.hint) if doubt else error from None
+            raise _in_doubt(given, error) from None
         if report.verdict is None:
             raise _NoCard
         return _answer(path, given, report, advise)
 
     found = _guarded(path, work)
     return replace(found, line=document.place, name=document.name) if named else found
+
+
+def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
+    """Why there is no estimate: a question first, then what was not understood, else the error itself."""
+    unnamed = given.job.model is None and given.job.total_params is None
+    doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
+    doubts = [each for each in doubts if each.asks == "model"] if unnamed else doubts
+    if doubts:
+        return NotKnown(f"{doubts[0].text}; without that {error.message}", doubts[0].hint)
+    return NotKnown(error.message, error.hint) if unnamed else error
 
 
 def _on_this_machine(given: JobInput) -> JobInput:
@@ -272,8 +254,11 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
         source = report.sources.get(key, "default")
         alone = key == "sharding" and report.job.get("num_gpus") == 1
         if source not in ("file", "option") and key in report.job and not alone:
-            whose = given.origins.get(key) or "memplan's default"
+            cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
+            whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
+    if given.job.lengths is not None:
+        yield "lengths not drawn (each row counts as long as sequence_length; memplan estimate draws them)"
 
 
 def placed(text: str, path: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from memplan.errors import InvalidJob, MemplanError, UsageError
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.documents import FORMS
+from memplan.frameworks.documents import FORMS, Document
 from memplan.frameworks.reading import documents_of, framework_of
 from memplan.yaml_lines import MAX_BYTES
 
@@ -22,10 +22,11 @@ TELLING = {"model", "batch", "lengths", "adapters", "method"}
 _KEY = re.compile(r"^[\s\"'-]*([A-Za-z][\w.-]*)[\"']?\s*[:=]", re.MULTILINE)
 
 
-def is_training(path: str) -> bool:
-    """Whether a file is some framework's; or is broken, and speaks of two things at least that a training has."""
+def is_training(path: str, document: Document | None = None) -> bool:
+    """Whether a file is some framework's; or is broken, and speaks of two things at least that a training has.
+    ``document``: the file, where it is open."""
     try:
-        document = documents_of(path)[0]
+        document = document or documents_of(path)[0]
     except MemplanError:
         return len({subject_of(key) for key in _KEY.findall(_start(path))} & TELLING) > 1
     try:

@@ -120,7 +120,8 @@ def read_arguments(keys: Keys) -> None:
 def _checkpointing(keys: Keys) -> None:
     name = "activation_checkpointing" if keys.has("activation_checkpointing") else "gradient_checkpointing"
     keys.skip("activation_checkpointing", "gradient_checkpointing")
-    on = keys.flag(name)
+    offloads = keys.raw(name) == "unsloth"  # its layer inputs wait on the host: here they are counted on the card
+    on = True if offloads else keys.flag(name)
     if on is not None:
         keys.put("gradient_checkpointing", "full" if on else "none", name)
     for arguments in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):

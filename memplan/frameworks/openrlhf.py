@@ -33,7 +33,7 @@ from memplan.frameworks.own_names import OTHERS, lora_targets
 from memplan.frameworks.shell import Command, Word, options_of
 from memplan.units import ceil_div
 
-_PROGRAM = re.compile(r"openrlhf\.cli\.train_(sft|dpo|rm|ppo_ray|kto|kd)\b|openrlhf/cli/train_(sft|dpo|rm|ppo_ray)\.py")
+_PROGRAM = re.compile(r"openrlhf[./]cli[./]train_(\w+)")
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _program(row: list[Word]) -> tuple[str, int]:
     for place, word in enumerate(row):
         match = _PROGRAM.search(word.text)
         if match:
-            return match.group(1) or match.group(2), place
+            return match.group(1), place
     return "", 0
 
 

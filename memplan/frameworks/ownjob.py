@@ -15,24 +15,29 @@ SHARED = words(
     eval_batch_size temperature revision megatron compile images cluster gpu margin"""
 )
 """Keys of a job that other frameworks' files have too."""
+SECTIONS = ("lora", "rollout")
+"""Mappings of a job, which a project's own file has too."""
+FORMS = ("yaml", "json")
+"""In which a job is written."""
 
 
 def marks(document: Document) -> tuple[str, ...]:
     """Keys of a memplan job that are words, numbers or LoRA's mapping; others use some of the names for sections."""
     values = document.settings.values
-    if document.form == "json":
-        return tuple(key for key in ("plans", "per_gpu") if {key, "schema_version"} <= document.keys)
-    if document.form != "yaml":
+    if document.form == "json" and "schema_version" in document.keys:
+        return tuple(key for key in ("plans", "per_gpu") if key in document.keys)
+    if document.form not in FORMS:
         return ()
     own = [key for key in values if isinstance(key, str) and key in Job.model_fields and key not in SHARED]
-    if 2 * sum(canonical_key(str(key)) in Job.model_fields for key in values) < len(values):
-        return ()  # a project's own file with a few of the names
-    return tuple(key for key in own if key in ("lora", "rollout") or not isinstance(values[key], Mapping))
+    others = [key for key in values if canonical_key(str(key)) not in Job.model_fields]
+    if 2 * len(others) > len(values) or any(isinstance(values[key], Mapping) for key in others):
+        return ()  # a project's own file with a few of the names, or with sections of its own
+    return tuple(key for key in own if not isinstance(values[key], Mapping) or (key in SECTIONS and not others))
 
 
 def is_job(document: Document) -> bool:
     """Whether every key is one that a memplan job may have, and one at least is its own."""
-    if not marks(document) or document.form != "yaml":
+    if not marks(document) or document.form not in FORMS:
         return False
     known = {canonical_key(str(key)) for key in document.settings.values}
     try:
@@ -44,7 +49,7 @@ def is_job(document: Document) -> bool:
 
 def may_be(document: Document) -> bool:
     """Whether every key is one that a memplan job may have, where no other framework knows any: ``max_length: 512``."""
-    if document.form != "yaml" or not document.settings.values:
+    if document.form not in FORMS or not document.settings.values:
         return False
     try:
         normalise({str(key): 0 for key in document.settings.values})
@@ -56,7 +61,7 @@ def may_be(document: Document) -> bool:
 def read(document: Document, draft: Draft) -> None:
     """The job's keys as they stand; of a plan the first, which is the best; of a report its job."""
     given = document.settings.values
-    if document.form == "json":
+    if document.form == "json" and "schema_version" in given:
         plans = given.get("plans")
         found = plans[0] if isinstance(plans, list) and plans else given
         job = found.get("job") if isinstance(found, Mapping) else None

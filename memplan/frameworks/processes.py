@@ -18,6 +18,7 @@ from memplan.frameworks.documents import is_template
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.shell import options_of
+from memplan.tables.trainers import TRAINERS
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 OF_A_NODE = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
@@ -254,9 +255,16 @@ def _one_process(launch: Launch, draft: Draft) -> None:
         return
     several = number(draft.options.get("num_gpus")) or seen or _of_the_cluster(draft)[0] or 1
     if several > 1:
+        draft.finishers["data parallel"] = partial(_replicated, launch.where, several)
+
+
+def _replicated(where: str, several: int, draft: Draft) -> None:
+    """Trainers that start their own processes (verl, NeMo RL) know nothing of it."""
+    trainer = str(draft.options.get("trainer") or draft.values.get("trainer") or "transformers")
+    if any(era.runs_on == "accelerate" for era in TRAINERS.get(trainer, ())):
         draft.warn(
             "python",
-            launch.where,
+            where,
             f"one process on {several} GPUs is nn.DataParallel under transformers' Trainer, which is not modelled",
             "parallelism",
             "start it with torchrun or accelerate launch, or say --num-gpus 1",

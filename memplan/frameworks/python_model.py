@@ -16,7 +16,7 @@ from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.python_quantised import put_quantisation
 from memplan.frameworks.python_run import Run
 from memplan.frameworks.python_unsloth import put_unsloth
-from memplan.frameworks.python_values import Place, Ref, Thing, Unknown, plain, truth
+from memplan.frameworks.python_values import OPTION, Place, Ref, Thing, Unknown, plain, truth
 
 HEADS = re.compile(r"MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentation")
 """Classes whose head or input is not a language model's."""
@@ -95,6 +95,9 @@ def _unknown(model: Any, place: Place, gathered: Gathered, draft: Draft) -> None
     """A model that is made where nobody reads."""
     either = model.either if isinstance(model, Unknown) else ()
     if either and all(isinstance(each, str) for each in either):
+        gathered.add("model_name_or_path", model, place)
+        return
+    if isinstance(model, Unknown) and model.text.startswith(OPTION):  # a word of its command: TRL loads what it names
         gathered.add("model_name_or_path", model, place)
         return
     own = isinstance(model, Thing) and model.own is not None

@@ -89,6 +89,9 @@ def _bounded(longest: int, draft: Draft) -> None:
 def kernels(draft: Draft) -> None:
     """Unsloth's kernels where they are modelled for the job; elsewhere transformers' own layers, which hold more."""
     where, checkpointing = draft.facts["unsloth"]
+    asked = "processes" in draft.facts or any(each.asks == "num_gpus" for each in draft.unread)
+    if not asked and "num_gpus" not in {*draft.given, *draft.values}:
+        draft.put("num_gpus", 1, Origin(FILE, f"{where}: Unsloth runs on one GPU where nothing starts more"))
     given = {**draft.values, **draft.options}
     modelled = given.get("method") == "sft" and given.get("lora") and int(given.get("num_gpus") or 1) == 1
     if modelled and _family(given) in (*FAMILIES, ""):

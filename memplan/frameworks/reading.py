@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from memplan.errors import InvalidJob, UsageError
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
+from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
 from memplan.frameworks.image_bounds import IMAGES
@@ -22,7 +24,7 @@ from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
-from memplan.spec.reading import JobInput, build_job, merged, normalise, unanswered
+from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -72,6 +74,8 @@ def documents_of(path: str) -> tuple[Document, ...]:
     if place:
         return (the_part(open_document(place[0]), place[1]),)
     if not os.path.exists(path):
+        if " " in path and _is_command(path):
+            return parts(document_of(path, "the command line", "shell"))
         raise InvalidJob(
             f"{path} does not exist", instead_of_missing(path, "name a training config, a script or a job")
         )
@@ -162,7 +166,29 @@ def draft_of(
     for name in sorted(draft.finishers, key=lambda name: name == IMAGES):  # which need lengths that are settled
         draft.finishers[name](draft)
     settle_model(draft, from_options)
+    draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     return draft
+
+
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+A_SLIP = 0.85
+"""How much of a key is that which is meant: micro_batchsize, and not think_mode for train_mode."""
+
+
+def _spelt(unread: Unread, draft: Draft) -> Unread:
+    """With a hint: how a variable that nothing sets is set; the key that was looked for in vain and looks like this."""
+    unset = _VARIABLE.search(unread.why)
+    path = unread.where.partition(", line ")[0]
+    if unset and not unread.hint and path.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+        return unread._replace(hint=f'set it: memplan check "{unset.group(1)}=… bash {path}"')
+    if unread.hint or unread.asks or unread.why != Unread._field_defaults["why"]:
+        return unread
+    at, _, last = unread.key.rpartition(".")
+    names = [name.rpartition(".") for name, of in draft.asked.items() if name.removeprefix(of.prefix) not in of.values]
+    close = get_close_matches(last, [name for before, _, name in names if before == at], 1, A_SLIP)
+    if not close:
+        return unread
+    return unread._replace(hint=f"did you mean {close[0]}?", decides=unread.decides or subject_of(close[0]))
 
 
 def _read(document: Document, row: Framework, draft: Draft) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
+import string
 from collections.abc import Callable
 
 from memplan.frameworks.shell_fields import UNKNOWN
@@ -129,10 +130,22 @@ def _seq(words: list[str], given: str, of: Filtered) -> str | None:
 def _tr(words: list[str], given: str, of: Filtered) -> str | None:
     if len(words) != 2:
         return None
-    old, new = (word.replace("\\n", "\n") for word in words)
+    old, new = (_characters(word) for word in words)
     if words[0] == "-d":
         return "".join(char for char in given if char not in new)
-    return given.replace(old, new) if len(old) == len(new) == 1 else None
+    return given.translate(str.maketrans(old, new)) if len(old) == len(new) else None
+
+
+_CLASSES = {
+    **dict.fromkeys(("[:upper:]", "A-Z", "[A-Z]"), string.ascii_uppercase),
+    **dict.fromkeys(("[:lower:]", "a-z", "[a-z]"), string.ascii_lowercase),
+    **dict.fromkeys(("[:space:]", "[:blank:]"), " \t\n"),
+}
+
+
+def _characters(word: str) -> str:
+    """A set of ``tr``: a class, or characters that stand for themselves."""
+    return _CLASSES.get(word, word.replace("\\n", "\n"))
 
 
 def _wc(words: list[str], given: str, of: Filtered) -> str | None:

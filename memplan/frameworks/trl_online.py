@@ -48,15 +48,17 @@ def read_online(keys: Keys, method: str) -> None:
 
 
 def _lengths(keys: Keys, method: str) -> None:
-    name = COMPLETIONS[method]
-    completion = keys.whole(name)
-    given = {"sequence_length", "rollout"} & keys.draft.given
-    if completion is None or "rollout" in given:
+    name, rollout = COMPLETIONS[method], keys.draft.options.get("rollout") or {}
+    completion = rollout.get("completion_length", keys.whole(name))
+    if completion is None:
         return
     keys.put("completion_length", completion, name)
-    if "sequence_length" in given:
+    if "sequence_length" in keys.draft.given:
         return
-    prompt = keys.whole("max_prompt_length")
+    prompt = rollout.get("prompt_length", keys.whole("max_prompt_length"))
+    if "completion_length" in rollout or "prompt_length" in rollout:  # the options say one, or both
+        put(keys, "prompt_length", PROMPT if prompt is None else prompt, "max_prompt_length")
+        put(keys, "completion_length", completion, name)
     if method == "online-dpo" and keys.whole("max_length"):
         keys.put("sequence_length", max(keys.whole("max_length") or 0, completion), "max_length")
     elif prompt is not None:

@@ -8,6 +8,8 @@ from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, is_template, words
 from memplan.frameworks.verl_keys import ROLLOUT
+from memplan.spec.reading import Unread
+from memplan.spec.rollout import Rollout
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 
@@ -62,7 +64,9 @@ def settled(draft: Draft, settings: Settings) -> Settings:
         felt = last in FELT or (key.startswith(ROLLOUT) and last in OF_THE_ENGINE)
         if felt and not key.startswith(("reward", "actor_rollout_ref.ref.")):
             why = f"{str(settings.values[key])[:40]} is not in the file: the default is taken"
-            draft.warn(key, settings.where(key), why, subject_of(key.removeprefix("actor_rollout_ref.")) or "method")
+            subject = subject_of(key.removeprefix("actor_rollout_ref.")) or "method"
+            asks = f"rollout.{last}" if key.startswith(ROLLOUT) and last in Rollout.model_fields else ""
+            draft.unread.append(Unread(key, settings.where(key), why, subject, asks=asks))
     left = {key: value for key, value in settings.values.items() if key not in open_ones}
     return Settings(settings.path, left, settings.lines, settings.prefix, settings.paths)
 

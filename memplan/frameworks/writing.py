@@ -38,7 +38,7 @@ OF_THE_DATA = ("padded", "completion_length", "images", "rollout")
 """What a job says of its data, which no setting says: stated in the comment, given again when the files are read."""
 OF_COMPLETIONS = ("group_size", "prompt_length", "completion_length", "engine_version")
 """Of a rollout what no setting of the engine says."""
-OF_MEMPLAN = ("gpu", "margin", "cluster", "gpus_per_node", "trainer_version", "revision", "mixer_kernels")
+OF_TOOL = ("gpu", "margin", "calibration", "cluster", "gpus_per_node", "mixer_kernels", "trainer_version", "revision")
 """What is memplan's own, or of the machine."""
 QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster")
 """How fields of a recipe begin that say nothing of what runs."""
@@ -196,7 +196,7 @@ def short(value: object) -> str:
 
 def read_back(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[str, ...] = ()) -> JobInput:
     """The job of texts, with what is no setting of the framework, and ``also``, taken from the job itself."""
-    unsaid = set(job.model_fields_set) - set(row.writes) if row.writes else {*OF_THE_DATA, *OF_MEMPLAN}
+    unsaid = set(job.model_fields_set) - set(row.writes) if row.writes else {*OF_THE_DATA, *OF_TOOL}
     outside = unsaid | set(row.beside(job)) | set(also)
     if "PYTORCH_CUDA_ALLOC_CONF" in texts.get("run.sh", ""):  # a script that a framework is not told by is not read
         outside |= {"allocator"}
@@ -250,7 +250,7 @@ def differences(one: Recipe, two: Recipe, row: Framework) -> list[tuple[str, Any
         return _within("rollout", a["generator"]._asdict(), b["generator"]._asdict())
     if one.in_megatron and "megatron" in fields:
         return _within("megatron", dict(a["megatron"]), dict(b["megatron"]))
-    own = ("deepspeed", "model", *OF_MEMPLAN, *(("attention",) if one.in_megatron else ()))
+    own = ("deepspeed", "model", *OF_TOOL, *(("attention",) if one.in_megatron else ()))
     keys = [
         key for key in one.provenance.job if key not in own and one.provenance.job[key] != two.provenance.job.get(key)
     ]

@@ -85,23 +85,24 @@ def _check_kind(key: str, value: Any, schema: Mapping[str, Any]) -> None:
         raise UsageError(f"{key} is no {kind}{of}: {str(value)[:80]!r}", f"give {key} as {kind}{of}")
 
 
-def given_job(arguments: Arguments) -> JobInput:
+def given_of(arguments: Arguments) -> JobInput:
     """The job of ``file`` under the keys of ``job``. Raises UsageError where neither is there."""
-    from memplan.frameworks.reading import read_target
+    from memplan.asked import given_job
 
-    keys, file = dict(arguments.get("job") or {}), arguments.get("file")
-    if not keys and file is None:
-        raise UsageError("which job?", 'give job, such as {"model": "qwen3-8b", "method": "dpo"}, or file')
-    model = keys.get("model") if file is None else None
-    if isinstance(model, str):
-        del keys["model"]
-    return read_target(file or (model if isinstance(model, str) else None), keys, arguments.get("beside") or ())
+    return given_job(arguments.get("job") or {}, arguments.get("file"), arguments.get("beside") or ())
+
+
+def usual_of(arguments: Arguments) -> JobInput:
+    """The same, run by the trainer that the command line would take."""
+    from memplan.usual import with_usual_trainer
+
+    return with_usual_trainer(given_of(arguments))
 
 
 def _report(arguments: Arguments) -> Report:
-    from memplan.api import estimate
+    from memplan.asked import report_of
 
-    return estimate(given_job(arguments))
+    return report_of(usual_of(arguments))
 
 
 def _estimate(arguments: Arguments) -> dict[str, Any]:
@@ -112,10 +113,11 @@ def _estimate(arguments: Arguments) -> dict[str, Any]:
 
 
 def _check(arguments: Arguments) -> dict[str, Any]:
-    from memplan.frameworks.checking import check_all, worst
+    from memplan.frameworks.checking import worst
+    from memplan.frameworks.many import check_many
 
     options, beside = dict(arguments.get("job") or {}), arguments.get("beside") or ()
-    found = [each for path in arguments["files"] for each in check_all(path, options, beside)]
+    found = check_many(arguments["files"], options, beside)
     rows = [each.to_dict() for each in found]
     if not arguments.get("full"):
         rows = [
@@ -132,7 +134,7 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
     if not 1 <= top <= MOST_PLANS:
         raise UsageError(f"top: {top} is no number of plans", f"write a number from 1 to {MOST_PLANS}")
     ask = [arguments["maximize"]] if arguments.get("maximize") else []
-    found = plan(given_job(arguments), arguments.get("allow") or (), top, False, ask)
+    found = plan(usual_of(arguments), arguments.get("allow") or (), top, False, ask)
     data = found.to_dict()
     jobs = {each["name"]: each["job"] for each in data["plans"]}
     rows = [row for row in plan_rows(found) if row["plan"] in jobs]
@@ -145,11 +147,10 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
 
 
 def _diagnose(arguments: Arguments) -> dict[str, Any]:
-    from memplan.diagnose.diagnosis import diagnose, diagnose_job
+    from memplan.asked import diagnosis_of
 
-    text = arguments["text"]
     of_a_job = arguments.get("job") or arguments.get("file")
-    return (diagnose_job(text, given_job(arguments)) if of_a_job else diagnose(text)).to_dict()
+    return diagnosis_of(arguments["text"], given_of(arguments) if of_a_job else None).to_dict()
 
 
 def _explain(arguments: Arguments) -> dict[str, Any]:

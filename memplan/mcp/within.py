@@ -19,40 +19,41 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def keep_within(folders: Iterable[str]) -> None:
     """From now on this process opens no file elsewhere: PermissionError, as if the system had refused it."""
-    own = tuple(os.path.realpath(place) for place in _own_places())
+    own = tuple(os.path.realpath(place) for place in (*own_places(), sys.prefix, sys.base_prefix, *READ_ANYWAY))
     roots = (*(os.path.realpath(folder) for folder in folders), *own)
-    downloads = os.path.realpath(_downloads())
+    downloads = os.path.realpath(downloads_dir())
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event not in READS + CHANGES or not isinstance(arguments[0], (str, bytes, os.PathLike)):
             return
         path = os.path.realpath(os.fsdecode(arguments[0]))
-        if _is_in(path, downloads) or path == os.devnull:
+        if is_in(path, downloads) or path == os.devnull:
             return
         flags = arguments[2] if event == "open" else 0
-        compiled = "__pycache__" in path and any(_is_in(path, place) for place in own)
+        compiled = "__pycache__" in path and any(is_in(path, place) for place in own)
         if (event in CHANGES or (isinstance(flags, int) and flags & WRITES)) and not compiled:
             raise PermissionError(13, "nothing is written for an agent", path)
-        if not any(_is_in(path, root) for root in roots):
+        if not any(is_in(path, root) for root in roots):
             raise PermissionError(13, "outside the folders that memplan mcp was given", path)
 
     sys.addaudithook(hook)
 
 
-def _is_in(path: str, root: str) -> bool:
+def is_in(path: str, root: str) -> bool:
+    """Whether a path is a folder, or lies in it; both real."""
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 
-def _own_places() -> list[str]:
-    """Where Python and its packages lie, but for the working directory, which is none of them."""
+def own_places() -> list[str]:
+    """Where Python's packages and memplan lie, but for the working directory, which is none of them."""
     here = os.path.realpath(os.getcwd())
     packages = [path for path in sys.path if path and os.path.realpath(path) != here]
     own = Path(__file__).resolve().parents[1]
     presets = str(own.parent / "presets")
-    return [sys.prefix, sys.base_prefix, sys.exec_prefix, *packages, str(own), presets, *READ_ANYWAY]
+    return [*packages, str(own), presets]
 
 
-def _downloads() -> str:
+def downloads_dir() -> str:
     """Where huggingface_hub keeps what it downloads; the only place that is written to."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     return os.path.expanduser(home)

@@ -12,6 +12,7 @@ from memplan.planner.moves import LAYOUT, NUMERICS, UNORDERED, Move, compatible,
 from memplan.planner.pricing import ROWS, Priced, Pricing
 from memplan.planner.rollout_moves import UNORDERED as OF_GENERATION
 from memplan.planner.search import best
+from memplan.reporting import Peak
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
@@ -105,6 +106,8 @@ class Around:
         self.made: dict[Hashable, Changed | None] = {}
         self.nearest: tuple[Changed, Priced] | None = None
         self.priced: dict[Hashable, Priced] = {}
+        self.anew: dict[str, Peak | None] = {}
+        """Played, by their changes."""
         self.all = [*moves(given.job, recipe), *training_moves(given.job, recipe)]
         self.tiers: dict[int, list[Move]] = {}
         self.hopes: dict[Hashable, bool] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from memplan.calibrations import calibrated
 from memplan.cost import card, speed
 from memplan.cost.rates import Device
 from memplan.errors import InvalidJob, UsageError
@@ -81,6 +82,8 @@ def question(given: JobInput) -> Question:
     if job.model is None and job.total_params is None:
         raise UsageError("a plan is for a model", "memplan plan llama-3.1-8b --gpu h100-80gb --num-gpus 8")
     gpu = find_gpu(job.gpu)
+    if job.calibration is not None:
+        gpu, _ = calibrated(gpu, job.calibration)
     device = card(gpu)
     fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
     assumptions = [device.assumed] if device.assumed else []

@@ -16,7 +16,7 @@ from memplan.planner.around import SAME, Around, Changed, Cost, examples, names
 from memplan.planner.moves import LAYOUT, UNORDERED, Move
 from memplan.planner.pricing import Priced
 from memplan.report import Remedy
-from memplan.reporting import peak
+from memplan.reporting import Peak, peak
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
@@ -48,28 +48,36 @@ def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy
     for tier in tiers.ALL:
         if len(found) >= SHOWN:
             break
-        own = _without_more([*found, *of_tier(around, tier, [*found, *more])])[len(found) :]
-        wanted = 1 if found else OF_THE_FIRST
-        found += own[:wanted]
-        more += own[wanted:]
-    found = sorted([*found, *more[: max(0, SHOWN - len(found))]], key=_order)[:SHOWN]
+        own, rest = _that_hold(around, of_tier(around, tier, [*found, *more]), found, 1 if found else OF_THE_FIRST)
+        found += own
+        more += rest
+    found += _that_hold(around, sorted(more, key=_order), found, SHOWN - len(found))[0]
+    found = sorted(found, key=_order)[:SHOWN]
     if len(found) < SHOWN:
-        found = _without_more([*found, *of_tier(around, tiers.HOST, found, slow=True)])[:SHOWN]
+        slow = of_tier(around, tiers.HOST, found, slow=True)
+        found += _that_hold(around, slow, found, SHOWN - len(found))[0]
     if not found and around.nearest is not None:
         found = [around.nearest]
     made = (remedy(around, each, priced, device_bytes) for each, priced in found)
     return tuple(each for each in made if each is not None)
 
 
+def _that_hold(around: Around, own: Found, known: Found, wanted: int) -> tuple[Found, Found]:
+    """The first of ``own`` that hold nothing of another one and more, and with which the job fits when it is resolved
+    anew and played; then those that were not looked at."""
+    kept: Found = []
+    for place, pair in enumerate(own):
+        if len(kept) >= wanted:
+            return kept, own[place:]
+        if not any(_within(other, pair) for other in [*known, *kept]) and _fits(anew(around, pair)):
+            kept.append(pair)
+    return kept, []
+
+
 def _order(pair: tuple[Changed, Priced]) -> Cost:
     """First what is told first."""
     each, priced = pair
     return each.cost_with(priced.keys)
-
-
-def _without_more(found: Found) -> Found:
-    """Those that hold nothing of another one and more."""
-    return [pair for pair in found if not any(_within(other, pair) for other in found)]
 
 
 def _within(less: tuple[Changed, Priced], more: tuple[Changed, Priced]) -> bool:
@@ -194,11 +202,8 @@ def _layouts(around: Around, pool: Sequence[Move]) -> list[Move]:
 def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy | None:
     """A set of moves as it is told: its figures are those of the job with its changes, resolved anew."""
     changes = {**each.keys, **priced.keys}
-    try:
-        figures = peak(resolve(with_changes(around.given, changes)), search=True, play=True)
-    except MemplanError:
-        return None
-    if figures.verdict is None or (priced.fits and figures.verdict.fits != "yes"):
+    figures = anew(around, (each, priced))
+    if figures is None or figures.verdict is None or (priced.fits and not _fits(figures)):
         return None
     if not priced.fits and figures.device.expected >= before:
         return None
@@ -214,6 +219,22 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
         relative_speed=round(1 / each.slower, 3),
         alters_training=each.alters > 0,
     )
+
+
+def anew(around: Around, pair: tuple[Changed, Priced]) -> Peak | None:
+    """The figures of a set of moves, resolved anew and played; None where it is refused."""
+    changes = {**pair[0].keys, **pair[1].keys}
+    name = repr(changes)
+    if name not in around.anew:
+        try:
+            around.anew[name] = peak(resolve(with_changes(around.given, changes)), search=True, play=True)
+        except MemplanError:
+            around.anew[name] = None
+    return around.anew[name]
+
+
+def _fits(figures: Peak | None) -> bool:
+    return figures is not None and figures.verdict is not None and figures.verdict.fits == "yes"
 
 
 def title(around: Around, each: Changed, priced: Priced) -> str:

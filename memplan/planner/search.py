@@ -4,14 +4,20 @@ The speed of every candidate is known before its memory is, so the first ones th
 are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch
 of the same group that did not fit, as memory grows with the batch; no larger a one of a group that holds no more
 (``under``); and what a part of its rows comes to (``least``). So once a candidate of a layout was priced and did not
-fit, the smallest batch of each further group of it, and of the leaner one, is priced first. Layouts whose model states
+fit, the smallest batch of each further group of it, and of the leaner one, is priced first; where the last bound ruled
+out many of them (``PATIENCE``), it is asked of these first. Layouts whose model states
 alone are too large are left out before (``candidates.Floors``). Of those that the last bound rules out, ``nearest``
 finds which miss by least.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+PATIENCE = 8
+"""Candidates of a layout that the bound rules out in a row, until it is asked of the smallest batch of a group first:
+that rules out the whole group, or costs one more question."""
 
 
 class Searched(Protocol):
@@ -66,13 +72,21 @@ def best(
     blocked: dict[Hashable, int] = {}
     shown: set[Hashable] = set()
     tight: set[Hashable] = set()
+    in_vain = Counter[Hashable]()
     known: dict[int, _P] = {}
+    bounds: dict[int, int] = {}
+
+    def missing(each: _C) -> int:
+        """What it misses by at least, once."""
+        if id(each) not in bounds:
+            bounds[id(each)] = least(each)
+        return bounds[id(each)]
 
     def fitting(each: _C) -> _P | None:
         """The price, once; None where it does not fit, which rules out what is larger."""
         priced = known.get(id(each))
         if priced is None:
-            short = least(each)
+            short = missing(each)
             if short > 0:
                 found.ruled_out.append((each, short))
                 blocked[each.group] = min(each.batch, blocked.get(each.group, each.batch))
@@ -93,12 +107,16 @@ def best(
     for each in ordered:
         if each.layout in shown or is_blocked(each):
             continue
-        firsts = (smallest.get(group) for group in (each.under, each.group) if each.layout in tight)
-        for first in firsts:
-            if first is not None and first is not each and not is_blocked(first):
+        for first in (smallest.get(group) for group in (each.under, each.group)):
+            if first is None or first is each or is_blocked(first):
+                continue
+            if each.layout in tight or (in_vain[each.layout] >= PATIENCE and missing(first) > 0):
                 fitting(first)
+            else:
+                in_vain[each.layout] %= PATIENCE
         priced = None if is_blocked(each) else fitting(each)
         if priced is None:
+            in_vain[each.layout] += 1
             tight.update([each.layout] if id(each) in known else [])
             continue
         shown.add(each.layout)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_json(value: Any) -> str:
-    """Indented JSON in UTF-8, as ``json.dumps`` writes it, whose indenting takes as long as an estimate."""
+    """Indented JSON in UTF-8, rows of a list on a line each; ``json.dumps`` takes as long to indent as an estimate."""
     return _indented(value, "\n") + "\n"
 
 
@@ -25,8 +25,15 @@ def _indented(value: Any, line: str) -> str:
         items = [f"{encode_basestring(str(key))}: {_indented(item, inner)}" for key, item in value.items()]
         return "{" + inner + f",{inner}".join(items) + line + "}"
     if isinstance(value, (list, tuple)) and value:
-        return "[" + inner + f",{inner}".join([_indented(item, inner) for item in value]) + line + "]"
+        return "[" + inner + f",{inner}".join([_row(item) or _indented(item, inner) for item in value]) + line + "]"
     return repr(value) if type(value) is int else json.dumps(value)
+
+
+def _row(value: Any) -> str:
+    """A mapping of plain values on one line; empty where it is none."""
+    if not isinstance(value, dict) or any(isinstance(item, (dict, list, tuple)) for item in value.values()):
+        return ""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def to_yaml(value: Any) -> str:

@@ -72,6 +72,7 @@ def _trained(given: JobInput) -> Recipe:
     whole, spec = spec, frozen_model(job, trainer, spec, notes)
     check_positions(said, spec, notes)
     attention = attention_form(job, trainer, spec, base.stored, notes)
+    job = job if job.attention == attention else job.model_copy(update={"attention": attention})
     steps = accumulated(said, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, split.name, steps, notes)
     job = kept_apart(job, attention, in_megatron, method, notes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Stored
+from memplan.spec.gpu import FIRST_WITH_BF16
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.families import WITHOUT_FLASH
@@ -41,4 +43,17 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
         why = why if capped else "has eager attention alone"
         notes.fill("attention", "eager", "default", f"{spec.family} {why}")
         return "eager"
+    if trainer.megatron and _makes_scores(job, spec, notes):
+        why = "this card is older than any kernel of attention that Megatron has (compute capability 8.0)"
+        notes.fill("attention", "eager", "default", why)
+        return "eager"
     return notes.plain("attention", job.attention)
+
+
+def _makes_scores(job: Job, spec: ModelSpec, notes: Notes) -> bool:
+    """Whether Megatron has no kernel on the card and falls back on two products and a softmax: TransformerEngine 2.20
+    pytorch/attention/dot_product_attention/utils.py: get_attention_backend (flash-attn and cuDNN's need sm80)."""
+    if job.gpu is None or notes.is_given("attention") or job.context_parallel > 1:
+        return False
+    latent = any(getattr(mixer, "kind", "") == "latent" for mixer in spec.mixers)
+    return not latent and find_gpu(job.gpu).capability < FIRST_WITH_BF16

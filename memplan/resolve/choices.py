@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.calibrations import calibrated
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.evaluation import EvalSizes
@@ -85,6 +86,9 @@ def _card(job: Job, notes: Notes) -> Gpu | None:
     if job.gpu is None:
         return None
     gpu = find_gpu(job.gpu)
+    if job.calibration is not None:
+        gpu, said = calibrated(gpu, job.calibration)
+        notes.assume(said)
     if gpu.vendor == "custom":
         notes.assume(
             f"gpu {job.gpu} is read as {gpu.usable_bytes:,} bytes = {gpu.usable_bytes / GiB:.1f} GiB of usable memory"

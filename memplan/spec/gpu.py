@@ -1,9 +1,12 @@
 """Gpu: one accelerator, with the memory that torch can give out."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from memplan.spec.base import Frozen
+from memplan.spec.calibration import Calibration
 
 FIRST_WITH_BF16 = 8.0
 """Compute capability of NVIDIA's first cards with bf16 matmuls, which FlashAttention 2 needs too."""
@@ -41,6 +44,8 @@ class Gpu(Frozen):
     link_gbps: float | None = None
     """GB/s each way of the fastest link that every such card has; None where no clean figure was found."""
     source: str = ""
+    calibration: Annotated[Calibration | None, Field(exclude=True)] = None
+    """Rates of one's own, from a file of ``memplan calibrate``; only speeds feel them."""
 
     @property
     def capability(self) -> float:

@@ -274,5 +274,7 @@ class Job(Frozen):
     """Nodes that the job runs on: a preset such as dgx-h100, or {nodes, gpus_per_node, gpu, links, host_memory}."""
     gpu: str | None = None
     """Card: a preset such as h100-80gb; a size such as 80GB or 79.1GiB; or local."""
+    calibration: str | None = None
+    """File of memplan calibrate: speeds by the machine's own rates; memory does not feel them."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the card's usable memory to keep free."""

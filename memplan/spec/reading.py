@@ -39,7 +39,8 @@ class Unread(NamedTuple):
             return f"{self.where}: {self.asks} is not known: {self.why}"
         if self.above:
             return f"{self.where}: {self.key}: {self.why}"
-        return f"{self.where}: {self.key} is not counted: {self.why}"
+        meant = f"; {self.hint}" if self.hint.startswith("did you mean") else ""
+        return f"{self.where}: {self.key} is not counted: {self.why}{meant}"
 
 
 MOST_NAMED = 4
@@ -226,8 +227,12 @@ INSTEAD = {"batch_size": "token_budget"}
 
 
 def unanswered(unread: Iterable[Unread], keys: Iterable[str]) -> tuple[Unread, ...]:
-    """What is left that was not understood, once these keys of the job are given."""
-    return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & set(keys)))
+    """What is left that was not understood, once these keys of the job are given; of a mapping of them, those within
+    its mappings too."""
+    given = set(keys)
+    for key, value in keys.items() if isinstance(keys, Mapping) else ():
+        given |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
+    return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & given))
 
 
 def understood(given: JobInput, what: str) -> JobInput:

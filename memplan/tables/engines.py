@@ -52,6 +52,9 @@ class Era(NamedTuple):
     """The engine's estimate of the graphs, over what they take."""
     whole_prompts: bool = False
     """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill)."""
+    strands: bool = False
+    """Where it can sleep, weights that loading replaces (for a kernel's layout, or quantised there) stay in its pool as
+    PyTorch's, so that the cache is given their place a second time."""
     expandable_sleeps: bool = False
     """Sleep works under expandable_segments; else an assertion fails."""
 
@@ -82,7 +85,9 @@ _FIRST = _V0._replace(
 _TOTAL = _FIRST._replace(
     since=(0, 9, 2), share="total", source=f"vllm 0.9.2 {_WORKER}:135-225", checks=True, grouped=True
 )
-_APART = _TOTAL._replace(since=(0, 11, 0), source=f"vllm 0.11 {_WORKER}:163-285", nccl_inside=False, full_graphs=True)
+_APART = _TOTAL._replace(
+    since=(0, 11, 0), source=f"vllm 0.11 {_WORKER}:163-285", nccl_inside=False, full_graphs=True, strands=True
+)
 _COARSE = _APART._replace(
     since=(0, 11, 1), source=f"vllm 0.13 {_KV}:1019, config/compilation.py:550", unequal=1.25, widest_graphs=(512, 16)
 )
@@ -105,6 +110,7 @@ _CONSUMED = _ESTIMATED._replace(
     sampler=8.0,
     graph_share=0.6,
     estimate=0.6,
+    strands=False,
 )
 _SGLANG = Era(
     "sglang", (0, 4, 6), "free", "sglang 0.5.5 model_executor/model_runner.py:1260-1323", checks=False, grouped=False

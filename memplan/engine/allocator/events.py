@@ -82,21 +82,22 @@ def _has_played_stages(recipe: Recipe) -> bool:
 
 
 def _is_played_zero(recipe: Recipe) -> bool:
-    """Stages 1 and 2, whose gradients go to no fp32 buffer of their own, and stage 3, whose weights travel as they
-    are."""
+    """Stage 0 around a plain optimizer, stages 1 and 2, whose gradients go to no fp32 buffer of their own, and stage 3,
+    whose weights travel as they are."""
     zero = recipe.sharding.deepspeed
     travels = zero.hpz > 1 or zero.quantised_weights or zero.quantised_gradients or zero.fetch_by_all_reduce
     packed = zero.quantised_frozen or recipe.quantised is not None
-    plain = zero.wrapper == "zero" or (zero.wrapper == "zero3" and not (travels or packed))
+    plain = zero.wrapper in ("plain", "zero") or (zero.wrapper == "zero3" and not (travels or packed))
     return plain and recipe.divided.world == 1
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """Without ZeRO. LoRA under FSDP1 could be played, but published runs hold 4 to 6 % more than the play, and nobody
+    """Without ZeRO; of torch's own parallelism all but pipelines. LoRA under FSDP1 could be played, but published runs
+    hold 4 to 6 % more than the play, and nobody
     knows of what: the band is nearer to them, and not below."""
     if recipe.storage.precision.master:
         return False
     if not recipe.several:
         return True
     flat = recipe.sharding.name == "fsdp" and recipe.adapter is not None and recipe.quantised is None
-    return recipe.sharding.name in SHARDINGS and recipe.divided.world == 1 and not flat
+    return recipe.sharding.name in SHARDINGS and recipe.parallel.pipeline == 1 and not flat

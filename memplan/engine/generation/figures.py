@@ -10,7 +10,7 @@ from memplan.engine.generation.activation import activation_bytes
 from memplan.engine.generation.graphs import graph_bytes
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
-from memplan.engine.generation.weights import weights_bytes
+from memplan.engine.generation.weights import format_of, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
@@ -78,6 +78,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None) -
     beyond = 0 if era.graphs_inside or era.share == "free" else graphs.expected
     start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond)
     awake = _awake(of, era, outside if not era.nccl_inside else context, budget, kept + kv, activation, graphs)
+    awake = _sum(awake, Band(0, 0, stranded(of, era, weights)))
     over = era.share != "free" and awake.expected > free.expected
     why, hint = reason(start, over)
     asleep = _sum(outside, graphs, NON_TORCH) if of.sleep else awake
@@ -108,6 +109,14 @@ def budget_bytes(of: Generator, era: Era, gpu: Gpu, free: int) -> int:
         return int(of.share * max(0, free))
     whole = int(of.share * gpu.usable_bytes)
     return whole if era.share == "total" else whole - max(0, gpu.usable_bytes - free)
+
+
+def stranded(of: Generator, era: Era, weights: int) -> int:
+    """At most, beyond its share: quantised weights that loading replaces while its pool is open. The pool keeps the
+    freed blocks, which profiling takes for PyTorch's own (github.com/vllm-project/vllm/issues/40256, a 70B in AWQ:
+    1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
+    replaced = era.strands and of.sleep and not of.kv_cache_memory and format_of(of) != "none"
+    return weights if replaced else 0
 
 
 def _concurrency(cache: Layout, kv: int, of: Generator) -> float:

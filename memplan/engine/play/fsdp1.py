@@ -31,6 +31,7 @@ class Fsdp1(Fsdp2):
     reduction of the unit before has ended: it began when that one's backward ended.
     """
 
+    remembers = True  # the events of units that were freed
     freed: deque[dict[int, int]] | None = None
     """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then."""
 

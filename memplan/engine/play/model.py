@@ -10,6 +10,7 @@ from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import leave_autocast, tail_forward
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
+from memplan.engine.parallel.sequence import scattered
 from memplan.engine.passes import PassPlan
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.weights import OUTSIDE, ModelPass, Weights
@@ -101,7 +102,7 @@ class PassRun:
         tape, spec, p = self.tape, self.plan.spec, self.p
         width = spec.embedding_width or spec.hidden_size
         table = p.param("embed_tokens", spec.vocab_size * width)
-        x = ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize)
+        x = scattered(p, ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize))
         if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
             x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Sharding:
     """Hooks at the places where wrappers have theirs."""
 
+    remembers = False
+    """What they do in a step depends on the step before."""
     late = False
     """Some backward of the step reduces nothing."""
     reduces = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memplan.engine.micro_step import stages
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
-from memplan.engine.passes import PassPlan
+from memplan.engine.passes import PassPlan, TracedPass
 from memplan.engine.play.model import PassRun, play_back
 from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
@@ -16,6 +16,7 @@ from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import Weights
 from memplan.engine.rows.model import keeps_masks, mask_bytes
+from memplan.engine.step_and_evaluation import evaluation_of
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
@@ -54,6 +55,11 @@ def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Shardi
     from memplan.engine.play.units import reference_units
 
     return reference_units(recipe, tape, plan)
+
+
+def played_evaluation(recipe: Recipe) -> Recipe | None:
+    """The evaluation behind the last step, where it is played: none that keeps its logits."""
+    return None if recipe.batch.eval_kept else evaluation_of(recipe)
 
 
 class Player:
@@ -117,7 +123,7 @@ class Player:
 
     def _micro_step(self, *, last: bool) -> None:
         recipe = self.recipe
-        batch = self._batch()
+        batch = self._batch(recipe)
         runs: dict[int, PassRun] = {}
         joined = recipe.method.pairs and recipe.loss.pair_pass == "two-forward"
         together = joined and not recipe.loss.code.leaves_autocast
@@ -127,10 +133,7 @@ class Player:
             name = traced.plan.name
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
-                masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
-                run = PassRun(
-                    self.weights_of(traced.plan), self.through(traced.plan), masks, self.sharding_of(traced.plan)
-                )
+                run = self._run(recipe, traced)
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run
@@ -145,8 +148,23 @@ class Player:
             self.tape.synchronise()
         del batch
 
-    def _batch(self) -> list[Tensor]:
-        recipe = self.recipe
+    def _run(self, recipe: Recipe, traced: TracedPass) -> PassRun:
+        """A pass that is about to be played."""
+        masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
+        return PassRun(self.weights_of(traced.plan), self.through(traced.plan), masks, self.sharding_of(traced.plan))
+
+    def _evaluate(self, recipe: Recipe) -> None:
+        """Two batches, whose logits are let go of."""
+        for _ in range(2):
+            batch = self._batch(recipe)
+            for traced, half in stages(recipe):
+                self.tape.mark(f"evaluation-{traced.plan.name}.{half}")
+                if half == "forward":
+                    self._run(recipe, traced).forward()
+            self.tape.synchronise()
+            del batch
+
+    def _batch(self, recipe: Recipe) -> list[Tensor]:
         tokens = recipe.rows * recipe.batch.sequence_length
         count = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
         batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
@@ -158,4 +176,7 @@ class Player:
         for _ in range(count):
             start = len(self.tape.events)
             self.step()
+        evaluation = played_evaluation(self.recipe)
+        if evaluation is not None:
+            self._evaluate(evaluation)
         return start

@@ -12,7 +12,9 @@ make the same, let go of the same, as far away. Everything else is an ``Unlike``
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -20,7 +22,8 @@ from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, FoldedTape, Piece, fold_of
 from memplan.engine.play.notes import SIGN, moved
-from memplan.engine.play.step import Player
+from memplan.engine.play.repeating import repeated
+from memplan.engine.play.step import Player, played_evaluation
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
@@ -47,20 +50,41 @@ def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None 
 
 
 def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
-    """As the hooks of the sharding have it; those of ZeRO leave notes (``notes.py``)."""
-    fold = fold_of([traced.plan for traced, _ in stages(recipe)]) if folds else None
+    """As the hooks of the sharding have it; those of ZeRO leave notes (``notes.py``). ``folds``: neither every layer
+    nor every step is played, where some say what the others are."""
+    evaluation = played_evaluation(recipe)
+    passes = [*stages(recipe), *(stages(evaluation) if evaluation else ())]
+    fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
-        start = player.steps(steps)
-        shardings = (player.sharding, *player.beside.values())
-        if all(type(each) in FOLDED for each in shardings):
-            try:
-                return Unfolded(player.tape, fold).whole(start)
-            except Unlike:
-                pass
+        with suppress(Unlike):
+            return _steps(player, steps, partial(_unfolded, player, fold))
     whole = Player(recipe)
-    start, tape = whole.steps(steps), whole.tape
+    if folds:
+        return _steps(whole, steps, partial(_as_played, whole))
+    return _as_played(whole, whole.steps(steps))
+
+
+def _steps(player: Player, steps: int, written: Callable[[int], StepEvents]) -> StepEvents:
+    """The first step, and the others out of it; where they do not follow from it, or the last has an evaluation behind
+    it, they are played too."""
+    if played_evaluation(player.recipe) is not None:
+        return written(player.steps(steps))
+    first = player.steps(1)
+    found = None if player.sharding.remembers else repeated(written(first), steps)
+    return found or written(player.steps(steps - 1) if steps > 1 else first)
+
+
+def _as_played(player: Player, start: int) -> StepEvents:
+    tape = player.tape
     return StepEvents(tuple(tape.events), start, tape.streams, tape.recorded, tuple(tape.marks), tape.tags)
+
+
+def _unfolded(player: FoldedPlayer, fold: Fold, start: int) -> StepEvents:
+    """With the layers that were left out. Raises Unlike."""
+    if not all(type(each) in FOLDED for each in (player.sharding, *player.beside.values())):
+        raise Unlike("hooks that know how many layers there are")
+    return Unfolded(player.tape, fold).whole(start)
 
 
 class Part(NamedTuple):

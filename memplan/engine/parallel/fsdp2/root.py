@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.parallel.fsdp2.units import NOTHING, Frame, Unit, head_gathered_whole, layer_units, padded, unit_of
+from memplan.engine.parallel.fsdp2.units import (
+    NOTHING,
+    Frame,
+    Unit,
+    head_gathered_whole,
+    layer_units,
+    of_layers,
+    padded,
+    unit_of,
+)
 from memplan.engine.parallel.fsdp2.vision import units_of
 from memplan.engine.passes import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights
+from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
@@ -101,10 +111,12 @@ def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:
 
 def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
     """The reference's units, in the dtype that it computes in; none is reduced."""
-    whole, layers = recipe.sharding.fsdp.reference_whole, list[Unit]()
-    for run in plan.spec.runs:
-        weights = [] if whole else list(layer_weights(run.layer, 1, False, None))
-        layers += [frozen_unit(recipe, plan, weights)] * run.count
+    whole = recipe.sharding.fsdp.reference_whole
+
+    def unit(layer: Layer) -> Unit:
+        return frozen_unit(recipe, plan, [] if whole else list(layer_weights(layer, 1, False, None)))
+
+    layers = of_layers(plan.spec, unit)
     root, first, tail, _ = frozen_parts(recipe, plan.spec)
     ends = (frozen_unit(recipe, plan, part) for part in (root, first, tail))
     return Frame(layers, next(ends), whole or recipe.sharding.reshard_after_forward, next(ends), next(ends))

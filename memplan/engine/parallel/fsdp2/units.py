@@ -3,11 +3,14 @@
 Sizes are padded: each tensor is split along its first dimension (torch 2.13 _fully_shard/_fsdp_param.py).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
@@ -236,11 +239,14 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
 
 def layer_units(recipe: Recipe) -> list[Unit]:
     """A unit for each decoder layer."""
-    adapter, layers = recipe.adapter, []
-    for run in recipe.model.runs:
-        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        layers += [unit_of(of_layer, recipe)] * run.count
-    return layers
+    of, spec = recipe.adapter, recipe.model
+    return of_layers(spec, lambda each: unit_of([*marked(layer_weights(each, 1, of is None, of), each.frozen)], recipe))
+
+
+def of_layers(spec: ModelSpec, unit: Callable[[Layer], Unit]) -> list[Unit]:
+    """What ``unit`` makes of each layer, asked once of those that are one object (sliding and full in turn)."""
+    known = {id(run.layer): unit(run.layer) for run in {id(run.layer): run for run in spec.runs}.values()}
+    return [known[id(run.layer)] for run in spec.runs for _ in range(run.count)]
 
 
 def gathered_layers(recipe: Recipe) -> tuple[int, ...]:

@@ -1,0 +1,54 @@
+"""Files of ``memplan calibrate``: a card with its own rates beside the published ones."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from os import stat
+
+from pydantic import ValidationError
+
+from memplan.errors import InvalidJob
+from memplan.spec.calibration import FACTORS, Calibration
+from memplan.spec.gpu import Gpu
+
+HINT = "memplan calibrate RUNS --output rates.json writes one"
+
+
+def calibrated(gpu: Gpu, path: str) -> tuple[Gpu, str]:
+    """The card with a file's rates, and what is to be said of it; the card as it is where the file is of another.
+
+    Raises InvalidJob for a file that is none.
+    """
+    found = read_calibration(path)
+    if found.gpu != gpu.name:
+        return gpu, f"calibration: {path} is of {found.gpu}: speeds of {gpu.name} are by published rates"
+    return _with(gpu, found), f"calibration: speeds by {path}, of {found.runs} measured run{'s'[: found.runs != 1]}"
+
+
+def read_calibration(path: str) -> Calibration:
+    """The file's content. Raises InvalidJob."""
+    try:
+        known = stat(path)
+    except (OSError, ValueError):
+        raise InvalidJob(f"calibration: no such file: {path[:200]!r}", HINT) from None
+    return _read(path, known.st_mtime_ns, known.st_size)
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, changed: int, size: int) -> Calibration:
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        found = Calibration(**{key: data[key] for key in Calibration.model_fields if key in data})
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        raise InvalidJob(f"calibration: {path} is not a file of rates", HINT) from None
+    if found.covariance and len(found.covariance) != len(FACTORS):
+        raise InvalidJob(f"calibration: covariance of {path} has {len(found.covariance)} rows", HINT)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _with(gpu: Gpu, found: Calibration) -> Gpu:
+    """The same object for the same card and rates."""
+    return gpu.model_copy(update={"calibration": found})

@@ -1,0 +1,90 @@
+"""Many files, and folders of them, in one call: answers in the order of the files, by as many processes as there are
+cores where files are many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from memplan.errors import EXIT_USAGE
+from memplan.frameworks.checking import NO_CONFIG, Checked, check_all
+from memplan.frameworks.folders import files_of, is_training
+
+File = tuple[str, bool]
+"""A file, and whether it is an error there that it is no training config."""
+MOST_NAMED = 3
+MOST_ADVISED = 3
+"""Files at once for which remedies are looked for: of more, one by itself."""
+MANY = 40
+"""Files from which on more than one process pays."""
+MOST_PROCESSES = 8
+
+
+def check_many(
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    beside: Sequence[str] = (),
+    framework: str = "",
+    others: bool = True,
+    advise: bool = True,
+    processes: int = 1,
+) -> list[Checked]:
+    """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
+    place of being skipped; of a folder it is told with its like. ``processes``: as many at most.
+    """
+    folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
+    kept = {os.path.normpath(path) for path in beside}
+    within = {path: [name for name in names if name not in kept] for path, (names, _) in folders.items()}
+    files = [(name, others and path not in folders) for path in paths for name in within.get(path, [path])]
+    trainings = (
+        files if not folders or len(files) > MANY else [file for file in files if file[1] or is_training(file[0])]
+    )
+    work = partial(_answers, options, beside, framework, advise and len(trainings) <= MOST_ADVISED)
+    answers = iter(_by_several(work, files, processes))
+    found: list[Checked] = []
+    for path in paths:
+        if path in folders:
+            found += _of_folder(path, [each for _ in within[path] for each in next(answers)], folders[path][1])
+        else:
+            found += next(answers)
+    return found
+
+
+def _of_folder(folder: str, answers: Sequence[Checked], programs: int) -> list[Checked]:
+    """The trainings of a folder; what else is in it as one answer. A folder without any is an error."""
+    found = [each for each in answers if each.text != NO_CONFIG]
+    if all(each.fits == "skipped" for each in found):
+        hint = "name the folder of the configs, or a program itself"
+        return [*found, Checked(folder, "error", "no training config in this folder", hint=hint, exit_code=EXIT_USAGE)]
+    left = [os.path.relpath(each.file, folder) for each in answers if each.text == NO_CONFIG]
+    named = ", ".join(left[:MOST_NAMED]) + (", …" if len(left) > MOST_NAMED else "")
+    words = [f"{len(left)} other file{'' if len(left) == 1 else 's'} ({named})"] if left else []
+    words += [f"{programs} program{'' if programs == 1 else 's'}, to be named by file"] if programs else []
+    return [*found, *([Checked(folder, "skipped", f"in this folder {'; '.join(words)}")] if words else [])]
+
+
+def cores() -> int:
+    """Processes that may run at once; one where a process cannot be copied as it stands."""
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if sys.platform == "linux" else 1
+
+
+def _answers(
+    options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool, file: File
+) -> list[Checked]:
+    return check_all(file[0], options, beside, framework, file[1], advise)
+
+
+def _by_several(work: Callable[[File], list[Checked]], files: Sequence[File], processes: int) -> list[list[Checked]]:
+    """The answers of each file, in order. What a process of several could not give, this one works out itself."""
+    if processes < 2 or len(files) < MANY:
+        return [work(file) for file in files]
+    from concurrent.futures import ProcessPoolExecutor  # which a few files never load
+    from multiprocessing import get_context
+
+    work(files[0])  # what all need is loaded before it is copied
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        futures = [pool.submit(work, file) for file in files]
+        return [work(file) if one.exception() else one.result() for file, one in zip(files, futures, strict=True)]

@@ -1,0 +1,85 @@
+"use strict";
+// What is asked of the backend, and when: a quick answer as one types, the whole once one has stopped.
+(() => {
+  const web = window.memplanWeb;
+  const AFTER_A_KEY = 40, BEFORE_THE_WHOLE = 350; // milliseconds
+  let asked = 0, timer = 0, controller = new AbortController(), last = "";
+
+  const show = (status, error) => {
+    document.querySelector("#status").textContent = status;
+    const place = document.querySelector("#error");
+    place.hidden = !error;
+    place.replaceChildren();
+    if (!error) return;
+    for (const [mark, text] of [["error", error.error], ["hint", error.hint]]) {
+      if (!text) continue;
+      const line = document.createElement("p");
+      const word = document.createElement("strong");
+      word.textContent = mark + ": ";
+      line.append(word, text);
+      place.append(line);
+    }
+  };
+
+  const drawn = document.querySelector("#drawn");
+  const draw = (ask, payload) => window.memplan.draw(drawn, ask, payload);
+
+  const run = async (number, ask, body, signal) => {
+    const began = performance.now();
+    const said = (words) => `${words} in ${Math.max(1, Math.round(performance.now() - began))} ms`;
+    const one = async (more) => {
+      const [status, text] = await web.backend.ask(ask, JSON.stringify({ ...body, ...more }), signal);
+      if (number !== asked) return false;
+      const found = JSON.parse(text);
+      if (status !== 200) {
+        drawn.replaceChildren();
+        show("", found);
+        return false;
+      }
+      try {
+        draw(ask, found);
+      } catch (error) {
+        console.error(error);
+        show("", { error: "this answer cannot be drawn: " + error.message, hint: `memplan ${ask} --json prints it` });
+        return false;
+      }
+      drawn.dataset.whole = more.quick ? "no" : "yes";
+      show(said(more.quick ? "Answered" : "The whole answer"));
+      return true;
+    };
+    try {
+      drawn.setAttribute("aria-busy", "true");
+      if (web.backend.loading) show(web.backend.loading);
+      if (ask === "estimate") {
+        if (!(await one({ quick: true, dressed: true }))) return;
+        await new Promise((done) => setTimeout(done, BEFORE_THE_WHOLE));
+        if (number !== asked) return;
+        show("Looking for changes and cards with which it fits …");
+      } else if (!web.backend.loading) show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
+      await one(ask === "check" ? {} : { dressed: true });
+    } catch (error) {
+      if (number === asked && error.name !== "AbortError") show("", { error: "no answer: " + error.message, hint: web.backend.hint });
+    } finally {
+      if (number === asked) drawn.removeAttribute("aria-busy");
+    }
+  };
+
+  web.askSoon = (state, now) => {
+    const [body, missing] = web.bodyOf(state);
+    const text = state.ask + JSON.stringify(body);
+    if (text === last) return;
+    last = text;
+    asked += 1;
+    clearTimeout(timer);
+    controller.abort();
+    controller = new AbortController();
+    if (body === null) {
+      drawn.replaceChildren();
+      show(missing);
+      return;
+    }
+    const { signal } = controller, number = asked;
+    const wait = now ? 0 : state.ask === "plan" ? BEFORE_THE_WHOLE : AFTER_A_KEY;
+    timer = setTimeout(() => run(number, state.ask, body, signal), wait);
+  };
+})();
