@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.cost import Speed
+from memplan.notebook import shown_as
 from memplan.report import Report, plain
 
 
@@ -98,6 +99,8 @@ class Plans:
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
         return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+    _repr_html_ = shown_as("plan")
 
 
 def _plain(value: Any) -> Any:
