@@ -37,6 +37,7 @@ WORDS = {
     "adapter alone": "saving", "merge": "saving", "checkpoint": "resuming", "in 16 bit": "precision", "quantise":
     "quantisation", "adapters": "lora", "evaluation": "evaluation", "predictions": "evaluation", "keep logits":
     "evaluation", "back on the card": "host", "longest": "length", "limit": "limit", "shorter": "length",
+    "fewer pixels": "pixels", "let go": "resuming",
 }  # fmt: skip
 """The kind of an advice of ``diagnose``, by its words."""
 

@@ -3,8 +3,8 @@
 ``benchmarks/data/throughput.json`` holds the rows with their sources. ``error`` is estimate over published tokens per
 second, less one; ``before`` the same of an earlier memplan; ``<=30`` how many of 100 are within 30 %; ``ranks`` is
 Spearman's correlation within a source; ``regret`` what the layout that memplan ranks first loses against the best of a
-model, length and number of cards, in the median over these; ``in band`` how many published figures lie between those at
-the low and the high rates. Sources that are held back were not looked at when rates were chosen.
+model, length and number of cards, in the median over these; ``in band`` how many published figures lie in the band
+that is to hold 90 of 100. Sources that are held back were not looked at when rates were chosen.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def local_gpu(catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) 
         "usable_is_assumed": card.reserved is None and (known is None or known.memory_bytes != card.total),
         "form": "slice" if card.whole else known.form if known else "card",
         "here": len(cards),
-        "source": _words(card, len(cards), known),
+        "source": _words(card, cards, known),
     }
     if known:
         return known.model_copy(update=figures)
@@ -91,7 +91,7 @@ def _short_name(card: Card, known: Gpu | None) -> str:
     return f"{name}-mig-{card.total / 1024 / _MiB:.1f}gib" if card.whole else name
 
 
-def _words(card: Card, count: int, known: Gpu | None) -> str:
+def _words(card: Card, cards: list[Card], known: Gpu | None) -> str:
     """'nvidia-smi: NVIDIA A10G, 23028 MiB, less 435 MiB that the driver keeps, 22 MiB in use (Xorg 22): …'."""
     what = f"a MIG instance of {card.name}" if card.whole else card.name
     kept = f" {card.reserved // _MiB} MiB that the driver keeps," if card.reserved else ""
@@ -102,8 +102,11 @@ def _words(card: Card, count: int, known: Gpu | None) -> str:
     if card.reserved is None and not card.whole:
         share = f"as on {known.name}" if known else "the lowest known of any card, assumed"
         text += f"; torch's share of it is {share}"
-    if count > 1:
-        text += f"; the fullest of {count} {'instances' if card.whole else 'cards'} here, of which --num-gpus uses more"
+    if len(cards) > 1 and card.whole:
+        text += f"; the fullest of {len(cards)} instances here, of which a process sees one"
+    elif len(cards) > 1:
+        names = sorted({each.name for each in cards})
+        text += f"; the fullest of {len(cards)} cards here" + (f" ({', '.join(names)})" if len(names) > 1 else "")
     return text
 
 

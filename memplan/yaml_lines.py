@@ -124,6 +124,8 @@ def fields_of(
     values, lines, nested = {}, {}, {}
     for key_node, value_node in pairs_of(node, path):
         key, line = _plain(key_node, path), key_node.start_mark.line + 1
+        if isinstance(key, (int, float)) and remarks is not None:  # a table of a project's own
+            key = str(key)
         if not isinstance(key, str):
             raise InvalidJob(f"{path}, line {line}: key {key!r} is not text", _known_hint(known))
         if known is not None and key not in known:

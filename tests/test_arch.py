@@ -263,6 +263,25 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
     assert spec.params == parse("llama").params
 
 
+@pytest.mark.parametrize(
+    ("weights", "ignore", "scheme"),
+    [
+        ({"type": "float", "num_bits": 8, "strategy": "channel"}, ["lm_head"], " fp8"),
+        ({"type": "int", "num_bits": 8, "strategy": "channel"}, ["re:.*lm_head"], " int8"),
+        ({"type": "int", "num_bits": 4, "group_size": 128}, ["lm_head", "re:.*mlp.gate$"], " int4"),
+        ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], " nvfp4"),
+        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], ""),
+        ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], ""),
+        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], ""),
+    ],
+)
+def test_schemes_of_compressed_tensors_are_told_apart(weights: dict[str, Any], ignore: list[str], scheme: str) -> None:
+    """Where more than head and routers is left plain, or the scheme is another, it is the method alone."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
+    assert parse("llama", quantization_config=section).quantization == "compressed-tensors" + scheme
+
+
 def test_sections_of_other_tools_are_read_and_one_that_names_no_method_is_an_error() -> None:
     assert parse("llama", quantization={"group_size": 64, "bits": 4}).quantization == "mlx"
     assert parse("llama", compression_config={"config_groups": {}}).quantization == "compressed-tensors"

@@ -8,7 +8,7 @@ from drawing import over
 from memplan.cost import card, seconds, speed
 from memplan.cost.links import Group, Links, exchange, gather, group, reduce
 from memplan.cost.passes import layers_pass, shape_of
-from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
+from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.step import PARTS, step
 from memplan.cost.work import model_work
 from memplan.gpus import find_gpu, gpu_names, load_gpus
@@ -166,10 +166,3 @@ def test_every_card_has_rates(name: str) -> None:
 def test_a_card_known_by_its_size_is_ranked_as_its_nearest() -> None:
     found = device(find_gpu("80GB"), tuple(load_gpus().values()))
     assert "80gb" in found.assumed
-
-
-def test_rates_are_ordered() -> None:
-    for low, expected, high, name in zip(LOW, EXPECTED, HIGH, LOW._fields, strict=True):
-        costs = name in ("throttle", "launch", "latency", "hook", "contention")
-        ordered = (high, expected, low) if costs else (low, expected, high)
-        assert list(ordered) == sorted(ordered), name

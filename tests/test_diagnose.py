@@ -284,3 +284,21 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         diagnose(text + " CUDA out of memory. Tried to allocate " + text)
     except UsageError:
         pytest.fail("a text that says so is read")
+
+
+RESUMED, LAYER = "Resuming training from out\n", '  File "m.py", line 1, in MLP.forward\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ('  File "qwen2_vl.py", line 1, in Qwen2VLVisionBlock.forward\n', "fewer pixels of a picture"),
+        ('  File "bnb.py", line 1, in dequantize_4bit\n', "products in 16 bit"),
+        (RESUMED + LAYER, "let go of the checkpoint once it is loaded"),
+        (f"{RESUMED}***** Running training *****\n{LAYER}", "recompute activations"),
+        ('  File "torchvision/ops.py", line 1, in MLP.forward\n', "recompute activations"),
+    ],
+)
+def test_what_died_comes_before_the_advice_of_its_moment(log: str, first: str) -> None:
+    found = diagnose(f"{log}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 34.83 GiB.")
+    assert found.advice[0].title == first

@@ -225,6 +225,20 @@ def test_quantised_weights_that_loading_replaces_may_be_counted_twice_where_it_s
     assert beyond("0.19.0", 1, kv_cache_memory=GiB, **awq) == 0
 
 
+@pytest.mark.parametrize(
+    ("own", "bits"),
+    [("compressed-tensors int8", 8), ("compressed-tensors int4", 4.125), ("modelopt nvfp4", 4.5)],
+)
+def test_checkpoints_of_one_scheme_are_served_in_it(own: str, bits: float) -> None:
+    """Of a matrix of 4,096 columns: its scales are in 16 bits for 128 weights, or in 8 for 16."""
+    spec = load_model("llama-3.1-8b")
+    plain, packed = (
+        weights_bytes(engine()._replace(model=spec.model_copy(update={"quantization": name}))) for name in (None, own)
+    )
+    linears = 6_979_321_856  # of 32 layers
+    assert packed == pytest.approx(plain - linears * (2 - bits / 8), rel=1e-3)
+
+
 # -- what cannot start -------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu, load_gpus
@@ -125,7 +126,22 @@ def test_of_several_cards_the_fullest_decides_and_all_are_counted(nvidia_smi: Dr
     nvidia_smi(answer(RTX_3090, BUSY_3090))
     found = find_gpu("local")
     assert found.here == 2
-    assert "9000 MiB in use (python 8990); the fullest of 2 cards here" in found.source
+    assert found.source.endswith("9000 MiB in use (python 8990); the fullest of 2 cards here")
+    nvidia_smi(answer(RTX_3090, A10G))
+    assert find_gpu("local").source.endswith("of 2 cards here (NVIDIA A10G, NVIDIA GeForce RTX 3090)")
+
+
+def test_a_job_is_of_all_cards_that_are_seen_and_of_one_instance(nvidia_smi: Driver) -> None:
+    job = {"model": "smollm2-135m", "method": "sft", "gpu": "local"}
+    nvidia_smi(answer(RTX_3090, BUSY_3090))
+    found = estimate(job)
+    assert (found.job["num_gpus"], found.job["sharding"]) == (2, "ddp")
+    assert found.origins["num_gpus"] == "the cards that this machine shows"
+    assert estimate({**job, "num_gpus": 1}).job["num_gpus"] == 1
+    nvidia_smi(answer(A100_SLICED))
+    sliced = estimate(job)
+    assert sliced.job["num_gpus"] == 1
+    assert any("the fullest of 4 instances here, of which a process sees one" in text for text in sliced.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +222,7 @@ def test_the_ways_are_of_the_card_of_this_machine(nvidia_smi: Driver, capsys: py
     nvidia_smi(answer(RTX_3090, BUSY_3090))
     assert main(["estimate", "llama-3.2-1b"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("LoRA and QLoRA fit rtx-3090-24gb (local); full fine-tuning does not")
+    assert said.startswith("LoRA and QLoRA fit 2 × rtx-3090-24gb (local); full fine-tuning is tight")
     assert "memplan estimate llama-3.2-1b --gpu local --method sft" in said
     assert "9000 MiB in use (python 8990)" in said
-    assert "one of the 2 cards here: --num-gpus 2 answers for all of them" in said
+    assert "the fullest of 2 cards here" in said

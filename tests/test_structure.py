@@ -58,6 +58,7 @@ LAYERS = (
     "planner",  # the search
     "remedies",
     "comparison",
+    "timed",  # measured steps: files of runs, trainers' logs
     "measurement",  # the form of a measured run
     "truth",  # what was measured
     "accuracy",  # how far estimates are from it

@@ -323,3 +323,24 @@ def test_without_the_extra_it_says_what_to_install(
 
 def test_an_answer_needs_no_bytes_of_a_body_to_be_text() -> None:
     assert answer("estimate", b"\xff\xfe")[0] == 400
+
+
+LEAN = """
+import json, sys
+for name in ("typer", "click", "rich", "huggingface_hub", "starlette", "uvicorn", "mcp"):
+    sys.modules[name] = None
+import memplan.api
+from memplan.web.answers import in_folder
+for kind, body in json.loads(sys.stdin.read()):
+    status, text = in_folder(sys.argv[1], kind, json.dumps(body))
+    assert status == 200, text
+"""
+
+
+def test_the_answers_need_neither_the_command_lines_libraries_nor_the_hubs(tmp_path: Path) -> None:
+    asked = [(kind, body) for kind, body, _ in SAME if kind != "plan"]
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(tmp_path)],
+        input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

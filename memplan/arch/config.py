@@ -8,7 +8,7 @@ some keys may have. So a family brings the defaults of its class, and nothing is
 from collections.abc import Mapping
 from typing import Literal
 
-from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of
+from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of, scheme_of
 from memplan.errors import ModelError, UnknownArchitecture
 
 Scalar = int | float | bool | str | None
@@ -211,7 +211,7 @@ class Config:
         for section in (given, *(self.keys.get(key) for key in OTHERS)):
             if isinstance(section, Mapping) and (method := method_of(section)) is not None:
                 self.notes.append(note_of(method, section))
-                return method
+                return scheme_of(method, section)
         return None
 
 

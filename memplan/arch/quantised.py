@@ -5,6 +5,7 @@ adapters over those whose quantizer has ``is_trainable``. memplan counts the par
 quantised, and a base of some formats by the job's ``quantization``.
 """
 
+import re
 from collections.abc import Mapping
 
 TODAY, OTHERS = "quantization_config", ("compression_config", "quantization")
@@ -14,6 +15,17 @@ NO_ADAPTERS = frozenset({"fbgemm_fp8", "mxfp4", "nvfp4", "modelopt", "mlx", "qua
 """Methods over whose weights transformers trains no adapters either, or that it cannot load."""
 DEQUANTISED = frozenset({"fp8", "mxfp4", "compressed-tensors"})
 """Methods whose config class has ``dequantize``: the model loads with plain weights."""
+
+SCHEMES = {
+    ("float", "8", ""): "fp8",
+    ("int", "8", ""): "int8",
+    ("int", "4", "128"): "int4",
+    ("float", "4", "16"): "nvfp4",
+}
+"""Of compressed-tensors: weights' type, bits and group, and how they are served (vLLM 0.33
+model_executor/layers/quantization/compressed_tensors/schemes/)."""
+PLAIN = re.compile(r"(re:)?[\w.*\\^]*(lm_head|mlp[\w.\\]*gate|router)[.*$]*")
+"""Modules that are plain in every quantised format: the head, and routers."""
 
 
 def method_of(section: Mapping[str, object]) -> str | None:
@@ -56,3 +68,21 @@ def format_of(method: str, section: Mapping[str, object]) -> str | None:
     if method in ("gptq", "awq") and bits == 4 and section.get("group_size", 128) == 128:
         return f"{method}-4bit"
     return None
+
+
+def scheme_of(method: str, section: Mapping[str, object]) -> str:
+    """The method, with the scheme of its weights where every linear has the same: ``compressed-tensors int4``. Of other
+    files, and of those that leave more than head and routers plain, the method alone."""
+    left = section.get("ignore") or section.get("exclude_modules") or []
+    if not isinstance(left, list) or not all(isinstance(each, str) and PLAIN.fullmatch(each) for each in left):
+        return method
+    if method == "modelopt":
+        return "modelopt nvfp4" if section.get("quant_algo") == "NVFP4" else method
+    groups = section.get("config_groups")
+    only = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
+    weights = only.get("weights") if isinstance(only, Mapping) and only.get("targets") == ["Linear"] else None
+    if method != "compressed-tensors" or not isinstance(weights, Mapping) or weights.get("symmetric") is False:
+        return method
+    kind, bits, group = (weights.get(key) for key in ("type", "num_bits", "group_size"))
+    scheme = SCHEMES.get((str(kind), str(bits), "" if bits == 8 else str(group)))
+    return f"{method} {scheme}" if scheme else method

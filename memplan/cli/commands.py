@@ -22,6 +22,7 @@ COMMANDS = {
     "diagnose": "What an out-of-memory error says, and what to change.",
     "trace": "The same, measured: the real model on fake tensors, without a GPU.",
     "measure": "The same on the devices of this machine, beside the estimate.",
+    "calibrate": "A machine's own speed out of measured runs, for --calibration.",
     "lengths": "How long the rows of a data set are, for a job's --lengths.",
     "accuracy": "How far estimates are from measured training steps.",
     "show": "What memplan knows: gpus, models, jobs, methods and more.",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import warn
+from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
@@ -106,7 +107,7 @@ def _added(values: Mapping[str, Any]) -> list[str]:
 
 
 def _job(target: str | None, values: Mapping[str, Any]) -> "tuple[str, JobInput]":
-    given = options.read_given({**values, "target": target})
+    given = read_undrawn({**values, "target": target})
     return str(target or given.job.model or "the job"), given
 
 

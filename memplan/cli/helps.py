@@ -82,6 +82,11 @@ EXTRA = {
     "columns": "Which column is which, where their names do not say: prompt=question,completion=answer.",
     "no_template": "Count contents, and five tokens of marks a message, in place of the chat template.",
     "lengths_to": "The file of lengths to write.",
+    "runs": "Files of runs, each a job and its tokens_per_second; or a trainer's log of the job named.",
+    "of_job": "The job of a log, or of a speed typed in: a model, a job file or a framework's own.",
+    "calibration_to": "The file of rates to write.",
+    "step_seconds": "Measured seconds of an optimizer step of the job.",
+    "tokens_per_second": "Measured, of all GPUs together.",
     "framework": "Whose file MODEL is, where its content does not say: trl, transformers, …",
 }
 COMMON: dict[str, tuple[str, ...]] = {

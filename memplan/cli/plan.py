@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import note, warn
+from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, UsageError, did_you_mean
@@ -74,7 +75,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        given = with_usual_trainer(options.read_given(values))
+        given = with_usual_trainer(read_undrawn(values))
         return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
 
 

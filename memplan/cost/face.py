@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import exp
 
-from memplan.cost.fitting import spread
-from memplan.cost.rates import EXPECTED, HIGH, LOW, Device, device
+from memplan.cost.fitting import PUBLISHED, spread
+from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.step import PARTS, Prepared, prepared, step
 from memplan.gpus import load_gpus
 from memplan.spec.gpu import Gpu
@@ -22,7 +22,7 @@ class Speed:
     examples_per_second: float
     """Of all GPUs; a pair is one example."""
     tokens_range: tuple[float, float]
-    """tokens_per_second at the low and the high rates; of a calibrated card, where 90 in 100 are to lie."""
+    """Where tokens_per_second is to lie 90 times in 100 (``fitting``)."""
     parts: dict[str, float]
     """Seconds of a step by what they go to."""
     limited_by: str
@@ -69,18 +69,13 @@ def speed(recipe: Recipe) -> Speed:
     found = step(recipe, on, EXPECTED)
     examples = examples_per_step(recipe)
     tokens = recipe.rows // recipe.batch.size * examples * recipe.batch.sequence_length
-    if recipe.hardware.gpu.calibration is not None:
-        wide = exp(spread(recipe, on, recipe.hardware.gpu.calibration))
-        band = tokens / found.seconds / wide, tokens / found.seconds * wide
-    else:
-        low, high = (tokens / step(recipe, on, rates).seconds for rates in (LOW, HIGH))
-        band = low, high
+    wide = exp(spread(recipe, on, recipe.hardware.gpu.calibration or PUBLISHED))
     parts = {name: getattr(found, name) for name in PARTS}
     return Speed(
         found.seconds,
         tokens / found.seconds,
         examples / found.seconds,
-        band,
+        (tokens / found.seconds / wide, tokens / found.seconds * wide),
         parts,
         max(parts, key=lambda name: parts[name]),
     )

@@ -1,7 +1,7 @@
 """How fast a device really is: shares of its published peaks that training reaches, each stated with its source.
 
-The low, expected and high rates each go through the whole cost model. No rate is fitted to a row of the tables that the
-model is held against (docs/accuracy.md).
+How far a speed may be off follows from how far rates may be (``fitting``). No rate is fitted to a row of the tables
+that the model is held against (docs/accuracy.md).
 """
 
 from functools import lru_cache
@@ -84,10 +84,7 @@ class Rates(NamedTuple):
     """Times that NCCL's own latencies (``links``) are met."""
 
 
-LOW = Rates(3.0, 0.40, 0.55, 0.40, 0.25, 30e-6, 1.0, 400e-6, 0.3, 4.0)
 EXPECTED = Rates(1.6, 0.68, 0.82, 0.75, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
-HIGH = Rates(0.3, 0.95, 0.95, 0.95, 0.70, 6e-6, 0.3, 100e-6, 1.0, 0.5)
-"""Low and high are such that 95 of 100 published speeds of the sources that are not held back lie between."""
 
 HOST_BANDWIDTH = 25 * GIGA
 """Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""

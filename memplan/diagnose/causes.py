@@ -159,6 +159,13 @@ OF_PLACE: dict[str, tuple[Advice, ...]] = {
     ),
 }  # fmt: skip
 """By moment, what helps whatever the job is, cheapest first."""
+OF_THE_PLACE: dict[str, tuple[Advice, ...]] = {
+    "dequantised weight": (
+        Advice("products in 16 bit", "bnb_4bit_compute_dtype: bfloat16", "left out it is fp32, twice the bytes"),
+    ),
+    "pictures": (Advice("fewer pixels of a picture", "max_pixels, of the processor", "its tower sees every patch"),),
+}
+"""What stands before the advice of its moment, by what died there."""
 OLD = ("torch-1", "torch-1.0")
 """Forms of PyTorch before 2.1."""
 ON_THE_HOST = (
@@ -191,6 +198,9 @@ def advice(message: Message, place: Place) -> Iterator[Advice]:
     if is_fragmented(message):
         yield from _expandable(message)
     of_place = OF_PLACE.get("rollout" if message.place == "engine" else place.phase, OF_PLACE["forward"])
+    yield from OF_THE_PLACE.get(place.what, ())
+    if place.resumed:
+        yield OF_PLACE["resume"][1]
     yield from sorted(of_place, key=lambda each: "attention" in place.what and each is not WHOLE_SCORES)
     if message.place == "card" and not is_fragmented(message):
         yield from _expandable(message)

@@ -10,7 +10,7 @@ from memplan.diagnose.causes import Advice, advice, causes, is_fragmented, other
 from memplan.diagnose.frames import Frame, frames_of, plain_lines
 from memplan.diagnose.guesses import guesses
 from memplan.diagnose.messages import Message, messages
-from memplan.diagnose.phases import Place, place_in_log, place_of
+from memplan.diagnose.phases import Place, place_in_log, place_of, was_resumed
 from memplan.diagnose.readings import Match, readings
 from memplan.diagnose.remedying import as_said, first_of, job_remedies
 from memplan.errors import UsageError
@@ -174,7 +174,7 @@ def _place(text: str, message: Message) -> Place:
     before = text[: message.at]
     place = place_of(frames_of(before) or frames_of(text) or [Frame("", "", _line_above(before))])
     if place.phase != "unknown":
-        return place
+        return place._replace(resumed=was_resumed(text, message.at) and place.phase != "resume")
     if message.place == "engine":
         return Place("rollout", "the engine's start", "form")
     if message.form == "nccl":

@@ -24,6 +24,8 @@ class Place(NamedTuple):
     """attention, mlp, logits, first step, …"""
     because: str = ""
     """frames, log, words or size."""
+    resumed: bool = False
+    """The log says before it that a checkpoint was read."""
 
 
 _RULES = (
@@ -83,6 +85,8 @@ _RULES = (
         per_token_logps compute_log_?probs? get_logprobs entropy_from_logits entropy\b logprobs_from_logits logprobs
         vocab_parallel _compute_distributed_log_softmax loss_function loss_fn loss_fct compute_language_model_loss
         dpo_loss logsumexp forward_with_post_processing_fn get_batch_loss_metrics"""),
+    ("forward", "pictures",
+        r"(?<!torch)[Vv]ision(?!2Seq) [Vv]isual image_features pixel_values patch_embed"),
     ("forward", "attention",
         r"[Aa]ttention [Aa]ttn scaled_dot_product matmul\(q softmax flash_attn attn_weights rotary"),
     ("forward", "feed-forward",
@@ -231,6 +235,15 @@ _ENGINE = re.compile(
     r"\bEngineCore\b|Vllm\w*Worker|RayWorkerWrapper|\b(?:vllm|sglang)\b|\[gpu_model_runner|\[worker_base"
 )
 """What engines put before the lines of their processes."""
+
+
+_RESUMED, _STEPPED = (next(pattern for phase, pattern in LOG if phase == of) for of in ("resume", "forward"))
+
+
+def was_resumed(text: str, at: int) -> bool:
+    """Whether the log says before the error that a checkpoint was read, and no step since."""
+    read = list(_RESUMED.finditer(text, 0, at))
+    return bool(read) and not _STEPPED.search(text, read[-1].end(), at)
 
 
 def place_in_log(text: str, at: int) -> Place:

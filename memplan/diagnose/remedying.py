@@ -23,7 +23,8 @@ def job_remedies(given: JobInput, report: Report, message: Message, phase: str) 
     verdict = report.verdict
     if verdict is None or verdict.fits != "yes":
         return report.remedies, ""
-    if message.place != "card" or phase not in OF_THE_STEP or (others(message) or 0) > 256 * MiB:
+    elsewhere = others(message) or 0
+    if message.place != "card" or phase not in OF_THE_STEP or elsewhere > max(256 * MiB, verdict.headroom_bytes):
         return (), ""
     least = message.allocated.bytes + message.requested.low if message.allocated and message.requested else 0
     beyond = max(0, verdict.headroom_bytes, least - report.per_gpu.allocated_range.high)

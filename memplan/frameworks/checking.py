@@ -257,6 +257,8 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
+    if given.job.lengths is not None:
+        yield "lengths not drawn (each row counts as long as sequence_length; memplan estimate draws them)"
 
 
 def placed(text: str, path: str) -> tuple[int, str]:

@@ -6,6 +6,7 @@ Source: transformers 5.23 training_args.py, trainer.py (compute_loss: LabelSmoot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import Settings, document_of, words
@@ -67,3 +68,39 @@ def read_liger_parts(keys: Keys) -> None:
         if inner.flag(key) is not None and inner.flag(key) is not usual.get(key, True) and key in (*usual, *LIGER):
             inner.warn(key, "the kernels that Liger takes by itself are counted")
     inner.close()
+
+
+PARTS_OF_LORA = {
+    **dict.fromkeys(("r", "rank", "lora_r", "lora_rank"), "lora_r"),
+    **dict.fromkeys(("alpha", "lora_alpha"), "lora_alpha"),
+    **dict.fromkeys(("dropout", "lora_dropout"), "lora_dropout"),
+    **dict.fromkeys(("target_modules", "targets", "lora_target_modules"), "lora_target_modules"),
+    "modules_to_save": "lora_modules_to_save",
+    "bias": "lora_bias",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+    **dict.fromkeys(("enabled", "enable", "use_lora"), "use_lora"),
+}
+"""Of a section, PEFT's own names and what users write for them -> the flat names of scripts."""
+SAYS_NOTHING = words("task_type inference_mode fan_in_fan_out")
+
+
+def with_lora_section(settings: Settings) -> Settings:
+    """``lora: {r: 16, target_modules: […]}`` of a project's own file as the flat keys that scripts have; a section with
+    anything else in it stays, and is told."""
+    name = next((name for name in ("lora", "peft", "lora_config", "peft_config") if _is_lora(settings, name)), "")
+    if not name:
+        return settings
+    section = {key: value for key, value in settings.values[name].items() if key not in SAYS_NOTHING}
+    flat = {PARTS_OF_LORA[key]: value for key, value in section.items()}
+    lines = {PARTS_OF_LORA[key]: settings.lines.get(f"{name}.{key}", settings.lines.get(name, 1)) for key in section}
+    own = {key: value for key, value in settings.values.items() if key != name}
+    return replace(settings, values={"use_lora": True, **flat, **own}, lines={**lines, **settings.lines})
+
+
+def _is_lora(settings: Settings, name: str) -> bool:
+    """Whether a section says how large adapters are, and nothing that is not known."""
+    section = settings.values.get(name)
+    parts = [PARTS_OF_LORA.get(key, key) for key in section] if isinstance(section, Mapping) else []
+    known = all(part in SAYS_NOTHING or part in PARTS_OF_LORA.values() for part in parts)
+    return "lora_r" in parts and known and len(parts) == len(set(parts)) and not set(parts) & set(settings.values)

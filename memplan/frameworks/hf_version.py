@@ -40,6 +40,10 @@ SINCE = words("eval_strategy use_liger_kernel dtype eval_on_start")
 """Arguments that came after the versions that scripts pin."""
 
 
+LAST = {"ppo": "1.12"}
+"""Methods that TRL gave up, and the last version that has them."""
+
+
 def told(package: str, where: str, names: Collection[str]) -> tuple[str, str]:
     """(version, argument) of the oldest sign among these names; empty without one."""
     found = [
@@ -67,7 +71,9 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     pin = script.version if script and package == "transformers" and not said.keys() & SINCE else ""
     if pin and (not version or version_key(pin) < version_key(version)):
         version, why = pin, f"{script.title if script else ''} pins transformers {pin}"
-    version = modelled(version, method)
+    version, last = modelled(version, method), LAST.get(method, "") if package == "trl" else ""
+    if last and (not version or version_key(last) < version_key(version)):
+        version, why = last, f"{settings.path}: TRL has no {method} after {last}"
     if version:
         draft.options = {"trainer_version": version, **draft.options}
         draft.put("trainer_version", version, Origin(DEFAULT, why))

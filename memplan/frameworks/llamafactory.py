@@ -214,10 +214,21 @@ def _optimizer(keys: Keys) -> None:
             settings: dict[str, Any] = {
                 "rank": keys.whole(f"{name}_rank") or 16,
                 "update_proj_gap": keys.whole(f"{name}_update_interval") or 200,
-                "targets": lora_targets(keys.names(f"{name}_target") or ("all",)),
+                "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
             }
             keys.put("optimizer_args", settings, f"{name}_rank", flag)
     keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
+
+
+BLOCKS = {
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+"""Parts of names that stand for the linears under them (trainer_utils.py: _create_galore_optimizer)."""
+
+
+def _linears(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(linear for name in names for linear in BLOCKS.get(name, (name,)))
 
 
 def _finetuning(keys: Keys) -> None:

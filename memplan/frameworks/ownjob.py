@@ -15,6 +15,8 @@ SHARED = words(
     eval_batch_size temperature revision megatron compile images cluster gpu margin"""
 )
 """Keys of a job that other frameworks' files have too."""
+SECTIONS = ("lora", "rollout")
+"""Mappings of a job, which a project's own file has too."""
 FORMS = ("yaml", "json")
 """In which a job is written."""
 
@@ -27,9 +29,10 @@ def marks(document: Document) -> tuple[str, ...]:
     if document.form not in FORMS:
         return ()
     own = [key for key in values if isinstance(key, str) and key in Job.model_fields and key not in SHARED]
-    if 2 * sum(canonical_key(str(key)) in Job.model_fields for key in values) < len(values):
-        return ()  # a project's own file with a few of the names
-    return tuple(key for key in own if key in ("lora", "rollout") or not isinstance(values[key], Mapping))
+    others = [key for key in values if canonical_key(str(key)) not in Job.model_fields]
+    if 2 * len(others) > len(values) or any(isinstance(values[key], Mapping) for key in others):
+        return ()  # a project's own file with a few of the names, or with sections of its own
+    return tuple(key for key in own if not isinstance(values[key], Mapping) or (key in SECTIONS and not others))
 
 
 def is_job(document: Document) -> bool:

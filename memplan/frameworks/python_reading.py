@@ -13,7 +13,7 @@ from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers, trl
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
-from memplan.frameworks.hf_version import modelled, told
+from memplan.frameworks.hf_version import LAST, modelled, told
 from memplan.frameworks.python_gathered import LIBRARY, Gathered
 from memplan.frameworks.python_model import loaded_by_trainer, put_model
 from memplan.frameworks.python_models import TRAINERS, UNSLOTH, things
@@ -83,10 +83,6 @@ def _modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
         draft.warn("trainer_version", str(trainer.place), f"TRL {version}'s {method} is counted as {nearest}'s", "loss")
         return nearest
     return LAST[method] if ended and not version and method in LAST else version
-
-
-LAST = {"ppo": "1.12"}
-"""The last version of TRL that has a method, where it has ended."""
 
 
 def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None:

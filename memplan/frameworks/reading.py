@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memplan.errors import InvalidJob, UsageError, nearest
+from memplan.errors import InvalidJob, UsageError
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
+from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
 from memplan.frameworks.image_bounds import IMAGES
@@ -169,8 +171,8 @@ def draft_of(
 
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
-A_SLIP = 3
-"""Characters by which a key that is meant is longer or shorter than what is written."""
+A_SLIP = 0.85
+"""How much of a key is that which is meant: micro_batchsize, and not think_mode for train_mode."""
 
 
 def _spelt(unread: Unread, draft: Draft) -> Unread:
@@ -183,9 +185,10 @@ def _spelt(unread: Unread, draft: Draft) -> Unread:
         return unread
     at, _, last = unread.key.rpartition(".")
     names = [name.rpartition(".") for name, of in draft.asked.items() if name.removeprefix(of.prefix) not in of.values]
-    same = [name for before, _, name in names if before == at and abs(len(name) - len(last)) <= A_SLIP]
-    close = nearest(last, same, 1, a_word_more=False)
-    return unread._replace(hint=f"did you mean {close[0]}?") if close else unread
+    close = get_close_matches(last, [name for before, _, name in names if before == at], 1, A_SLIP)
+    if not close:
+        return unread
+    return unread._replace(hint=f"did you mean {close[0]}?", decides=unread.decides or subject_of(close[0]))
 
 
 def _read(document: Document, row: Framework, draft: Draft) -> None:

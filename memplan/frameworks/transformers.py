@@ -21,6 +21,7 @@ from memplan.frameworks.hf_dialect import Dialect
 from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
 from memplan.frameworks.hf_dialect_scripts import script_of, with_lora_config, with_switches
 from memplan.frameworks.hf_methods import put_method
+from memplan.frameworks.hf_switches import with_lora_section
 from memplan.frameworks.hf_write import arguments, load_dtype
 from memplan.frameworks.launch import Launch, launches
 from memplan.spec.job import Job
@@ -102,7 +103,7 @@ def read_launcher(launch: Launch, draft: Draft) -> None:
 
 def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:
     """TrainingArguments, with what the script that takes them has beside (``hf_dialect``)."""
-    script, settings = script_of(settings, program), with_switches(with_lora_config(settings, draft))
+    script, settings = script_of(settings, program), with_switches(with_lora_section(with_lora_config(settings, draft)))
     version = hf_version.settle(settings, draft, "transformers", script)
     old = version_key(str(draft.options.get("trainer_version") or "5"))[:1] < (5,)
     draft.facts["transformers"] = 4 if old else 5

@@ -27,6 +27,7 @@ _VGPU = re.compile(r"(.+?)d?x?-(?:[1-7]-)?([0-9]{1,3})[abcq]", re.ASCII)
 _VGPU_SHARE = 0.93
 """Of a vGPU's frame buffer; below the least that torch reports of any card of the catalogue."""
 _LONGEST = 60
+LOCAL = "local"
 
 
 RATES = ("bf16_tflops", "fp16_tflops", "memory_bandwidth_gbps", "link_gbps")
@@ -116,7 +117,7 @@ def find_gpu(text: str) -> Gpu:
     """
     if text in _rows():
         return _preset(text)
-    if text.strip().lower() == "local":
+    if text.strip().lower() == LOCAL:
         from memplan.local_gpu import local_gpu
 
         return local_gpu(list(load_gpus().values()), words_of)

@@ -24,6 +24,8 @@ def _typed(remedy: Any) -> list[str]:
     if not isinstance(remedy, Mapping):
         return []
     write = remedy.get("write")
+    if isinstance(write, str) and write:  # advice of a diagnosis without a job
+        return [write]
     return list(write) if write else [option_words(remedy.get("changes") or {})]
 
 

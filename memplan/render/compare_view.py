@@ -86,7 +86,7 @@ def _shared(report: "Report") -> list[tuple[str, str]]:
         ("model", words.model_words(report)),
         ("method", words.method_words(job)),
         ("batch", words.batch_words(job)),
-        ("GPUs", f"{job['num_gpus']}" + (f" × {job['gpu']}" if job.get("gpu") else "")),
+        ("GPUs", words.cards_words(report)),
     ]
 
 

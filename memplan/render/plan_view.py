@@ -70,7 +70,7 @@ def _common(best: "Plan") -> list[tuple[Cell, Cell]]:
         ("model", words.model_words(best.report)),
         ("method", words.method_words(job)),
         ("batch", f"{examples:,} {unit} of {length:,} tokens each optimizer step"),
-        ("GPUs", f"{job['num_gpus']} × {job['gpu']}"),
+        ("GPUs", words.cards_words(best.report)),
     ]
     return [*rows, ("changes", ", ".join(best.training))] if best.training else rows
 

@@ -109,5 +109,3 @@ def _assumed(found: Ways) -> Iterator[str]:
     yield from (f"{NAMES[way.name]} cannot be: {way.why}" for way in found.rows if way.why)
     if found.gpu is not None and found.gpu.usable_is_assumed and not found.gpu.here:
         yield f"usable memory of {found.gpu.name} is derived, not published: {found.gpu.source}"
-    if found.gpu is not None and found.gpu.here > 1 and "num_gpus" not in said:
-        yield f"one of the {found.gpu.here} cards here: --num-gpus {found.gpu.here} answers for all of them"

@@ -120,16 +120,20 @@ PAIR_PASSES = {
 
 
 def gpu_words(report: Report) -> str:
-    """How many GPUs share what; the card of this machine by its name."""
+    """How many GPUs share what."""
     job = report.job
     count, sharding = job["num_gpus"], job["sharding"]
-    card = report.verdict.gpu if report.verdict and job.get("gpu") else job.get("gpu")
-    card = f" × {card}" if card else ""
     if count == 1:
-        return f"1{card}"
+        return cards_words(report)
     nodes = -(-count // job["gpus_per_node"])
     where = "on one node" if nodes == 1 else f"on {nodes} nodes"
-    return f"{count}{card} {where}; {SHARDING.get(sharding, sharding)}"
+    return f"{cards_words(report)} {where}; {SHARDING.get(sharding, sharding)}"
+
+
+def cards_words(report: Report) -> str:
+    """How many GPUs; the card of this machine by its name."""
+    card = report.verdict.gpu if report.verdict and report.job.get("gpu") else report.job.get("gpu")
+    return f"{report.job['num_gpus']}" + (f" × {card}" if card else "")
 
 
 def storage_words(job: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ def answer(kind: str, body: bytes | str) -> tuple[int, str]:
     except MalformedError as error:
         return MALFORMED, error_text(error.message, error.hint)
     except MemplanError as error:
-        told = _without_the_hub(error) if "HF_HUB_OFFLINE" in error.message else error
+        told = _without_the_hub(error) if any(sign in error.message for sign in NO_HUB) else error
         return BUG if error.exit_code == EXIT_BUG else REFUSED, error_text(told.message, told.hint, error.exit_code)
     except Exception as error:
         return BUG, error_text(f"internal error: {type(error).__name__}", "report it with what you asked", EXIT_BUG)
@@ -127,9 +127,13 @@ def _dressed(data: Any) -> Any:
     return dressed(data, moment_words)
 
 
+NO_HUB = ("HF_HUB_OFFLINE", "No module named 'huggingface_hub'")
+"""What tells that a model was looked for on the Hub, where that is not asked."""
+
+
 def _without_the_hub(error: MemplanError) -> MemplanError:
     """In place of what the Hub would have been asked: here no variable is to be unset."""
-    name = error.message.partition(" is not cached")[0]
+    name = next(iter(re.findall("'[^']+'", error.message)), "the model")
     hint = "name a preset, or send the model's config.json as the file (memplan web --hub asks the Hub)"
     return UsageError(f"{name} is no preset, and the Hub is not asked", hint)
 

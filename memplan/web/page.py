@@ -31,7 +31,7 @@ def _drawn(what: str) -> str:
 
 
 MAKERS: dict[str, tuple[Callable[[], str], str]] = {
-    "index.html": (lambda: index("fetched.js"), HTML),
+    "index.html": (lambda: index("fetched.js").replace("<!-- policy -->\n", ""), HTML),
     "draw.js": (lambda: _drawn("script"), SCRIPT),
     "draw.css": (lambda: _drawn("style"), STYLE),
     "form.css": (lambda: _static("form.css"), STYLE),

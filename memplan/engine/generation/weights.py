@@ -26,8 +26,13 @@ OWN_FORMATS = {
     "gptq": "gptq",
     "bitsandbytes": "nf4",
     "mxfp4": "mxfp4",
+    "compressed-tensors fp8": "fp8",
+    "compressed-tensors int8": "int8-channels",
+    "compressed-tensors int4": "int4-groups",
+    "compressed-tensors nvfp4": "nvfp4",
+    "modelopt nvfp4": "nvfp4",
 }
-"""Formats of checkpoints that are served as they are, by ``quant_method``."""
+"""Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
 
 
 def _fp8(rows: int, columns: int) -> int:
@@ -36,6 +41,16 @@ def _fp8(rows: int, columns: int) -> int:
 
 def _mxfp4(rows: int, columns: int) -> int:
     return rows * columns // 2 + rows * ceil_div(columns, MXFP4_GROUP)
+
+
+def _nvfp4(rows: int, columns: int) -> int:
+    """An fp8 scale for 16 weights, and one in fp32."""
+    return rows * columns // 2 + rows * ceil_div(columns, 16) + 4
+
+
+def _int4(rows: int, columns: int) -> int:
+    """As Marlin has symmetric groups of 128: a 16-bit scale for each."""
+    return rows * columns // 2 + rows * ceil_div(columns, 128) * 2
 
 
 def _awq(rows: int, columns: int) -> int:
@@ -55,6 +70,9 @@ FORMATS: dict[str, Callable[[int, int], int]] = {
     "gptq": _packed("gptq-4bit"),
     "nf4": _packed("nf4-double"),
     "int8": _packed("int8"),
+    "int8-channels": lambda rows, columns: rows * (columns + 4),
+    "int4-groups": _int4,
+    "nvfp4": _nvfp4,
 }
 """Bytes of a matrix of so many rows and columns."""
 EXPERTS_ALONE = frozenset({"mxfp4"})

@@ -5,7 +5,7 @@
 
   // What a remedy changes, line by line: in the words of the job's file, as memplan's options, or as keys of a job.
   M.toType = function (remedy, dressed) {
-    if (remedy.write && remedy.write.length) return remedy.write;
+    if (remedy.write && remedy.write.length) return [].concat(remedy.write);
     if (dressed) return dressed;
     return Object.entries(remedy.changes || {}).map(([key, value]) => `--set ${key}=${typeof value === "object" ? JSON.stringify(value) : value}`);
   };

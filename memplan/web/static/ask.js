@@ -36,19 +36,26 @@
         show("", found);
         return false;
       }
-      draw(ask, found);
+      try {
+        draw(ask, found);
+      } catch (error) {
+        console.error(error);
+        show("", { error: "this answer cannot be drawn: " + error.message, hint: `memplan ${ask} --json prints it` });
+        return false;
+      }
       drawn.dataset.whole = more.quick ? "no" : "yes";
       show(said(more.quick ? "Answered" : "The whole answer"));
       return true;
     };
     try {
       drawn.setAttribute("aria-busy", "true");
+      if (web.backend.loading) show(web.backend.loading);
       if (ask === "estimate") {
         if (!(await one({ quick: true, dressed: true }))) return;
         await new Promise((done) => setTimeout(done, BEFORE_THE_WHOLE));
         if (number !== asked) return;
         show("Looking for changes and cards with which it fits …");
-      } else show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
+      } else if (!web.backend.loading) show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
       await one(ask === "check" ? {} : { dressed: true });
     } catch (error) {
       if (number === asked && error.name !== "AbortError") show("", { error: "no answer: " + error.message, hint: web.backend.hint });

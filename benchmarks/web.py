@@ -1,0 +1,106 @@
+"""How fast the page's server answers, and what it holds: python benchmarks/web.py [--seconds 600] [--port 8797].
+
+Three loads of one client over kept connections, of a server that this program starts: jobs that were asked before (what
+people who look at the same page ask), jobs that nobody asked before (as one types), and whole answers. Resident memory
+of the server and of the processes under it is read from /proc at the start and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADERS = {"content-type": "application/json"}
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--seconds", type=float, default=20.0, help="of the load of jobs that were asked before")
+    words.add_argument("--new", type=int, default=100, help="jobs that nobody asked before")
+    words.add_argument("--port", type=int, default=8797)
+    given = words.parse_args()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "memplan", "web", "--port", str(given.port)]
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        client = connected(given.port)
+        first = timed(client, body(1))
+        print(f"first answer, with the process that gives it: {first:.0f} ms")
+        took = [timed(client, body(2 + number)) for number in range(given.new)]
+        print(
+            f"new jobs, as one types: median {median(took):.0f} ms, 95 % {sorted(took)[int(len(took) * 0.95)]:.0f} ms"
+        )
+        whole = [timed(client, {"job": job(2000 + number)}) for number in range(5)]
+        print(f"whole answers, with remedies and cards: median {median(whole):.0f} ms")
+        before = resident(server.pid)
+        count, took = 0, []
+        end = time.monotonic() + given.seconds
+        for number in itertools.cycle(range(20)):
+            took.append(timed(client, body(2 + number)))
+            count += 1
+            if time.monotonic() > end:
+                break
+        rate, slow = count / given.seconds, sorted(took)[int(len(took) * 0.99)]
+        print(f"jobs asked before: {rate:.0f} a second over {given.seconds:.0f} s, 99 % within {slow:.1f} ms")
+        print(f"resident: {before / 1e6:.0f} MB before that load, {resident(server.pid) / 1e6:.0f} MB after")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(10)
+
+
+def job(number: int) -> dict[str, Any]:
+    return {
+        "model": "llama-3.1-8b",
+        "method": "dpo",
+        "gpu": "h100-80gb",
+        "num_gpus": 8,
+        "sequence_length": 500 + number,
+    }
+
+
+def body(number: int) -> dict[str, Any]:
+    return {"job": job(number), "quick": True}
+
+
+def timed(client: http.client.HTTPConnection, asked: dict[str, Any]) -> float:
+    """Milliseconds of one answer."""
+    began = time.perf_counter()
+    client.request("POST", "/api/estimate", json.dumps(asked), HEADERS)
+    found = client.getresponse()
+    text = found.read()
+    assert found.status == 200, text
+    return (time.perf_counter() - began) * 1000
+
+
+def connected(port: int) -> http.client.HTTPConnection:
+    for _ in range(100):
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        try:
+            client.connect()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return client
+    raise SystemExit("the server does not answer")
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process and of those under it."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return pages + sum(resident(int(child)) for child in children)
+
+
+if __name__ == "__main__":
+    main()

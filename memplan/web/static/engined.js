@@ -1,0 +1,56 @@
+"use strict";
+// The backend of the page without a server: the engine in two workers, one for quick answers and one for searches.
+(() => {
+  class Lane {
+    constructor() {
+      this.worker = null;
+      this.number = 0;
+      this.asked = new Map();
+      this.turn = Promise.resolve();
+    }
+
+    send(kind, body) {
+      if (!this.worker) {
+        this.worker = new Worker("engine.js", { type: "module" });
+        this.worker.onmessage = ({ data }) => {
+          const [done, failed] = this.asked.get(data.id);
+          this.asked.delete(data.id);
+          if (data.status) done([data.status, data.text]);
+          else failed(new Error(data.text));
+        };
+        this.worker.onerror = (event) => {
+          for (const [, failed] of this.asked.values()) failed(new Error(event.message || "the engine did not load"));
+          this.asked.clear();
+        };
+      }
+      this.number += 1;
+      const id = this.number;
+      return new Promise((done, failed) => {
+        this.asked.set(id, [done, failed]);
+        this.worker.postMessage({ id, kind, body });
+      });
+    }
+
+    // One at a time; what nobody waits for any more when its turn comes is not asked.
+    ask(kind, body, signal) {
+      const found = this.turn.then(() => {
+        signal?.throwIfAborted();
+        return this.send(kind, body);
+      });
+      this.turn = found.catch(() => {});
+      return found;
+    }
+  }
+
+  const quick = new Lane(), long = new Lane();
+  const backend = (window.memplanWeb.backend = {
+    hint: "load the page again; the engine needs a browser with WebAssembly",
+    loading: "Loading the engine into your browser, once …",
+    ask: (kind, body, signal) => (kind !== "estimate" || !body.includes('"quick":true') ? long : quick).ask(kind, body, signal),
+  });
+  quick.ask("start", "").then(() => {
+    backend.loading = "";
+    setTimeout(() => long.ask("start", ""), 500);
+    if ("serviceWorker" in navigator && location.protocol !== "file:") navigator.serviceWorker.register("kept.js").catch(() => {});
+  });
+})();

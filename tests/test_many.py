@@ -1,0 +1,66 @@
+"""Proves that many files give what each gives alone, in their order, by several processes too, and that equal jobs are
+played once.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memplan import meters
+from memplan.errors import UsageError
+from memplan.frameworks import many
+from memplan.frameworks.checking import check_all
+from memplan.frameworks.many import check_many, cores
+
+CARD = {"gpu": "80GB"}
+JOB = "model: smollm2-135m\nmethod: sft\nsequence_length: 256\nbatch_size: {}\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Four jobs, of which two are alike, and what is no job."""
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "a.yaml": JOB.format(1),
+        "b.yaml": JOB.format(1),
+        "c.yaml": JOB.format(2),
+        "d.yaml": "a: [",
+        "e.yaml": "x: 1\n",
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    return list(texts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is copied as it stands on Linux alone")
+def test_several_processes_give_what_one_gives(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [answer for name in files for answer in check_all(name, CARD, advise=False)]
+    monkeypatch.setattr(many, "MANY", 2)
+    assert check_many(files, CARD, processes=2) == alone
+    assert cores() >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is copied as it stands on Linux alone")
+def test_what_ends_all_ends_all_in_several_processes_too(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "MANY", 2)
+    with pytest.raises(UsageError, match="needs a card"):
+        check_many(files, {}, processes=2)
+
+
+def test_equal_jobs_are_played_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.engine.allocator import figures
+
+    made, played = [], figures.played
+    monkeypatch.setattr(meters, "_SEEN", type(meters._SEEN)(maxlen=8))
+    monkeypatch.setattr(figures, "played", lambda *asked: made.append(asked) or played(*asked))
+    one, other, third, *_ = check_many(files, CARD)
+    assert len(made) == 2
+    assert (one.device_bytes, one.text) == (other.device_bytes, other.text)
+    assert third.device_bytes > one.device_bytes
+
+
+def test_a_folder_tells_its_trainings_and_the_rest_in_one_line(files: list[str]) -> None:
+    found = check_many(["."], CARD)
+    assert [each.file for each in found] == ["a.yaml", "b.yaml", "c.yaml", "."]
+    assert found[-1].text == "in this folder 2 other files (d.yaml, e.yaml)"

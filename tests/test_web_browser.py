@@ -1,0 +1,221 @@
+"""Proves the page in a real browser: the site without a server answers as the command line does, to the byte, offline
+too, asks nobody outside, and shows what is hostile as text; form, address, drop and keyboard work.
+
+Needs Debian's Chromium, playwright, node, npm and the registries: left out where one is missing, but where
+MEMPLAN_REQUIRE_BROWSER=1 asks for them. MEMPLAN_PYODIDE names Pyodide's npm package where it is not to be fetched.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from memplan.asked import given_job, report_data, report_of, without_searches
+from memplan.cli.app import main
+from memplan.render.data import to_json
+from memplan.usual import with_usual_trainer
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium")
+HERE = CHROMIUM and shutil.which("npm") and shutil.which("node") and find_spec("playwright")
+if not HERE and not os.environ.get("MEMPLAN_REQUIRE_BROWSER"):
+    pytest.skip("chromium, playwright, node or npm is not installed", allow_module_level=True)
+
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+LATE = 90_000
+"""Milliseconds: nothing is measured here, and other tests run beside."""
+ASK = """async ([kind, body]) => await window.memplanWeb.backend.ask(kind, body)"""
+JOB = "ask=estimate&model=smollm2-135m&method=dpo&gpu=t4"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 23.52 GiB"
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from memplan.web.build import build
+
+    folder = tmp_path_factory.mktemp("web") / "site"
+    given = os.environ.get("MEMPLAN_PYODIDE")
+    build(folder, Path(given) if given else None)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        found = browser.new_context(viewport={"width": 1280, "height": 900})
+        found.set_default_timeout(LATE)
+        yield found
+        browser.close()
+
+
+@pytest.fixture
+def page(site: str, context: Any) -> Iterator[Any]:
+    """A page that fails the test where anything goes wrong in it, or outside."""
+    found, wrong = context.new_page(), []
+    found.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    found.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    found.on("request", lambda request: None if request.url.startswith((site, "data:")) else wrong.append(request.url))
+    yield found
+    found.close()
+    assert not wrong
+
+
+def drawn(page: Any) -> str:
+    page.wait_for_selector("#drawn[data-whole=yes]")
+    return str(page.inner_text("#drawn"))
+
+
+def jobs(count: int) -> list[dict[str, Any]]:
+    """Jobs of many kinds, the same at each run; all of them can be."""
+    random = Random(7)
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        job: dict[str, Any] = {
+            "model": random.choice(["llama-3.1-8b", "qwen3-8b", "smollm2-135m", "mistral-7b-v0.3", "qwen3-30b-a3b"]),
+            "method": random.choice(["sft", "dpo", "simpo", "orpo", "kto", "reward", "grpo"]),
+            "batch_size": random.randint(1, 4),
+            "sequence_length": random.choice([512, 1000, 2048, 4096]),
+            "gradient_checkpointing": random.choice(["none", "full"]),
+            "optimizer": random.choice(["adamw", "adamw-8bit", "sgd"]),
+        }
+        job |= random.choice([{}, {"gpu": "h100-80gb"}, {"gpu": "rtx-4090"}, {"gpu": "24GB", "margin": 0.1}])
+        job |= random.choice([{}, {"num_gpus": 8, "sharding": "zero3"}, {"num_gpus": 4, "sharding": "fsdp2"}])
+        job |= random.choice([{}, {}, {"lora": {"r": 16}}, {"lora": {}, "quantization": "nf4"}])
+        try:
+            report_of(with_usual_trainer(given_job(job)))
+        except Exception:
+            continue
+        found.append(job)
+    return found
+
+
+def test_a_hundred_jobs_have_the_command_lines_figures_to_the_byte(
+    page: Any, site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.goto(site)
+    for number, job in enumerate(jobs(100)):
+        status, text = page.evaluate(ASK, ["estimate", json.dumps({"job": job, "quick": True})])
+        report = report_of(with_usual_trainer(given_job(job)))
+        assert (status, text) == (200, to_json(report_data(without_searches(report)))), job
+        if number % 10 == 0:
+            words = [f"--set={key}={json.dumps(value)}" for key, value in job.items() if key != "model"]
+            main(["estimate", job["model"], *words, "--json"])
+            told = capsys.readouterr().out
+            assert page.evaluate(ASK, ["estimate", json.dumps(job)]) == [200, told], job
+
+
+def test_the_other_questions_too(page: Any, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.web.answers import in_folder
+
+    monkeypatch.chdir(tmp_path)
+    config = {"name": "train.yaml", "text": "# trl sft\nmodel_name_or_path: gpt2\ndataset_name: x\n"}
+    job = {"model": "smollm2-135m", "method": "dpo", "gpu": "t4", "trainer": "trl"}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("plan", {"job": job}),
+        ("check", {"file": config, "job": {"gpu": "t4"}}),
+        ("diagnose", {"text": OOM, "job": job}),
+        ("estimate", {"file": config, "job": {"gpu": "t4"}}),
+        ("estimate", {"model": "llama-3.1-9b"}),
+        ("estimate", {"model": "someone/some-model"}),
+    ]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    page.goto(site)
+    for kind, body in asked:
+        here = in_folder(str(tmp_path / "requests"), kind, json.dumps(body))
+        assert page.evaluate(ASK, [kind, json.dumps(body)]) == list(here), kind
+
+
+def test_it_works_offline_once_it_was_there(page: Any, site: str, context: Any) -> None:
+    page.goto(f"{site}#{JOB}")
+    words = drawn(page)
+    page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    context.set_offline(True)
+    try:
+        page.reload()
+        assert drawn(page) == words
+    finally:
+        context.set_offline(False)
+
+
+def test_the_form_the_address_and_the_keyboard(page: Any, site: str) -> None:
+    page.goto(site)
+    assert page.inner_text("#status") == "Name a model."
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "ask-skip"
+    page.focus("#key-model")
+    page.keyboard.type("smollm2-135m")
+    page.keyboard.press("Tab")
+    page.keyboard.type("dpo")
+    page.keyboard.press("Tab")
+    page.keyboard.type("t4")
+    first = drawn(page)
+    assert "smollm2-135m" in first
+    assert page.evaluate("location.hash") == f"#{JOB}"
+    page.reload()
+    assert drawn(page) == first
+    assert page.input_value("#key-gpu") == "t4"
+    page.fill("#key-gpu", "no-such-card")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "no-such-card" in page.inner_text("#error")
+    assert "hint: " in page.inner_text("#error")
+
+
+def test_a_file_that_is_dropped_and_an_error_that_is_pasted(page: Any, site: str, tmp_path: Path) -> None:
+    page.goto(site)
+    path = tmp_path / "train.yaml"
+    path.write_text("# trl sft\nmodel_name_or_path: gpt2\ndataset_name: x\n")
+    page.set_input_files("#file", str(path))
+    assert "gpt2" in drawn(page)
+    log = tmp_path / "error.log"
+    log.write_text(OOM)
+    page.set_input_files("#file", str(log))
+    page.wait_for_selector("input[value=diagnose]:checked")
+    page.locator("#drawn", has_text="3.91 GiB").wait_for()
+
+
+@pytest.mark.parametrize("width", [1280, 768, 375])
+def test_what_is_hostile_is_text_and_nothing_is_wider_than_the_page(page: Any, site: str, width: int) -> None:
+    from urllib.parse import quote
+
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(f"{site}#ask=estimate&model={quote(HOSTILE)}")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.evaluate("document.querySelectorAll('#answer img, #answer script').length") == 0
+    text = quote(f"# trl sft\nmodel_name_or_path: gpt2\ndataset_name: x\n'{HOSTILE}': 1\n")
+    page.goto("about:blank")
+    page.goto(f"{site}#ask=check&gpu=t4&name={quote('<b>.yaml')}&text={text}")
+    page.goto(f"{site}#ask=diagnose&text={quote(OOM + ' ' + HOSTILE)}")
+    drawn(page)
+    assert page.evaluate("document.querySelectorAll('#answer img, #answer script').length") == 0
+    assert page.title() == "memplan"
+    page.goto(f"{site}#{JOB}")
+    page.locator("#drawn", has_text="smollm2").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    unnamed = """[...document.querySelectorAll('#ask input, #ask select, #ask textarea')].filter(
+        (each) => !each.labels.length && !each.getAttribute('aria-label')).map((each) => each.outerHTML)"""
+    assert page.evaluate(unnamed) == []
