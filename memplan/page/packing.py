@@ -64,23 +64,40 @@ class Room(NamedTuple):
 
 
 ALL = 1 << 62
+EVERYTHING = Room(ALL, ALL, ALL)
 ROOMS = (
     Room(8, ALL, ALL), Room(1, ALL, ALL), Room(1, 16, ALL), Room(1, 4, ALL), Room(1, 1, ALL), Room(0, 1, ALL),
     Room(0, 1, 400), Room(0, 1, 100), Room(0, 0, 25), Room(0, 0, 5),
 )  # fmt: skip
 """From the most to the least, tried until the answer is small enough."""
+LEAST = 40
+"""Characters that a ledger's row has at the least: what cannot be small enough is not written to see."""
+LEDGERS_LIE_IN = ("rows", "plans", "report", "per_gpu", "moments")
 LISTS = ("rows", "plans", "ways", "rejected", "matches")
 """Where an answer has many of a kind, the best first."""
 
 
 def fitted(payload: Any, largest: int) -> str:
     """The data of a page of at most ``largest`` characters. What is left out for it is said in the page."""
-    text = data(payload)
-    for room in ROOMS:
-        if len(text) <= largest:
-            return text
-        text = data(thinned(payload, room))
+    text = ""
+    for room in (EVERYTHING, *ROOMS):
+        found = payload if room is EVERYTHING else thinned(payload, room)
+        if LEAST * _ledger_rows(found) <= largest:
+            text = data(found)
+            if len(text) <= largest:
+                break
     return text
+
+
+def _ledger_rows(value: Any) -> int:
+    """Rows of all ledgers in an answer."""
+    if isinstance(value, Mapping):
+        own = value.get("ledger")
+        rows = len(own) if isinstance(own, Sequence) else 0
+        return rows + sum(_ledger_rows(item) for name, item in value.items() if name in LEDGERS_LIE_IN)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return sum(map(_ledger_rows, value))
+    return 0
 
 
 def thinned(payload: Any, room: Room) -> Any:

@@ -51,8 +51,8 @@
         else head.removeAttribute("aria-sort");
       });
       body.replaceChildren(...some.flatMap(line));
-      const size = rows.filter((row) => row.place === "gpu").reduce((sum, row) => sum + row.bytes, 0);
-      const together = state.at ? `; together ${M.bytes(size)} on the GPU at ${state.at}` : "";
+      const size = rows.filter((row) => row.place === "gpu" && row.meter === "allocated").reduce((sum, row) => sum + row.bytes, 0);
+      const together = state.at ? `; together ${M.bytes(size)} allocated at ${state.at}` : "";
       count.textContent = `${rows.length} of ${ledger.length} rows${together}`;
       more.hidden = rows.length <= state.shown;
       more.textContent = `Show ${Math.min(rows.length - state.shown, 4 * PAGE)} more`;
