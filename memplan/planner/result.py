@@ -23,6 +23,20 @@ class Plan:
     """The instant at which memory peaks."""
     training: tuple[str, ...] = ()
     """What of the training it changes, as was allowed."""
+    gpu_hours: float = 0.0
+    """Of a billion tokens, over all GPUs, at the expected speed."""
+    cost: float | None = None
+    """Of the same, at a price of a GPU hour; null without one."""
+
+
+BILLION = 10**9
+"""Tokens that GPU hours are told of."""
+
+
+def billed(speed: Speed, gpus: int, price: float | None) -> tuple[float, float | None]:
+    """GPU hours of a billion tokens, and what they cost at a price of one."""
+    hours = gpus * BILLION / speed.tokens_per_second / 3600
+    return hours, None if price is None else hours * price
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@
     const total = found.capacity_bytes, reserved = found.reserved_bytes || found.allocated_bytes || 0, other = found.other_bytes || 0;
     const parts = total ? [[0, found.allocated_bytes || 0, "k-parameters"], [found.allocated_bytes || 0, reserved, "held tight"], [reserved, reserved + other, "process p1"]] : [];
     const asked = found.requested_bytes ? `: ${M.bytes(found.requested_bytes)} more were asked for` : "";
-    return [el("section", { class: "verdict no" }, el("h2", {}, `Out of memory in ${found.phase}${asked}`), M.list((found.causes || [])),
+    return [el("section", { class: "verdict no" }, el("h2", {}, `Out of memory${found.phase && found.phase !== "unknown" ? ` in ${found.phase}` : ""}${asked}`), M.list((found.causes || [])),
       parts.length ? M.bars([{ name: "the card", parts, text: `allocated, reserved, other processes, of ${M.bytes(total)}` }], total) : null, M.pairs(sizes.map(([name, size]) => [name, M.bytes(size)]))),
-    M.remedies(found.remedies, typed),
+    M.remedies(found.remedies, typed, (found.remedies || []).some((each) => each.fits) ? "" : "What to try; whether it then fits is not known without the job"),
     (found.matches || []).length ? M.section("What was asked for can be", M.table("Tensors of that size", ["tensor", M.right("bytes"), "size", "why"],
       found.matches.map((each) => [each.name, M.bytes(each.bytes), each.shape || "", each.why || ""]))) : null,
     found.estimated ? M.section("The job's estimate", anything(found.estimated)) : null];

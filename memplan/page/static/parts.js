@@ -15,7 +15,7 @@
     const lines = dressed || [];
     return M.section(title || "Changes with which it fits", el("ol", { class: "remedies" }, remedies.map((each, n) => el("li", {},
       el("h3", {}, each.title, " ", each.fits ? M.fits(each.fits) : null),
-      M.pairs([["device then", M.bytes(each.device_bytes)], each.frees_bytes && ["frees", M.bytes(each.frees_bytes)], each.cost && ["costs", each.cost],
+      M.pairs([each.device_bytes && ["device then", M.bytes(each.device_bytes)], each.frees_bytes && ["frees", M.bytes(each.frees_bytes)], each.cost && ["costs", each.cost],
         each.relative_speed && each.relative_speed !== 1 && ["speed, by arithmetic", `${M.plain(each.relative_speed)} ×`],
         each.host_bytes_per_node && ["memory of a node", M.bytes(each.host_bytes_per_node)]]),
       M.toType(each, lines[n]).map((line) => M.copied(line))))));

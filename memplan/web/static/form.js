@@ -14,9 +14,8 @@
     const base = { id: idOf(field.key), name: field.key };
     if (field.kind === "flag") return made("input", { ...base, type: "checkbox" });
     if (field.kind === "choice") {
-      const empty = field.first ? `${field.first}, unless the trainer says other` : "as the trainer has it";
       const options = field.choices.map(([value, text]) => made("option", { value }, text));
-      return made("select", base, made("option", { value: "" }, empty), ...options);
+      return made("select", base, made("option", { value: "" }, "not said"), ...options);
     }
     const more = listed ? { list: "list-" + field.key } : {};
     const mode = field.kind === "number" ? { inputmode: "decimal" } : {};
@@ -58,7 +57,7 @@
     form.querySelector("#text").value = state.text;
     if (state.text || state.ask === "diagnose" || state.ask === "check") form.querySelector("#drop").open = true;
     web.others = left; // keys of the address that the form has no field for
-    web.showFor(form, state.ask);
+    web.showFor(form, state);
   };
 
   web.read = (form) => {
@@ -71,8 +70,10 @@
     return { ask: form.elements.ask.value, allow, keys, name: form.querySelector("#name").value.trim(), text: form.querySelector("#text").value };
   };
 
-  web.showFor = (form, ask) => {
-    form.querySelector("#allow").hidden = ask !== "plan";
+  // What memplan takes where nothing is said stands in empty fields, unless a file says it.
+  web.showFor = (form, state) => {
+    form.querySelector("#allow").hidden = state.ask !== "plan";
+    form.classList.toggle("ask-filed", state.text.trim() !== "");
   };
 
   const MEMORY_ERROR = /out of memory|OutOfMemoryError|CUDA error: 2\b|HIP out of|NPU out of|cudaErrorMemoryAllocation/i;

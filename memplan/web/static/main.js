@@ -9,7 +9,7 @@
 
   const changed = (now) => {
     const state = web.read(form);
-    web.showFor(form, state.ask);
+    web.showFor(form, state);
     history.replaceState(null, "", web.toAddress(state));
     web.askSoon(state, now);
   };
