@@ -218,7 +218,7 @@ def test_the_ledger_sorts_and_filters(shown: Any) -> None:
     assert names == on.evaluate("(names) => [...names].sort((a, b) => a.localeCompare(b))", names)
     assert on.locator("th[aria-sort='ascending']").count() == 1
     on.get_by_label("Category").select_option("gradients")
-    assert {row[1] for row in rows(on)} == {"gradients"}
+    assert {row[2] for row in rows(on)} == {"gradients"}
     on.get_by_label("Filter").fill("no such row anywhere")
     assert rows(on) == []
     assert f"0 of {len(ledger)} rows" in on.locator("main").inner_text()
