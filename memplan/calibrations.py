@@ -15,11 +15,14 @@ from memplan.spec.gpu import Gpu
 HINT = "memplan calibrate RUNS --output rates.json writes one"
 
 
-def calibrated(gpu: Gpu, path: str) -> tuple[Gpu, str]:
-    """The card with a file's rates, and what is to be said of it; the card as it is where the file is of another.
+def calibrated(gpu: Gpu, path: str | None) -> tuple[Gpu, str]:
+    """The card with a file's rates, and what is to be said of it; the card as it is where the file is of another, or
+    there is none.
 
     Raises InvalidJob for a file that is none.
     """
+    if path is None:
+        return gpu, ""
     found = read_calibration(path)
     if found.gpu != gpu.name:
         return gpu, f"calibration: {path} is of {found.gpu}: speeds of {gpu.name} are by published rates"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 from memplan.drawn import Lengths
 from memplan.generated import Engine, Process, Share, Step, Together, with_rows_beside
+from memplan.notebook import shown_as
 from memplan.spec.recipe import Recipe
 
 SCHEMA_VERSION = 1
@@ -167,8 +168,7 @@ class Host:
     """What a node needs in its own memory for what the job puts there."""
 
     bytes_per_node: int
-    memory_bytes: int | None = None
-    """What a node of the named cluster has."""
+    memory_bytes: int | None = None  # what a node of the named cluster has
     fits: bool | None = None
     phases: dict[str, int] = field(default_factory=dict)
     """Of the phases beside the step, bytes per node."""
@@ -183,8 +183,7 @@ class Verdict:
     usable_bytes: int
     headroom_bytes: int
     """Usable bytes less what is expected to be needed of them; negative is what is missing."""
-    missing_bytes: int = 0
-    """What must go before the high figure fits with the margin."""
+    missing_bytes: int = 0  # what must go before the high figure fits with the margin
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -203,8 +202,7 @@ class Remedy:
     relative_speed: float = 1.0
     """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
     alters_training: bool = False
-    host_bytes_per_node: int = 0
-    """What then has to be there of a node's own memory."""
+    host_bytes_per_node: int = 0  # what then has to be there of a node's own memory
     write: tuple[str, ...] = ()  # the changes in the words of the job's file; empty where it came from none
 
 
@@ -218,8 +216,7 @@ class Card:
     fits: str
     gpus_needed: int | None = None
     """GPUs that do it with ZeRO-3, where one does not; None where the count tried does not do either."""
-    lacks: str = ""
-    """bf16, where the job runs in it and the card's matmuls do not."""
+    lacks: str = ""  # bf16, where the job runs in it and the card's matmuls do not
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -261,6 +258,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
         return with_rows_beside({name: plain(getattr(self, name)) for name in self.__slots__ if name != "recipe"})
+
+    _repr_html_ = shown_as("estimate")
 
 
 class Found(Sequence[_T]):

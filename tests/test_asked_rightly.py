@@ -219,3 +219,14 @@ def test_trls_ppo_is_that_of_the_last_version_that_has_it(text: str, name: str) 
     extra = "model_name_or_path: qwen2.5-0.5b\nnum_ppo_epochs: 4\nbf16: true\n" if name.endswith("yaml") else ""
     found = checked(text + extra, name)
     assert (found.fits, found.job["method"], found.job["trainer_version"]) == ("yes", "ppo", "1.12"), found.text
+
+
+def test_what_a_logger_kept_of_a_run_is_named() -> None:
+    found = checked("_wandb: {value: {m: []}}\nmodel_name_or_path: {value: a/b}\nbf16: {value: true}\n", "config.yaml")
+    assert "Weights & Biases" in found.text
+
+
+def test_one_part_of_a_programs_own_config_is_no_training() -> None:
+    text = "_target_: src.loop.Loop\nmax_prompt_length: 64\nmax_completion_length: 64\nnum_generations: 4\n"
+    found = checked(text + "per_device_train_batch_size: 4\n", "loop.yaml", model="qwen2.5-0.5b")
+    assert (found.fits, "Hydra" in found.text) == ("error", True)

@@ -176,7 +176,7 @@ def test_from_runs_to_a_plan_at_the_command_line(run: Command, tmp_path: Path) -
     assert "mine" in made[1]
     assert json.loads(to.read_text())["compute"] > 1.1
     said = run("estimate", "llama-3.1-8b", "--gpu", "h100-80gb", "--calibration", str(to))
-    assert "of 1 measured run" in said[1]
+    assert "of 1 measured run" in " ".join(said[1].split())
     again = run("calibrate", str(runs), "--output", str(to))
     assert again[0] == 2
 
@@ -186,3 +186,13 @@ def test_a_speed_typed_in_needs_its_job(run: Command) -> None:
     typed = ("--job", "llama-3.1-8b", "--gpu", "h100-80gb", "--method", "sft", "--lora-r", "16")
     assert run("calibrate", *typed, "--tokens-per-second", "9,000", "--json")[0] == 0
     assert run("calibrate", *typed, "--tokens-per-second", "9k")[0] == 2
+
+
+def test_a_plan_says_what_a_billion_tokens_cost(run: Command) -> None:
+    asked = ("plan", "qwen2.5-0.5b", "--method", "sft", "--gpu", "h100-80gb", "--num-gpus", "2", "--top", "1")
+    code, out, _ = run(*asked, "--price", "2.5", "--json")
+    (plan,) = json.loads(out)["plans"]
+    assert code == 0
+    assert plan["gpu_hours"] == pytest.approx(2 * 1e9 / plan["speed"]["tokens_per_second"] / 3600)
+    assert plan["cost"] == pytest.approx(2.5 * plan["gpu_hours"])
+    assert run(*asked, "--price", "0")[0] == 2

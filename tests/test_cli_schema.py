@@ -13,6 +13,7 @@ from memplan.api import compare, estimate
 from memplan.cli.app import main
 from memplan.cli.schemas import schema_of
 from memplan.jobs import job_names, jobs_dir, read_target
+from memplan.timeline import timeline
 
 JOBS: list[dict[str, Any]] = [
     {"model": "smollm2-135m"},
@@ -31,7 +32,7 @@ def checker(what: str) -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("what", ["job", "report", "compare", "plan", "check"])
+@pytest.mark.parametrize("what", ["job", "report", "compare", "plan", "check", "timeline"])
 def test_schema_is_valid_and_described(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", what]) == 0
     schema = json.loads(capsys.readouterr().out)
@@ -49,6 +50,11 @@ def test_reports_and_their_comparison_match_their_schemas(job: dict[str, Any]) -
 
 
 @pytest.mark.slow
+def test_timelines_match_their_schema() -> None:
+    found = timeline(estimate({"model": "smollm2-135m", "gpu": "t4"}))
+    checker("timeline").validate(json.loads(json.dumps(found.to_dict())))
+
+
 def test_comparisons_match_their_schema() -> None:
     comparison = json.loads(json.dumps(compare({"model": "smollm2-135m", "gpu": "t4"}).to_dict()))
     checker("compare").validate(comparison)

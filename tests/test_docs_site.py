@@ -80,3 +80,7 @@ def test_every_tutorial_ends_with_a_job_that_fits(name: str) -> None:
     assert "more were asked for" in text
     assert "Does not fit" in text
     assert ": fits " in end
+    chinese = (ROOT / "docs" / "tutorials" / f"{name}.zh.md").read_text(encoding="utf-8")
+    assert build.IMAGE.findall(chinese) == build.IMAGE.findall(text)
+    theirs = [match.group("form", "command") for match in build.BLOCK.finditer(chinese)]
+    assert theirs == [match.group("form", "command") for match in build.BLOCK.finditer(text)]

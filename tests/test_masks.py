@@ -81,3 +81,23 @@ def test_transformers_before_4_54_repeats_keys_before_sdpa(version: str, kernel:
     rows = estimate({**job, "precision": "fp32", "sequence_length": LENGTH}).per_gpu.ledger
     labels = {row.name.partition(",")[0] for row in rows}
     assert ("attention scores" in labels or "attention probabilities" in labels) is (kernel == "grouped")
+
+
+@pytest.mark.parametrize(
+    ("keys", "scores"),
+    [
+        ({"gpu": "t4-16gb"}, True),
+        ({"gpu": "t4-16gb", "padded": True}, False),
+        ({"gpu": "t4-16gb", "trainer_version": "4.53"}, False),
+        ({"gpu": "rtx-4090-24gb"}, False),
+        ({}, False),
+    ],
+)
+def test_a_card_without_flash_makes_the_scores_of_grouped_heads(keys: dict[str, Any], scores: bool) -> None:
+    """transformers issue 48633: on a T4 only the math kernel takes them."""
+    config = {**MISTRAL, "num_key_value_heads": 1, "sliding_window": None}
+    job = {"model": config, "trainer": "transformers", "method": "sft", "precision": "fp16", "sequence_length": LENGTH}
+    found = estimate({**job, **keys})
+    labels = {row.name.partition(",")[0] for row in found.per_gpu.ledger}
+    assert ("attention scores" in labels or "attention probabilities" in labels) is scores
+    assert any("group no heads" in each for each in found.warnings) is scores

@@ -17,7 +17,7 @@ from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.cli.options import collect, job_options
 from memplan.errors import MemplanError
-from memplan.frameworks.own_words import emit_command, in_own_words
+from memplan.frameworks.own_words import emit_command, in_own_words, own_lines
 from memplan.frameworks.reading import read_target
 from memplan.report import Remedy
 from memplan.spec.reading import JobInput, with_changes
@@ -194,3 +194,50 @@ def test_what_is_not_in_a_file_has_no_words_of_one() -> None:
     assert all(remedy.write == () for remedy in in_own_words(read, estimate(read)).remedies)
     with pytest.raises(MemplanError):
         read_target("nosuch", {})
+
+
+SMALL = "Qwen/Qwen3-0.6B"
+OLD_OPENRLHF = (
+    f"deepspeed --num_gpus 2 --module openrlhf.cli.train_dpo --pretrain {SMALL} --micro_train_batch_size 4 "
+    "--train_batch_size 8 --zero_stage 2 --bf16 --attn_implementation sdpa"
+)
+SWIFT = f"NPROC_PER_NODE=2 swift sft --model {SMALL} --train_type lora --max_length 512 --torch_dtype bfloat16"
+MEGATRON = (
+    "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --bf16 "
+    "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 4 --vocab-size 32000"
+)
+PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+ADAPTERS = {**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_target_linear": True}
+WORDED = [
+    ("yaml", {**AXOLOTL, "plugins": ["a.b"]}, {"kernels": "liger"}, f"plugins: [a.b, {PLUGIN}]"),
+    ("yaml", ADAPTERS, {"quantization": "nf4"}, "load_in_4bit: true"),
+    ("yaml", {**FACTORY, "finetuning_type": "lora"}, {"quantization": "nf4"}, "quantization_bit: 4"),
+    ("yaml", TRL, {"lora": {"r": 16}}, "use_peft: true"),
+    ("sh", OLD_OPENRLHF, {"batch_size": 1}, "--micro_train_batch_size 1"),
+    ("sh", OLD_OPENRLHF, {"gradient_checkpointing": "full"}, "--gradient_checkpointing"),
+    ("sh", SWIFT, {"sequence_length": 256}, "--max_length 256"),
+    ("sh", MEGATRON, {"gradient_checkpointing": "full"}, "--recompute-granularity full"),
+]
+
+
+@pytest.mark.parametrize(("ending", "text", "changes", "said"), WORDED)
+@pytest.mark.slow
+def test_the_words_are_those_of_the_file(
+    ending: str, text: Any, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"train.{ending}"
+    path.write_text(text if ending == "sh" else yaml.safe_dump(text))
+    lines = own_lines(read_target(str(path), {"gpu": "141GiB"}), changes)
+    assert said in [line.partition(": ")[2] for line in lines], lines
+    assert not any(line.startswith("options") for line in lines)
+
+
+def test_ligers_keys_do_nothing_without_its_plugin(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    liger = {"liger_rms_norm": True, "liger_fused_linear_cross_entropy": True}
+    path.write_text(yaml.safe_dump({**AXOLOTL, **liger}))
+    read = read_target(str(path), {})
+    assert read.job.kernels == "none"
+    assert any("do nothing without plugins" in text for text in read.warnings)
+    path.write_text(yaml.safe_dump({**AXOLOTL, **liger, "plugins": [PLUGIN]}))
+    assert read_target(str(path), {}).job.kernels == "liger"

@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 
 from memplan import estimate
 from memplan.cli.app import main
+from memplan.comparison import Comparison
 from memplan.page import dressed, framed, page
 from memplan.page.document import KINDS, SCRIPTS, script, style
 from memplan.page.packing import LIST, TEXT, fitted, packed
+from memplan.planner import Plans
 from memplan.render.instants import moment_words
 from memplan.render.palette import OTHER, PALETTE
+from memplan.report import Report
 from memplan.tables.categories import STACK
 
 HOSTILE = (
@@ -183,6 +186,13 @@ def test_a_frame_holds_the_page_as_one_attribute() -> None:
     html = framed("estimate", {"model": {"name": '"><script>alert(1)</script>'}})
     assert [tag for tag, _ in Read(html).tags] == ["iframe"]
     assert 'sandbox="allow-scripts"' in html
+
+
+def test_answers_show_themselves_in_a_notebook() -> None:
+    found = estimate({"model": "smollm2-135m"})._repr_html_()
+    assert [tag for tag, _ in Read(found).tags] == ["iframe"]
+    assert "data-kind=&quot;estimate&quot;" in found
+    assert all("_repr_html_" in vars(kind) for kind in (Report, Comparison, Plans))
 
 
 def test_remedies_and_instants_come_in_words() -> None:

@@ -45,6 +45,7 @@ LAYERS = (
     "usual",  # what a job of few words is taken to be
     "engine",  # Recipe -> Ledger
     "page",  # an answer as one HTML file
+    "notebook",  # the page where an answer is shown by itself
     "drawn",  # what a report says of the lengths that come
     "generated",  # what it says of a generation engine
     "report",  # what a report is

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 HELP = """The fastest ways to run a job on the GPUs at hand that fit, by estimated throughput; what does not, and why.
 What is given stays; all else that does not change the training is searched. Exits with 1 where nothing fits.
 
-Examples: memplan plan llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8; memplan plan job.yaml --fix zero_stage=3
+Example: memplan plan llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8 --fix zero_stage=3
 """
+MOST_PRICE = 1e6
 JOB_FORMS = ("yaml", "table")
 """Forms in which a file holds the best plan's job, for estimate to read."""
 
@@ -34,6 +35,7 @@ def parameters() -> list[Parameter]:
         option("min_gpus", bool, "--min-gpus"),
         option("smallest_card", bool, "--smallest-card"),
         option("maximize", str, "--maximize", metavar="KEY"),
+        option("price", str, "--price", metavar="P"),
         output.HTML,
         *output.parameters(),
     ]
@@ -72,11 +74,25 @@ def search(values: Mapping[str, Any]) -> "Plans":
         if key not in MAXIMIZED:
             raise UsageError(f"--maximize: not {values['maximize'][:40]!r}", did_you_mean(key, MAXIMIZED))
         ask.append(key)
+    price = _price(values.get("price"))
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
         given = with_usual_trainer(read_undrawn(values))
-        return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar)
+        return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar, price=price)
+
+
+def _price(text: str | None) -> float | None:
+    """Of a GPU hour, in any currency."""
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < MOST_PRICE:
+        raise UsageError(f"--price: {text[:40]!r} is no price of a GPU hour", "write a number, such as --price 2.5")
+    return found
 
 
 def _count(text: str | None) -> int:

@@ -13,7 +13,8 @@ HELP = """The JSON Schema of a job file, of estimate --json (report), compare --
 
 Example: memplan schema report
 """
-KINDS = ("job", "report", "compare", "plan", "check")
+KINDS = ("job", "report", "compare", "plan", "check", "timeline")
+"""``timeline`` is what --timeline adds to a report."""
 
 
 def parameters() -> list[Parameter]:

@@ -15,13 +15,17 @@ NOT_JSON = {"Report": ("recipe",), "Checked": ("name",)}
 
 
 def schema_of(what: str) -> Schema:
-    """The schema of a job, a report, a comparison, a plan or the rows of a check."""
+    """The schema of a job, a report, its timeline, a comparison, a plan or the rows of a check."""
     if what == "job":
         return job_schema()
     if what == "report":
         from memplan.report import Report
 
         return dataclass_schema(Report, "memplan report")
+    if what == "timeline":
+        from memplan.timeline import Timeline
+
+        return dataclass_schema(Timeline, "memplan timeline")
     if what == "plan":
         from memplan.planner import Plans
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from memplan.notebook import shown_as
 from memplan.report import Report, plain
 
 
@@ -105,3 +106,5 @@ class Comparison:
             for row in self.rows
         ]
         return {name: rows if name == "rows" else plain(getattr(self, name)) for name in self.__slots__}
+
+    _repr_html_ = shown_as("compare")

@@ -48,6 +48,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         offload=recipe.checkpointing.offload,
         flat=flat_mode(recipe),
         in_place=recipe.hardware.gpu is not None,
+        lacks_flash=recipe.hardware.lacks_flash,
         loops_experts=_loops_experts(recipe),
         repeats_keys=repeats_keys(recipe),
         tensor=recipe.divided.tensor,

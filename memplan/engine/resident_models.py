@@ -52,6 +52,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         trained=unfrozen,
         padded=recipe.batch.padded,
         repeats_keys=repeats_keys(recipe),
+        lacks_flash=recipe.hardware.lacks_flash,
         quantised=quantised,
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,
@@ -91,6 +92,7 @@ def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
         Operators(recipe.operators.attention),
         trained=not teacher.frozen,
         padded=recipe.batch.padded,
+        lacks_flash=recipe.hardware.lacks_flash,
         widths=Widths(stream=4 if widened else 0),
     )
     head = teacher_head(recipe)

@@ -30,6 +30,8 @@ nanotron        parallelism.tp tokens.micro_batch_size | $run_train\.py --config
 nanoGPT         $train\.py config/(train|finetune)_\w+\.py
 fsdp_qlora      $train\.py .*--train_type (custom_|bnb_|hqq_)?(full|q?lora|\w*dora)
 trlX            method.name train.seq_length
+Weights_&_Biases _wandb
+a_program's_own_parts_(Hydra) _target_
 SkyPilot        resources.accelerators run | resources run setup
 Beaker          budget tasks
 MosaicML        compute.gpus command | integrations command image

@@ -125,13 +125,21 @@ def read_attention_flags(keys: Keys) -> None:
             return
 
 
+LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+
+
 def read_kernels(keys: Keys, method: str) -> None:
     """Liger's kernels and Apple's cut cross-entropy, where their plugins are loaded."""
     plugins = " ".join(str(item) for item in keys.get("plugins") or ())
     wanted = keys.flag("cut_cross_entropy")
     cut = wanted or (wanted is None and "cut_cross_entropy" in plugins)
+    loaded = "liger" in plugins
     parts = [key for key in LIGER if keys.flag(key)]
     fused = bool(keys.flag("liger_fused_linear_cross_entropy"))
+    if (parts or fused) and not loaded:
+        where = keys.settings.where(parts[0] if parts else "liger_fused_linear_cross_entropy")
+        keys.draft.remarks.append(f"{where}: Liger's keys do nothing without plugins: [{LIGER_PLUGIN}]")
+        parts, fused = [], False
     keys.skip(*LIGER, "liger_fused_linear_cross_entropy")
     if parts or fused:
         keys.put("kernels", "liger", *(parts or ["liger_fused_linear_cross_entropy"]))

@@ -51,6 +51,8 @@ class Settings:
     """What stands before these keys in ``lines``."""
     paths: Mapping[str, str] = field(default_factory=dict)
     """Where keys stand that are of another file, such as options of a command over a config."""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """Of keys that are read under a newer name the file's own; of a file without any, nothing."""
 
     def where(self, key: str = "") -> str:
         """``train.yaml, line 3``; the nearest line that is known for the key."""

@@ -55,9 +55,10 @@ def read(document: Document, draft: Draft) -> None:
             f"{document.path}, line {row[0].line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
         )
     values, lines, _ = options_of(row[place + 1 :])
+    spelled = {_new_name(key, name): key for key in OLD_NAMES} if OLD_NAMES.keys() & values.keys() else {}
     values = {_new_name(key, name): value for key, value in values.items()}
     lines = {_new_name(key, name): line for key, line in lines.items()}
-    settings = Settings(document.path, values, lines)
+    settings = Settings(document.path, values, lines, spelled=spelled)
     older = OLDER if name == "ppo_ray" and OLDER.keys() & values.keys() and "data.max_len" not in values else {}
     keys = Keys(draft, settings, FRAMEWORK, SHARED | PROGRAMS[name] | older)
     if name != "ppo_ray":

@@ -69,6 +69,23 @@ VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
 }
 """How frameworks write a value of the job where they do not write it as memplan does."""
 
+TOGETHER: Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]] = {
+    ("kernels", "liger"): (
+        {
+            "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+            "liger_rms_norm": True,
+            "liger_glu_activation": True,
+            "liger_fused_linear_cross_entropy": True,
+        },
+    ),
+    ("lora", ""): ({"use_peft": True},),
+    ("gradient_checkpointing", "full"): (
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    ),
+}
+"""Keys that say a value of the job only together, or before others; a mapping's value is empty here. What a file's list
+has stays."""
+
 
 def values_of(key: str, value: Any, title: str) -> tuple[Any, ...]:
     """How a file of a framework may write a value of the job's key, the plainest first."""

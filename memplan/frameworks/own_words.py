@@ -8,24 +8,21 @@ fits; what no key of the file says is said by memplan's own option, or the envir
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.frameworks.documents import FORMS, Document, Settings
 from memplan.frameworks.draft import Draft
-from memplan.frameworks.own_word_table import NAMES, values_of
-from memplan.frameworks.quoting import shell_word, yaml_value
+from memplan.frameworks.own_lines import Line, beside, lines_for, shown
+from memplan.frameworks.own_word_table import NAMES, TOGETHER, values_of
+from memplan.frameworks.quoting import shell_word
 from memplan.frameworks.reading import draft_of, read_documents
 from memplan.report import Found, Remedy, Report
 from memplan.reporting import peak
 from memplan.resolve import resolve
-from memplan.spec.allocator import conf_text
-from memplan.spec.job import Job
 from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput, undecided, with_changes
 
@@ -33,14 +30,8 @@ MOST = 80
 """Readings for one key of the job."""
 MOST_BESIDE = 6
 """Keys alike that are changed with one."""
-ENVIRONMENT = "PYTORCH_CUDA_ALLOC_CONF"
-
-
-class Line(NamedTuple):
-    """One key of a file with its new value."""
-
-    name: str
-    value: Any
+OTHER = ("lora", "quantization")
+"""What would be another training."""
 
 
 def in_own_words(given: JobInput, report: Report) -> Report:
@@ -111,8 +102,8 @@ class _Asked:
         for words, own in self.ways(tried, rest):
             if self.fits(words, own):
                 document, least = self.files[0][0], self.needed(words, own, _joined(tried))
-                said = [_shown(Line(name, each), self.draft.asked[name], document) for name, each in least.items()]
-                return (*said, *_beside(own))
+                said = [shown(Line(name, each), self.draft.asked[name], document) for name, each in least.items()]
+                return (*said, *beside(own))
         return (f"options: {option_words(self.changes)}",)
 
     def ways(
@@ -165,12 +156,38 @@ class _Asked:
         besides; none where no key does, or it does already."""
         if key not in NAMES or (tried and self.makes(self.read(tried), key, value)):
             return {}
-        for line in islice(_candidates(self.draft, key, values_of(key, value, self.title)), MOST):
-            found = self.read({**tried, line.name: line.value})
-            kept = done if line.name in tried else ()
-            if self.makes(found, key, value) and all(self.makes(found, other, self.changes[other]) for other in kept):
-                return {line.name: line.value}
+        for words in islice(self.candidates(key, value), MOST):
+            found = self.read({**tried, **words})
+            kept = done if words.keys() & tried.keys() else ()
+            if (
+                self.makes(found, key, value)
+                and all(self.makes(found, other, self.changes[other]) for other in kept)
+                and self.leaves(found)
+            ):
+                return words
         return {}
+
+    def candidates(self, key: str, value: Any) -> Iterator[dict[str, Any]]:
+        """What may say it: several keys that only together do, then one key."""
+        for words in TOGETHER.get((key, "" if isinstance(value, Mapping) else str(value)), ()):
+            if words.keys() <= self.draft.asked.keys():
+                yield {name: self.added(name, word) for name, word in words.items()}
+        for line in lines_for(self.draft, key, values_of(key, value, self.title)):
+            yield {line.name: line.value}
+
+    def added(self, name: str, word: Any) -> Any:
+        """A word; a list's beside what the file's own list has."""
+        if not isinstance(word, list):
+            return word
+        settings = self.draft.asked[name]
+        now = settings.values.get(name.removeprefix(settings.prefix)) or []
+        return [*now, *(each for each in word if each not in now)]
+
+    def leaves(self, found: Draft | None) -> bool:
+        """Whether the words make no other training than is asked for."""
+        return found is not None and all(
+            key in self.changes or bool(found.values.get(key)) == bool(self.draft.values.get(key)) for key in OTHER
+        )
 
     def alike(self, words: Mapping[str, Any], key: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Other keys of like names that say the same of another part: the micro-batch of the scoring too."""
@@ -213,54 +230,9 @@ def _makes(draft: Draft, key: str, value: Any) -> bool:
         return bool(own) and all(own.get(inner) == item or key == "lora" for inner, item in value.items())
     if isinstance(value, (list, tuple)):
         return set(map(str, value)) <= set(map(str, found or ()))
+    if key == "quantization" and value == "nf4":
+        return found in ("nf4", "nf4-double")
     return bool(found == value)
-
-
-def _candidates(draft: Draft, key: str, values: Iterable[Any]) -> Iterator[Line]:
-    """Keys of the file that may say it, each with every value that may: those that are there before those that are not,
-    the plainest names first."""
-    words = NAMES[key].split("|")
-    ranked = []
-    for place, (name, settings) in enumerate(draft.asked.items()):
-        short = name.removeprefix(settings.prefix)
-        rank = next((i for i, word in enumerate(words) if re.search(word, name.lower())), None)
-        if rank is not None:
-            ranked.append((settings.values.get(short) is None, rank, place, name))
-    for *_, name in sorted(ranked):
-        for each in values:
-            yield Line(name, each)
-
-
-def _shown(line: Line, settings: Settings, document: Document) -> str:
-    """``train.yaml, line 12: gradient_checkpointing: true``; as an option of a command, or an argument of a call."""
-    short = line.name.removeprefix(settings.prefix)
-    path = settings.paths.get(line.name, settings.path)
-    form = next((FORMS[end] for end in FORMS if path.endswith(end)), document.form)
-    there = settings.values.get(short) is not None
-    where = settings.where(short) if there else path
-    return f"{where}: {_written(line, form, document.text)}"
-
-
-def _written(line: Line, form: str, text: str) -> str:
-    if form == "python":
-        return f"{line.name}={line.value!r}"
-    if form in ("shell", ""):
-        dashed = len(re.findall(r"(?<=\s)--[\w.]+", text)) >= len(re.findall(r"(?<=\s)\+{0,2}[a-z][\w.]*=", text))
-        word = shell_word(json.dumps(line.value) if isinstance(line.value, (dict, bool)) else line.value)
-        return f"--{line.name} {word}" if dashed else f"{line.name}={word}"
-    value = json.dumps(line.value) if form in ("json", "toml") else yaml_value(line.value)
-    return f"{line.name} = {value}" if form == "toml" else f"{line.name}: {value}"
-
-
-def _beside(rest: Mapping[str, Any]) -> Iterator[str]:
-    """What no key says: in the environment, or to memplan as its option."""
-    allocator = rest.get("allocator")
-    if allocator:
-        conf = conf_text(Job.model_validate({"allocator": allocator}).allocator)
-        yield f"environment: export {ENVIRONMENT}={conf}"
-    more = {key: value for key, value in rest.items() if key != "allocator"}
-    if more:
-        yield f"options: {option_words(more)}"
 
 
 def first_remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]:

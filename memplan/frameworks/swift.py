@@ -47,19 +47,19 @@ class Spelled(Keys):
     """Arguments under the names of any version."""
 
     def named(self, key: str) -> str:
-        """The spelling that the file has."""
-        values = self.settings.values
-        return next((name for name in (key, *SPELLINGS.get(key, ())) if values.get(name) is not None), key)
+        """The spelling that the file has, or that is tried in its place."""
+        said = {**self.settings.values, **self.draft.tried}
+        return next((name for name in (key, *SPELLINGS.get(key, ())) if said.get(name) is not None), key)
 
     def get(self, key: str) -> Any:
         """By any spelling."""
         self._taken.update((key, *SPELLINGS.get(key, ())))
-        value = self.settings.values.get(self.named(key))
+        value = self.raw(self.named(key))
         return self.defaults.get(key) if value is None else value
 
     def has(self, key: str) -> bool:
         """By any spelling."""
-        return self.settings.values.get(self.named(key)) is not None
+        return self.raw(self.named(key)) is not None
 
     def skip(self, *keys: str) -> None:
         """Under all their names."""

@@ -6,7 +6,7 @@ shorter than a chart library's licence. ``document`` is its HTML, ``packing`` ho
 script draws anew with ``memplan.draw(element, kind, payload)``.
 """
 
-from memplan.page.document import framed, page
+from memplan.page.document import framed, page, shown
 from memplan.page.dressing import dressed
 
-__all__ = ["dressed", "framed", "page"]
+__all__ = ["dressed", "framed", "page", "shown"]

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 from memplan.errors import printable
+from memplan.page.dressing import dressed
 from memplan.page.packing import fitted
 
 SCRIPTS = ("base", "bar", "timeline", "ledger", "parts", "plans", "kinds")
@@ -77,6 +78,18 @@ def page(kind: str, payload: Mapping[str, Any] | Sequence[Any], text: str = "") 
 </body>
 </html>
 """
+
+
+class Answer(Protocol):
+    """What says itself as JSON has it: a report, a comparison, plans."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON."""
+
+
+def shown(kind: str, answer: Answer) -> str:
+    """An answer as a notebook shows it."""
+    return framed(kind, dressed(answer.to_dict()))
 
 
 def framed(kind: str, payload: Mapping[str, Any] | Sequence[Any], height: int = 760) -> str:

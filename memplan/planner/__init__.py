@@ -45,12 +45,14 @@ def plan(
     ask: Sequence[str] = (),
     suggest: bool = True,
     tell: Tell = nothing,
+    price: float | None = None,
 ) -> Plans:
     """Search every legal way to run the job.
 
     ``allow``: changes to the training (``changes.NAMES``) that may be made where nothing fits without; ``front``: the
     Pareto front too; ``ask``: further questions (``questions.QUESTIONS``);
-    ``suggest``: where nothing fits, what would have to change. Raises UsageError for a job without a card.
+    ``suggest``: where nothing fits, what would have to change; ``price``: of a GPU hour.
+    Raises UsageError for a job without a card.
     """
     allowed, asked = checked(allow), question(given)
     first = search(asked, wanted, tell)
@@ -65,7 +67,7 @@ def plan(
         training = needed
     without = [each for each in tried.values() if each[0] not in (first, searched)]
     points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()
-    shown = tuple(as_plan(final, candidate, priced, training) for candidate, priced in searched.found.plans)
+    shown = tuple(as_plan(final, candidate, priced, training, price) for candidate, priced in searched.found.plans)
     recipe = shown[0].report.recipe if shown else None
     return Plans(
         SCHEMA_VERSION,

@@ -20,8 +20,8 @@ from memplan.tables.kernels import LIGER
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 
-OF_LIGER = ("nvidia", "amd")
-"""Vendors whose cards run its Triton kernels."""
+OF_LIGER = ("nvidia", "amd", "custom")
+"""Vendors whose cards run its Triton kernels; a size alone names none, and is taken for one of theirs."""
 
 
 def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:

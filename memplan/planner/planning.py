@@ -17,7 +17,7 @@ from memplan.planner.candidates import Candidate, Candidates, Floored, Refused
 from memplan.planner.degrees import native_obstacle
 from memplan.planner.generating import not_apart
 from memplan.planner.pricing import Priced, Pricing
-from memplan.planner.result import Plan, Point, Rejected
+from memplan.planner.result import Plan, Point, Rejected, billed
 from memplan.planner.search import Found, best, front, nearest
 from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
 from memplan.planner.splits import candidates
@@ -81,9 +81,7 @@ def question(given: JobInput) -> Question:
         raise UsageError("a plan is for a card", "add --gpu, such as --gpu h100-80gb")
     if job.model is None and job.total_params is None:
         raise UsageError("a plan is for a model", "memplan plan llama-3.1-8b --gpu h100-80gb --num-gpus 8")
-    gpu = find_gpu(job.gpu)
-    if job.calibration is not None:
-        gpu, _ = calibrated(gpu, job.calibration)
+    gpu, _ = calibrated(find_gpu(job.gpu), job.calibration)
     device = card(gpu)
     fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
     assumptions = [device.assumed] if device.assumed else []
@@ -191,17 +189,19 @@ def job_input(asked: Question, candidate: Candidate, priced: Priced) -> JobInput
     for key, value in keys.items():
         stay[key] = {**stay.get(key, {}), **value} if isinstance(value, dict) else value
     sources = {k: s for k, s in asked.given.sources.items() if k not in CHOSEN}
-    return JobInput(
-        build_job(stay), {**sources, **dict.fromkeys(keys, "option")}, asked.given.ignored, asked.space.spec
-    )
+    sources |= dict.fromkeys(keys, "option")
+    return JobInput(build_job(stay), sources, asked.given.ignored, asked.space.spec)
 
 
-def shown(asked: Question, candidate: Candidate, priced: Priced, training: tuple[str, ...] = ()) -> Plan:
-    """A plan with its report and its speed."""
-    report = build_report(resolve(job_input(asked, candidate, priced)), None)
+def shown(
+    asked: Question, of: Candidate, priced: Priced, training: tuple[str, ...] = (), price: float | None = None
+) -> Plan:
+    """A plan with its report, its speed and, at a ``price`` of a GPU hour, its cost."""
+    report = build_report(resolve(job_input(asked, of, priced)), None)
     assert report.recipe is not None
-    name = plan_name({**candidate.keys, **priced.keys})
-    return Plan(name, report.job, report, speed(report.recipe), report.per_gpu.peak_instant, training)
+    name = plan_name({**of.keys, **priced.keys})
+    found, peak = speed(report.recipe), report.per_gpu.peak_instant
+    return Plan(name, report.job, report, found, peak, training, *billed(found, asked.space.gpus, price))
 
 
 def point(candidate: Candidate, priced: Priced) -> Point:

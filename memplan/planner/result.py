@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.cost import Speed
+from memplan.notebook import shown_as
 from memplan.report import Report, plain
 
 
@@ -22,6 +23,20 @@ class Plan:
     """The instant at which memory peaks."""
     training: tuple[str, ...] = ()
     """What of the training it changes, as was allowed."""
+    gpu_hours: float = 0.0
+    """Of a billion tokens, over all GPUs, at the expected speed."""
+    cost: float | None = None
+    """Of the same, at a price of a GPU hour; null without one."""
+
+
+BILLION = 10**9
+"""Tokens that GPU hours are told of."""
+
+
+def billed(speed: Speed, gpus: int, price: float | None) -> tuple[float, float | None]:
+    """GPU hours of a billion tokens, and what they cost at a price of one."""
+    hours = gpus * BILLION / speed.tokens_per_second / 3600
+    return hours, None if price is None else hours * price
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,8 @@ class Plans:
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""
         return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+    _repr_html_ = shown_as("plan")
 
 
 def _plain(value: Any) -> Any:

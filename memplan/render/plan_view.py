@@ -114,12 +114,19 @@ def _best(found: "Plans") -> Iterator[Block]:
         [
             ("step", f"{seconds:.2f} s, {best.speed.examples_per_second:,.1f} {unit}/s"),
             ("tokens/s", f"{low:,.0f} to {high:,.0f}"),
+            ("cost", _cost(best)),
             ("time", ", ".join(parts)),
             ("memory", f"peaks at {instant_title(best.memory_limit)}"),
             *([("host", f"{format_bytes(host, 1)} of each node's memory")] if host else []),
             ("its job", "--output plan.yaml writes it for memplan estimate"),
         ]
     )
+
+
+def _cost(plan: "Plan") -> str:
+    """GPU hours of a billion tokens, and what they cost where a price is given."""
+    hours = f"{plan.gpu_hours:,.4g} GPU hours a billion tokens"
+    return hours if plan.cost is None else f"{hours}: {plan.cost:,.2f}"
 
 
 def _question(name: str) -> str:

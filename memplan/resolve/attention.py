@@ -9,6 +9,7 @@ from memplan.resolve.storage import Stored
 from memplan.spec.gpu import FIRST_WITH_BF16
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Attention
 from memplan.tables.families import WITHOUT_FLASH
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
@@ -47,7 +48,21 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
         why = "this card is older than any kernel of attention that Megatron has (compute capability 8.0)"
         notes.fill("attention", "eager", "default", why)
         return "eager"
+    if job.attention == "sdpa" and _groups_without_flash(job, trainer, spec):
+        notes.remark(
+            "attention: sdpa has no flash kernel on this card (compute capability 8.0), and its others group no heads: "
+            "transformers, which asks for that where nothing is padded (from 4.54 on), gets scores of sequence × "
+            "sequence (padded: true spares batches that are)"
+        )
     return notes.plain("attention", job.attention)
+
+
+def _groups_without_flash(job: Job, trainer: Trainer, spec: ModelSpec) -> bool:
+    """Whether heads are grouped in the call of SDPA on a card where only its math kernel takes them."""
+    repeats = trainer.models.repeats or trainer.models.repeats_sdpa or job.kernels == "unsloth" or job.padded
+    if job.gpu is None or trainer.megatron or repeats or find_gpu(job.gpu).capability >= FIRST_WITH_BF16:
+        return False
+    return any(isinstance(each, Attention) and each.num_kv_heads != each.num_heads for each in spec.mixers)
 
 
 def _makes_scores(job: Job, spec: ModelSpec, notes: Notes) -> bool:

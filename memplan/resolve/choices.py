@@ -85,9 +85,8 @@ def _card(job: Job, notes: Notes) -> Gpu | None:
     """The card that the job names."""
     if job.gpu is None:
         return None
-    gpu = find_gpu(job.gpu)
-    if job.calibration is not None:
-        gpu, said = calibrated(gpu, job.calibration)
+    gpu, said = calibrated(find_gpu(job.gpu), job.calibration)
+    if said:
         notes.assume(said)
     if gpu.vendor == "custom":
         notes.assume(

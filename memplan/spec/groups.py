@@ -277,6 +277,11 @@ class Hardware(NamedTuple):
         """Whether segments grow in place."""
         return self.allocator.expandable_segments
 
+    @property
+    def lacks_flash(self) -> bool:
+        """Whether the card is older than flash attention's kernel, which is as new as bf16."""
+        return self.gpu is not None and not self.gpu.has_bf16
+
 
 class Provenance(NamedTuple):
     """What the report says of the job."""

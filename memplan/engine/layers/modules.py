@@ -74,6 +74,8 @@ class Mode(NamedTuple):
     flat: FlatAdapters = ""
     in_place: bool = False
     """A real device: gradients are added and scattered in place, which torch does not do under a dispatch mode."""
+    lacks_flash: bool = False
+    """The card is older than flash attention's kernel."""
     loops_experts: bool = False
     """Frozen experts run one after another, as modules of their own."""
     repeats_keys: KeyRepeats = ""

@@ -2,7 +2,7 @@
 (function (M) {
   "use strict";
   const el = M.el;
-  const COLUMNS = [["name", "row"], ["category", "category"], ["bytes", "bytes"], ["born", "from"], ["dies", "to"], ["place", "place"], ["meter", "meter"]];
+  const COLUMNS = [["name", "row"], ["bytes", "bytes"], ["category", "category"], ["born", "from"], ["dies", "to"], ["place", "place"], ["meter", "meter"]];
   const PAGE = 25;
 
   M.rowWords = (row) => [

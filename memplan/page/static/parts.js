@@ -21,11 +21,17 @@
       M.toType(each, lines[n]).map((line) => M.copied(line))))));
   };
 
+  // What instants hold beyond their rows, as a layer: an answer lists of a phase only what the steady step has not.
+  function unlisted(instants, layers) {
+    const sizes = instants.map((each, n) => each.allocated_bytes - layers.reduce((sum, layer) => sum + (layer.from <= n && n <= layer.to ? layer.bytes : 0), 0));
+    return sizes.some((left) => left > 0) ? { group: "other", from: 0, to: instants.length - 1, bytes: Math.max(...sizes), sizes: sizes.map((left) => Math.max(0, left)) } : null;
+  }
+
   // Two sections of the phase that is chosen: its picture, and its ledger.
   M.timeline = function (report, words) {
     const gpu = report.per_gpu, moments = [{ name: "the steady step", instants: gpu.instants, ledger: gpu.ledger, peak: gpu.peak_instant },
       ...(gpu.moments || []).map((each) => ({ name: each.name, instants: each.instants, ledger: each.ledger, peak: each.peak_instant }))]
-      .filter((each) => each.instants && each.instants.length && each.ledger && each.ledger.length);
+      .filter((each) => each.instants && each.instants.length);
     const usable = report.verdict && report.verdict.usable_bytes, drawn = (report.timeline || {}).curves || [];
     const curves = drawn.filter((each) => each.kind === "played" || (each.kind === "step" && each.name !== gpu.rank))
       .map((curve) => ({ name: curve.kind === "played" ? "the step as it is played, request by request" : `the step of ${curve.name}`, curve }));
@@ -45,11 +51,14 @@
       const lines = [{ label: "usable on the card", bytes: usable, name: "usable" },
         steady(moment) && { label: "reserved by the allocator", bytes: reserved.expected, name: "reserved" },
         steady(moment) && reserved.needs_sought && { label: "reserved at least", bytes: reserved.needs, name: "least" }].filter(Boolean);
-      const chart = M.chart({ title: `Allocated bytes in ${moment.name}`, columns, lines, hue: M.hue, layers: M.layersOf(moment.ledger, moment.instants),
+      const layers = M.layersOf(moment.ledger || [], moment.instants), rest = unlisted(moment.instants, layers);
+      if (rest) layers.unshift({ ...rest, name: steady(moment) ? "what no row here lists" : "what the steady step has, too" });
+      const chart = M.chart({ title: `Allocated bytes in ${moment.name}`, columns, lines, hue: M.hue, layers,
         tell: (layer) => layer.row ? [["category", M.words(layer.group)], ...M.rowWords(layer.row)] : [["category", M.words(layer.group)]] });
-      place.replaceChildren(chart);
-      title.textContent = `The ledger of ${moment.name}`;
-      table.replaceChildren(M.ledger(moment.ledger, moment.instants));
+      const beside = steady(moment) ? null : drawn.find((each) => each.kind === "beside" && each.name === moment.name);
+      place.replaceChildren(beside ? M.curve(beside, usable, words) : chart);
+      title.textContent = rest && !steady(moment) ? `Rows of ${moment.name} that the steady step has not` : `The ledger of ${moment.name}`;
+      table.replaceChildren(moment.ledger && moment.ledger.length ? M.ledger(moment.ledger, moment.instants) : el("p", {}, "Its rows are not in this answer."));
     }
     draw(moments[0]);
     const choose = moments.length + curves.length > 1 ? el("div", { class: "controls" }, el("label", {}, "Phase ", chooser)) : null;

@@ -16,16 +16,18 @@ def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -
     """The kernel that runs: flash in half precision without a mask, else memory-efficient, else math.
 
     transformers repeats keys and values before SDPA when there is a mask, and asks for grouped heads when there is
-    none; the memory-efficient kernel cannot group heads (integrations/sdpa_attention.py;
-    aten/native/transformers/cuda/sdp_utils.cpp).
+    none, whatever the card; the memory-efficient kernel cannot group heads, and flash needs compute capability 8.0
+    (integrations/sdpa_attention.py: use_gqa_in_sdpa; aten/native/transformers/cuda/sdp_utils.cpp; transformers issue
+    48633).
     """
     if mode.operators.attention != "sdpa":
         return mode.operators.attention
     if has_mask(mode, mixer, length):
         return "efficient"
-    if itemsize == 2 and mixer.head_dim <= 256:
+    if itemsize == 2 and mixer.head_dim <= 256 and not mode.lacks_flash:
         return "flash"
-    grouped = mixer.num_kv_heads != mixer.num_heads and mixer.head_dim <= 256 and not mode.repeats_keys
+    repeated = mode.repeats_keys or mode.operators.kernels.adapters == "fused"  # Unsloth's attention does for xformers
+    grouped = mixer.num_kv_heads != mixer.num_heads and mixer.head_dim <= 256 and not repeated
     return "math" if grouped else "efficient"
 
 
