@@ -58,6 +58,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("estimate SMALL -o x.pdf", 2, "--output x.pdf: nothing is written as .pdf", "--format table"),
     ("compare SMALL -o x.svg", 2, "nothing is written as .svg", ".json"),
     ("show gpus -o x.html", 2, "nothing is written as .html", ".yaml"),
+    ("estimate SMALL -q -v", 2, "--verbose contradicts --quiet", "leave one"),
     ("estimate SMALL --fail-over", 2, "--fail-over needs a card", "--gpu"),
     ("estimate --total-params 8B --verify", 2, "--verify needs a model of the Hub", "Hub id"),
     ("estimate SMALL --rule-of-thumb --optimizer lion", 2, "not in the rule of thumb", "adamw"),

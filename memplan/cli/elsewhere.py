@@ -131,7 +131,6 @@ was; {8×2} is 8 times it. What has one meaning and another spelling is an optio
 LEFT_OUT = {
     "packing": _FULL,
     "sample-packing": _FULL,
-    "verbose": "the whole report is shown; --explain adds every row",
 }
 """Options that nothing stands for, and why."""
 

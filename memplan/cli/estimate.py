@@ -38,6 +38,7 @@ def parameters() -> list[Parameter]:
         option("play", bool, "--play"),
         option("how_sure", bool, "--how-sure"),
         option("quiet", bool, "--quiet", "-q"),
+        option("verbose", bool, "--verbose", "-v"),
         option("summary", bool, "--summary"),
         option("timeline", bool, "--timeline"),
         output.HTML,
@@ -45,11 +46,20 @@ def parameters() -> list[Parameter]:
     ]
 
 
+EVERYTHING = ("explain", "ranks", "how_sure", "timeline")
+"""What --verbose adds."""
+
+
 def estimate(values: Mapping[str, Any]) -> int:
     """Read, compute, write; the exit code says what is unclear, and whether it fits where --fail-over asks."""
     to = output.read_output(values, draws=True, shows=True)
     if values.get("summary"):
         to = to._replace(form="json")
+    if values.get("verbose"):
+        short = next((f"--{name}" for name in ("quiet", "summary") if values.get(name)), "")
+        if short:
+            raise UsageError(f"--verbose contradicts {short}", "leave one of them out")
+        values = {**values, **dict.fromkeys(EVERYTHING, True)}
     with spinner("reading the model's config"):
         given = given_of(values)
     found = _ways(given, values)

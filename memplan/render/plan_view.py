@@ -126,7 +126,7 @@ def _best(found: "Plans") -> Iterator[Block]:
 def _cost(plan: "Plan") -> str:
     """GPU hours of a billion tokens, and what they cost where a price is given."""
     hours = f"{plan.gpu_hours:,.4g} GPU hours a billion tokens"
-    return hours if plan.cost is None else f"{hours}: {plan.cost:,.2f}"
+    return hours if plan.cost is None else f"{hours}, which cost {plan.cost:,.2f}"
 
 
 def _question(name: str) -> str:
