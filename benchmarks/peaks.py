@@ -2,8 +2,8 @@
 
     python benchmarks/peaks.py -n 10000 --seed 1
 
-What a step must do at least is counted apart from the clock: the products of every token with the matrices that it
-visits, forward and backward, and causal attention's, nothing twice. Exits with 1 where a job exceeds its cards' peak.
+What a step must do at least is counted apart from the clock (``memplan/cost/peak.py``). Exits with 1 where a job
+exceeds its cards' peak.
 """
 
 import argparse
@@ -13,12 +13,10 @@ import sys
 from typing import Any
 
 from memplan.cost import speed
-from memplan.cost.rates import TERA
-from memplan.cost.work import Work, model_work
+from memplan.cost.peak import least_seconds
 from memplan.errors import MemplanError
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
-from memplan.spec.recipe import Recipe
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "model": (
@@ -62,32 +60,10 @@ def drawn(dice: random.Random) -> dict[str, Any]:
     return {key: value for key, value in job.items() if value is not None}
 
 
-def least_flop(recipe: Recipe) -> float:
-    """Of one optimizer step over all cards: the trained pass over the layers, without its head and anything twice."""
-    batch = recipe.batch
-    rows = recipe.rows * batch.accumulation * recipe.parallel.data
-    work = model_work(recipe.model)
-    trained = 0.0 if recipe.adapter else work.trained_share
-    return rows * batch.sequence_length * sum(count * _layer(each, recipe, trained) for count, each in work.layers)
-
-
-def _layer(each: Work, recipe: Recipe, trained: float) -> float:
-    """Of one token."""
-    length = recipe.batch.sequence_length
-    pairs = length / 2 if each.causal else length
-    pairs = min(pairs, each.window / 2) if each.window else pairs
-    return 2 * each.weights * (2 + trained) + 3 * pairs * each.per_pair
-
-
 def share_of_peak(job: dict[str, Any]) -> float:
-    """What the job's cards do of what they can, at the high rates. Raises MemplanError where it is no job."""
+    """What the job's cards do of what they can. Raises MemplanError where it is no job."""
     recipe = resolve(read_job(job))
-    gpu = recipe.hardware.gpu
-    assert gpu is not None
-    tokens = recipe.rows * recipe.batch.accumulation * recipe.parallel.data * recipe.batch.sequence_length
-    seconds = tokens / speed(recipe).tokens_range[1]
-    peak = (gpu.bf16_tflops or gpu.fp16_tflops or 0.0) * TERA
-    return least_flop(recipe) / (seconds * peak * recipe.parallel.world)
+    return least_seconds(recipe) / speed(recipe).step_seconds
 
 
 def main() -> int:
@@ -106,7 +82,7 @@ def main() -> int:
             refused += 1
     found.sort(key=lambda each: each[0], reverse=True)
     shares = [share for share, _ in found]
-    print(f"{len(found):,} jobs at the high rates ({refused:,} drawn that are none)")
+    print(f"{len(found):,} jobs ({refused:,} drawn that are none)")
     print(f"share of the cards' peak: {statistics.median(shares):.2f} in the median, {shares[0]:.2f} at most")
     for share, job in found[:5]:
         print(f"{share:.2f} {job}")

@@ -256,7 +256,13 @@ def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.C
 @pytest.mark.slow
 def test_what_estimate_finds_to_fit_a_plan_finds_too() -> None:
     """Pure bf16, which estimate counts of a bare loop, where no plan with fp32 weights fits."""
-    job = {"model": "llama-3.2-1b", "gpu": "t4", "gradient_checkpointing": "full", "loss_head": "fused"}
+    job = {
+        "model": "llama-3.2-1b",
+        "gpu": "t4",
+        "gradient_checkpointing": "full",
+        "loss_head": "fused",
+        "sequence_length": 1024,
+    }
     estimated = memplan.estimate(job).verdict
     assert estimated is not None
     assert estimated.fits == "yes"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import exp
 
 from memplan.cost.fitting import PUBLISHED, spread
+from memplan.cost.peak import least_seconds
 from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.step import PARTS, Prepared, prepared, step
 from memplan.gpus import load_gpus
@@ -22,7 +23,7 @@ class Speed:
     examples_per_second: float
     """Of all GPUs; a pair is one example."""
     tokens_range: tuple[float, float]
-    """Where tokens_per_second is to lie 90 times in 100 (``fitting``)."""
+    """Where tokens_per_second is to lie 90 times in 100 (``fitting``), never above what the cards can."""
     parts: dict[str, float]
     """Seconds of a step by what they go to."""
     limited_by: str
@@ -75,7 +76,7 @@ def speed(recipe: Recipe) -> Speed:
         found.seconds,
         tokens / found.seconds,
         examples / found.seconds,
-        (tokens / found.seconds / wide, tokens / found.seconds * wide),
+        (tokens / found.seconds / wide, tokens / max(found.seconds / wide, least_seconds(recipe))),
         parts,
         max(parts, key=lambda name: parts[name]),
     )
