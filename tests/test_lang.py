@@ -45,8 +45,23 @@ RECORDED = (
     "estimate qwen3-8b --batch-size x",
     "estimate qwen3-8b --num-gpus 8 --tp 3 --trainer megatron --method sft",
     "estimate",
+    "estimate llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8 --zero-stage 3 --explain",
+    "estimate llama-3.1-8b --method dpo --lora-r 16 --gpu rtx-4090-24gb --explain",
+    "estimate qwen2.5-7b --method grpo --trainer trl --rollout-engine vllm --gpu h100-80gb --num-gpus 4 --zero-stage 3 "
+    "--explain",
+    "estimate llama-3.1-8b --method sft --trainer megatron --tp 2 --pp 2 --num-gpus 8 --gpu h100-80gb --explain",
+    "estimate llama-3.1-8b --method simpo --sharding fsdp2 --gradient-checkpointing --num-gpus 8 --explain",
+    "estimate qwen2.5-0.5b --method sft --gpu v100-32gb --precision bf16",
+    "estimate llama-3.1-8b --method dpo --num-gpus 8 --zero-stage 3 --gpu a100-80gb --how-sure",
+    "estimate qwen3-8b --method sft --reference adapter",
+    "estimate qwen3-8b --set foo",
+    "estimate qwen3-8b --batch-size -1",
+    "calibrate",
+    "web --port 99999999",
     "estimate --help",
+    "estimate --help-all",
     "plan --help",
+    "web --help-all",
     "--help",
 )
 CONFIG = "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 4\nmax_length: 4096\nbeta: 0.1\n"
@@ -113,6 +128,19 @@ def test_no_english_sentence_is_left(
     left = [line for line in f"{out}\n{err}".splitlines() if SENTENCE.search(TO_TYPE.sub("", line))]
     assert left == []
     assert re.search("[\u4e00-\u9fff]", out + err)
+
+
+def test_names_of_rows_are_known_wherever_they_stand() -> None:
+    """A name, the place behind it, the kind in brackets and the pass before it are translated each by itself."""
+    use("zh")
+    assert said("norm inputs in fp32, layers 1-30 (activations)") == "归一化的 fp32 输入，第 1-30 层（激活值）"
+    assert said("norm inputs in fp32, layer 0 (recomputation)") == "归一化的 fp32 输入，第 0 层（重计算）"
+    assert said("why: policy pass: norm inputs in fp32") == "原因：策略模型这一遍：归一化的 fp32 输入"
+    assert said("up, layers 1-30 (activations)") == "up，第 1-30 层（激活值）"
+    assert said("logits in fp32, head backward (logits)") == "fp32 的 logits，输出头的反向（logits）"
+    assert said("Optimizer. [one of adamw, up; default adamw] Also --o.") == (
+        "优化器。[可选值：adamw, up；默认 adamw] 也可写作 --o。"
+    )
 
 
 @pytest.mark.slow
