@@ -11,7 +11,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.cli.app import main
-from memplan.comparison.sweep import FIGURES, Grid, read_grid, row_id, row_of
+from memplan.comparison.sweep import FIGURES, LONGEST, Grid, read_grid, row_id, row_of
 from memplan.comparison.workers import swept
 from memplan.cost import speed
 from memplan.errors import InvalidJob, UsageError
@@ -86,7 +86,8 @@ def test_a_row_is_the_report_to_the_byte(job: dict[str, Any]) -> None:
         round(speed(report.recipe).tokens_per_second, 1),
     )
     assert tuple(row[name] for name in FIGURES) == expected
-    assert (row["warnings"] or "") == "; ".join(report.warnings)
+    said, whole_text = row["warnings"] or "", "; ".join(report.warnings)
+    assert said == whole_text or (len(said) == LONGEST and whole_text.startswith(said[:-1]))
 
 
 def test_a_rows_id_is_that_of_its_job_however_it_is_written() -> None:

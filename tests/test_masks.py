@@ -100,4 +100,4 @@ def test_a_card_without_flash_makes_the_scores_of_grouped_heads(keys: dict[str, 
     found = estimate({**job, **keys})
     labels = {row.name.partition(",")[0] for row in found.per_gpu.ledger}
     assert ("attention scores" in labels or "attention probabilities" in labels) is scores
-    assert any("group no heads" in each for each in found.warnings) is scores
+    assert any("takes grouped heads" in each for each in found.warnings) is scores

@@ -45,14 +45,14 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
         notes.fill("attention", "eager", "default", f"{spec.family} {why}")
         return "eager"
     if trainer.megatron and _makes_scores(job, spec, notes):
-        why = "this card is older than any kernel of attention that Megatron has (compute capability 8.0)"
+        why = "Megatron has no kernel of attention for cards below compute capability 8.0"
         notes.fill("attention", "eager", "default", why)
         return "eager"
     if job.attention == "sdpa" and _groups_without_flash(job, trainer, spec):
         notes.remark(
-            "attention: sdpa has no flash kernel on this card (compute capability 8.0), and its others group no heads: "
-            "transformers, which asks for that where nothing is padded (from 4.54 on), gets scores of sequence × "
-            "sequence (padded: true spares batches that are)"
+            "attention: sdpa has no flash kernel below compute capability 8.0, and no other takes grouped heads, which "
+            "transformers 4.54 and later pass where nothing is padded: scores of sequence × sequence are counted; "
+            "padded: true where batches are"
         )
     return notes.plain("attention", job.attention)
 
