@@ -291,3 +291,10 @@ def test_the_base_of_lora_in_16_bit_is_free_and_first() -> None:
     first = estimate(job).remedies[0]
     assert first.title.startswith("the base's weights in bf16")
     assert (first.changes["precision"], first.alters_training) == ("bf16", False)
+
+
+def test_flash_attention_is_not_advised_where_it_does_not_run() -> None:
+    """FlashAttention 2 has no kernels for cards before Ampere."""
+    found = estimate({"model": "smollm2-135m", "method": "dpo", "batch_size": 2, "gpu": "t4"}).remedies
+    assert found
+    assert [each for each in found if "attention" in each.changes] == []

@@ -38,7 +38,10 @@ class Free(NamedTuple):
 
 
 def has_flash(recipe: Recipe) -> bool:
-    """Whether flash attention runs: its kernels take no fp32 matmuls, and some classes of transformers have it not."""
+    """Whether flash attention runs: its kernels take no fp32 matmuls and no card that has no bf16 (FlashAttention 2's
+    README: Ampere and later), and some classes of transformers have it not."""
+    if recipe.hardware.gpu is not None and not recipe.hardware.gpu.has_bf16:
+        return False
     own = recipe.trainer.megatron or recipe.trainer.name in OTHER_CLASSES
     narrow = recipe.numerics.itemsize < DTYPE_BYTES["fp32"] or recipe.numerics.autocast > 0
     return narrow and (own or recipe.model.family not in WITHOUT_FLASH)
