@@ -73,7 +73,7 @@ class Reserved:
     """The least capacity in which the step runs, the cache given back wherever that helps; its high figure must fit."""
     needs_high: int
     endless: int | None = None
-    """What would be held on a card without end; null where the step is not played."""
+    """What would be held on an unlimited card; null where the step is not played."""
     needs_sought: bool = False
     """needs was looked for, by bisection; else it is what is held, and no less than needed."""
     played: bool = False

@@ -326,7 +326,7 @@ def test_the_command_reads_files_pipes_and_words(
     file = tmp_path / "train.log"
     file.write_text(TORCH_2.format(asked="11.74 GiB"))
     assert main(["diagnose", str(file)]) == 0
-    assert capsys.readouterr().out.startswith("The card was full")
+    assert capsys.readouterr().out.startswith("Out of GPU memory")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TORCH_1.encode())))
     assert main(["diagnose", "-", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

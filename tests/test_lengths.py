@@ -653,7 +653,7 @@ def test_the_report_shows_what_the_lengths_make_of_it(run: Run) -> None:
 @pytest.mark.slow
 def test_without_lengths_the_longest_is_assumed_and_said(run: Run) -> None:
     assumed = [each for each in json.loads(run("--json")[1])["assumptions"] if each.startswith("lengths:")]
-    said = "every sequence is the longest allowed, 2,048 tokens; --lengths draws those that come"
+    said = "every sequence is taken as the longest allowed, 2,048 tokens; --lengths draws real ones"
     assert assumed == [f"lengths: {said}"]
     report = json.loads(run("--json", "--lengths", "p50=500,max=900", "--set", "lengths.played_steps=0")[1])
     assert not [each for each in report["assumptions"] if each.startswith("lengths:")]

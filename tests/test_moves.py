@@ -23,11 +23,11 @@ def around(**keys: Any) -> dict[str, dict[str, Any]]:
 
 def test_moves_of_a_plain_job() -> None:
     found = around(batch_size=6, eval_batch_size=8)
-    host = {title for title in found if title.endswith("on the host")}
+    host = {title for title in found if title.endswith("offloaded to CPU")}
     cards = {title: keys for title, keys in found.items() if " GPUs" in title}
     assert cards == {f"{n} GPUs with ZeRO-3": {"num_gpus": n, "sharding": "zero3"} for n in (2, 4, 8, 16, 32)}
-    assert found["activations on the host"] == {"offload": ["activations"]}
-    assert found["ZeRO-3, optimizer and parameters on the host"] == {
+    assert found["activations offloaded to CPU"] == {"offload": ["activations"]}
+    assert found["ZeRO-3, optimizer and parameters offloaded to CPU"] == {
         "sharding": "zero3",
         "offload": ["optimizer", "parameters"],
     }
@@ -41,7 +41,7 @@ def test_moves_of_a_plain_job() -> None:
         "8-bit optimizer states": {"optimizer": "adamw-8bit"},
         **{f"sequences of {length} tokens": {"sequence_length": length} for length in (512, 256)},
         "LoRA of rank 16": {"lora": {"r": 16}},
-        "LoRA over a base in 4 bits": {"lora": {"r": 16}, "quantization": "nf4"},
+        "QLoRA (4-bit base)": {"lora": {"r": 16}, "quantization": "nf4"},
     }
 
 

@@ -156,6 +156,6 @@ def test_remedies_are_said_to_the_trainer(trainer: str, method: str) -> None:
 def test_what_waits_on_the_host_is_said(trainer: str) -> None:
     job = {"model": "llama-3.1-8b", "method": "sft", "trainer": trainer, "gpu": "rtx-4090-24gb", "num_gpus": 4}
     found = plan(read_job(job), allow=("offload",))
-    assert found.plans[0].training == ("states or activations on the host",)
+    assert found.plans[0].training == ("states or activations offloaded to CPU",)
     for each in found.plans:
         assert_said(read_job(each.job), trainer)

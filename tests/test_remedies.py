@@ -289,7 +289,7 @@ def test_the_base_of_lora_in_16_bit_is_free_and_first() -> None:
     job = {"model": "qwen3-8b", "method": "sft", "trainer": "trl", "gpu": "24GiB", "lora": {"r": 8},
            "gradient_checkpointing": "full", "sequence_length": 512}  # fmt: skip
     first = estimate(job).remedies[0]
-    assert first.title.startswith("the base's weights in bf16")
+    assert first.title.startswith("base weights in bf16")
     assert (first.changes["precision"], first.alters_training) == ("bf16", False)
 
 

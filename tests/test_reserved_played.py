@@ -233,8 +233,8 @@ def test_play_asks_for_the_least_that_is_needed(tmp_path: Path, capsys: pytest.C
     run = runner_of(capsys)
     _, plain, _ = run("estimate", str(job))
     _, sought, _ = run("estimate", str(job), "--play")
-    assert "not looked for (--play)" in " ".join(plain.split())
-    assert "of it at the least" in " ".join(sought.split())
+    assert "not computed (--play does)" in " ".join(plain.split())
+    assert "the job needs at least" in " ".join(sought.split())
     found = json.loads(run("estimate", str(job), "--play", "--json")[1])["per_gpu"]["reserved_bytes"]
     assert found["needs"] <= found["expected"] == found["endless"]
     assert (found["needs_sought"], found["played"], found["why_not_played"]) == (True, True, "")

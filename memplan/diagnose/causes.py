@@ -71,14 +71,15 @@ def causes(message: Message, place: Place) -> Iterator[str]:
         )
     elif is_fragmented(message):
         unused = format_bytes(message.held_unallocated or 0)
-        yield f"fragmentation: {unused} were reserved and unused, in pieces that could not hold {_text(message)}"
+        yield f"fragmentation: {unused} were reserved but unused, in pieces too small for {_text(message)}"
     elif asked is not None and free is not None and free.low > asked.high + 64 * MiB and message.place == "card":
         yield (
             f"{free.text} were free: the limit is not the card's (a container's, WSL's or the host's, "
             "or a fraction set for the process)"
         )
     elif message.place == "card" and message.allocated is not None:
-        yield f"lack: {message.allocated.text} were in tensors when {_text(message)} more were asked for"
+        held = f"tensors held {message.allocated.text} when {_text(message)} more were requested"
+        yield f"the card was truly full: {held}"
     if message.place == "engine":
         yield message.said
     elsewhere = others(message)
@@ -95,7 +96,7 @@ def _text(message: Message) -> str:
 
 HALVED = "per_device_train_batch_size: half; gradient_accumulation_steps: twice"
 WHOLE_SCORES = Advice(
-    "attention without whole scores", "attn_implementation: flash_attention_2", "sdpa on cards before Ampere"
+    "memory-efficient attention", "attn_implementation: flash_attention_2", "sdpa on cards before Ampere"
 )
 OF_PLACE: dict[str, tuple[Advice, ...]] = {
     "load": (
@@ -110,18 +111,18 @@ OF_PLACE: dict[str, tuple[Advice, ...]] = {
     ),
     "forward": (
         Advice("recompute activations", "gradient_checkpointing: true"),
-        Advice("fewer rows at a time, as many in all", HALVED),
+        Advice("smaller micro-batch, same total batch", HALVED),
         WHOLE_SCORES,
     ),
     "loss": (
-        Advice("a loss that never makes all logits", "use_liger_kernel: true"),
-        Advice("fewer rows at a time, as many in all", HALVED),
-        Advice("score completions alone", "a prompt/completion data set, or logits_to_keep"),
+        Advice("a fused or chunked loss (no full logits)", "use_liger_kernel: true"),
+        Advice("smaller micro-batch, same total batch", HALVED),
+        Advice("loss on completions only", "a prompt/completion data set, or logits_to_keep"),
     ),
     "backward": (
         Advice("recompute activations", "gradient_checkpointing: true"),
-        Advice("a loss that never makes all logits", "use_liger_kernel: true"),
-        Advice("fewer rows at a time, as many in all", HALVED),
+        Advice("a fused or chunked loss (no full logits)", "use_liger_kernel: true"),
+        Advice("smaller micro-batch, same total batch", HALVED),
     ),
     "reduce": (
         Advice("smaller buckets", "reduce_bucket_size: 5e7"),
@@ -182,7 +183,7 @@ def _expandable(message: Message) -> Iterator[Advice]:
     if message.variable:
         old = "; from PyTorch 2.1 on, before it max_split_size_mb:128" if message.form in OLD else ""
         write = f"export {message.variable}=expandable_segments:True"
-        yield Advice("let segments grow in place", write, f"pieces of the cache become usable; it costs nothing{old}")
+        yield Advice("expandable segments", write, f"pieces of the cache become usable; it costs nothing{old}")
 
 
 def advice(message: Message, place: Place) -> Iterator[Advice]:

@@ -38,5 +38,5 @@ def longest_assumed(given: JobInput, recipe: Recipe) -> tuple[str, ...]:
     """What an estimate says that knows nothing of lengths, where the trainer pads no further than it must."""
     if given.job.lengths is not None or not pads(recipe):
         return ()
-    said = f"every sequence is the longest allowed, {recipe.batch.sequence_length:,} tokens"
-    return (f"lengths: {said}; --lengths draws those that come",)
+    said = f"every sequence is taken as the longest allowed, {recipe.batch.sequence_length:,} tokens"
+    return (f"lengths: {said}; --lengths draws real ones",)

@@ -50,7 +50,7 @@ class Way(NamedTuple):
         modules = self.keys.get("megatron", {}).get("recompute_modules", ())
         name = " and ".join(modules) if self.kind == "modules" else how
         name = f"{self.kind} {self.n}" if self.kind in ("block", "uniform") else name
-        return f"{name}, activations on the host" if "activations" in self.keys.get("offload", ()) else name
+        return f"{name}, activations offloaded to CPU" if "activations" in self.keys.get("offload", ()) else name
 
 
 class Grid(NamedTuple):

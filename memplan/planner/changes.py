@@ -56,7 +56,7 @@ def _change(name: str, job: Job) -> Change | None:
         bare = job.trainer == "pytorch" and job.precision == "auto" and job.lora is None and dtype in HALF
         return Change(name, f"pure {dtype} (no fp32 weights)", ({"precision": dtype},)) if bare else None
     if name == "offload":
-        return None if job.offload else Change(name, "states or activations on the host", ({},))
+        return None if job.offload else Change(name, "states or activations offloaded to CPU", ({},))
     if name == "8bit":
         optimizer = {"adamw": "adamw-8bit", "lion": "lion-8bit"}.get(job.optimizer)
         values = ({"optimizer": optimizer, "optimizer_impl": "auto"},)
@@ -80,7 +80,7 @@ def _change(name: str, job: Job) -> Change | None:
     ):
         lora["dtype"] = job.dtype or _half(job)  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
-    return Change(name, "LoRA over a base in 4 bits", tuple({**lora, "quantization": kind} for kind in kinds))
+    return Change(name, "QLoRA (4-bit base)", tuple({**lora, "quantization": kind} for kind in kinds))
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:

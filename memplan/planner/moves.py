@@ -39,7 +39,7 @@ TITLES = {
     "split": "split the pair: one half's graph at a time",
     "gradcache": "gradcache: a pass without a graph, then one half's graph at a time",
     "two-forward": "a forward for each half of the pair",
-    "offloaded": "the reference on the host",
+    "offloaded": "the reference offloaded to CPU",
     "precomputed": "precompute the reference's log-probabilities",
     "adapter": "the reference by turning the adapter off",
 }
@@ -205,7 +205,7 @@ def _layout(space: Space, recipe: Recipe, layout: Mapping[str, Any], apart: Sequ
     more = {key: value for key, value in layout.items() if key not in ("sharding", *DEGREES)}
     if more.get("reshard_after_forward") is True and job.reshard_after_forward is None:
         del more["reshard_after_forward"]
-    waits = f", {' and '.join(more['offload'])} on the host" if "offload" in more else ""
+    waits = f", {' and '.join(more['offload'])} offloaded to CPU" if "offload" in more else ""
     name = "" if sharding == "none" else layout_name({**layout, "offload": None})
     return Move(LAYOUT, (name + waits).removeprefix(", "), {**keys, **more}, ranks, setup=True)
 

@@ -74,7 +74,7 @@ def _beside(job: Job, recipe: Recipe, of: Generator, ranks: int) -> Iterator[Rol
         own = set(job.trainer_offload or ())
         for names in (("optimizer",), ("parameters", "optimizer")):
             if not set(names) <= own:
-                words = f"{' and '.join(names)} on the host while it generates"
+                words = f"{' and '.join(names)} offloaded to CPU while it generates"
                 yield RolloutMove(AWAY, words, {"trainer_offload": tuple(sorted(own | set(names)))}, ranks)
 
 

@@ -38,7 +38,7 @@ def stored(job: Job, recipe: Recipe) -> Iterator[Wider]:
     if job.dtype == "fp32":
         wanted["dtype"] = half
     if recipe.adapter is not None:
-        yield Wider(f"the base's weights in {half}", wanted)
+        yield Wider(f"base weights in {half}", wanted)
         return
     if recipe.storage.precision.name == "fp32":
         mixed = scheme if scheme != half else f"{half}-amp"

@@ -87,5 +87,5 @@ def engine_name(keys: Mapping[str, Any]) -> str:
     if rollout.get("sleep"):
         parts.append("awake throughout" if rollout["sleep"] == "none" else "asleep while it trains")
     if keys.get("trainer_offload"):
-        parts.append(" and ".join(keys["trainer_offload"]) + " on the host while it generates")
+        parts.append(" and ".join(keys["trainer_offload"]) + " offloaded to CPU while it generates")
     return ", ".join(parts)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memplan.planner.budget_result import Budget, Row
 
 METERS = {"device": "in nvidia-smi", "allocated": "allocated (torch.cuda.max_memory_allocated)"}
-BELOW = "Each is the fastest that allocates no more; nvidia-smi: the high figure. Speeds rank, they promise nothing."
+BELOW = "Each is the fastest that allocates no more; nvidia-smi: the most it may show. Speeds are rough estimates."
 KINDS = {
     "none": "no layer",
     "full": "every layer",
@@ -22,7 +22,7 @@ KINDS = {
     "block": "the first layers of every chunk",
     "uniform": "several layers at once",
     "modules": "modules of every layer",
-    "activations": "activations on the host",
+    "activations": "activations offloaded to CPU",
 }
 """What a trainer may be told to make again."""
 

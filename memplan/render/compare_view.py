@@ -52,8 +52,8 @@ def compare_blocks(comparison: "Comparison", width: int) -> list[Block]:
 
 
 SPEEDS = {
-    "cost model": "speed: tokens per second of all GPUs, against the baseline, by the cost model, which ranks and "
-    "promises nothing.",
+    "cost model": "speed: tokens per second of all GPUs, against the baseline, a rough estimate by the "
+    "cost model, good for ranking.",
     "passes": "speed: passes over the model per token, against the baseline; name a card (--gpu) and it counts "
     "arithmetic, memory and communication.",
 }

@@ -11,12 +11,13 @@ from memplan.render.verdict_view import remedies_table
 from memplan.units import MiB, format_bytes
 
 MOMENTS = {
-    "load": "while weights are loaded", "start": "while the trainer or its engine starts", "forward": "in a forward",
-    "loss": "in the loss, over the logits", "backward": "in backward", "reduce": "while gradients are reduced",
-    "optimizer": "in the optimizer's step", "evaluate": "in evaluation", "save": "while a checkpoint is saved",
-    "resume": "while a checkpoint is loaded", "merge": "while an adapter is merged",
-    "rollout": "in the generation engine", "sync": "while weights go to the engine",
-    "unknown": "at a moment that the text does not name",
+    "load": "while loading weights", "start": "while the trainer or its engine starts",
+    "forward": "in the forward pass",
+    "loss": "in the loss (logits)", "backward": "in the backward pass", "reduce": "while reducing gradients",
+    "optimizer": "in the optimizer step", "evaluate": "during evaluation", "save": "while saving a checkpoint",
+    "resume": "while loading a checkpoint", "merge": "while merging an adapter",
+    "rollout": "in the generation engine", "sync": "while sending weights to the engine",
+    "unknown": "in a phase that the text does not name",
 }  # fmt: skip
 MOST = 5
 """Remedies that are shown."""
@@ -37,10 +38,12 @@ def diagnose_blocks(found: Diagnosis, width: int = 80) -> Iterator[Block]:
 
 def _headline(found: Diagnosis) -> str:
     message, place = found.message, found.place
-    where = {"host": "The node's own memory", "engine": "The generation engine's memory"}.get(message.place, "The card")
-    asked = f": {message.requested.text} more were asked for" if message.requested and message.place == "card" else ""
+    where = {"host": "Out of host memory", "engine": "The generation engine ran out of memory"}.get(
+        message.place, "Out of GPU memory"
+    )
+    asked = f": {message.requested.text} more requested" if message.requested and message.place == "card" else ""
     moment = MOMENTS[place.phase] + (f" ({place.what})" if place.what else "")
-    return f"{where} was full {moment}{asked}"
+    return f"{where} {moment}{asked}"
 
 
 def _changes(found: Diagnosis, width: int) -> Iterator[Block]:
@@ -60,7 +63,7 @@ def _tensor(found: Diagnosis) -> Iterator[Block]:
     if not found.matches:
         return
     asked = found.message.requested
-    yield Heading(f"What {asked.text if asked else 'it'} can be")
+    yield Heading(f"What {asked.text if asked else 'it'} could be")
     rows: list[tuple[Cell, ...]] = [(match.name, match.shape, match.why) for match in found.matches[:6]]
     yield Table((Column("tensor", wrap=True), Column("size", wrap=True), Column("why", wrap=True)), tuple(rows))
 
@@ -68,8 +71,8 @@ def _tensor(found: Diagnosis) -> Iterator[Block]:
 def _numbers(found: Diagnosis) -> Iterator[Block]:
     message, elsewhere = found.message, others(found.message)
     sizes = (
-        ("asked for", message.requested), ("in tensors (allocated)", message.allocated),
-        ("reserved in all", message.reserved), ("reserved and unused", message.unallocated), ("free", message.free),
+        ("requested", message.requested), ("allocated (tensors)", message.allocated),
+        ("reserved", message.reserved), ("reserved, unused", message.unallocated), ("free", message.free),
         ("the card's total", message.capacity), ("in private pools", message.pools), ("allowed", message.allowed),
     )  # fmt: skip
     rows: list[tuple[Cell, Cell]] = [(name, size.text) for name, size in sizes if size is not None]
@@ -82,7 +85,7 @@ def _numbers(found: Diagnosis) -> Iterator[Block]:
     if found.errors > 1:
         rows.append(("errors in the text", f"{found.errors}; the first is read"))
     if found.place.because:
-        rows.append(("the moment is from", SOURCES[found.place.because]))
+        rows.append(("phase read from", SOURCES[found.place.because]))
     if rows:
         yield Heading("The message")
         yield definitions(rows)
@@ -105,7 +108,7 @@ def _estimate(found: Diagnosis) -> Iterator[Block]:
         f"{format_bytes(gpu.device_bytes.expected)} on the device{fits}."
     )
     if found.instant:
-        yield Prose(f"The moment of the error is {found.instant}.")
+        yield Prose(f"The error is at {found.instant}.")
     if found.solved:
         yield Prose(found.solved)
     if text := differs(found):

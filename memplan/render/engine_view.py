@@ -59,7 +59,7 @@ def engine_verdict(report: Report) -> Iterator[Block]:
     yield Prose(f"{engine.max_concurrency:,.2f} requests of {length:,} tokens at once.")
     if verdict is not None and verdict.fits != "yes":
         left = format_bytes(verdict.headroom_bytes)
-        yield Prose(f"{left} of the card are left beside it; at the high figure less than the margin.", "dim")
+        yield Prose(f"{left} of the card are left beside it; at worst less than the margin.", "dim")
 
 
 def engine_table(engine: Engine) -> Table:

@@ -74,7 +74,7 @@ def _peak(report: Report, width: int) -> Iterator[Block]:
     phases = [f"{name} {format_bytes(size)}" for name, size in per_gpu.phases.items() if name not in beside]
     yield Prose("Largest in each phase: " + ", ".join(phases) + ".")
     if report.host.bytes_per_node:
-        yield Prose(f"In the host's memory: {format_bytes(report.host.bytes_per_node)} on each node.")
+        yield Prose(f"Host memory: {format_bytes(report.host.bytes_per_node)} per node.")
 
 
 def category_table(by_category: dict[str, int], total: int, width: int) -> Table:
@@ -123,15 +123,15 @@ def _reserved(found: Reserved) -> str:
     """How the figure of reserved was found, and what is needed of it."""
     if not found.played:
         return f"Reserved and device are a band around allocated: {found.why_not_played}."
-    text = "Reserved is played, request by request, through the allocator's rules"
+    text = "Reserved: every request replayed through PyTorch's caching allocator"
     if found.endless is not None and found.endless != found.expected:
-        text += f": {format_bytes(found.endless)} on a card without end"
+        text += f": {format_bytes(found.endless)} on an unlimited card"
     if found.retries:
         often = "once" if found.retries == 1 else f"{found.retries} times"
-        text += f"; on this card the cache is given back {often} in two steps, which takes time"
+        text += f"; on this card the cache is emptied {often} in two steps, which costs time"
     if found.needs_sought:
-        return f"{text}; the job needs {format_bytes(found.needs)} of it at the least."
-    return f"{text}; what it needs at the least was not looked for (--play)."
+        return f"{text}; the job needs at least {format_bytes(found.needs)} of it."
+    return f"{text}; the least it can run in was not computed (--play does)."
 
 
 def _moments(report: Report, width: int) -> Iterator[Block]:
@@ -139,8 +139,8 @@ def _moments(report: Report, width: int) -> Iterator[Block]:
     moments = report.per_gpu.moments
     if not moments:
         return
-    yield Heading("Beside the steady step")
-    columns = [Column("phase"), *(Column(title, right=True) for title in ("allocated", "device", "host, each node"))]
+    yield Heading("Outside the steady step")
+    columns = [Column("phase"), *(Column(title, right=True) for title in ("allocated", "device", "host, per node"))]
     rows: list[tuple[str, ...]] = [
         (
             each.name,
@@ -151,7 +151,7 @@ def _moments(report: Report, width: int) -> Iterator[Block]:
         for each in moments
     ]
     if width >= ROOMY:
-        columns.append(Column("most at", wrap=True, style="dim"))
+        columns.append(Column("peak at", wrap=True, style="dim"))
         rows = [(*row, moment_words(each.peak_instant)) for row, each in zip(rows, moments, strict=True)]
     yield Table(tuple(columns), tuple(rows))
 

@@ -88,7 +88,7 @@ def front_svg(title: str, dots: Sequence[Dot], verdicts: Sequence[object]) -> st
 
     unit = "tokens a second" if dots[0].words.endswith("tokens/s") else "that of the baseline"
     parts = [svg.text(LEFT, 30, title, "ink title")]
-    parts.append(svg.text(LEFT, 52, f"speed in {unit}, by arithmetic, which ranks and promises nothing", "faint small"))
+    parts.append(svg.text(LEFT, 52, f"speed in {unit}, a rough estimate, good for ranking", "faint small"))
     for level in up:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y(level)}" y2="{y(level)}"/>')
         told = f"{level:,.0f}" if up[-1] >= 1000 else f"{level:.3g}"

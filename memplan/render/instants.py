@@ -96,7 +96,7 @@ PASSES = {
     "old": "the policy scoring its rollout",
     "critic": "the critic",
     "teacher": "the teacher",
-    "evaluation-policy": "in evaluation",
+    "evaluation-policy": "during evaluation",
     "evaluation-reference": "the reference model in evaluation",
     "evaluation-kl": "the KL estimate in evaluation",
 }

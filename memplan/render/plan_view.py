@@ -114,8 +114,8 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
     yield Heading("Plans")
     yield Table(tuple(columns), tuple(rows))
-    below = "Needs: the high device figure (nvidia-smi), the cache given back where that helps."
-    yield Prose(f"Speeds rank by arithmetic; they promise nothing. {below}", "dim")
+    below = "Needs: the most nvidia-smi may show, with PyTorch's unused cache freed."
+    yield Prose(f"Speeds are rough estimates, good for ranking. {below}", "dim")
 
 
 def _best(found: "Plans") -> Iterator[Block]:

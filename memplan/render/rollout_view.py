@@ -32,7 +32,7 @@ def verdict_words(report: Report, verdict: Verdict) -> str:
     if verdict.fits == "no":
         return f"Does not fit {verdict.gpu} at {where}"
     if verdict.fits == "tight":
-        return f"Tight on {verdict.gpu} at {where}, {format_bytes(at.high_bytes)} at the high figure"
+        return f"Tight on {verdict.gpu} at {where}, up to {format_bytes(at.high_bytes)}"
     return f"Fits {verdict.gpu} with {format_bytes(verdict.headroom_bytes)} to spare, fullest at {where}"
 
 

@@ -52,7 +52,7 @@ def _answer(report: Report) -> str:
 
 
 def _card(verdict: Verdict, report: Report, top: int) -> Iterator[str]:
-    """The card as a bar: what is needed of it as expected, and up to the high figure, the margin, what is over."""
+    """The card as a bar: what is needed of it as expected, and at worst, the margin, what is over."""
     usable, needed = verdict.usable_bytes, verdict.usable_bytes - verdict.headroom_bytes
     allowed = int(usable * (1 - report.job.get("margin", 0)))
     high = max(needed, allowed + verdict.missing_bytes) if verdict.missing_bytes else needed
@@ -71,7 +71,7 @@ def _card(verdict: Verdict, report: Report, top: int) -> Iterator[str]:
     for size, style in ((allowed, "axis"), (usable, "limit")):
         x = f"{to(size):.1f}"
         yield f'<line class="{style}" stroke-width="2" x1="{x}" x2="{x}" y1="{top - 4}" y2="{top + 26}"/>'
-    say = f"needs {format_bytes(needed)}" + (f", {format_bytes(high)} at the high figure" if high > needed else "")
+    say = f"needs {format_bytes(needed)}" + (f", up to {format_bytes(high)}" if high > needed else "")
     yield svg.text(LEFT, top + 42, say, "ink small")
     card = f"{format_bytes(allowed)} less the margin, {format_bytes(usable)} usable on {verdict.gpu}"
     yield svg.text(WIDTH - 14, top + 42, card, "faint small", "end")

@@ -44,7 +44,8 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
     if crossing is not None:
         held = format_bytes(crossing.device_bytes)
         yield Prose(
-            f"It dies in {crossing.phase}, at {crossing.instant} ({moment_words(crossing.instant)}): {held} by then."
+            f"It runs out first in {crossing.phase}, at {crossing.instant} ({moment_words(crossing.instant)}), "
+            f"with {held} in use."
         )
     yield from _changes(report, verdict, width)
 
@@ -62,7 +63,7 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
         yield Prose(f"No change that memplan knows makes it fit on {count} × {verdict.gpu}{nearest}")
     if remedies:
         yield from remedies_table(remedies, width)
-        yield Prose("Time by arithmetic, which ranks and promises nothing.", "dim")
+        yield Prose("Speeds are rough estimates, good for ranking.", "dim")
 
 
 def _short_host(host: Host) -> Iterator[Block]:
@@ -90,7 +91,7 @@ def verdict_line(verdict: Verdict) -> str:
         return f"Fits {verdict.gpu} with {format_bytes(verdict.headroom_bytes)} to spare"
     if verdict.fits == "tight":
         spare = format_bytes(verdict.headroom_bytes)
-        return f"Tight on {verdict.gpu}: {spare} to spare as expected, none at the high figure"
+        return f"Tight on {verdict.gpu}: {spare} to spare as expected, none at worst"
     return f"Does not fit {verdict.gpu}: short by {format_bytes(verdict.missing_bytes)}"
 
 
@@ -98,10 +99,10 @@ def _reason(report: Report, verdict: Verdict) -> str:
     """The figures that decided, and the meter they are of."""
     margin = report.job.get("margin", 0)
     usable, allowed = format_bytes(verdict.usable_bytes), format_bytes(verdict.usable_bytes * (1 - margin))
-    figures = f"{_needed(report, verdict)}; {usable} usable, {allowed} less the margin of {100 * margin:g} %"
+    figures = f"{_needed(report, verdict)}; {usable} usable, {allowed} after the {100 * margin:g} % margin"
     if not verdict.missing_bytes:
-        return f"{figures}: even the high figure leaves the margin free."
-    return f"{figures}: the high figure is {format_bytes(verdict.missing_bytes)} above that."
+        return f"{figures}: the margin stays free."
+    return f"{figures}: up to {format_bytes(verdict.missing_bytes)} too much."
 
 
 def _fuller(report: Report) -> Moment | None:
@@ -121,19 +122,17 @@ def _needed(report: Report, verdict: Verdict) -> str:
         if needed < worst.device_bytes and report.per_gpu.reserved_bytes.needs_sought:
             held = format_bytes(worst.device_bytes)
             return f"device memory: {format_bytes(needed)} needed, {held} held at {worst.name} with the trainer's cache"
-        expected = format_bytes(needed)
-        return (
-            f"device memory at {worst.name}: {expected} expected, {format_bytes(report.per_gpu.device_bytes.high)} high"
-        )
+        expected, high = format_bytes(needed), format_bytes(report.per_gpu.device_bytes.high)
+        return f"device memory at {worst.name}: {expected} expected, up to {high}"
     device, fuller = report.per_gpu.device_bytes, _fuller(report)
     if fuller is not None:
         device = fuller.device_bytes
     if fuller is not None or device.high <= words.needs_high(report.per_gpu):
         where = f" in {fuller.name}" if fuller else ""
-        return f"device memory{where}: {format_bytes(device.expected)} expected, {format_bytes(device.high)} high"
+        return f"device memory{where}: {format_bytes(device.expected)} expected, up to {format_bytes(device.high)}"
     needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
     high = format_bytes(words.needs_high(report.per_gpu))
-    return f"device memory: {needs} needed, {high} high, with the cache given back where that helps"
+    return f"device memory: {needs} needed, up to {high}, with PyTorch's unused cache freed"
 
 
 def remedies_table(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
@@ -142,7 +141,7 @@ def remedies_table(remedies: Sequence[Remedy], width: int) -> Iterator[Table]:
         Column(right=True),
         Column("change", wrap=True),
         Column("frees", right=True),
-        Column("device then", right=True),
+        Column("then needs", right=True),
         Column("fits"),
         Column("costs", wrap=True),
     )

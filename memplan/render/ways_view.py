@@ -62,7 +62,7 @@ def _card(found: Ways) -> str:
     margin = found.given.job.margin
     usable = format_bytes(found.gpu.usable_bytes)
     less = format_bytes(found.gpu.usable_bytes * (1 - margin))
-    return f"{found.gpu.title}: {usable} usable, {less} less the margin of {100 * margin:g} %"
+    return f"{found.gpu.title}: {usable} usable, {less} after the {100 * margin:g} % margin"
 
 
 def _table(found: Ways, width: int) -> Table:
@@ -104,7 +104,7 @@ def _assumed(found: Ways) -> Iterator[str]:
         half = next(way.changes["precision"] for way in found.rows if way.name != "full")
         rank = "" if "lora" in said else " r 8 on all linear layers,"
         yield f"LoRA:{rank} its base loaded in {half} (dtype={half} for the model: TRL loads fp32 by default)"
-    yield "needs: what nvidia-smi shows, as expected; fits: its high figure leaves the margin free"
+    yield "needs: what nvidia-smi is expected to show; fits: even at worst the margin stays free"
     yield from found.notes
     yield from (f"{NAMES[way.name]} cannot be: {way.why}" for way in found.rows if way.why)
     if found.gpu is not None and found.gpu.usable_is_assumed and not found.gpu.here:

@@ -28,12 +28,12 @@ METERS = {
 
 COSTS = {
     "nothing": "nothing",
-    "setup": "one-off set-up",
+    "setup": "one-time setup",
     "speed": "",
-    "numerics": "optimizer's numerics",
-    "training": "another training",
+    "numerics": "optimizer precision",
+    "training": "different training",
     "cards": "more cards",
-    "data": "what is longer is cut",
+    "data": "longer sequences are truncated",
 }
 """What a remedy costs beside time, in words."""
 
@@ -48,7 +48,7 @@ def remedy_cost(remedy: Remedy) -> str:
     elif speed < 0.995:
         words.append(f"{100 * (1 - speed):.0f} % slower")
     if remedy.host_bytes_per_node >= 1 << 30:
-        words.append(f"{format_bytes(remedy.host_bytes_per_node)} of a node's memory")
+        words.append(f"{format_bytes(remedy.host_bytes_per_node)} of host memory per node")
     return ", ".join(word for word in words if word) or COSTS["nothing"]
 
 
@@ -157,13 +157,13 @@ def batch_words(job: Mapping[str, Any]) -> str:
     """What goes through a GPU in a micro-step."""
     pairs, size, length = is_pairwise(job), job["batch_size"], job["sequence_length"]
     steps = job["gradient_accumulation_steps"]
-    micro_steps = f"{steps} micro-step{'' if steps == 1 else 's'} per optimizer step"
+    accumulation = f"gradient accumulation {steps}"
     if job.get("token_budget"):
-        return f"{job['token_budget']:,} packed tokens per GPU and micro-step, up to {length:,} each; {micro_steps}"
+        return f"{job['token_budget']:,} packed tokens per GPU, up to {length:,} each; {accumulation}"
     unit = ("pair" if pairs else "sequence") + ("" if size == 1 else "s")
     sequences = size * (2 if pairs else 1)
-    words = f"{size} {unit} per GPU and micro-step: {sequences} × {length:,} tokens = {sequences * length:,}"
-    return f"{words}; {micro_steps}"
+    words = f"{size} {unit} per GPU: {sequences} × {length:,} = {sequences * length:,} tokens"
+    return f"{words}; {accumulation}"
 
 
 def program_words(job: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Reserved, played: what the allocator holds of a job on a card without end and on this one, and the least it needs.
+"""Reserved, played: what the allocator holds of a job on an unlimited card and on this one, and the least it needs.
 
 The events of two steps (``step_events``) run through the simulated allocator (``caching.py``). The first step decides
 where things lie, the second is what all later ones are like. *Needs* is found by bisection: the least capacity in which
@@ -50,7 +50,7 @@ class Played(NamedTuple):
     moving: int
     """Allocated bytes that come and go within a step: the peak less what is there between steps."""
     endless: int
-    """Held on a card without end, at the last step's peak."""
+    """Held on an unlimited card, at the last step's peak."""
     on_card: int | None
     """Held on this card; None where the steps do not run on it, or no card is named."""
     retries: int

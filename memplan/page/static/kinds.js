@@ -28,11 +28,11 @@
   }
 
   function diagnose(found, words, typed) {
-    const sizes = [["asked for", found.requested_bytes], ["in tensors (allocated)", found.allocated_bytes], ["reserved", found.reserved_bytes], ["free", found.free_bytes], ["of other processes", found.other_bytes], ["the card's total", found.capacity_bytes]]
+    const sizes = [["requested", found.requested_bytes], ["allocated (tensors)", found.allocated_bytes], ["reserved", found.reserved_bytes], ["free", found.free_bytes], ["of other processes", found.other_bytes], ["the card's total", found.capacity_bytes]]
       .filter(([, size]) => size !== null && size !== undefined);
     const total = found.capacity_bytes, reserved = found.reserved_bytes || found.allocated_bytes || 0, other = found.other_bytes || 0;
     const parts = total ? [[0, found.allocated_bytes || 0, "k-parameters"], [found.allocated_bytes || 0, reserved, "held tight"], [reserved, reserved + other, "process p1"]] : [];
-    const asked = found.requested_bytes ? `: ${M.bytes(found.requested_bytes)} more were asked for` : "";
+    const asked = found.requested_bytes ? `: ${M.bytes(found.requested_bytes)} more requested` : "";
     return [el("section", { class: "verdict no" }, el("h2", {}, `Out of memory${found.phase && found.phase !== "unknown" ? ` in ${found.phase}` : ""}${asked}`), M.list((found.causes || [])),
       parts.length ? M.bars([{ name: "the card", parts, text: `allocated, reserved, other processes, of ${M.bytes(total)}` }], total) : null, M.pairs(sizes.map(([name, size]) => [name, M.bytes(size)]))),
     M.remedies(found.remedies, typed, (found.remedies || []).some((each) => each.fits) ? "" : "What to try; whether it then fits is not known without the job"),

@@ -15,7 +15,7 @@
     const lines = dressed || [];
     return M.section(title || "Changes with which it fits", el("ol", { class: "remedies" }, remedies.map((each, n) => el("li", {},
       el("h3", {}, each.title, " ", each.fits ? M.fits(each.fits) : null),
-      M.pairs([each.device_bytes && ["device then", M.bytes(each.device_bytes)], each.frees_bytes && ["frees", M.bytes(each.frees_bytes)], each.cost && ["costs", each.cost],
+      M.pairs([each.device_bytes && ["then needs", M.bytes(each.device_bytes)], each.frees_bytes && ["frees", M.bytes(each.frees_bytes)], each.cost && ["costs", each.cost],
         each.relative_speed && each.relative_speed !== 1 && ["speed, by arithmetic", `${M.plain(each.relative_speed)} ×`],
         each.host_bytes_per_node && ["memory of a node", M.bytes(each.host_bytes_per_node)]]),
       M.toType(each, lines[n]).map((line) => M.copied(line))))));
@@ -81,7 +81,7 @@
     const usable = report.verdict ? report.verdict.usable_bytes : 0;
     const end = Math.max(usable, ...ranks.map((each) => each.device_bytes.high));
     return M.section("Ranks and pipeline stages", el("p", { class: "faint" }, "What the device of each holds."),
-      el("ul", { class: "legend" }, [["k-parameters", "allocated"], ["held", "beside it, as expected"], ["high", "up to the high figure"]].map(([name, text]) => el("li", {}, el("span", { class: `swatch ${name}` }), text))),
+      el("ul", { class: "legend" }, [["k-parameters", "allocated"], ["held", "beside it, as expected"], ["high", "at worst"]].map(([name, text]) => el("li", {}, el("span", { class: `swatch ${name}` }), text))),
       M.bars(ranks.map((each) => ({
         name: each.name, text: `${M.bytes(each.device_bytes.expected)}, at most ${M.bytes(each.device_bytes.high)}; peaks at ${each.peak_instant}`,
         parts: [[0, each.allocated_bytes, "k-parameters"], [each.allocated_bytes, each.device_bytes.expected, "held"], [each.device_bytes.expected, each.device_bytes.high, "high"]],

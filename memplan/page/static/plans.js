@@ -37,7 +37,7 @@
       }
       return [svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Memory against speed, each point a plan" }, parts)];
     });
-    return M.section("Memory against speed", el("p", { class: "faint" }, "Upwards is faster, to the left is smaller; the line joins what no other beats in both. Speed is by arithmetic, which ranks and promises nothing."), box, said);
+    return M.section("Memory against speed", el("p", { class: "faint" }, "Upwards is faster, to the left is smaller; the line joins what no other beats in both. Speeds are rough estimates, good for ranking."), box, said);
   };
 
   // "8.03 B", "494.0 M", "12.3 K": parameters, or tokens a second.
