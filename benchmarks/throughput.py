@@ -50,7 +50,7 @@ def rows() -> Iterator[tuple[dict[str, Any], dict[str, Any], bool]]:
     data = json.loads(DATA.read_text(encoding="utf-8"))
     for row in data["rows"]:
         model, of = data["models"].get(row["model"], row["model"]), data["sets"][row["set"]]
-        yield row, {**of["job"], **row["job"], "model": model}, of["held_back"]
+        yield row, {**of["job"], **row["job"], "model": model}, row.get("held_back", of["held_back"])
 
 
 def held() -> tuple[list[Held], Counter[tuple[str, str]]]:

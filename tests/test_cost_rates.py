@@ -17,7 +17,7 @@ from memplan.cost import card, seconds
 from memplan.cost.matmul import product_seconds
 from memplan.cost.passes import layers_pass, shape_of
 from memplan.cost.products import Layout, extents
-from memplan.cost.rates import EXPECTED
+from memplan.cost.rates import EXPECTED, FP8
 from memplan.cost.work import model_work
 from memplan.errors import MemplanError
 from memplan.gpus import find_gpu
@@ -154,3 +154,30 @@ def test_the_link_between_nodes_is_the_median_of_the_catalogues(gpu: str) -> Non
     nodes = [each for each in load_clusters().values() if find_gpu(each.gpu or "").architecture == ARCHITECTURES[gpu]]
     median = statistics.median(each.links.between / each.gpus_per_node for each in nodes if each.links.between)
     assert card(find_gpu(gpu)).between == median * 1e9
+
+
+DENSE: dict[str, Any] = {**EXPERTS, "model": "llama-3.1-8b", "num_gpus": 8, "sequence_length": 4096}
+
+
+def test_products_in_fp8_are_faster_by_what_was_measured_and_casts_cost() -> None:
+    half, eight = recipe(**DENSE), recipe(**DENSE, megatron={"fp8_format": "hybrid"})
+    work = model_work(half.model)
+    slow, fast = (layers_pass(work, shape_of(each, work), H100, EXPECTED) for each in (half, eight))
+    assert 1.5 < slow.products / fast.products <= FP8
+    assert slow.forward - fast.forward < slow.products - fast.products
+    assert slow.attention == fast.attention
+
+
+def test_a_quantised_base_is_gathered_packed() -> None:
+    """Where links are slow and little is computed, four bits go faster than sixteen, the host's copy beside them."""
+    shared = {"gpu": "rtx-4090-24gb", "num_gpus": 2, "sharding": "fsdp", "sequence_length": 256, "lora": {"r": 8}}
+    on = card(find_gpu("rtx-4090-24gb"))
+    packed = recipe(**shared, quantization="nf4")
+    assert seconds(packed, on) < 0.7 * seconds(recipe(**shared), on)
+    waits = seconds(recipe(**shared, quantization="nf4", fsdp={"cpu_offload": True}), on)
+    assert seconds(packed, on) <= waits < 1.3 * seconds(packed, on)
+
+
+def test_a_card_runs_as_it_was_measured_not_as_its_kin() -> None:
+    of = {name: card(find_gpu(name)).products / find_gpu(name).bf16_tflops for name in ("rtx-4090-24gb", "l40s-48gb")}
+    assert of["rtx-4090-24gb"] > 1.3 * of["l40s-48gb"]

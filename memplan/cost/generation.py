@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.links import NOWHERE, gather, group, links, reduce
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host, products_rate
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, kept, on_host, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -110,8 +110,10 @@ def decode_seconds(
 def prefill_seconds(work: ModelWork, tokens: float, length: int, ranks: int, device: Device, rates: Rates) -> float:
     """A forward of so many tokens of prompts, each ``length`` long."""
     products = 2 * tokens * sum(count * each.weights for count, each in work.layers)
-    pairs = sum(count * each.per_pair * min(length, each.window or length) / 2 for count, each in work.layers)
-    attention = tokens * pairs / (device.attention * rates.attention)
+    pairs = sum(
+        count * each.per_pair * (min(length, each.window or length) / 2 + rates.prologue) for count, each in work.layers
+    )
+    attention = tokens * pairs / (device.attention * rates.attention * kept(device, rates))
     return (products / products_rate(device, rates, HALF) + attention) / ranks
 
 

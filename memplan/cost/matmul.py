@@ -28,6 +28,8 @@ UNHIDDEN = 0.5
 """Of the time to write the result, what does not run beside the products of other tiles."""
 MANY = 16
 """Waves from which on the last one is not worth looking at: 3 % of the time at most."""
+HALF = 2
+"""Bytes of what a product in FP8 writes."""
 SUM_BYTES = 8
 """Of each element of a part's fp32 sum: written and read."""
 
@@ -48,7 +50,7 @@ def product_seconds(
 def _seconds(rows: int, columns: int, inner: int, batches: int, itemsize: int, device: Device, rates: Rates) -> float:
     speed = products_rate(device, rates, itemsize)
     memory = device.memory * rates.memory
-    written = batches * rows * columns * itemsize / memory
+    written = batches * rows * columns * max(itemsize, HALF) / memory
     read = batches * inner * (rows + columns) * itemsize / memory
     return max(_tiled(rows, columns, inner, batches, speed, memory, device.units), read + written) + (
         START + UNHIDDEN * written

@@ -82,8 +82,8 @@ def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates
 
 
 def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
-    """A step on the host, with gradients that come and weights that go; weights fetched for each pass; activations that
-    go and come back, half of it behind computation."""
+    """A step on the host, with gradients that come and weights that go; activations that go and come back, half of it
+    behind computation."""
     seconds = 0.0
     if is_offloaded(recipe, "optimizer"):
         elements = stepped_elements(recipe, sizes)
@@ -93,9 +93,14 @@ def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
         if recipe.zero_stage:  # added up on the card: what is on the host comes, and goes again
             again = 2 * (recipe.batch.accumulation - 1)
             seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
-    if is_offloaded(recipe, "parameters") or recipe.sharding.fsdp.cpu_offload:
-        share = sizes.weights / max(recipe.sharding.ranks, 1)
-        seconds += 2 * recipe.batch.accumulation * share * recipe.numerics.itemsize / HOST_BANDWIDTH
     if is_offloaded(recipe, "activations"):
         seconds += recipe.batch.accumulation * 2 * saved / HOST_BANDWIDTH / 2
     return seconds
+
+
+def fetched_seconds(recipe: Recipe, sizes: Sizes) -> float:
+    """A rank's share of the weights from the host, for one pass over them: ahead of their gathering, on a stream of its
+    own (torch 2.13 fsdp/_fully_shard/_fsdp_param_group.py; DeepSpeed 0.19 zero/partitioned_param_coordinator.py)."""
+    if not (is_offloaded(recipe, "parameters") or recipe.sharding.fsdp.cpu_offload):
+        return 0.0
+    return sizes.weights * sizes.weight_bytes / max(recipe.sharding.ranks, 1) / HOST_BANDWIDTH

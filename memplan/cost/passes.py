@@ -11,7 +11,7 @@ from memplan.cost.again import Forward, again
 from memplan.cost.host import Issued, host_of
 from memplan.cost.matmul import product_seconds
 from memplan.cost.products import Layout, products
-from memplan.cost.rates import Device, Rates, products_rate
+from memplan.cost.rates import Device, Rates, kept, products_rate
 from memplan.cost.recomputed import Repeated, repeated
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
@@ -21,9 +21,10 @@ ADAPTED_IN, ADAPTED_OUT = 2.0, 12.0
 """Bytes that an adapter's operations move for each element that goes into its linear, and comes out, in half precision:
 the first product reads it; the second writes the output (2), which is scaled (4) and added (6). PEFT 0.21
 tuners/lora/layer.py: Linear.forward."""
-WIDENED, DROPPED = 12.0, 9.0
-"""Of what goes in, where adapters are fp32: cast to it and, by autocast, back; and where dropout stands before them,
-with its mask."""
+WIDENED = 12.0
+"""Of what goes in, where adapters are fp32: cast to it and, by autocast, back."""
+MASK = 1.0
+"""Of dropout's mask, where it stands before them and reads and writes what goes in."""
 BACKWARD_MOVES = 1.6
 """Pointwise bytes of a backward against its forward: gradients come in, and saved tensors with them."""
 UNPACKED: dict[str, float] = {"gptq": 16.0}
@@ -33,6 +34,9 @@ FLASH_BACKWARD, EAGER_BACKWARD = 2.5 * 73 / 63, 2.0
 """Attention's backward against its forward: five products, the scores made again, against two (arXiv:2205.14135,
 algorithm 4), at 63 % of the peak at best where the forward reaches 73 % (arXiv:2307.08691, section 4.1); eager keeps
 them, and has four."""
+CAST = 5.0
+"""Bytes of casting one element of half precision to FP8: read, for the scale and the cast (4, of which fused norms and
+activations save some), and written, transposed too (2, saved where the card takes either layout)."""
 BLOCK = 128
 """Positions of a tile of a causal kernel: those on the diagonal are computed whole."""
 EAGER_BYTES = 22.0
@@ -90,6 +94,8 @@ class Shape(NamedTuple):
     itemsize: int
     wide: bool
     """Products run in fp32."""
+    fp8: bool
+    """Those of layers run in FP8."""
     fused: bool
     attention: str
     padded: bool
@@ -133,6 +139,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         sequence=degrees.sequence,
         itemsize=recipe.numerics.autocast or recipe.numerics.itemsize,
         wide=(recipe.numerics.autocast or recipe.numerics.itemsize) == 4,
+        fp8=recipe.trainer.megatron and bool(recipe.megatron.fp8_format),
         merged=recipe.trainer.megatron,
         imbalance=recipe.megatron.moe_expert_imbalance if recipe.trainer.megatron else 1.0,
         fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
@@ -166,7 +173,11 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float]:
     adapter = recipe.adapter
     assert adapter is not None
     linears, elements, moved = 0, 0.0, 0.0
-    before = ADAPTED_IN + (WIDENED if adapter.itemsize > HALF else 0.0) + (DROPPED if adapter.dropout else 0.0)
+    before = (
+        ADAPTED_IN
+        + (WIDENED if adapter.itemsize > HALF else 0.0)
+        + (2 * adapter.itemsize + MASK if adapter.dropout else 0.0)
+    )
     for run in recipe.model.runs:
         for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:
@@ -189,9 +200,16 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
     tokens = shape.rows * shape.length / shape.context
     memory = device.memory * rates.memory
     layout = Layout(
-        tokens, shape.tensor, shape.expert, shape.expert_tensor, shape.itemsize, shape.merged, shape.imbalance
+        tokens,
+        shape.tensor,
+        shape.expert,
+        shape.expert_tensor,
+        1 if shape.fp8 else shape.itemsize,
+        shape.merged,
+        shape.imbalance,
     )
     made = products(each, layout, device, rates)
+    cast_in, cast_out = (CAST * moved / memory for moved in made.elements) if shape.fp8 else (0.0, 0.0)
     adapters = _adapters(shape, tokens, device, rates)
     unpacked = 0.0
     if shape.quantised:
@@ -208,12 +226,12 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         shape.fused, shape.adapted, shape.quantised, shape.hooks == "gathers", shape.hooks in ("reduces", "gathers")
     )
     host = host_of(each, issued, rates)
-    forward = max(product + adapters + attention + moves, host.forward)
+    forward = max(product + adapters + attention + moves + cast_in, host.forward)
     flash = EAGER_BACKWARD if shape.attention == "eager" else FLASH_BACKWARD
     behind = made.inputs + unpacked + shape.trained * made.weights + 2 * adapters
-    behind += attention * flash + moves * BACKWARD_MOVES
+    behind += attention * flash + moves * BACKWARD_MOVES + cast_out
     backward = max(behind, host.backward)
-    parts = Forward(product + adapters, attention, between, within + scores, forward)
+    parts = Forward(product + adapters, attention, between, within + scores + cast_in, forward)
     more = sum(one.shares[kind] * again(each, one.what, parts, host.again) for one in shape.again)
     return Pass(product + adapters, attention, moves, forward, backward, more)
 
@@ -229,11 +247,13 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     unless a mask is given to it or it is eager; a recurrent mixer does what one of PyTorch's operations or one kernel
     does at attention's rate."""
     flash = device.native_attention if shape.merged else device.attention
-    speed = (device.wide_products if shape.wide else flash) * rates.attention
+    speed = (device.wide_products if shape.wide else flash) * rates.attention * kept(device, rates)
     skips = each.causal and shape.attention != "eager" and not (shape.padded and shape.attention == "sdpa")
     pairs = (shape.length + BLOCK) / 2 if skips and shape.attention == "flash" else shape.length / (1 + skips)
     if each.window and shape.attention != "eager":
         pairs = min(pairs, float(each.window))
+    if shape.attention != "eager":
+        pairs += rates.prologue
     seconds = tokens * (pairs * each.per_pair + each.recurrent) / shape.tensor / speed
     if shape.attention != "eager" or not each.per_pair:
         return seconds, 0.0

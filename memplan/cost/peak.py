@@ -8,10 +8,12 @@ from memplan.spec.recipe import Recipe
 
 
 def least_seconds(recipe: Recipe) -> float:
-    """Of one optimizer step, where every card did what its data sheet says in dense bf16; 0 where that says nothing."""
+    """Of one optimizer step, where every card did what its data sheet says in dense bf16, or twice that in FP8; 0 where
+    that says nothing."""
     gpu = recipe.hardware.gpu
     peak = (gpu.bf16_tflops or gpu.fp16_tflops or inf) * TERA if gpu else inf
-    return least_flop(recipe) / (peak * recipe.parallel.world)
+    doubled = 2 if recipe.trainer.megatron and recipe.megatron.fp8_format else 1
+    return least_flop(recipe) / (doubled * peak * recipe.parallel.world)
 
 
 def least_flop(recipe: Recipe) -> float:

@@ -39,6 +39,8 @@ class Products(NamedTuple):
     """Of the gradients of what came in."""
     weights: float
     """Of the gradients of the matrices."""
+    elements: tuple[float, float]
+    """That come in, and whose gradients do."""
 
 
 class Extents(NamedTuple):
@@ -52,13 +54,15 @@ class Extents(NamedTuple):
 
 def products(each: Work, layout: Layout, device: Device, rates: Rates) -> Products:
     """Of one layer."""
-    total = [0.0, 0.0, 0.0]
+    total, come, out = [0.0, 0.0, 0.0], 0.0, 0.0
     for at in extents(each, layout):
+        come += at.rows * at.inner * at.batches
+        out += at.rows * at.columns * at.batches
         inputs = at._replace(columns=at.inner, inner=at.columns)
         weights = Extents(at.columns, at.inner, at.rows, at.batches)
         for kind, of in enumerate((at, inputs, weights)):
             total[kind] += product_seconds(*of, layout.itemsize, device, rates)
-    return Products(*total)
+    return Products(total[0], total[1], total[2], (come, out))
 
 
 def extents(each: Work, layout: Layout) -> Iterator[Extents]:

@@ -33,6 +33,22 @@ SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "gfx942": 0.78}
 1,410 MHz under HPL (glennklockwood.com/garden/peak-FLOPS); H100 and MI300X: 720 and 620 TFLOP/s of products in
 training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Part 1: Training, December 2024)."""
 OTHER_SUSTAINED = 0.9
+SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0}
+"""Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf)."""
+TABLE = "zzc0721/torch-performance-test-data@0785868 database.md: the best of 1,024 to 10,240, PyTorch 2.4 to 2.8"
+PRODUCTS_OF: dict[str, float] = {
+    "rtx-3090-24gb": 1.08, "rtx-4090-24gb": 1.0, "rtx-5090-32gb": 1.13, "rtx-pro-6000-96gb": 0.83, "l40s-48gb": 0.74,
+    "rtx-6000-ada-48gb": 0.74, "rtx-a6000-48gb": 0.79, "a10-24gb": 0.62, "h20-96gb": 0.95,
+}  # fmt: skip
+"""The same of cards whose clock is not the specification's, by ``TABLE`` (3090: 76.5 TFLOP/s, 4090: 165, 5090: 236,
+L40S: 269 of 362, A6000: 123 of 155, H20: 141): GeForce's boost goes beyond what they are specified by, workstations'
+and small servers' cards reach their power limit before. RTX 6000 Ada: as the L40S, of the same chip. A10: 78 of 125 at
+147 of 150 W, its clock at 1,110 of 1,650 MHz (a public probe of cuBLAS at 8,192)."""
+GEFORCE = 1.05
+"""Of other GeForce cards: 4070 SUPER 76 of 71 TFLOP/s, 3080 Ti 76.5 of 68 (``TABLE``)."""
+FP8 = 1402.6 / 794.5
+"""Rate of products in FP8 against bf16's, both measured on an H100 SXM (ml-engineering@b9e2972, the same table); by
+specification 2. Taken of every card that has them."""
 UNITS: dict[str, int] = {
     "7.0": 80, "7.5": 40, "8.0": 108, "8.6": 84, "8.9": 142, "9.0": 132, "10.0": 148, "10.3": 160, "12.0": 170,
 }  # fmt: skip
@@ -48,9 +64,13 @@ ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35}
 """Share of the peak that FlashAttention-2, which PyTorch's SDPA runs, reaches at its best: 230 of 312 TFLOP/s on an
 A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract)."""
 OTHER_ATTENTION = 0.35
-NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.75}
+AMPERES = frozenset({"8.6", "8.9", "12.0"})
+"""Architectures whose tensor cores take the A100's instructions, for which FlashAttention-2 is written: as large a
+share of their products' rate as there."""
+NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.75, "10.0": 0.55, "10.3": 0.55}
 """The same of kernels made for the architecture, which TransformerEngine runs (cuDNN's): FlashAttention-3's 740 of 989
-TFLOP/s (arXiv:2407.08608, abstract); elsewhere as above."""
+TFLOP/s (arXiv:2407.08608, abstract); cuDNN 9.13 on a B200, where FlashAttention-4 is 1.3 times as fast at 71 %
+(arXiv:2603.05451, abstract); elsewhere as above."""
 
 
 class Rates(NamedTuple):
@@ -60,7 +80,11 @@ class Rates(NamedTuple):
     """How much of what ``SUSTAINED`` takes off a product's rate is taken: 0 of a product alone, 1 of one shape over and
     over. A step's many shapes keep less; how much less was set with the sources in view that are not held back."""
     attention: float
-    """Of the best that flash attention reaches (``ATTENTION``): causal ones, shorter sequences, the backward."""
+    """Of the best that flash attention reaches (``ATTENTION``), causal ones: 164 of 167 TFLOP/s at 16,384 positions of
+    Triton's fused attention on an A100 (triton-lang.org, tutorial 06). The clock gives way to it as to products."""
+    prologue: float
+    """Positions that a query costs beside those that it attends to: loading it, the diagonal's mask, the end. That
+    table's 112, 136, 150 and 160 TFLOP/s at 1,024 to 8,192 positions, and 141 to 167 without a causal mask."""
     memory: float
     """Of the memory's bandwidth, for pointwise kernels over large tensors."""
     link: float
@@ -84,7 +108,7 @@ class Rates(NamedTuple):
     """Times that NCCL's own latencies (``links``) are met."""
 
 
-EXPECTED = Rates(1.6, 0.68, 0.82, 0.75, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
+EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 14e-6, 0.6, 200e-6, 0.85, 1.0)
 
 HOST_BANDWIDTH = 25 * GIGA
 """Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""
@@ -166,10 +190,12 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         speed, bandwidth = speed or near.bf16_tflops, bandwidth or near.memory_bandwidth_gbps
     assert speed is not None
     assert bandwidth is not None
-    best = speed * TERA * PRODUCTS.get(kind.architecture, OTHER_PRODUCTS)
+    best = speed * TERA * PRODUCTS_OF.get(kind.name, _share(kind))
     within = kind.link_gbps or UNKNOWN_LINK
     between = next(rate for least, rate in BETWEEN if within >= least)
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
+    if kind.architecture in AMPERES:
+        attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]
     return Device(
         best,
         attention,
@@ -179,10 +205,17 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         within * GIGA,
         between * GIGA,
         within >= DIRECT_LINK,
-        SUSTAINED.get(kind.architecture, OTHER_SUSTAINED),
+        SUSTAINED_OF.get(kind.name, SUSTAINED.get(kind.architecture, OTHER_SUSTAINED)),
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         assumed,
     )
+
+
+def _share(kind: Gpu) -> float:
+    """Of the peak that large products reach, of a card without a measurement of its own."""
+    if kind.title.startswith("GeForce") and kind.form == "card":
+        return GEFORCE
+    return PRODUCTS.get(kind.architecture, OTHER_PRODUCTS)
 
 
 @lru_cache(maxsize=64)
@@ -193,5 +226,10 @@ def on_host(rates: Rates, host: float) -> Rates:
 
 def products_rate(on: Device, rates: Rates, itemsize: int) -> float:
     """FLOP/s of large matmuls in a step, operands of so many bytes."""
-    kept = 1 - rates.throttle * (1 - on.sustained)
-    return (on.products if itemsize <= 2 else on.wide_products) * kept
+    speed = on.wide_products if itemsize > 2 else on.products * (FP8 if itemsize == 1 else 1.0)
+    return speed * kept(on, rates)
+
+
+def kept(on: Device, rates: Rates) -> float:
+    """Share of a rate of the tensor cores that a step's clock leaves."""
+    return 1 - rates.throttle * (1 - on.sustained)

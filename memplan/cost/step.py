@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memplan.cost.generation import generating
 from memplan.cost.links import Links, links
-from memplan.cost.optimizer import adding_seconds, host_seconds, optimizer_seconds, trained_elements
+from memplan.cost.optimizer import adding_seconds, fetched_seconds, host_seconds, optimizer_seconds, trained_elements
 from memplan.cost.passes import (
     EAGER_BACKWARD,
     FLASH_BACKWARD,
@@ -109,7 +109,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
-    exposed = _waited(data.forward, hidden * forward, rates) + _waited(data.backward, hidden * backward, rates)
+    came, back = (max(each, fetched_seconds(recipe, sizes)) for each in (data.forward, data.backward))
+    exposed = _waited(came, hidden * forward, rates) + _waited(back, hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
@@ -241,7 +242,11 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
     modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
     trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0
-    return Sizes(weights, trained, layers, modules)
+    packed = sum(count * each.stored for count, each in work.layers) if recipe.quantised else 0.0
+    bits = recipe.quantised.scheme.bits if recipe.quantised else 0.0
+    itemsize = recipe.numerics.itemsize
+    each = itemsize + packed / work.elements * (bits / 8 - itemsize) if work.elements else itemsize
+    return Sizes(weights, each, trained, layers, modules)
 
 
 def _saved_bytes(recipe: Recipe, work: ModelWork, shape: Shape) -> float:

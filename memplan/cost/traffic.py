@@ -25,6 +25,8 @@ class Sizes(NamedTuple):
     """Elements on one rank of a (tensor, pipeline, expert) part, before data parallelism splits them."""
 
     weights: float
+    weight_bytes: float
+    """Of each as it is gathered or fetched: a quantised base goes packed."""
     trained: float
     units: float
     """Layers of the rank: what FSDP gathers and reduces at once."""
@@ -58,7 +60,7 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     inner = degrees.tensor * degrees.context if degrees.context > 1 and degrees.data == 1 else degrees.tensor
     of = group(max(ranks, 1), inner, recipe.hardware.gpus_per_node)
     gradients = sizes.trained * recipe.storage.reduce_itemsize
-    weights = sizes.weights * recipe.numerics.itemsize
+    weights = sizes.weights * sizes.weight_bytes
     if name in ("ddp", "zero0"):
         copies = group(degrees.data * degrees.context, inner, recipe.hardware.gpus_per_node)
         each = reduce(gradients, copies, over, gradients / BUCKET)
