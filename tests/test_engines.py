@@ -22,6 +22,8 @@ from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.presets import model_names
 from memplan.spec.generation import Draft, Generator
+from memplan.spec.job import Job
+from memplan.tables.choices import options_of_hint
 from memplan.tables.engines import ERAS, LATEST, era_of
 from memplan.truth import default_folder
 from memplan.units import GiB, MiB
@@ -393,7 +395,18 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*given, "--gpu-memory-utilization", "0.05", "--fail-over"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert "does not start" in first
-    assert second.strip().startswith("Change: gpu_memory_utilization: 0.")
+    assert second.strip().startswith("Change: --gpu-memory-utilization 0.")
+
+
+def test_what_to_change_is_typed_as_it_stands() -> None:
+    """Every key of an engine's hint is an option, and fewer GPUs than the degrees take are no answer."""
+    hint = options_of_hint("max_model_len: 8192, or tensor_parallel: 2, or kv_cache_memory: 9MiB, or a larger card")
+    assert hint == (
+        "--max-model-len 8192, or --rollout-tensor-parallel 2, or --set rollout.kv_cache_memory=9MiB, or a larger card"
+    )
+    assert options_of_hint("enforce_eager: true") == "--enforce-eager"
+    with pytest.raises(InvalidJob, match="does not divide the 2 GPUs"):
+        estimate(Job(model="qwen2.5-7b", method="generate", gpu=CARD, num_gpus=2, tensor_parallel=4))
 
 
 def test_the_ledger_holds_what_the_engine_says() -> None:

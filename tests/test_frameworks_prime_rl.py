@@ -60,10 +60,8 @@ def test_a_trainer_beside_vllm_on_gpus_of_its_own(tmp_path: Path) -> None:
     assert (job.sequence_length, job.batch_size, job.precision) == (4096, 1, "bf16-amp")
     assert (job.gradient_checkpointing, job.compile, job.loss_head) == ("full", True, "auto")
     assert (job.rollout.placement, job.rollout.num_gpus, job.rollout.tensor_parallel) == ("separate", 4, 2)
-    assert {each.key for each in found.unread if each.above} == {
-        "trainer.model.ac_offloading",
-        "trainer.model.optim_cpu_offload",
-    }
+    assert job.offload == ("activations",)
+    assert {each.key for each in found.unread if each.above} == {"trainer.model.optim_cpu_offload"}
     assert all(each.above for each in found.unread)
     assert resolve(found)
 

@@ -187,8 +187,10 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
     full = (on[f"{MODEL}ac"] or on[f"{MODEL}ac_offloading"]) and not selective
     keys.put("gradient_checkpointing", ("full" if every == 1 else f"every:{every}") if full else "none", f"{MODEL}ac")
     keys.put("compile", on[f"{MODEL}compile"], f"{MODEL}compile")
-    if on[f"{MODEL}ac_offloading"]:
+    if on[f"{MODEL}ac_offloading"] and "images" in keys.draft.values:
         keys.bound(f"{MODEL}ac_offloading", "activations that wait on the host are counted on the GPU", "activations")
+    elif on[f"{MODEL}ac_offloading"]:
+        keys.put("offload", ["activations"], f"{MODEL}ac_offloading")
     keys.skip(*ON, f"{MODEL}ac_offloading.max_inflight_activations", f"{MODEL}ac_offloading.pin_memory")
     if keys.flag(f"{MODEL}fsdp_cpu_offload"):
         keys.put("fsdp", {"cpu_offload": True}, f"{MODEL}fsdp_cpu_offload")

@@ -8,6 +8,7 @@ from memplan.generated import Engine
 from memplan.render import words
 from memplan.render.blocks import Block, Column, Heading, Prose, Table, definitions
 from memplan.report import Report
+from memplan.tables.choices import options_of_hint
 from memplan.units import format_bytes
 
 
@@ -52,7 +53,7 @@ def engine_verdict(report: Report) -> Iterator[Block]:
     card = verdict.gpu if verdict else report.job.get("gpu")
     if not engine.starts:
         yield Heading(f"{engine.name} {engine.version} does not start on {card}: {engine.why}", "bad")
-        yield Prose(f"Change: {engine.hint}")
+        yield Prose(f"Change: {options_of_hint(engine.hint)}")
         return
     style = "good" if verdict is None or verdict.fits == "yes" else "warn"
     yield Heading(f"{engine.name} {engine.version} starts on {card}: {engine.kv_tokens:,} tokens of KV cache", style)

@@ -8,6 +8,7 @@ from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Tab
 from memplan.render.instants import moment_words
 from memplan.render.rollout_view import apart_words, fullest, stands_apart, verdict_words
 from memplan.report import Moment, Remedy, Report, Verdict
+from memplan.tables.choices import options_of_hint
 from memplan.units import format_bytes
 
 ROOMY = 120
@@ -36,7 +37,8 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
     else:
         yield Heading(verdict_words(report, verdict) or verdict_line(verdict), STYLES[verdict.fits])
     if report.engine is not None and report.engine.hint:
-        yield Prose(f"Change rollout.{report.engine.hint}")
+        if not any(remedy.fits == "yes" for remedy in report.remedies):  # below stand changes with which all fits
+            yield Prose(f"To start at all: {options_of_hint(report.engine.hint)}")
     elif report.engine is not None and stands_apart(report):
         yield Prose(apart_words(report.engine, report.job["rollout"]["num_gpus"]), "dim")
     yield Prose(_reason(report, verdict), "dim")

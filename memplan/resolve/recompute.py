@@ -220,11 +220,11 @@ def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes)
             raise InvalidJob(f"offload: {name} is not modelled ({why})", "use offload: activations, or leave it out")
     if "activations" not in job.offload:
         return ""
-    several = split.ranks > 1
+    several = split.ranks > 1 and trainer.name != "prime-rl"
     if several or trainer.megatron or job.images is not None:
         what = "over several GPUs" if several else "with images" if job.images is not None else "in Megatron"
         raise InvalidJob(f"offload: activations {what} is not modelled yet", "leave offload out")
-    if trainer.name in ("trl", "torchtune"):
+    if trainer.name in ("trl", "torchtune", "prime-rl"):
         notes.assume(
             f"offload: activations as {trainer.title} does it: saved tensors of 1 KiB or more go to pinned memory on a "
             "stream of their own, the last five of them wait, one saved again meanwhile stays on the card"

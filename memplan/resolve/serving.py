@@ -109,14 +109,14 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
         notes.assume(f"rollout.{share_key(engine)}: {share:g}, {engine}'s own default")
     dtype = rollout.dtype if rollout.dtype not in (None, "auto") else spec.dtype
     itemsize = DTYPE_BYTES["bf16" if dtype in (None, "fp32") and rollout.dtype != "fp32" else dtype or "bf16"]
-    gpus = rollout.num_gpus or max(job.num_gpus, tensor * stages * copies)
+    said = rollout.num_gpus or (job.num_gpus if notes.is_given("num_gpus") else 0)
     return Generator(
         engine=engine,
         version=version,
         model=spec,
         separate=True,
         own_process=True,
-        gpus=gpus,
+        gpus=said or tensor * stages * copies,
         tensor_parallel=tensor,
         data_parallel=copies,
         pipeline_parallel=stages,

@@ -1,5 +1,7 @@
 """The values of every key that is a choice: one list for the job, the command line, the schema and the docs."""
 
+import re
+
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
@@ -126,3 +128,16 @@ def rollout_option(key: str) -> str:
     """How a key of ``rollout`` is typed: 'gpu-memory-utilization', 'rollout-engine'."""
     name = key.replace("_", "-")
     return f"rollout-{name}" if key in ("engine", "tensor_parallel", "dtype") else name
+
+
+def options_of_hint(hint: str) -> str:
+    """'max_model_len: 8192, or a larger card' -> '--max-model-len 8192, or a larger card': keys of ``rollout`` as they
+    are typed."""
+    return re.sub(r"\b([a-z_]+): (\w[\w.]*)", lambda found: _option(found[1], found[2]), hint)
+
+
+def _option(key: str, value: str) -> str:
+    if key in ROLLOUT_OPTIONS:
+        name = rollout_option(key)
+        return f"--{name}" if value == "true" else f"--{name} {value}"
+    return f"--set rollout.{key}={value}"
