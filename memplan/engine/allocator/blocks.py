@@ -13,8 +13,8 @@ ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 30
 """Of an expandable segment; PyTorch takes 9/8 of the card, and another segment where that is used up."""
 FREE, USED, UNMAPPED = range(3)
 """What a block is: free, in use, or (in an expandable segment) without memory behind it."""
-ADDRESSES = 64
-"""Bits of an address: ``size << ADDRESSES | address`` orders blocks by size and then by address."""
+ADDRESSES = 1 << 64
+"""More than there are: ``size * ADDRESSES + address`` orders blocks by size and then by address."""
 
 
 class Block:
@@ -74,7 +74,7 @@ class Pool:
     address.
     """
 
-    __slots__ = ("calls", "end", "free", "keys", "page", "private", "small", "unmapped")
+    __slots__ = ("calls", "end", "free", "keys", "page", "private", "small", "spare", "unmapped")
 
     def __init__(self, small: bool, private: bool = False) -> None:
         self.small, self.private = small, private
@@ -84,6 +84,8 @@ class Pool:
         """Of the free blocks, in order; ``free`` are the blocks."""
         self.free: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
+        self.spare: list[Block] = []
+        """Objects of blocks that are part of others now, for ``front``."""
 
     def insert(self, block: Block) -> None:
         """Enter a block that is not in use."""
@@ -91,7 +93,7 @@ class Pool:
             insort(self.unmapped, (block.address, block))
             return
         block.freed_at = self.calls
-        key = block.size << ADDRESSES | block.address
+        key = block.size * ADDRESSES + block.address
         at = bisect_left(self.keys, key)
         self.keys.insert(at, key)
         self.free.insert(at, block)
@@ -101,12 +103,12 @@ class Pool:
         if block.state == UNMAPPED:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
             return
-        at = bisect_left(self.keys, block.size << ADDRESSES | block.address)
+        at = bisect_left(self.keys, block.size * ADDRESSES + block.address)
         del self.keys[at], self.free[at]
 
     def at_least(self, size: int) -> int:
         """The position of the first free block that holds so much."""
-        return bisect_left(self.keys, size << ADDRESSES)
+        return bisect_left(self.keys, size * ADDRESSES)
 
     def copied(self) -> Pool:
         """Another of its kind, without its blocks."""
@@ -121,28 +123,67 @@ class Pool:
         return block
 
 
+def front(pool: Pool, at: int, size: int) -> Block:
+    """The first ``size`` bytes of the free block at a position; the rest stays free, and mostly where it stands in
+    their order."""
+    keys, rest = pool.keys, pool.free[at]
+    if pool.spare:
+        block = pool.spare.pop()
+        block.address, block.size, block.state = rest.address, size, USED
+    else:
+        block = Block(pool, rest.address, size, USED)
+    before, block.next = rest.prev, rest
+    block.prev, rest.prev = before, block
+    if before is not None:
+        before.next = block
+    rest.size = left = rest.size - size
+    rest.address = address = rest.address + size
+    rest.freed_at = pool.calls
+    key = left * ADDRESSES + address
+    if not at or keys[at - 1] < key:
+        keys[at] = key
+    else:
+        del keys[at], pool.free[at]
+        at = bisect_left(keys, key, 0, at)
+        keys.insert(at, key)
+        pool.free.insert(at, rest)
+    return block
+
+
 def give_back(block: Block) -> None:
-    """Free, and one with its free neighbours (``free_block``): ``merge`` and ``insert`` in one."""
-    pool, size, address = block.pool, block.size, block.address
+    """Free, and one with its free neighbours (``free_block``): ``merge`` and ``insert`` in one, in which what is free
+    already stays, where it can, at its place in the order.
+    """
+    pool, size, address, before, behind = block.pool, block.size, block.address, block.prev, block.next
     keys, free = pool.keys, pool.free
-    other = block.prev
-    if other is not None and other.state == FREE:
-        at = bisect_left(keys, other.size << ADDRESSES | other.address)
+    block.state, block.freed_at = FREE, pool.calls
+    at = -1
+    if behind is not None and behind.state == FREE:
+        at = bisect_left(keys, behind.size * ADDRESSES + behind.address)
+        size += behind.size
+        pool.spare.append(behind)
+        block.next = behind = behind.next
+        if behind is not None:
+            behind.prev = block
+    if before is not None and before.state == FREE:
+        if at >= 0:
+            del keys[at], free[at]
+        address = before.address
+        at = bisect_left(keys, before.size * ADDRESSES + address)
+        size += before.size
+        pool.spare.append(before)
+        block.prev = before = before.prev
+        if before is not None:
+            before.next = block
+    block.size, block.address = size, address
+    key = size * ADDRESSES + address
+    if at >= 0:
+        if at + 1 == len(keys) or key < keys[at + 1]:
+            keys[at], free[at] = key, block
+            return
         del keys[at], free[at]
-        size, address = size + other.size, other.address
-        block.prev = other = other.prev
-        if other is not None:
-            other.next = block
-    other = block.next
-    if other is not None and other.state == FREE:
-        at = bisect_left(keys, other.size << ADDRESSES | other.address)
-        del keys[at], free[at]
-        size += other.size
-        block.next = other = other.next
-        if other is not None:
-            other.prev = block
-    block.size, block.address, block.state, block.freed_at = size, address, FREE, pool.calls
-    key = size << ADDRESSES | address
-    at = bisect_left(keys, key)
+        at = bisect_left(keys, key, at)
+    else:
+        at = bisect_left(keys, key)
     keys.insert(at, key)
     free.insert(at, block)

@@ -162,7 +162,7 @@ class CachingAllocator:
         """
         free, limit = pool.free, self._limit
         pool.calls += 1
-        at = bisect_left(pool.keys, size << ADDRESSES)
+        at = bisect_left(pool.keys, size * ADDRESSES)
         if at == len(free):
             return None
         if self._expandable:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from operator import length_hint
 
-from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, give_back
+from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, front, give_back
 from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_BYTES
 
@@ -35,31 +35,31 @@ def run(
         return _one_by_one(allocator, events, streams, used_by, blocks, until)
     kinds: dict[int | tuple[int, int], Kind] = {}
     expandable, left = allocator.settings.expandable_segments, iter(events)
-    allocated, peak = allocator.allocated, allocator.peak_allocated
+    allocated, peak, streams, used_by = allocator.allocated, allocator.peak_allocated, dict(streams), dict(used_by)
     try:
         for number, asked in left:
             if asked > 0:
-                key = asked if number not in streams else (asked, streams[number])
-                if key not in kinds:
-                    kinds[key] = _kind(allocator, asked, streams.get(number, 0))
-                pool, keys, free, size, least, splits = kinds[key]
+                key = (asked, streams[number]) if number in streams else asked
+                kind = kinds.get(key)
+                if kind is None:
+                    kind = kinds[key] = _kind(allocator, asked, streams.get(number, 0))
+                pool, keys, free, size, least, splits = kind
                 at = bisect_left(keys, least)
                 if at < len(keys):
                     while expandable and at + 1 < len(keys) and free[at + 1].grown_size < free[at].grown_size:
                         at += 1
                     block = free[at]
-                    del free[at], keys[at]
+                    if block.size >= splits:
+                        block = front(pool, at, size)
+                    else:
+                        del free[at], keys[at]
                 else:
                     if allocator.reserved + size + LARGE_SEGMENT_BYTES > until:
                         return length_hint(left) + 1
                     allocator.allocated = allocated
                     block = allocator.extended(pool, size)
-                if block.size >= splits:
-                    rest = block.cut(size)
-                    whole = rest.size << ADDRESSES | rest.address
-                    at = bisect_left(keys, whole)
-                    keys.insert(at, whole)
-                    free.insert(at, rest)
+                    if block.size >= splits:
+                        pool.insert(block.cut(size))
                 block.state = USED
                 allocated += block.size
                 peak = allocated if allocated > peak else peak  # a call of ``max`` takes as long as all of a split
@@ -80,7 +80,7 @@ def run(
 def _kind(allocator: CachingAllocator, size: int, stream: int) -> Kind:
     size = allocator.settings.round_size(size)
     pool = allocator.pool(size <= SMALL_BYTES, stream)
-    return pool, pool.keys, pool.free, size, size << ADDRESSES, size + int(allocator.least_rest(pool, size))
+    return pool, pool.keys, pool.free, size, size * ADDRESSES, size + int(allocator.least_rest(pool, size))
 
 
 def _one_by_one(
