@@ -81,16 +81,15 @@ def read_settings(
     kind = (keys.text("distributed_type") or "").upper().removeprefix("DISTRIBUTEDTYPE.")
     kind = "FSDP" if over.flag("use_fsdp") else "DEEPSPEED" if over.flag("use_deepspeed") else kind
     total = _processes(keys, over, kind, launch)
-    _mixed_precision(over if over.has("mixed_precision") else keys)
+    _mixed_precision(over if over.has("mixed_precision") else keys, keys)
     over.skip("mixed_precision", "dynamo_backend")
     keys.skip("mixed_precision")
     _sharding(keys, over, kind, total)
     _parallelism(keys)
     _dynamo(keys, over)
-    for key in ("fp8_config", "megatron_lm_config"):
-        if settings.values.get(key):
-            keys.warn(key, "is not read")
-    keys.skip("fp8_config", "megatron_lm_config")
+    if settings.values.get("megatron_lm_config"):
+        keys.warn("megatron_lm_config", "is not read")
+    keys.skip("megatron_lm_config")
     keys.close(HARMLESS)
     over.close({*HARMLESS, "same_network"})
     draft.finishers.setdefault("precision", settle)  # the trainer's own is stronger
@@ -120,19 +119,32 @@ def _processes(keys: Keys, over: Keys, kind: str, launch: Launch | None) -> int:
     return total or int(alone)
 
 
-def _mixed_precision(keys: Keys) -> None:
+def _mixed_precision(keys: Keys, whole: Keys) -> None:
     """What autocast runs in, where the trainer's arguments do not say it (they are stronger)."""
     word = (keys.text("mixed_precision") or "no").lower()
     keys.flag("fp16")
     if word not in ("no", "bf16", "fp16", "fp8"):
         raise keys.settings.error("mixed_precision", f"{word[:20]!r} is no mixed precision", "use no, fp16 or bf16")
     if word == "fp8":
-        keys.warn("mixed_precision", "fp8 is counted as bf16")
+        _fp8(keys, whole)
         word = "bf16"
+    whole.skip("fp8_config")
     if keys.has("mixed_precision"):
         origin = Origin("file", f"{keys.settings.where('mixed_precision')}: mixed_precision")
         if keys.draft.facts.get("amp", ("no",))[0] == "no":
             keys.draft.facts["amp"] = (word, origin)
+
+
+def _fp8(keys: Keys, whole: Keys) -> None:
+    """torchao's recipe where the config names it; without a backend accelerate takes what is installed (accelerate 1.15
+    utils/dataclasses.py: AORecipeKwargs)."""
+    given = Keys(keys.draft, whole.settings.section("fp8_config"), FRAMEWORK)
+    if (given.text("backend") or "").upper() not in ("AO", "TORCHAO"):
+        keys.warn("mixed_precision", "fp8 is counted as bf16: fp8_config names no backend AO")
+        return
+    keys.put("float8", "tensorwise", "mixed_precision")
+    if given.flag("enable_fsdp_float8_all_gather") is not False and whole.has("fsdp_config"):
+        put_inner(keys, "fsdp", "float8_all_gather", True, "mixed_precision")
 
 
 def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:

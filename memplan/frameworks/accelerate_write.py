@@ -59,11 +59,21 @@ def files_of(job: Job, writing: Writing) -> list[File]:
         config["fsdp_config"] = fsdp_config(job)
     elif job.num_gpus > 1:
         config["distributed_type"] = "MULTI_GPU"
-    config |= _parallelism(job)
+    config |= _parallelism(job) | _float8(job)
     comment = ("accelerate's config, as memplan planned it.", *writing.expects)
     if machines > 1:
         comment += ("On each machine set machine_rank, main_process_ip and main_process_port (FILL IN).",)
     return [File(CONFIG, config, comment=comment), *files]
+
+
+def _float8(job: Job) -> dict[str, Any]:
+    """torchao's recipe, of which accelerate's config has the one. Raises InvalidJob for another."""
+    if job.float8 == "none":
+        return {}
+    if job.float8 != "tensorwise" or job.sharding == "fsdp":
+        raise InvalidJob(f"float8: {job.float8} cannot be said to accelerate's config", "use float8 tensorwise")
+    gathers = job.fsdp.float8_all_gather
+    return {"mixed_precision": "fp8", "fp8_config": {"backend": "AO", "enable_fsdp_float8_all_gather": gathers}}
 
 
 def fsdp_config(job: Job) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from memplan.arch.config import sizes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.torchtitan_write import FLAVORS, own_of, write
+from memplan.frameworks.torchtitan_write import FLAVORS, FLOAT8, own_of, write
 from memplan.units import ceil_div
 
 PIPELINE = "pipeline_parallel_degree"
@@ -104,8 +104,7 @@ def read(document: Document, draft: Draft) -> None:
     keys.draft.put("attention", "sdpa", Origin("trainer", f"{FRAMEWORK.label}: sdpa"))
     keys.draft.put("loss_head", "cross-entropy", Origin("trainer", f"{FRAMEWORK.label}: cross_entropy_loss"))
     keys.draft.put("logits_dtype", "fp32", Origin("trainer", f"{FRAMEWORK.label}: pred.float()"))
-    for name in ("quantize", "float8", "mx"):
-        keys.skip(name)
+    keys.skip("quantize", "float8", "mx")
     keys.close(HARMLESS)
 
 
@@ -128,9 +127,7 @@ def _beside(keys: Keys) -> None:
 def _model(model: Keys, keys: Keys) -> None:
     """By name and flavor; a model of transformers by its Hub id."""
     name, flavor = model.text("name") or "llama3", model.text("flavor") or "debugmodel"
-    converters = " ".join(str(item) for item in model.get("converters") or ())
-    if "float8" in converters or "mx" in converters:
-        model.warn("converters", "products in fp8 are not modelled")
+    _converters([str(item) for item in model.get("converters") or ()], model, keys)
     model.close(words("hf_assets_path tokenizer_path print_after_conversion tokenizer_name norm_type"))
     other = keys.section("hf_transformers").text("model")
     if "model" in keys.draft.given:
@@ -149,6 +146,26 @@ def _model(model: Keys, keys: Keys) -> None:
         raise model.settings.error(
             "flavor", f"{name[:30]} {flavor[:30]} is no model that is known", f"add --model; known: {known}"
         )
+
+
+def _converters(names: list[str], model: Keys, keys: Keys) -> None:
+    """Products in float8 by torchao: what is converted, and what FSDP gathers (components/quantization/float8.py)."""
+    for name in names:
+        if name not in ("float8", FLOAT8):
+            model.warn("converters", f"{name[:40]} is not modelled", "quantisation")
+            continue
+        found = keys
+        for part in name.split("."):
+            found = found.section(part)
+        found.draft.put("float8", found.text("recipe_name") or "tensorwise", Origin(FILE, f"{name}: converters"))
+        if found.flag("enable_fsdp_float8_all_gather"):
+            put_inner(found, "fsdp", "float8_all_gather", True, "enable_fsdp_float8_all_gather")
+        if "output" not in (found.get("filter_fqns") or ()):
+            why = (
+                "the head is counted in bf16, and in float8 it needs copies of its weight: filter_fqns names no output"
+            )
+            model.warn("converters", why, "quantisation")
+        found.close(words("precompute_float8_dynamic_scale_for_fsdp emulate force_recompute_fp8_weight_in_bwd"))
 
 
 def _parallel(keys: Keys) -> tuple[int, int]:

@@ -34,6 +34,8 @@ FLAVORS = {
     ("gpt_oss", "120b"): "openai/gpt-oss-120b",
 }
 """Model and flavor -> the Hub's model of that shape."""
+FLOAT8 = "quantize.linear.float8"
+"""Its converter of torchao's float8, and the section of its settings."""
 RESHARDS = {"False": "never", "True": "always"}
 
 
@@ -58,7 +60,8 @@ def write(job: Job, writing: Writing) -> list[File]:
         what = f"method: {job.method} is" if job.method != "sft" else "lora: adapters are"
         raise InvalidJob(f"{what} not what torchtitan trains", "use sft without lora")
     name, flavor = named[writing.model]
-    sections = {"model": {"name": name, "flavor": flavor, "hf_assets_path": "ASSETS"}, **_settings(job)}
+    low = {"converters": [FLOAT8]} if job.float8 != "none" else {}
+    sections = {"model": {"name": name, "flavor": flavor, "hf_assets_path": "ASSETS", **low}, **_settings(job)}
     fill = "FILL IN model.hf_assets_path and training.dataset."
     lines = comment(("torchtitan 0.2, as memplan planned it.", *writing.expects, fill))
     for section, values in sections.items():
@@ -103,7 +106,13 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
     elif kind.startswith(EVERY):
         checkpointing["selective_ac_option"] = kind.removeprefix(EVERY)
     how = {"loop": "for-loop", "auto": "foreach"}.get(job.optimizer_impl, job.optimizer_impl)
+    low: dict[str, dict[str, Any]] = {}
+    if job.float8 != "none":
+        gathers = job.fsdp.float8_all_gather
+        how_low = {"enable_fsdp_float8_all_gather": True} if gathers else {"recipe_name": job.float8.replace("-", "_")}
+        low = {FLOAT8: {**how_low, "filter_fqns": ["output"]}}
     return {
+        **low,
         "training": training,
         "parallelism": parallelism,
         "activation_checkpoint": checkpointing,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.errors import InvalidJob
 from memplan.resolve.adapters import Targets
+from memplan.resolve.float8 import float8
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
@@ -37,9 +38,10 @@ def operators(
 ) -> Operators:
     """Whose code runs the layers. Raises InvalidJob for what cannot be together."""
     fused = _kernels(job, trainer, spec, again, base, lora, attention, notes)
-    return Operators(
-        attention, fused, mixer_kernels(job, spec, notes) == "cuda", tiles(job, trainer, spec, base.stored, notes)
-    )
+    mixers = mixer_kernels(job, spec, notes) == "cuda"
+    tiled = tiles(job, trainer, spec, base.stored, notes)
+    fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
+    return Operators(attention, fused, mixers, tiled)
 
 
 TILED = ("none", "zero0", "zero1", "zero2", "zero3")

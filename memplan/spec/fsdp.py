@@ -22,6 +22,7 @@ OTHER_NAMES = {
     "backward_prefetch_policy": "backward_prefetch",
     "data_parallel_replicate_degree": "replicate",
     "dp_replicate_size": "replicate",
+    "enable_fsdp_float8_all_gather": "float8_all_gather",
 }
 """accelerate's and torchtitan's names of the same settings."""
 OWN_KEYS = {
@@ -110,6 +111,8 @@ class Fsdp(Frozen):
     """TRANSFORMER_BASED_WRAP: a unit for each decoder layer; NO_WRAP: one for the whole model."""
     cpu_ram_efficient_loading: Flag | None = None
     """The first process of each node reads the checkpoint, the others get their weights from it."""
+    float8_all_gather: Flag = False
+    """FSDP2 with float8 tensorwise: weights are gathered in float8 (torchao's enable_fsdp_float8_all_gather)."""
     state_dict_type: Annotated[str | None, BeforeValidator(_state_dict)] = None
     """What is saved: FULL_STATE_DICT, gathered by the first process; SHARDED_STATE_DICT, LOCAL_STATE_DICT: parts."""
 

@@ -184,6 +184,8 @@ class Job(Frozen):
     mixer_kernels: Choice = "auto"
     """What runs state spaces, linear attention and short convolutions: transformers' PyTorch code, or the kernels of
     mamba-ssm, causal-conv1d and flash-linear-attention; auto takes the kernels where a gpu is named."""
+    float8: Choice = "none"
+    """Products of the layers' linears in float8 by torchao: the recipe."""
     tiled_mlp: Annotated[int, Field(ge=0, le=10_000), BeforeValidator(int_of_flag)] = 0
     """Tiles of the sequence that feed-forwards run in, made again in backward; 1: sequence over hidden of them."""
     compile: bool = False

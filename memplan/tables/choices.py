@@ -2,6 +2,7 @@
 
 import re
 
+from memplan.tables.float8 import FLOAT8
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
@@ -20,6 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer_impl": ("auto", "fused", "foreach", "loop"),
     "gradient_checkpointing": ("none", "full", "selective"),
     "kernels": ("none", "liger", "foak", "unsloth", "te"),
+    "float8": ("none", *FLOAT8),
     "mixer_kernels": ("auto", "torch", "cuda"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": ("auto", "cross-entropy", "log-softmax", "selective", "chunked", "fused", "cut-cross-entropy"),
@@ -59,6 +61,7 @@ SYNONYMS: dict[str, dict[str, str]] = {
         "apollo_adamw": "apollo",
         "schedule_free_adamw": "schedule-free",
     },
+    "float8": {"rowwise_with_gw_hp": "rowwise-gw-hp"},
     "sharding": {"zero-0": "zero0", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"},
     "attention": {"flash_attention_2": "flash", "fa2": "flash"},
     "quantization": {

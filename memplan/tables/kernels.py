@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from memplan.tables.float8 import Float8
+
 
 class Kernels(NamedTuple):
     """How the pieces of a layer run; empty: as the model's own code writes them.
@@ -27,6 +29,8 @@ class Kernels(NamedTuple):
     or foak."""
     compiled: bool = False
     """Pointwise chains are one kernel, which reads and writes the precision of its neighbours."""
+    float8: Float8 | None = None
+    """How the layers' linears multiply in float8; None: in the compute dtype."""
 
 
 NO_KERNELS = Kernels()

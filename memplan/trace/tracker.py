@@ -24,6 +24,8 @@ from memplan.trace.ledger import Block, TracedLedger
 from memplan.units import GPU_ROUNDING, round_up
 
 WEIGHT_CAST = torch.ops.aten._to_copy.default
+WRAPPERS = ("DTensor", "Float8TrainingTensor", "WeightWithDynamicFloat8CastTensor")
+"""Subclasses around what the rank holds, whose own operations are tracked."""
 WEIGHTS = ("parameters", "adapters", "reference")
 
 
@@ -42,7 +44,7 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and look at what it made."""
-        if any(kind.__name__ == "DTensor" for kind in types):
+        if any(kind.__name__ in WRAPPERS for kind in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
@@ -57,7 +59,8 @@ class Tracker(TorchDispatchMode):
 
     def see(self, tensor: torch.Tensor, made_by: Any, kind: str = "") -> Block | None:
         """The block of a tensor's storage, recorded when it is new; None for another device and for nothing."""
-        tensor = getattr(tensor, "_local_tensor", tensor)
+        for inner in ("_local_tensor", "_tensor"):
+            tensor = getattr(tensor, inner, tensor)
         if tensor.device.type != self.device or not self._looks:
             return None
         storage = tensor.untyped_storage()

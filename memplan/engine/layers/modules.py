@@ -18,6 +18,7 @@ from memplan.spec.groups import Numerics, Operators, Quantised
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recompute import Recompute
+from memplan.tables.float8 import fits
 from memplan.tables.styles import FlatAdapters, KeyRepeats, OffloadStyle, RouterUse, SharedCasts
 
 
@@ -203,6 +204,9 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
     if quantised and p.mode.quantised is not None:
         return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
     weight = weight_of(p, linear, cast=True)
+    how = p.mode.operators.kernels.float8
+    if how is not None and quantised and not linear.transposed and fits(linear.inputs, linear.outputs):
+        return _in_float8(p, x, linear, weight, out, label)
     if linear.multiplies_view:
         weight = _cast_of_view(p.tape, weight)
     bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
@@ -211,6 +215,16 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
 
         return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
     return ops.linear(p.tape, x, weight, out, label, bias)
+
+
+def _in_float8(p: Pass, x: Tensor, linear: Linear, weight: Param, out: Dim, label: str) -> Tensor:
+    """torchao's product, and the bias added to it."""
+    from memplan.engine.layers.float8_linear import float8_linear
+    from memplan.engine.layers.norms import add_bias
+
+    assert p.mode.operators.kernels.float8 is not None
+    result = float8_linear(p.tape, x, weight, out, label, p.mode.operators.kernels.float8)
+    return add_bias(p.tape, result, p.param(linear.name + ".bias", linear.outputs), label) if linear.bias else result
 
 
 def _cast_of_view(tape: Tape, weight: Param) -> Param:

@@ -46,10 +46,11 @@ def enter_compiled(ledger: Ledger, traced: TracedPass) -> None:
 def unfused(plan: PassPlan) -> PassPlan | None:
     """The same pass without kernels or the compiler; None where there are none, and without a graph."""
     operators = plan.mode.operators
-    if operators.kernels == NO_KERNELS or plan.style == "no-grad":
+    plain = NO_KERNELS._replace(float8=operators.kernels.float8)
+    if operators.kernels == plain or plan.style == "no-grad":
         return None
     loss = plan.head.loss._replace(head=plan.head.program.replace("compiled-", ""))
-    mode = plan.mode._replace(operators=operators._replace(kernels=NO_KERNELS))
+    mode = plan.mode._replace(operators=operators._replace(kernels=plain))
     return plan._replace(mode=mode, head=plan.head._replace(loss=loss))
 
 

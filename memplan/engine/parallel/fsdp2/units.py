@@ -12,6 +12,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
+from memplan.tables.float8 import LOW, fits
 from memplan.units import ceil_div
 
 
@@ -164,7 +165,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
     apart = recipe.sharding.fsdp.wraps_adapters
     flat = recipe.sharding.name == "fsdp" and any(in_flat(weight, apart, adapter) for weight in weights)
-    zeros = 0
+    zeros, how = 0, recipe.operators.kernels.float8
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
@@ -172,6 +173,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
             continue
         exact, used, stored = weight.elements * weight.copies, compute, stores
         elements = padded(weight, ranks) * weight.copies if fsdp2 else exact
+        if how is not None and how.gathered and weight.linear and fits(weight.rows, weight.columns):
+            used = LOW
         if weight.adapter and adapter:
             stored = adapter.itemsize
             used = weight.itemsize or stored if own_dtype else used
@@ -186,6 +189,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
         if flat and (weight.idle or _is_replaced(weight, adapter)):
             zeros += exact * used
         if weight.trained or flat:
+            used = max(used, compute) if how is not None else used  # gradients of float8 weights are as wide as theirs
             summed = reduce if reduce != compute else used
             last = exact * used
             gradients += last
