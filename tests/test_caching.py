@@ -187,6 +187,16 @@ def test_expandable_segments_grow_by_pages_behind_what_is_free() -> None:
     assert allocator.reserved == 62 * MiB, "small blocks grow by 2 MiB"
 
 
+def test_an_expandable_segment_is_as_large_as_what_is_asked() -> None:
+    """Of a job that no card runs, which is answered none the less."""
+    allocator, size = CachingAllocator(EXPANDABLE), 1 << 63
+    blocks = [allocator.malloc(size) for _ in range(4)]
+    assert allocator.allocated == 4 * size <= allocator.reserved
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.malloc(size).address == 0
+
+
 def test_expandable_segments_give_back_whole_free_pages_anywhere() -> None:
     """Of 60 MiB in the middle, from 5 MiB to 65 MiB, only the pages at 20 and 40 MiB are whole."""
     allocator = CachingAllocator(EXPANDABLE)

@@ -13,7 +13,7 @@ ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 30
 """Of an expandable segment; PyTorch takes 9/8 of the card, and another segment where that is used up."""
 FREE, USED, UNMAPPED = range(3)
 """What a block is: free, in use, or (in an expandable segment) without memory behind it."""
-ADDRESSES = 1 << 64
+ADDRESSES = 1 << 80
 """More than there are: ``size * ADDRESSES + address`` orders blocks by size and then by address."""
 
 

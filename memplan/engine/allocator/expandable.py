@@ -43,7 +43,7 @@ def stretch(pool: Pool, size: int) -> Block:
             block = block.next
         if room >= size:
             return start
-    segment = pool.segment(ADDRESS_SPACE_BYTES, UNMAPPED)
+    segment = pool.segment(max(ADDRESS_SPACE_BYTES, round_up(size, pool.page)), UNMAPPED)
     pool.insert(segment)
     return segment
 
