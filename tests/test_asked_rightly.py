@@ -100,7 +100,7 @@ def test_unsloth_alone_is_one_process_and_a_launcher_is_not() -> None:
     found = checked("torchrun --nproc_per_node=4 train.py\n", "run.sh")
     assert found.job["num_gpus"] == 4
     found = checked("torchrun --nproc_per_node=$N train.py\n", "run.sh")
-    assert (found.fits, found.hint) == ("unclear", "add --num-gpus")
+    assert (found.fits, found.hint) == ("unclear", "add --num-gpus, such as --num-gpus 8")
 
 
 def test_a_launcher_may_use_a_part_of_each_node() -> None:

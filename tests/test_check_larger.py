@@ -1,10 +1,12 @@
-"""Proves what check says of a layout that takes more GPUs than the options name."""
+"""Proves what check says of a layout that takes more GPUs than the options name, and of layers spread over them."""
 
 from pathlib import Path
 
 import pytest
 
 from memplan.frameworks.checking import check_file
+from memplan.frameworks.larger import most_layers
+from memplan.models import load_model
 
 SCRIPT = """torchrun --nproc_per_node 8 --nnodes {nodes} pretrain_gpt.py \\
   --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 \\
@@ -41,3 +43,44 @@ def test_a_number_that_only_does_not_divide_is_an_error(tmp_path: Path) -> None:
 
 def test_enough_of_them_are_taken_as_named(tmp_path: Path) -> None:
     assert check(tmp_path, 4, gpus=16)[0] == "yes"
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+{visible}model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype="float32", {how})
+args = SFTConfig(output_dir="o", max_length=1024, per_device_train_batch_size=1)
+SFTTrainer(model=model, args=args, train_dataset=data).train()
+"""
+VISIBLE = 'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "0,1"\n'
+
+
+def test_the_fullest_card_holds_no_more_layers_than_accelerate_gives_it() -> None:
+    # accelerate 1.15 on meta tensors gives the fullest of 2, 4 and 8 cards so many, on transformers 4 and 5
+    given = {"llama-3.1-8b": (18, 12, 7), "qwen2.5-7b": (16, 11, 7), "llama-2-13b": (20, 11, 6), "phi-2": (17, 10, 6)}
+    for name, fullest in given.items():
+        spec = load_model(name)
+        counted = [most_layers(spec, gpus, 1) for gpus in (2, 4, 8)]
+        assert all(here <= most < spec.num_layers for here, most in zip(fullest, counted, strict=True)), (name, counted)
+        assert most_layers(spec, 8, 4) >= counted[2]  # the embedding weighs more beside quantised layers
+    gemma = load_model("gemma-3-1b")  # half of its weights are the embedding
+    assert most_layers(gemma, 8, 1) == gemma.num_layers
+
+
+@pytest.mark.parametrize(
+    ("how", "visible", "fits"),
+    [
+        ('device_map="auto"', "", "yes"),
+        ('device_map="sequential"', "", "unclear"),
+        ('device_map="auto", max_memory={0: "70GB", 1: "70GB"}', "", "unclear"),
+        ('device_map="auto"', VISIBLE, "unclear"),
+    ],
+)
+def test_layers_that_one_process_spreads_are_counted_on_the_fullest_card(
+    tmp_path: Path, how: str, visible: str, fits: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM.format(how=how, visible=visible))
+    found = check_file(str(path), {"gpu": "h100-80gb", "num_gpus": 8})
+    assert found.fits == fits, found.text
+    assert "at most" in found.text
+    assert ("layers 10 of 28" in found.assumed[-1]) is (fits == "yes")

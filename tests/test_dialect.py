@@ -68,7 +68,7 @@ def test_a_length_by_its_many_names(row: tuple[str, int]) -> None:
 
 def test_no_length_is_asked_for_and_a_second_one_is_told() -> None:
     found = check(PLAIN)
-    assert (found.fits, found.hint) == ("unclear", "add --sequence-length")
+    assert (found.fits, found.hint) == ("unclear", "add --sequence-length, such as --sequence-length 2048")
     assert "sequence_length is not known: no file says how long a sequence is" in found.text
     assert job(PLAIN, sequence_length=128)["sequence_length"] == 128
     assert "model_max_length" in check(f"{PLAIN} --model_max_length 512 --max_seq_length 256").text

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import Run, runner_of
 
+from memplan.frameworks.asking import SUCH
 from memplan.frameworks.checking import Checked, check_all, check_file
 
 
@@ -105,7 +106,7 @@ def test_hydra_hands_a_program_its_config_under_the_commands_overrides() -> None
     assert found.job["batch_size"] == 2
     Path("conf/train.yaml").write_text("defaults:\n  - model: large\n  - _self_\nbatch: 4\n")
     found = checked(HYDRA, "other.py")
-    assert (found.fits, found.hint) == ("unclear", "add --sequence-length"), found.text
+    assert (found.fits, found.hint) == ("unclear", "add --sequence-length, such as --sequence-length 2048"), found.text
 
 
 SCRIPT = "torchrun --nproc_per_node 1 train.py --bf16 True --model_name_or_path $1 --model_max_length $LONGEST \
@@ -126,7 +127,7 @@ def test_adapters_that_axolotl_loads_are_asked_for() -> None:
     text = "base_model: Qwen/Qwen2.5-7B\nadapter: lora\nlora_r: 8\nlora_model_dir: ./out\nsequence_len: 512\n"
     text += "micro_batch_size: 1\nbf16: true\nlora_target_linear: true\n"
     found = checked(text, "a.yaml")
-    assert (found.fits, found.hint) == ("unclear", "add --lora-r, and --lora-targets")
+    assert (found.fits, found.hint) == ("unclear", f"add --lora-r and --lora-targets, such as {SUCH['lora']}")
     assert checked(text, "a.yaml", lora={"r": 32, "targets": "all-linear"}).fits == "yes"
 
 
@@ -262,7 +263,7 @@ def test_adapters_that_llamafactory_loads_are_asked_for() -> None:
     text = "stage: dpo\nmodel_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: lora\nadapter_name_or_path: out/sft\n"
     text += "do_train: true\ncutoff_len: 512\nper_device_train_batch_size: 1\nbf16: true\ntemplate: qwen\ndataset: x\n"
     found = checked(text, "a.yaml")
-    assert (found.fits, found.hint) == ("unclear", "add --lora-r, and --lora-targets")
+    assert (found.fits, found.hint) == ("unclear", f"add --lora-r and --lora-targets, such as {SUCH['lora']}")
 
 
 def test_unsloth_loads_the_whole_model_where_four_bits_are_refused() -> None:

@@ -127,7 +127,7 @@ def test_states_that_are_shared_need_a_number(tmp_path: Path) -> None:
     path.write_text("output_dir: out\nper_device_train_batch_size: 1\nbf16: true\ndeepspeed: ds.json\n")
     options = {"model": "smollm2-135m", "gpu": "h100-80gb", "sequence_length": 512}
     found = check_file(str(path), options)
-    assert (found.fits, found.exit_code, found.hint) == ("unclear", 2, "add --num-gpus")
+    assert (found.fits, found.exit_code, found.hint) == ("unclear", 2, "add --num-gpus, such as --num-gpus 8")
     assert "num_gpus is not known: zero3 shares among GPUs" in found.text
     assert check_file(str(path), options | {"num_gpus": 8}).fits == "yes"
     path.write_text("output_dir: out\nper_device_train_batch_size: 1\nbf16: true\n")

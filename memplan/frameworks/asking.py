@@ -41,8 +41,14 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _ARGUMENT = re.compile(r"\$\{?(\d{1,2})\b")
 
 
-MODEL = "add --model, such as --model Qwen/Qwen2.5-7B"
-LORA = "add --lora-r, and --lora-targets"
+MODEL = f"add --model, such as {SUCH['model']}"
+LORA = f"add --lora-r and --lora-targets, such as {SUCH['lora']}"
+
+
+def option_of(key: str) -> str:
+    """What to type for a key of the job, whole, so that it can be typed as it stands."""
+    option = f"add --{key.replace('_', '-')}"
+    return f"{option}, such as {SUCH[key]}" if SUCH.get(key, "").startswith(option[4:]) else option
 
 
 def one_hint(unread: Iterable[Unread]) -> str:

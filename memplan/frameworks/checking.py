@@ -20,7 +20,7 @@ from memplan.frameworks.asking import model_hint, one_hint
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training
-from memplan.frameworks.larger import on_its_own
+from memplan.frameworks.larger import on_its_own, spread
 from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
@@ -143,7 +143,8 @@ def _check(
 
         given = read(options)
         try:
-            return answer(given)
+            found = answer(given)
+            return (spread(given, answer) if found.fits == "unclear" else None) or found
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer)

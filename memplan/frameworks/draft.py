@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.asking import option_of
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference, open_written
@@ -87,15 +88,14 @@ class Draft:
 
         ``what``: what stands there instead, in words.
         """
-        option = f"add --{key.replace('_', '-')}"
-        self.unread.append(Unread(key, where, what, subject_of(key) or key, hint or option, asks=key))
+        self.unread.append(Unread(key, where, what, subject_of(key) or key, hint or option_of(key), asks=key))
 
     def bound(self, key: str, where: str, why: str, decides: str = "", asks: str = "", hint: str = "") -> None:
         """What is not known, or not modelled, and counted as no less than it can take: a fit stands, and where it does
         not fit the file is unclear. ``asks``: the job's key that would say it.
         """
         decides = decides or subject_of(asks or key) or asks
-        hint = hint or (f"add --{asks.replace('_', '-')}" if asks else "")
+        hint = hint or (option_of(asks) if asks else "")
         self.unread.append(Unread(key, where, why, decides, hint, asks, above=True))
 
     def follow(self, settings: Settings, key: str, reference: str) -> Document:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.frameworks.asking import LORA
 from memplan.frameworks.base import FILE, Keys, Origin
 from memplan.frameworks.hf_dialect_names import MEANINGS, NAMES
 from memplan.frameworks.hf_dialect_scripts import Script
@@ -106,7 +107,7 @@ def _parts(dialect: Dialect, rank: str) -> dict[str, Any] | None:
     lora: dict[str, Any] = {"r": keys.whole(rank)} if rank and keys.whole(rank) else {}
     if not lora:
         what = "adapters are on, and their rank and modules are the script's own"
-        keys.draft.ask("lora", keys.settings.where(), what, "add --lora-r and --lora-targets")
+        keys.draft.ask("lora", keys.settings.where(), what, LORA)
     for meaning, job in (("alpha", "alpha"), ("dropout", "dropout")):
         name = dialect.one(meaning)
         if name and keys.number(name) is not None:

@@ -1,10 +1,15 @@
-"""A file whose layout takes more GPUs than were named: it does not fit those, and what it takes of its own is said."""
+"""Answers on other terms than the options': a layout that takes more GPUs than were named, layers that one process
+spreads over its cards.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import EXIT_DOES_NOT_FIT, InvalidJob
+from memplan.frameworks.processes import SPREAD
+from memplan.models import load_model
+from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, with_changes
 
 if TYPE_CHECKING:
@@ -35,3 +40,58 @@ def on_its_own(
     cards = found.cards.removeprefix(f"{world} × ")
     text = f"does not fit {named} × {cards}: its layout takes {takes} GPUs; {found.text}"
     return replace(found, fits="no", text=text, hint=f"add --num-gpus {world}", exit_code=EXIT_DOES_NOT_FIT)
+
+
+OF_BF16 = {"nf4": 4, "fp4": 4, "int8": 2}
+"""By how much less a quantised layer weighs than the embedding beside it."""
+
+
+def most_layers(spec: ModelSpec, gpus: int, smaller: int) -> int:
+    """How many of a model's equal layers the fullest of ``gpus`` cards holds at most, under accelerate's
+    ``device_map="auto"``; all of them where the layers differ.
+
+    ``smaller``: times that a layer's weights are stored smaller than the embedding's. Every card but the last is filled
+    to T/N + 1.25 L (``get_balanced_memory``), and holds less than that by one module at most; the first keeps its
+    largest module free beside that (``infer_auto_device_map``), so that the last card may have two modules, each no
+    larger than max(E, L), more than T/N. bitsandbytes fills the others to nine tenths of that (``adjust_max_memory``),
+    and the last one has the rest. T: weights of all, L: of a layer, E: of the embedding or the head; what stands
+    outside the layers is not divided here. Source: accelerate 1.15, ``utils/modeling.py``, and transformers 5.
+    """
+    weights = {run.layer.parameters for run in spec.runs}
+    odd = spec.encoder or spec.tower or spec.resting or any(run.blocks for run in spec.runs)
+    if odd or len(weights) > 1 or gpus < 2:
+        return spec.num_layers
+    layer = weights.pop() / smaller
+    outside = spec.params.total - spec.num_layers * layer * smaller
+    total, largest = spec.num_layers * layer + outside, max(layer, spec.vocab_size * spec.hidden_size)
+    share = total / gpus * (1 + (gpus - 1) / 10 if smaller > 1 else 1)
+    return min(spec.num_layers, int((share + 1.25 * layer + 2 * largest) / layer))
+
+
+def spread(given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked | None":
+    """The answer of the fullest card, where one process spreads the layers, and all of them on one would not fit; None
+    where nothing is spread, or nobody knows how."""
+    job = given.job
+    deciding = [each for each in given.unread if each.decides]
+    known = all(each.above for each in deciding) and any(each.why == SPREAD for each in deciding)
+    partly = (
+        job.freeze
+        or job.extra_models
+        or job.rollout
+        or (job.lora and (job.lora.layers_to_transform or job.lora.rank_pattern))
+    )
+    if not known or partly or job.model is None:
+        return None
+    spec = given.spec or load_model(job.model, job.revision)
+    smaller = next((times for name, times in OF_BF16.items() if str(job.quantization).startswith(name)), 1)
+    count = most_layers(spec, job.num_gpus or 1, smaller)
+    if count == spec.num_layers:
+        return None
+    runs, left = [], count
+    for run in spec.runs:
+        if left > 0:
+            runs.append(run.piece(0, min(left, run.count), run.layer))
+        left -= run.count
+    found = answer(given._replace(spec=spec.model_copy(update={"runs": tuple(runs)})))
+    said = f"layers {count} of {spec.num_layers} on the fullest card (accelerate's device_map divides them evenly)"
+    return replace(found, assumed=(*found.assumed, said)) if found.fits in ("yes", "tight") else None

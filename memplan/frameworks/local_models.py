@@ -18,7 +18,11 @@ from memplan.models import load_model
 from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part
 from memplan.spec.reading import unanswered
 
-_LOCAL = re.compile(r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:")
+_LOCAL = re.compile(
+    r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:"
+    r"|^(checkpoints?|ckpts?|outputs?|out|results?|(saved_|base_|hf_|local_)?models?|save[sd]?|runs?|experiments?"
+    r"|weights|logs|data|adapters?|artifacts?)/"
+)
 """Not as the Hub's ids are: owner/name."""
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _CACHED = re.compile(r"models--[^-/]+(?:-[^-/]+)*--([\w.-]+)")

@@ -94,6 +94,10 @@ def expect(draft: Draft, where: str = "", what: str = "") -> None:
     draft.finishers["processes"] = _settle
 
 
+SPREAD = "one process spreads the layers evenly over its GPUs, of which none holds more than all of them"
+"""As accelerate's ``device_map="auto"`` does: ``larger.spread`` counts what the fullest card holds."""
+
+
 def divided(draft: Draft, key: str, where: str, why: str, hint: str = "") -> None:
     """One process with several cards, over which the layers are spread: none holds more than a process that has one,
     unless states are counted shared."""

@@ -78,8 +78,8 @@ def _of_mapping(owner: dict[Any, Any], name: str, call: Call, doubtful: bool) ->
 
 def _environment(call: Call) -> Any:
     name, other = call.get(0, "key"), call.get(1, "default")
-    if name == "WORLD_SIZE" and call.run.known.num_gpus:
-        return str(call.run.known.num_gpus)
+    if name == "WORLD_SIZE" and call.run.machine.num_gpus:
+        return str(call.run.machine.num_gpus)
     said = call.run.globals.names.get(f"os.environ.{name}")
     if said is not None:
         return said
@@ -172,30 +172,30 @@ def _list(call: Call) -> Any:
 
 def _card(call: Call) -> bool:
     call.run.asked_card = True
-    return call.run.known.bf16
+    return call.run.machine.bf16
 
 
 def _capability(call: Call) -> tuple[int, int]:
     call.run.asked_card = True
-    return call.run.known.capability
+    return call.run.machine.capability
 
 
 def _properties(call: Call) -> Thing:
     """``torch.cuda.get_device_properties(0)``: what the card says of itself, where it is named."""
-    card, place = call.run.known, call.place
+    card, place = call.run.machine, call.place
     memory = card.memory or Unknown("the memory of the card", place)
     values = {"total_memory": memory, "major": card.capability[0], "minor": card.capability[1]}
     return Thing("device", place, values, dict.fromkeys(values, place))
 
 
 def _count(call: Call) -> Any:
-    return call.run.known.num_gpus or call.unknown()
+    return call.run.machine.num_gpus or call.unknown()
 
 
 def _begin(call: Call) -> Any:
     """``fire.Fire(train)``, ``typer.run(train)``: with the command's options, else with its defaults."""
     start = call.get(0, "component")
-    given = {key: value for key, value in call.run.known.arguments.items() if isinstance(start, Function)
+    given = {key: value for key, value in call.run.machine.arguments.items() if isinstance(start, Function)
              and key in [each.arg for each in (*start.node.args.args, *start.node.args.kwonlyargs)]}  # fmt: skip
     return call.run.invoke(start, [], given, call.place) if isinstance(start, Function) else call.unknown()
 

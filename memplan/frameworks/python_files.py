@@ -4,6 +4,7 @@ whose path the text holds.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from memplan.errors import MemplanError
@@ -24,10 +25,11 @@ class Files:
         self.bases = (starter, path) if starter else (path,)
         """Where configs are looked for: in the folder of the script that starts the program before its own."""
         self._data: dict[str, Document | None] = {}
+        self._folders: dict[str, list[str]] = {}
 
     def has(self, reference: str) -> bool:
         """Whether a config lies here."""
-        return reference.endswith(DATA) and any(might_be(base, reference) for base in self.bases)
+        return reference.endswith(DATA) and any(self._is(base, reference) for base in self.bases)
 
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
@@ -51,8 +53,13 @@ class Files:
                 return found
         return None
 
+    def _is(self, base: str, reference: str) -> bool:
+        if base not in self._folders:
+            self._folders[base] = [str(each) for each in _around(base)]
+        return any(os.path.isfile(os.path.join(each, reference)) for each in self._folders[base])
+
     def _open(self, base: str, reference: str) -> Document | None:
-        if self.opened >= MOST_FILES or not might_be(base, reference):
+        if self.opened >= MOST_FILES or not self._is(base, reference):
             return None
         try:
             found = open_reference(Settings(base, {}), "import", reference)
@@ -64,6 +71,10 @@ class Files:
 
 def might_be(base: str, reference: str) -> bool:
     """Whether such a file is beside the program, in its project, or in a folder between."""
+    return any((each / reference).is_file() for each in _around(base))
+
+
+def _around(base: str) -> list[Path]:
     here = Path(base).resolve().parent
     top = project_of(here)
-    return any((each / reference).is_file() for each in (here, *here.parents) if each.is_relative_to(top))
+    return [each for each in (here, *here.parents) if each.is_relative_to(top)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -42,8 +43,20 @@ def _card(gpu: Any) -> tuple[tuple[int, int], int]:
 
 def followed(document: Document, known: Known) -> Run:
     """The program, gone through once. Raises InvalidJob."""
-    given = (known.bf16, known.capability, known.memory, known.num_gpus, repr((known.arguments, known.places)))
-    return _cached(document.text, document.path, (*given, known.words), _Held(known))
+    key = (repr((known.arguments, known.places)), known.words)
+    run = _cached(document.text, document.path, key, _Held(known))
+    if run.known == known:
+        return run
+    if run.asked_machine:
+        return _cached(
+            document.text,
+            document.path,
+            (*key, known.bf16, known.capability, known.memory, known.num_gpus),
+            _Held(known),
+        )
+    run = copy(run)
+    run.known = known
+    return run
 
 
 class _Held:

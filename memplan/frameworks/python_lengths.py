@@ -12,11 +12,12 @@ def put_length(run: Run, method: str, draft: Draft) -> None:
     asked = any(each.asks == "sequence_length" for each in draft.unread)
     if asked or "sequence_length" in draft.given or "sequence_length" in draft.values:
         return
-    found = {value: place for value, place in run.lengths if isinstance(value, int) and not isinstance(value, bool)}
+    cuts = run.cuts()
+    found = {value: place for value, place in cuts if isinstance(value, int) and not isinstance(value, bool)}
     if found:
         longest = max(found)
         draft.put("sequence_length", longest, Origin(FILE, f"{found[longest]}: max_length"))
         return
-    unknown = next(((value, place) for value, place in run.lengths if isinstance(value, Unknown)), None)
+    unknown = next(((value, place) for value, place in cuts if isinstance(value, Unknown)), None)
     what = f"the tokenizer cuts at {unknown[0].text}" if unknown else "nothing in the program says how long its data is"
     draft.ask("sequence_length", str(unknown[1]) if unknown else run.start, what)

@@ -138,7 +138,9 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         plain(values.get("device_map")) in ("auto", "balanced", "sequential")
         and int(draft.options.get("num_gpus") or 1) > 1
     ):
-        why = "one process spreads the layers over its GPUs, of which none holds more than all of them"
+        uneven = values["device_map"] == "sequential" or values.get("max_memory") or trainer.values.get("ref_model")
+        uneven = uneven or isinstance(run.globals.names.get("os.environ.CUDA_VISIBLE_DEVICES"), str)
+        why = processes.SPREAD.replace("evenly ", "") if uneven else processes.SPREAD
         processes.divided(draft, "device_map", str(thing.places["device_map"]), why)
 
 

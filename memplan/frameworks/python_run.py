@@ -49,6 +49,11 @@ class Known:
     words: tuple[Word, ...] = ()
     """All that stands behind the program there."""
 
+    @property
+    def machine(self) -> tuple[Any, ...]:
+        """What of it is the machine's."""
+        return self.bf16, self.capability, self.memory, self.num_gpus
+
 
 class Run(Statements):
     """One way through a program."""
@@ -59,6 +64,8 @@ class Run(Statements):
         self.path, self.steps, self.loops = "", 0, 0
         self.doubts: list[str] = []
         self.left, self.turning, self.hopeful = [], 0, False
+        self.asked_machine = False
+        """Whether the program asks which card it has, or how many."""
         self.trainers: list[Thing] = []
         self.things: list[Thing] = []
         """Objects that calls of libraries make, but models and trainers, in their order."""
@@ -67,6 +74,8 @@ class Run(Statements):
         self.stack: list[ast.AST] = []
         self.uncalled = False
         """Whether its trainers are made in functions that nothing in the file calls."""
+        self.gone_aside = False
+        """Whether functions that nothing calls were gone through."""
         self.done: set[int] = set()
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
@@ -104,16 +113,28 @@ class Run(Statements):
             if not self.trainers:
                 self.uncalled = True
                 self._uncalled(parts)
-            self._handed_on()
         except RecursionError:
             raise InvalidJob(f"{self.path}: nested deeper than is followed", SHORTER) from None
 
-    def _handed_on(self) -> None:
-        """Functions that nothing calls, which may cut rows where a library calls them; only where something trains."""
-        self.aside, most = True, min(self.steps + MAX_ASIDE, MAX_STEPS - MAX_ASIDE)
-        for found in self.functions[:200] if self.trainers else ():
-            if id(found.node) not in self.done and self.steps < most:
-                self.invoke(found, [], {}, Place(found.path, found.node.lineno))
+    @property
+    def machine(self) -> Known:
+        """What is known, of the machine that the program asks about."""
+        self.asked_machine = True
+        return self.known
+
+    def cuts(self) -> Sequence[tuple[Any, Place]]:
+        """Where rows are cut; of a training also in functions that nothing calls, but a library may."""
+        most = min(self.steps + MAX_ASIDE, MAX_STEPS - MAX_ASIDE)
+        todo = self.functions[:200] if self.trainers and not self.gone_aside else ()
+        self.aside = self.gone_aside = True
+        try:
+            for found in todo:
+                if id(found.node) not in self.done and self.steps < most:
+                    self.invoke(found, [], {}, Place(found.path, found.node.lineno))
+        except RecursionError:
+            raise InvalidJob(f"{self.path}: nested deeper than is followed", SHORTER) from None
+        self.aside = False
+        return self.lengths
 
     def _uncalled(self, parts: Sequence[Part]) -> None:
         """Functions and classes that the file defines and leaves to others."""
