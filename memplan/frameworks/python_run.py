@@ -19,8 +19,6 @@ from memplan.frameworks.python_values import Class, Frame, Function, Place, Ref,
 from memplan.frameworks.shell import Word
 
 MAX_STEPS = 150_000
-MAX_ASIDE = 20_000
-"""Of these in functions that nothing calls."""
 MAX_CALLS = 14
 """Functions of the program within one another."""
 AGAIN = 2
@@ -121,20 +119,6 @@ class Run(Statements):
         """What is known, of the machine that the program asks about."""
         self.asked_machine = True
         return self.known
-
-    def cuts(self) -> Sequence[tuple[Any, Place]]:
-        """Where rows are cut; of a training also in functions that nothing calls, but a library may."""
-        most = min(self.steps + MAX_ASIDE, MAX_STEPS - MAX_ASIDE)
-        todo = self.functions[:200] if self.trainers and not self.gone_aside else ()
-        self.aside = self.gone_aside = True
-        try:
-            for found in todo:
-                if id(found.node) not in self.done and self.steps < most:
-                    self.invoke(found, [], {}, Place(found.path, found.node.lineno))
-        except RecursionError:
-            raise InvalidJob(f"{self.path}: nested deeper than is followed", SHORTER) from None
-        self.aside = False
-        return self.lengths
 
     def _uncalled(self, parts: Sequence[Part]) -> None:
         """Functions and classes that the file defines and leaves to others."""
