@@ -229,3 +229,26 @@ def test_megatrons_names_where_other_layers_stand_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("colocated", "gpus"), [("true", 16), ("false", 8)])
 def test_gpus_that_generate_do_not_train(tmp_path: Path, colocated: str, gpus: int) -> None:
     assert read(tmp_path, GRPO.replace("COLOCATED", colocated), num_gpus=16).job.num_gpus == gpus
+
+
+VALUE = """value:
+  model_name: ${policy.model_name}
+  train_micro_batch_size: 2
+  dtensor_cfg: {enabled: true, tensor_parallel_size: 1, activation_checkpointing: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "above", "batch"),
+    [
+        ("", "", {}, 2),
+        ("micro_batch_size: 2", "micro_batch_size: 4", {"value.train_micro_batch_size": True}, 4),
+        ("tensor_parallel_size: 1", "tensor_parallel_size: 2", {"value.dtensor_cfg.tensor_parallel_size": True}, 2),
+    ],
+)
+def test_a_value_model_is_counted_with_the_policys_settings(
+    tmp_path: Path, old: str, new: str, above: dict[str, bool], batch: int
+) -> None:
+    found = read(tmp_path, GRPO.replace("grpo:", "ppo:").replace("COLOCATED", "true") + VALUE.replace(old, new))
+    assert (found.job.method, found.job.batch_size) == ("ppo", batch)
+    assert {each.key: each.above for each in found.unread} == above

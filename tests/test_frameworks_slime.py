@@ -127,6 +127,12 @@ def test_only_ppo_has_a_critic(tmp_path: Path) -> None:
         assert read(tmp_path, text).job.method == method, estimator
 
 
+def test_a_critic_on_cards_of_the_policy_alone_is_a_bound(tmp_path: Path) -> None:
+    """Nothing tells whether what it holds rests on the host there, or is on other GPUs, as to 0.2."""
+    found = read(tmp_path, APART.replace("--advantage-estimator grpo", "--advantage-estimator ppo"))
+    assert [each.key for each in found.unread if each.above] == ["advantage_estimator"]
+
+
 PROGRAM = """from dataclasses import dataclass
 
 import typer

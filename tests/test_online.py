@@ -15,6 +15,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
 from memplan.tables.trainers import TRAINERS
+from memplan.units import MiB
 
 MODEL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -56,12 +57,15 @@ def passes(found: Recipe) -> list[str]:
 
 ERAS = [(name, era.since) for name, eras in TRAINERS.items() for era in eras]
 RL_ON_MEGATRON = {"nemo-rl-megatron", "verl-megatron"}
+IN_TURN = ("slime", "nemo-rl", "nemo-rl-megatron")
+"""A critic in a process of its own, which rests while the policy trains."""
 RUNS = {
     "ppo": {
         "pytorch",
         "openrlhf",
         "verl",
         "verl-megatron",
+        *IN_TURN,
         *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
     }
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
@@ -79,6 +83,17 @@ RUNS = {
     "distill": {"pytorch", "trl", "swift 3.5", "swift 4.0"},
 }
 REASONS = ("has no", "is not modelled yet", "is modelled from")
+
+
+@pytest.mark.parametrize("trainer", IN_TURN)
+def test_a_critic_in_a_process_of_its_own_takes_turns_with_the_policy(trainer: str) -> None:
+    keys = {"trainer": trainer, "num_gpus": 8, "gpu": "h100-80gb", "gradient_checkpointing": "full"}
+    keys["rollout"] = {"engine": "sglang" if trainer == "slime" else "vllm", "placement": "colocate"}
+    with_critic, without = (estimate(job(method, **keys)) for method in ("ppo", "grpo"))
+    fullest = [{at.name: at.device_bytes for at in report.rollout} for report in (with_critic, without)]
+    policy, alone = (max(size for name, size in each.items() if name.startswith("policy")) for each in fullest)
+    assert alone + 256 * MiB < policy < alone + 2048 * MiB, "a second context and its communicators, no states"
+    assert [any(name.startswith("critic") for name in each) for each in fullest] == [True, False]
 
 
 @pytest.mark.parametrize(("trainer", "since"), ERAS)

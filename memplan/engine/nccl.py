@@ -118,10 +118,11 @@ def communicators(recipe: Recipe) -> list[Communicator]:
     return [group for group in groups if group.size > 1]
 
 
-def enter_communicators(ledger: Ledger, recipe: Recipe) -> None:
-    """A row for each communicator; none on one rank."""
+def enter_communicators(ledger: Ledger, recipe: Recipe, processes: int = 1) -> None:
+    """A row for each communicator, of all processes on the card; none on one rank."""
     for position, group in enumerate(communicators(recipe)):
-        low, expected, high = communicator_bytes(group, recipe.hardware.gpu, position == 0)
+        found = communicator_bytes(group, recipe.hardware.gpu, position == 0)
+        low, expected, high = (each * processes for each in found)
         ledger.add(
             f"communication buffers, {group.name}",
             "communication",

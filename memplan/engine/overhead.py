@@ -36,6 +36,11 @@ def workspace_bytes(gpu: Gpu) -> int:
     return ROCM_BYTES.get(gpu.architecture, 32 * MiB) if gpu.vendor == "amd" else 0
 
 
+def processes(recipe: Recipe) -> int:
+    """Of the trainer's on a card: one, and a critic's, which rests on the host while the policy trains."""
+    return 1 + (recipe.trainer.rollouts.critic == "own-process" and recipe.method.name in ("ppo", "values"))
+
+
 def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
     """Workspaces (once the card is named), context and communicators."""
     gpu = recipe.hardware.gpu
@@ -71,7 +76,8 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
             why="its scale, its tracker, and whether an infinity was found: one number each",
             source="torch 2.13 amp/grad_scaler.py",
         )
-    low, expected, high = context_bytes(gpu)
+    count = processes(recipe)
+    low, expected, high = (count * each for each in context_bytes(gpu))
     ledger.add(
         "CUDA context and loaded kernels" if is_cuda(gpu) else "runtime context and loaded kernels",
         "context",
@@ -79,8 +85,8 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
         meter="device",
         low=low,
         high=high,
-        template="per process",
+        template="bytes × processes" if count > 1 else "per process",
         why="the driver's context grows as kernels load",
         source=context_of(gpu).source,
     )
-    enter_communicators(ledger, recipe)
+    enter_communicators(ledger, recipe, count)

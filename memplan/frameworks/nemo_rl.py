@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.critics import as_the_policy, read_name
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import count_larger, put
@@ -59,6 +60,8 @@ def read(document: Document, draft: Draft) -> None:
     else:
         _dtensor(keys, gpus)
     _method_settings(keys, method)
+    if method == "ppo":
+        _value(keys, MEGATRON if megatron else DTENSOR)
     if method in ONLINE:
         read_engine(keys)
     _close(keys, megatron)
@@ -154,7 +157,7 @@ def _packed(keys: Keys, method: str, length: int) -> bool:
         return False
     keys.put("token_budget", max(int(tokens), length), f"{at}train_mb_tokens")
     scored = keys.number(f"{at}logprob_mb_tokens")
-    if method != "grpo" or not scored or scored == tokens:
+    if method not in ("grpo", "ppo") or not scored or scored == tokens:
         return True
     if not keys.flag(f"{MEGATRON}enabled"):
         keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
@@ -243,14 +246,30 @@ def _method_settings(keys: Keys, method: str) -> None:
     """Reference, SFT term, groups."""
     if method == "dpo" and keys.number("dpo.sft_loss_weight"):
         keys.put("sft_term", True, "dpo.sft_loss_weight")
-    if method == "grpo":
+    if method in ("grpo", "ppo"):
         key = "loss_fn.reference_policy_kl_penalty"
         keys.put("reference", "offloaded" if keys.number(key) else "none", key)
-        group = keys.whole("grpo.num_generations_per_prompt") or 1
+        group = keys.whole(f"{method}.num_generations_per_prompt") or 1
         values = {**keys.draft.values, **keys.draft.options}
         gpus = int(values.get("num_gpus") or 1)
         if group > 1 and (values.get("batch_size", 1) * values["gradient_accumulation_steps"] * gpus) % group == 0:
-            put(keys, "group_size", group, "grpo.num_generations_per_prompt")
+            put(keys, "group_size", group, f"{method}.num_generations_per_prompt")
+
+
+def _value(keys: Keys, backend: str) -> None:
+    """PPO's value model: an engine of its own, on the same cards in turn with the policy's."""
+    own = backend.replace("policy.", "value.")
+    same = ("activation_checkpointing", "recompute_granularity", *(name for name, _ in SIZES[backend.split(".")[1]]))
+    pairs = {f"{own}{name}": f"{backend}{name}" for name in (*same, "enabled")}
+    as_the_policy(keys, pairs | {"value.precision": "policy.precision"})
+    read_name(keys, "value.model_name", f"{POLICY}model_name")
+    if "apart" in keys.draft.facts:
+        keys.bound("value.model_name", "what the value model holds is counted while the policy trains", "method")
+    length = int(keys.draft.values.get("sequence_length") or 0)
+    tokens = int(keys.draft.values.get("token_budget") or int(keys.draft.values.get("batch_size") or 1) * length)
+    size = (keys.whole("value.train_micro_batch_size") or 0) * length
+    if size > tokens:
+        count_larger(keys, "value.train_micro_batch_size", size, tokens, "the value model's")
 
 
 def _close(keys: Keys, megatron: bool) -> None:

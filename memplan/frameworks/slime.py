@@ -41,7 +41,7 @@ WHOLE = "log-probabilities are counted at once, which takes more"
 OWN = re.compile(
     r"(rollout|sglang|vllm|eval|wandb|tb|over|buffer|custom|data|agent|rm|reward|n_samples|num_rollout|num_epoch|prompt"
     r"|input|label|metadata|apply|tool|dynamic_sampling|group_rm|partial|balance|start_rollout|debug|update_weight"
-    r"|opd|tis|use_tis|eps_clip|kl|normalize|disable|ref|save|load|router|health|use_health|ci|dump|multimodal"
+    r"|critic|num_critic|opd|tis|use_tis|eps_clip|kl|normalize|disable|ref|save|load|router|health|use_health|ci|dump|multimodal"
     r"|loss_mask|mask_\w+|http|slime|train_memory|calculate|megatron_to_hf|qkv_format|use_rollout|get_mismatch|keep)(_\w+)?"
 )
 """Beginnings of slime's own arguments that memory does not feel, beside those that are read."""
@@ -144,11 +144,22 @@ def _read(keys: Keys, own: Settings) -> None:
         keys.warn("train_backend", f"slime's {backend[:20]} backend is counted as Megatron", "parallelism")
     if (keys.number("log_probs_chunk_size") or -1) > 0:
         keys.draft.bound("log_probs_chunk_size", own.where("log_probs_chunk_size"), WHOLE, "loss")
+    if method == "ppo":
+        _critic(keys)
     if keys.flag("use_opd"):
         keys.warn("use_opd", "the model that teaches is not counted", "model")
     keys.skip(*HARMLESS, *(key for key in keys.settings.values if OWN.fullmatch(key)))
     megatron.read_arguments(keys, launcher)
     _budget(keys, own)
+
+
+def _critic(keys: Keys) -> None:
+    """A value model of the policy's shape: to 0.2 on GPUs of its own, since in a process that the policy's leaves the
+    card to (ray/placement_group.py, utils/arguments.py: use_critic sets offload_train)."""
+    if keys.has("megatron_config_path"):
+        keys.warn("megatron_config_path", "the critic is counted with the policy's arguments", "parallelism")
+    if not keys.flag("colocate"):
+        keys.bound("advantage_estimator", "what the critic holds is counted while the policy trains", "method")
 
 
 def _budget(keys: Keys, own: Settings) -> None:

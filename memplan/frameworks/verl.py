@@ -11,12 +11,12 @@ from typing import Any
 
 from memplan.errors import NoTraining
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.critics import read_critic
 from memplan.frameworks.deciding import no_less, subject_of
 from memplan.frameworks.documents import Document
 from memplan.frameworks.own_names import OTHERS
 from memplan.frameworks.verl_asking import VerlKeys, gpus, settled
 from memplan.frameworks.verl_batch import KL, lengths_of, reference_key, update_batch
-from memplan.frameworks.verl_critic import read_critic
 from memplan.frameworks.verl_easyr1 import as_verl
 from memplan.frameworks.verl_fsdp import ulysses
 from memplan.frameworks.verl_keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT

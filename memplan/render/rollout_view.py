@@ -41,10 +41,10 @@ def stands_apart(report: Report) -> bool:
     return bool(report.rollout) and all(len(at.processes) == 1 for at in report.rollout)
 
 
-def apart_words(engine: Engine, gpus: int) -> str:
+def apart_words(engine: Engine, gpus: int | None) -> str:
     """What it holds of them."""
     held = f"{format_bytes(engine.awake_bytes)} of each, {engine.kv_tokens:,} tokens of KV cache"
-    return f"{engine.name} {engine.version} starts on {gpus} GPUs of its own: {held}"
+    return f"{engine.name} {engine.version} starts on {gpus or ''} GPUs of its own: {held}".replace("  ", " ")
 
 
 def _crossing(report: Report, verdict: Verdict) -> Together | None:

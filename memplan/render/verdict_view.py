@@ -40,7 +40,7 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         if not any(remedy.fits == "yes" for remedy in report.remedies):  # below stand changes with which all fits
             yield Prose(f"To start at all: {options_of_hint(report.engine.hint)}")
     elif report.engine is not None and stands_apart(report):
-        yield Prose(apart_words(report.engine, report.job["rollout"]["num_gpus"]), "dim")
+        yield Prose(apart_words(report.engine, (report.job.get("rollout") or {}).get("num_gpus")), "dim")
     yield Prose(_reason(report, verdict), "dim")
     crossing = report.per_gpu.first_crossing
     if crossing is not None:

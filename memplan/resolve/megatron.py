@@ -17,6 +17,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention
 from memplan.spec.recipe import Recipe
+from memplan.tables.styles import PARTED
 from memplan.tables.trainer import Trainer
 
 STORED = ("auto", "fp32", "bf16-master", "fp16-master")
@@ -44,7 +45,7 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
         return "a vision tower"
     if job.pair_pass != "concatenated":
         return f"pair_pass {job.pair_pass}"
-    if (job.method == "ppo" and trainer.rollouts.critic != "own-step") or job.method == "distill" or job.freeze:
+    if (job.method == "ppo" and trainer.rollouts.critic not in PARTED) or job.method == "distill" or job.freeze:
         return "a critic, a teacher or frozen weights"
     if job.precision not in STORED:
         return f"precision {job.precision}"

@@ -12,6 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.tables.methods import METHODS, Method
+from memplan.tables.styles import PARTED
 from memplan.tables.trainer import Trainer
 
 
@@ -99,12 +100,12 @@ def critic(
         )
     if adapter and not adapted:
         notes.assume(f"critic: {trainer.title} trains all of its weights, whatever LoRA does to the policy")
-    apart = trainer.rollouts.critic == "own-step" or (split.is_deepspeed and not together)  # an engine holds one model
+    apart = trainer.rollouts.critic in PARTED or (split.is_deepspeed and not together)  # an engine holds one model
     return Critic(own.thawed.as_reward_model(), adapted, apart, together)
 
 
 def _check_critic(job: Job, trainer: Trainer, base: Base, split: Split) -> None:
-    if split.ranks > 1 and split.is_fsdp and trainer.rollouts.critic != "own-step":
+    if split.ranks > 1 and split.is_fsdp and trainer.rollouts.critic not in PARTED:
         raise InvalidJob(
             f"sharding: {split.name}: {trainer.title}'s policy and critic in one backward under FSDP are not modelled",
             "use sharding zero3, or trainer verl",

@@ -13,9 +13,11 @@ RouterTerm = Literal["model", "always", "recorded", "unread", "none"]
 """The load-balancing loss of routers under a trainer: part of the loss where the model's config or the job asks for it
 (model); wherever the class has one with a coefficient (always); made in any case, part of the loss where the job asks
 (recorded); made where the config asks, not part of it (unread); or never made."""
-CriticUpdate = Literal["together", "own-backward", "own-step"]
+CriticUpdate = Literal["together", "own-backward", "own-step", "own-process"]
 """How PPO's critic trains: one loss and one backward with the policy; a backward of its own before the policy's forward
-and one step for both; or an engine and a step of its own, before the policy's update."""
+and one step for both; an engine and a step of its own, before the policy's update; or these in a process of its own."""
+PARTED = ("own-step", "own-process")
+"""Of these, where the critic's engine is none of the policy's."""
 Upcast = Literal["all", "norms", "none"]
 """What is left in fp32 beside a quantised base: all that is not quantised, norms (4 bits), or nothing."""
 EntropyUse = Literal["none", "metric", "loss"]

@@ -56,13 +56,13 @@ _AREAL = Trainer(
 _NEMO_RL = Trainer(
     "nemo-rl",
     "NeMo RL",
-    methods=Methods(("sft", "reward", "dpo", "grpo"), later=("ppo", "distill")),
+    methods=Methods(("sft", "reward", "dpo", "ppo", "grpo"), later=("distill",)),
     checkpointing=Checkpointing(modules=("norms", "attention", "mlp", "moe")),
     parallelism=Parallelism("fsdp2", "fp32"),
     loss=Loss(heads={"*": "log-softmax"}, sft_term_of={"*": "free"}, router_term={"*": "unread"}),
     logits=Logits(fp32=("*",), freed=True, held=("*",)),
     reference=Reference("offloaded", "offloaded", places=("offloaded",), offloads=True, first=True),
-    rollouts=Rollouts(scored=True),
+    rollouts=Rollouts(scored=True, critic="own-process"),
     switches=VERL,
     source="NVIDIA-NeMo/RL@7ea279a models/automodel/setup.py, train.py, models/dtensor/parallelize.py: "
     "checkpoint_wrapper, MixedPrecisionPolicy; distributed/model_utils.py: get_next_token_logprobs_from_logits",
@@ -132,9 +132,9 @@ ROWS = (
         title="NeMo RL on Megatron",
         runs_on="megatron",
         methods=Methods(
-            ("sft", "dpo", "grpo"),
-            later=("ppo", "distill"),
-            lacks=dict.fromkeys(("sft", "dpo", "grpo"), ("virtual_pipeline",)),
+            ("sft", "dpo", "ppo", "grpo"),
+            later=("distill",),
+            lacks=dict.fromkeys(("sft", "dpo", "ppo", "grpo"), ("virtual_pipeline",)),
         ),
         optimizer_impl="fused",
         checkpointing=Checkpointing(),
