@@ -144,6 +144,8 @@ class TestLoad:
         assert "the whole model, before it is divided" in rows(whole)
         assert "the whole model, before it is divided" not in rows(own)
         assert own.allocated_bytes < whole.allocated_bytes
+        away = moment("load", **keys, **bare, fsdp={"cpu_offload": True})  # as fsdp_qlora loads, which is said
+        assert "the whole model, before it is divided" not in rows(away)
         older, newer = (moment("load", **keys, **sparing, trainer_version=version) for version in ("4.57", "5.23"))
         assert "the whole model, before it is divided" not in rows(older)
         assert "the whole model, before it is divided" in rows(newer)

@@ -132,5 +132,5 @@ def _trained(given: JobInput) -> Recipe:
 
         found = found._replace(generator=generator(said, found, whole.thawed, notes))
         found = with_segments(said, found, notes)
-    found = found._replace(moments=moments(job, found))
+    found = found._replace(moments=moments(job, found, notes))
     return found._replace(provenance=provenance(said, found, entropy, base, notes))

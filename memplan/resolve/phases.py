@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.moments import Loading, Loads, Moments, Saves, Saving
 from memplan.spec.recipe import Recipe
@@ -12,10 +13,10 @@ from memplan.units import DTYPE_BYTES
 FP32 = DTYPE_BYTES["fp32"]
 
 
-def moments(job: Job, recipe: Recipe) -> Moments:
+def moments(job: Job, recipe: Recipe, notes: Notes) -> Moments:
     """The phases of a recipe that is whole but for them. Raises InvalidJob for one that it cannot have."""
     habits = habits_of(recipe.trainer)
-    return Moments(_names(job, recipe, habits), loading(job, recipe, habits), saving(job, recipe, habits))
+    return Moments(_names(job, recipe, habits), loading(job, recipe, habits, notes), saving(job, recipe, habits))
 
 
 def _names(job: Job, recipe: Recipe, habits: Habits) -> tuple[str, ...]:
@@ -47,13 +48,13 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     return lacks
 
 
-def loading(job: Job, recipe: Recipe, habits: Habits) -> Loading:
+def loading(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loading:
     """How weights come to the card."""
     itemsize = _loaded(recipe)
     checkpoint = DTYPE_BYTES[recipe.model.dtype] if recipe.model.dtype else 2
     upcasts = recipe.sharding.name == "fsdp2" and recipe.sharding.fsdp.casts and recipe.quantised is None
     return Loading(
-        way=_way(job, recipe, habits),
+        way=_way(job, recipe, habits, notes),
         itemsize=itemsize,
         copied=copies_always(recipe.trainer) or itemsize != checkpoint,
         upcast=FP32 if upcasts and itemsize != FP32 else 0,
@@ -71,10 +72,10 @@ def _loaded(recipe: Recipe) -> int:
     return recipe.storage.precision.weights
 
 
-def _way(job: Job, recipe: Recipe, habits: Habits) -> Loads:
+def _way(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loads:
     sharding, several = recipe.sharding, recipe.several
     if recipe.quantised is not None:
-        return "rank0" if job.fsdp.cpu_ram_efficient_loading and _packs_for_host(recipe) else "card"
+        return "rank0" if _packs_for_host(job, recipe, several, notes) else "card"
     if recipe.zero_stage == 3:
         return "host" if job.deepspeed.zero_init is False else "partitioned"
     if sharding.name in ("fsdp", "fsdp2") and several:
@@ -84,12 +85,21 @@ def _way(job: Job, recipe: Recipe, habits: Habits) -> Loads:
     return "card" if here and recipe.zero_stage < 0 else "host"
 
 
-def _packs_for_host(recipe: Recipe) -> bool:
+def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bool:
     """Whether a matrix that was packed on the card leaves it again before the next, for the host of a node's first
     process: transformers 4 does so where FSDP loads sparingly (4.57 modeling_utils.py: ``param_to``), 5 keeps them all
-    there; a loop of one's own does as it says (AnswerDotAI/fsdp_qlora train.py: load_and_quantize)."""
-    divides = recipe.sharding.name in ("fsdp", "fsdp2")
-    return divides and (recipe.trainer.models.transformers_4 or recipe.trainer.name == "pytorch")
+    there; a loop of one's own does as it says, and as AnswerDotAI/fsdp_qlora does where it says nothing and weights
+    wait on the host (train.py: load_and_quantize, low_memory)."""
+    given, own = job.fsdp.cpu_ram_efficient_loading, recipe.trainer.name == "pytorch"
+    if recipe.sharding.name not in ("fsdp", "fsdp2") or not (own or recipe.trainer.models.transformers_4):
+        return False
+    if given is None and own and several and recipe.sharding.fsdp.cpu_offload:
+        notes.assume(
+            "fsdp.cpu_ram_efficient_loading: true, as loops that shard a quantised base onto the host load it; false: "
+            "each process packs the whole model on its card first"
+        )
+        return True
+    return bool(given)
 
 
 def _converts(recipe: Recipe) -> bool:
