@@ -129,9 +129,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "use zero_stage 3, or leave ratio out",
     ),
     (
-        {"deepspeed": {"offload_optimizer": {"device": "cpu", "super_offload": True}}, **ZERO3},
-        "deepspeed: offload_optimizer.super_offload is not modelled",
-        "leave super_offload out",
+        {"deepspeed": {"offload_optimizer": {"device": "cpu", "super_offload": True}}, **ZERO2},
+        "deepspeed: offload_optimizer.super_offload with zero2",
+        "use zero_stage 3, device cpu and adamw, or leave super_offload out",
     ),
     (
         {"deepspeed": {"offload_optimizer": {"device": "none"}}, "offload": ["optimizer"], **ZERO3},
@@ -428,7 +428,7 @@ def test_states_that_wait_on_nvme_pass_through_buffers() -> None:
     for key, count in (("offload_optimizer", 4), ("offload_param", 5)):
         zero = recipe(deepspeed={key: {"device": "nvme"}}, **ZERO3).sharding.deepspeed
         found = zero.optimizer if key == "offload_optimizer" else zero.parameters
-        assert tuple(found) == ("nvme", found[1], count, 100_000_000, 1_000_000_000, 1.0)
+        assert tuple(found) == ("nvme", found[1], count, 100_000_000, 1_000_000_000, 1.0, False)
     own = {"device": "nvme", "buffer_count": 3, "buffer_size": 8, "max_in_cpu": 9, "pin_memory": True}
     assert tuple(recipe(deepspeed={"offload_param": own}, **ZERO3).sharding.deepspeed.parameters) == (
         "nvme",
@@ -437,6 +437,7 @@ def test_states_that_wait_on_nvme_pass_through_buffers() -> None:
         8,
         9,
         1.0,
+        False,
     )
     assert recipe(offload=["parameters"], **ZERO3).sharding.deepspeed.parameters.device == "cpu"
 

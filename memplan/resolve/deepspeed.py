@@ -13,7 +13,7 @@ from memplan.spec.deepspeed import AUTO, DeepSpeed, Offload
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
-from memplan.spec.zero import MOST, Offloaded, Zero
+from memplan.spec.zero import MOST, Offloaded, Selective, Zero
 from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.styles import ZeroWrapper
 from memplan.tables.trainer import Trainer
@@ -127,6 +127,7 @@ def zero_settings(
         quantised_gradients=switch("zero_quantized_gradients", False),
         optimizer=optimizer,
         parameters=parameters,
+        selective=_selective(given, stage, stored, row, optimizer, notes),
     )
 
 
@@ -221,7 +222,7 @@ def _offloaded(name: str, given: Offload | None, wanted: bool) -> Offloaded:
             raise InvalidJob(f"deepspeed: device none contradicts offload: {name}", "give one of them")
         return Offloaded("cpu") if wanted else Offloaded()
     if given.device == "cpu":  # buffers are what partitions pass through on their way to NVMe
-        return Offloaded("cpu", given.pin_memory, ratio=given.ratio)
+        return Offloaded("cpu", given.pin_memory, ratio=given.ratio, worker=given.super_offload)
     count = given.buffer_count if given.buffer_count is not None else 4 if name == "optimizer" else 5
 
     def size(value: int | str | None, default: int) -> int:
@@ -234,7 +235,26 @@ def _offloaded(name: str, given: Offload | None, wanted: bool) -> Offloaded:
         size(given.buffer_size, 100_000_000),
         size(given.max_in_cpu, 1_000_000_000),
         given.ratio,
+        given.super_offload,
     )
+
+
+def _selective(
+    given: DeepSpeed, stage: int, stored: Stored, row: Optimizer, optimizer: Offloaded, notes: Notes
+) -> Selective | None:
+    """ZenFlow's. Raises InvalidJob for what it does not run with, or is not modelled with."""
+    if given.zenflow is None:
+        return None
+    for bad, what, hint in (
+        (stage not in (1, 2), f"zero{stage} is not modelled", "use zero_stage 2, or leave zenflow out"),
+        (not optimizer, "an optimizer on the card: ZenFlow must be used with CPU offload", "add offload: optimizer"),
+        (row.name != "adamw", f"{row.name}: it steps by AdamW", "use adamw, or leave zenflow out"),
+        (stored.precision.weights != 2, "fp32 weights is not modelled", "use dtype bf16"),
+    ):
+        if bad:
+            raise InvalidJob(f"deepspeed: zenflow with {what}", hint)
+    notes.assume("deepspeed.zenflow: read from DeepSpeed's code, and not measured")
+    return Selective(given.zenflow.topk_ratio, given.zenflow.offload, given.zenflow.overlap_step)
 
 
 def _check_offload(given: DeepSpeed, stage: int, row: Optimizer, optimizer: Offloaded, parameters: Offloaded) -> None:
@@ -255,8 +275,12 @@ def _check_offload(given: DeepSpeed, stage: int, row: Optimizer, optimizer: Offl
             f"deepspeed: offload_optimizer.ratio {optimizer.ratio} with zero{stage}: partial offload is stage 3's",
             "use zero_stage 3, or leave ratio out",
         )
-    if given.offload_optimizer is not None and given.offload_optimizer.super_offload:
-        raise InvalidJob("deepspeed: offload_optimizer.super_offload is not modelled", "leave super_offload out")
+    if optimizer.worker and (stage != 3 or optimizer.device != "cpu" or row.name != "adamw"):
+        raise InvalidJob(
+            f"deepspeed: offload_optimizer.super_offload with zero{stage}, {optimizer.device} and {row.name}: it is "
+            "stage 3's, on the host, and steps by Adam (runtime/superoffload)",
+            "use zero_stage 3, device cpu and adamw, or leave super_offload out",
+        )
     if row.name not in ON_HOST and given.zero_force_ds_cpu_optimizer is not False:
         raise InvalidJob(
             f"optimizer: {row.name} with an offloaded optimizer: DeepSpeed steps on the host by its own Adam or Lion "

@@ -25,7 +25,6 @@ NO_EFFECT = frozenset(
 )
 """Keys of a DeepSpeed file that change no buffer, or that are keys of the job."""
 REFUSED = {
-    "zenflow": "its selective optimizer is not modelled",
     "zeropp_loco_param": "LoCo's error buffers are not modelled",
     "torch_autocast": "use precision bf16-amp with FSDP",
     "pipeline": "DeepSpeed's pipeline is not modelled",
@@ -106,6 +105,24 @@ class Offload(Frozen):
     cpuadam_cores_perc: float = 0.8
 
 
+class ZenFlow(Frozen):
+    """``zenflow``: the card steps on the most important columns, the host on the rest."""
+
+    topk_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of each matrix's columns that the card steps on."""
+    offload: bool = False
+    """Their states wait on the host."""
+    overlap_step: bool = False
+    """The host steps beside the next forward and backward."""
+    select_strategy: str = "auto"
+    select_interval: int | str = "auto"
+    update_interval: int | str = "auto"
+    auto_ratio: float = 0.99
+    full_warm_up_rounds: int = 0
+    pt_reserved_cores_perc: float = 0.5
+    steps_per_epoch: int | None = None
+
+
 class DeepSpeed(Frozen):
     """DeepSpeed's settings. What is left out is ``auto`` with a Hugging Face trainer, else DeepSpeed's default."""
 
@@ -159,6 +176,8 @@ class DeepSpeed(Frozen):
     """The optimizer's states and step on the host."""
     offload_param: Offload | None = None
     """Stage 3: parameters wait on the host."""
+    zenflow: ZenFlow | None = None
+    """Stages 1 and 2 with the optimizer on the host: ZenFlow's selective step."""
     communication_data_type: Dtype = None
     """Dtype of the reductions; that of the model when not given."""
     grad_accum_dtype: Dtype = None

@@ -17,9 +17,21 @@ class Offloaded(NamedTuple):
     buffer_size: int = 0
     max_in_cpu: int = 0
     ratio: float = 1.0
+    worker: bool = False
+    """A process of its own steps on the host (SuperOffload)."""
 
     def __bool__(self) -> bool:
         return self.device != "none"
+
+
+class Selective(NamedTuple):
+    """ZenFlow: what the card steps on itself."""
+
+    ratio: float
+    on_host: bool
+    """Its states wait on the host between steps."""
+    overlaps: bool
+    """The host's step runs beside the next one."""
 
 
 class Zero(NamedTuple):
@@ -52,6 +64,7 @@ class Zero(NamedTuple):
     quantised_gradients: bool = False
     optimizer: Offloaded = Offloaded()
     parameters: Offloaded = Offloaded()
+    selective: Selective | None = None
 
     def as_config(self) -> dict[str, Any]:
         """The sub-keys of ``zero_optimization`` that say the same."""

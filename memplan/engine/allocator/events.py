@@ -106,7 +106,7 @@ def _is_played_zero(recipe: Recipe) -> bool:
     travels = zero.hpz > 1 or zero.quantised_weights or zero.quantised_gradients or zero.fetch_by_all_reduce
     packed = zero.quantised_frozen or recipe.quantised is not None
     plain = zero.wrapper in ("plain", "zero") or (zero.wrapper == "zero3" and not (travels or packed))
-    return plain and recipe.divided.world == 1
+    return plain and zero.selective is None and recipe.divided.world == 1
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:

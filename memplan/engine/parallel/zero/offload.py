@@ -142,6 +142,11 @@ def _enter_stage_3(ledger: Ledger, recipe: Recipe, groups: list[Group], of: str)
     where = f"{ZERO}/stage3.py: grad_partitions_flat_buffer"
     locked, e = recipe.sharding.deepspeed.optimizer.pinned, recipe.sharding.deepspeed.accumulation
     _host(ledger, f"gradient partitions on the host{of}", "gradients", [elements], e, locked, where)
+    if not recipe.sharding.deepspeed.optimizer.worker:
+        return
+    parts = [n for g in groups for n in sub_groups(g, recipe.sharding.ranks, recipe.sharding.deepspeed.sub_group_size)]
+    where = "deepspeed 0.19 runtime/superoffload/superoffload_utils.py: superoffload_optimizer_worker"
+    _host(ledger, f"gradients of the worker that steps{of}", "gradients", [max(parts)], FP32, True, where)
 
 
 def _enter_parameters(ledger: Ledger, recipe: Recipe, groups: list[Group], frozen: list[Weight], of: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.buckets import enter_buffers_of_zero
 from memplan.engine.parallel.zero.reduction_times import takes_gradients
+from memplan.engine.parallel.zero.selective import enter_selected
 from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_left, enter_zero3
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
@@ -28,6 +29,7 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str,
         enter_zero3(ledger, recipe, weights, born, name)
     else:
         enter_buffers_of_zero(ledger, recipe, weights, born, end, takes_gradients(recipe))
+        enter_selected(ledger, recipe, weights, born)
 
 
 def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:

@@ -14,6 +14,7 @@ from memplan.engine.optimizer.states import Stepped, flat, stepped
 from memplan.engine.parallel.sharding import Held
 from memplan.engine.parallel.zero.flat_groups import Group, divided, groups_of, persistent, pinned, sub_groups
 from memplan.engine.parallel.zero.offload import enter_host_states, moved
+from memplan.engine.parallel.zero.selective import enter_selected_states
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -68,6 +69,7 @@ def enter_zero_states(ledger: Ledger, recipe: Recipe, weights: list[Weight], hel
     tensors = zero_tensors(recipe, groups)
     enter_optimizer(ledger, recipe, tensors[0], recipe.sharding.ranks if recipe.zero_stage else 1, of_owner)
     enter_host_states(ledger, recipe, groups, frozen, tensors[1], of_owner)
+    enter_selected_states(ledger, recipe, groups, of_owner)
 
 
 def zero_tensors(recipe: Recipe, groups: list[Group]) -> tuple[list[tuple[Stepped, int]], list[tuple[Stepped, int]]]:

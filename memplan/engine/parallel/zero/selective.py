@@ -1,0 +1,92 @@
+"""ZenFlow: the columns whose gradients weigh most are stepped on by the card, every other on the host.
+
+deepspeed 0.19 runtime/zenflow/zenflow_stage_1_and_2.py, zenflow_utils.py; ops/adam/zenflow_torch_adam.py. Each rank
+steps on the selected columns of the whole model, in the weights' own dtype. Read and not measured: what comes and goes
+has a low figure of nothing.
+"""
+
+from __future__ import annotations
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.zero.flat_groups import Group, groups_of, pinned
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+SELECTS = "deepspeed 0.19 runtime/zenflow/zenflow_stage_1_and_2.py: _process_selected_fp32_groups_grad"
+STEPS = "deepspeed 0.19 ops/adam/zenflow_torch_adam.py: ZenFlowSelectiveAdamW"
+WORKER = "deepspeed 0.19 runtime/zenflow/zenflow_utils.py: start_optimizer_process"
+
+
+def selected_elements(weights: list[Weight], ratio: float) -> int:
+    """Elements that the card steps on: int(ratio × columns) of each matrix, vectors whole."""
+    return sum(
+        (int(ratio * weight.columns) * weight.rows * weight.stacked if weight.columns > 1 else weight.elements)
+        * weight.copies
+        for weight in weights
+        if weight.trained
+    )
+
+
+def enter_selected_states(ledger: Ledger, recipe: Recipe, groups: list[Group], of: str) -> None:
+    """Both moments of what is selected; and what the process that steps on the host has beside the usual."""
+    how, e = recipe.sharding.deepspeed.selective, recipe.storage.precision.weights
+    if how is None:
+        return
+    parts = [selected_elements(list(group.weights), how.ratio) for group in groups]
+    whole, locked = sum(parts), recipe.sharding.deepspeed.optimizer.pinned and how.on_host
+    ledger.add(
+        f"states of what ZenFlow selects{of}",
+        "optimizer_states",
+        2 * (pinned(whole * e) if locked else whole * e),
+        place="host" if how.on_host else "gpu",
+        template="2 × selected elements × bytes",
+        numbers=(whole, e),
+        why="the most important columns of every matrix are stepped on by each rank's card",
+        source=STEPS,
+    )
+    apart = sum(group.partition for group in groups) if how.overlaps else 0
+    ledger.add(
+        f"second gradients and weights before the step{of}",
+        "gradients",
+        8 * apart,
+        place="host",
+        template="elements / ranks × (4 + 4)",
+        numbers=(apart,),
+        why="the host steps in a process of its own while the next step runs",
+        source=WORKER,
+    )
+
+
+def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str) -> None:
+    """Gradients and copies of what is selected, from the reductions to the step, and the step's own."""
+    how, e = recipe.sharding.deepspeed.selective, recipe.storage.precision.weights
+    if how is None:
+        return
+    whole = selected_elements(weights, how.ratio)
+    largest = max(selected_elements(list(group.weights), how.ratio) for group in groups_of(recipe, weights))
+    step = "step.optimizer"
+    kept = 1 if how.on_host else 2
+    buffer = min(int(recipe.sharding.deepspeed.reduce_bucket_size * how.ratio), whole)
+    for name, elements, begin, why, source in (
+        ("gradients and weights of what ZenFlow selects", kept * whole, born, "the step begins with them", SELECTS),
+        ("bucket of selected gradients", buffer, born, "selected columns of a bucket are sent to all ranks", SELECTS),
+        (
+            "temporaries of ZenFlow's step",
+            (1 + recipe.optimizer.row.foreach_copies) * largest,
+            step,
+            "columns are copied out and stepped on, a group at a time",
+            STEPS,
+        ),
+    ):
+        ledger.add(
+            name,
+            "optimizer_temporaries",
+            elements * e,
+            begin,
+            step,
+            template="elements × bytes",
+            numbers=(elements, e),
+            why=why,
+            source=source,
+            low=0,
+        )
