@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.step_and_evaluation import EVALUATE
 from memplan.errors import MemplanError
 from memplan.reporting import build_report
 from memplan.resolve import resolve
@@ -38,8 +39,8 @@ def phases_of(events: StepEvents) -> dict[str, int]:
     live, phase = 0, ""
     for position, (_, size) in enumerate(events.events):
         if position in starts:
-            half = starts[position].rsplit(".", 1)[1]
-            phase = HALVES.get(half, half)
+            name, half = starts[position].rsplit(".", 1)
+            phase = EVALUATE if name.startswith("evaluation-") else HALVES.get(half, half)
             if position >= events.start:
                 found[phase] = max(found.get(phase, 0), live)
         live += size

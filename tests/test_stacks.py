@@ -6,15 +6,24 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+from drawing import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from stacks import plan_of
 
+from memplan.engine.bounds import at_least, resting
+from memplan.engine.kept import kept_by_layers
 from memplan.engine.layers.modules import Mode
 from memplan.engine.play.cut import AFTER, BACKWARD, FORWARD, Cut
 from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.stacks import Played
 from memplan.engine.play.weights import Weights, listed
+from memplan.errors import InvalidJob
+from memplan.reporting import peak
+from memplan.resolve import resolve
 from memplan.spec.groups import Numerics, Operators
+from memplan.spec.reading import read_job
 from memplan.tables.styles import PassStyle
 
 GEMMA: dict[str, Any] = {
@@ -69,3 +78,36 @@ def test_what_is_own_and_what_is_shared_is_all(config: dict[str, Any], mode: Mod
         above = sum(trace.gradients for trace in layers[i + 1 :]) if what != FORWARD else 0
         shared = sum(each.size for each in found.shared if each.first <= place <= each.last)
         assert below + one.size + above + shared == live[cut.at[place]], (what, i, point)
+
+
+@given(
+    config=st.sampled_from([GEMMA, ZAMBA, DEBERTA, T5]),
+    method=st.sampled_from(["sft", "simpo", "dpo", "reward"]),
+    keys=st.fixed_dictionaries(
+        {
+            "batch_size": st.integers(1, 3),
+            "gradient_checkpointing": st.sampled_from(["none", "full", "every:2"]),
+            "attention": st.sampled_from(["sdpa", "eager"]),
+        },
+        optional={
+            "pair_pass": st.sampled_from(["concatenated", "two-forward", "split"]),
+            "lora": st.just({"r": 8}),
+            "precision": st.sampled_from(["bf16", "bf16-amp"]),
+        },
+    ),
+)
+@examples(6)
+def test_what_a_search_asks_first_is_below_the_peak(config: dict[str, Any], method: str, keys: dict[str, Any]) -> None:
+    try:
+        found = resolve(read_job({"model": config, "method": method, "sequence_length": 64, "gpu": "80GB", **keys}))
+    except InvalidJob:
+        assume(False)
+        raise
+    assert 0 < kept_by_layers(found) < resting(found) <= at_least(found) <= peak(found, search=True).device.high
+
+
+def test_reentrant_checkpoints_of_some_layers_are_refused_where_others_make_the_keys() -> None:
+    job = {"model": GEMMA, "method": "sft", "gradient_checkpointing_reentrant": True}
+    resolve(read_job({**job, "gradient_checkpointing": "full"}))
+    with pytest.raises(InvalidJob, match="refuses the second time"):
+        resolve(read_job({**job, "gradient_checkpointing": "every:2"}))

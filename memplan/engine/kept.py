@@ -14,9 +14,9 @@ from memplan.spec.recipe import Recipe
 def kept_by_layers(recipe: Recipe) -> int:
     """Bytes that the layers of a rank keep when the last forward before a backward is through, at the most that fused
     kernels leave open: all rows', or those of a half where halves run back one by one. Of two forwards both keep
-    theirs. 0 where they are not known by themselves: images' states, what layers share.
+    theirs. 0 where they are not known by themselves: images' states. What layers share is counted with them.
     """
-    if recipe.batch.images is not None or shares(recipe.model):
+    if recipe.batch.images is not None:
         return 0
     if not recipe.method.pairs or recipe.loss.pair_pass == "concatenated":
         return _kept(layers_plan(recipe, "policy", recipe.rows))
@@ -39,6 +39,10 @@ def kept_gathered(recipe: Recipe) -> int:
 @lru_cache(maxsize=1024)
 def _kept(plan: PassPlan) -> int:
     """Of one pass, with what its layers would save more without kernels or the compiler (``rows/compiled.py``)."""
+    if shares(plan.spec):
+        from memplan.engine.play.stacks import kept_of, layers_alone
+
+        return kept_of(*layers_alone(plan._replace(gradients="keep"), False))
     traces, other = _traces(plan), unfused(plan)
     more = _with_casts(other, _traces(other)) - _with_casts(plan, traces) if other else 0
     return sum(trace.saved.size for trace in traces) + max(0, more)

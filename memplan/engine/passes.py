@@ -11,20 +11,15 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from memplan.engine.before_layers import NO_FRONT, NO_TOWER, TOWERS
-from memplan.engine.cross_attention import keys_of_images
-from memplan.engine.losses.heads import Head
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tail_trace import TailTrace, trace_tail
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
-from memplan.spec.groups import Loss
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from memplan.engine.play.cut import Stack
-
-NO_HEAD = Head(Loss("hidden"))
 
 
 class TracedPass:
@@ -55,15 +50,9 @@ class TracedPass:
         plan = self.plan
         if not shares(plan.spec):
             return trace_layers(plan, self.vision.reached)
-        from memplan.engine.play.stack import Reached
-        from memplan.engine.play.stacks import stack_of
+        from memplan.engine.play.stacks import layers_alone, stack_of
 
-        seen = keys_of_images(plan) > 0
-        needs = plan.embedding_trained or (self.vision.reached and not seen)
-        head = NO_HEAD._replace(loss=NO_HEAD.loss._replace(keeps_outputs=plan.head.loss.keeps_outputs))
-        alone = plan._replace(name="", head=head, gathered=(), keeps_gathered=0, copies_out=False)
-        alone = alone._replace(images=plan.images if seen else None)
-        self.stack = stack_of(alone, Reached(needs, seen and self.vision.reached))
+        self.stack = stack_of(*layers_alone(plan, self.vision.reached))
         return self.stack.layers, self.stack.reached
 
     def beside(self, kind: str, layer: int, point: str = "") -> int:

@@ -139,14 +139,21 @@ def _reentrant(
     key, given = "gradient_checkpointing_reentrant", job.gradient_checkpointing_reentrant
     able = checkpointing and spec.task == "causal" and not again.policy and not again.counts
     if able and (given or (trainer.checkpointing.reentrant and not notes.is_given(key))):
-        _check_shared_states(spec)
+        _check_shared_states(spec, again)
     if notes.is_given(key) or not trainer.checkpointing.reentrant or not able:
         return notes.plain(key, given)
     return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
 
 
-def _check_shared_states(spec: ModelSpec) -> None:
+def _check_shared_states(spec: ModelSpec, again: Recompute) -> None:
     """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it."""
+    if again.is_partial and any(getattr(mixer, "makes_kv", "") for mixer in spec.mixers):
+        raise InvalidJob(
+            f"gradient_checkpointing_reentrant: true cannot run {spec.family} with some of its layers checkpointed: "
+            "each that reads keys of a layer that is not would run that one's backward, which torch refuses the second "
+            "time",
+            "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
+        )
     if any(mixer.kind == "image-cross" for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with images: each of its layers that "

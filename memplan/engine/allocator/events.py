@@ -77,14 +77,12 @@ def is_covered(recipe: Recipe) -> bool:
 
 def _crosses_unplayed(recipe: Recipe) -> bool:
     """Whether what crosses layers has no play: modules that ZeRO's hooks do not know, FSDP's units of layers that apply
-    the same weights, keys of a layer with a graph that a reentrant checkpoint reads (torch refuses its backward).
-    Hyper-connections, whose play is exact, take seconds."""
-    runs, checkpointing = recipe.model.runs, recipe.checkpointing
+    the same weights. Hyper-connections, whose play is exact, take seconds."""
+    runs = recipe.model.runs
     forms = {run.layer.form for run in runs}
     crossing = "hyper" in forms or (recipe.zero_stage >= 0 and bool(forms.intersection(CROSSING)))
     shared = any(run.blocks for run in runs) and recipe.sharding.name in ("fsdp", "fsdp2")
-    partly = checkpointing.reentrant and checkpointing.recompute.is_partial
-    return crossing or shared or (partly and any(getattr(run.layer.mixer, "makes_kv", "") for run in runs))
+    return crossing or shared
 
 
 def _has_played_stages(recipe: Recipe) -> bool:

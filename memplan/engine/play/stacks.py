@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from memplan.engine.cross_attention import keys_of_images
+from memplan.engine.losses.heads import NO_HEAD
 from memplan.engine.losses.tail import leave_autocast
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.cut import Cut, Stack
@@ -16,22 +18,43 @@ from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.uncollected import uncollected
 
 
+def layers_alone(plan: PassPlan, images: bool) -> tuple[PassPlan, Reached]:
+    """What of a pass its layers know. ``images``: the tower's output needs a gradient."""
+    seen = keys_of_images(plan) > 0
+    head = NO_HEAD._replace(loss=NO_HEAD.loss._replace(keeps_outputs=plan.head.loss.keeps_outputs))
+    alone = plan._replace(name="", head=head, gathered=(), keeps_gathered=0, copies_out=False)
+    reached = Reached(plan.embedding_trained or (images and not seen), seen and images)
+    return alone._replace(images=plan.images if seen else None), reached
+
+
 @lru_cache(maxsize=512)
 @uncollected()
 def stack_of(plan: PassPlan, reached: Reached) -> Stack:
     """Forward and backward."""
-    tape = StackTape(plan)
-    weights, kind = Weights(tape, {}, listed(plan.spec)), TwoStacks if plan.spec.encoder else StackRun
+    tape, weights, kind = _begun(plan)
     passes = 2 if any(mixer.kind == "gated-recurrence" for mixer in plan.spec.mixers) else 1
     for _ in range(passes):  # what a step leaves to the next one is there when that begins
         played = Played(tape, kind(tape, weights, reached))
     return Cut(played).stack()
 
 
+@lru_cache(maxsize=1024)
+@uncollected()
+def kept_of(plan: PassPlan, reached: Reached) -> int:
+    """Bytes that are there when backward begins: forward alone is played, and nothing of a step before it."""
+    tape, weights, kind = _begun(plan)
+    return Played(tape, kind(tape, weights, reached), back=False).kept
+
+
+def _begun(plan: PassPlan) -> tuple[StackTape, Weights, type[StackRun]]:
+    tape = StackTape(plan)
+    return tape, Weights(tape, {}, listed(plan.spec)), TwoStacks if plan.spec.encoder else StackRun
+
+
 class Played:
     """A stack that has been played: where on the tape its moments are."""
 
-    def __init__(self, tape: StackTape, run: StackRun) -> None:
+    def __init__(self, tape: StackTape, run: StackRun, *, back: bool = True) -> None:
         self.tape, self.run, plan = tape, run, tape.plan
         self.begins, self.first_piece = len(tape.events), len(tape.pieces)
         tape.kept.clear()
@@ -50,7 +73,9 @@ class Played:
         self.tail, self.tail_piece = len(tape.events), len(tape.pieces) - 1
         if not plan.head.loss.keeps_outputs:
             run.outputs.clear()
-        self.turn = len(tape.events)
+        self.turn, self.kept = len(tape.events), tape.live
+        if not back:
+            return
         tape.shared_casts, tape.grad_enabled = "", True
         if node is not None:
             tape.await_others()
