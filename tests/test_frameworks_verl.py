@@ -210,11 +210,7 @@ def test_a_switch_that_is_not_in_the_file_is_told(tmp_path: Path) -> None:
         ("model_engine=veomni", "model_engine", "parallelism"),
         (f"{A}strategy=megatron {A}megatron.use_megatron_fsdp=True", f"{A}megatron.use_megatron_fsdp", "parallelism"),
         (f"{M}path=Qwen/Qwen2.5-VL-7B-Instruct", f"{M}path", "lengths"),
-        (
-            "algorithm.adv_estimator=gae critic.ppo_micro_batch_size_per_gpu=8",
-            "critic.ppo_micro_batch_size_per_gpu",
-            "batch",
-        ),
+        ("algorithm.adv_estimator=gae critic.strategy=fsdp2", "critic.strategy", "checkpointing"),
         ("algorithm.adv_estimator=mine critic.model.path=Qwen/Qwen2.5-0.5B", "algorithm.adv_estimator", "method"),
         (f"+{M}torch_dtype=bfloat16", f"{M}torch_dtype", "precision"),
         (f"+{A}freeze_embedding=True", f"{A}freeze_embedding", "freezing"),
@@ -292,11 +288,18 @@ def test_packed_rows_with_images_are_whole_sequences(tmp_path: Path) -> None:
         assert "batch_size" in {each.asks for each in found.unread if each.above}
 
 
-def test_a_critic_of_larger_rows_bounds_the_policy(tmp_path: Path) -> None:
-    ppo = RL.replace("grpo", "gae") + f"critic.model.path=Qwen/Qwen2.5-0.5B {CRITIC}=16"
-    found = read(tmp_path, ppo)
-    assert found.job.batch_size == 16
-    assert [each.key for each in found.unread if each.above] == [CRITIC]
+def test_a_critic_has_rows_and_checkpoints_of_its_own(tmp_path: Path) -> None:
+    ppo = RL.replace("grpo", "gae")
+    policy = read(tmp_path, ppo).job
+    found = read(tmp_path, f"{ppo} critic.model.path=Qwen/Qwen2.5-1.5B {CRITIC}=8")
+    (critic,) = found.job.extra_models
+    assert (critic.model, critic.batch_size, found.job.batch_size) == ("Qwen/Qwen2.5-1.5B", 8, policy.batch_size)
+    assert not [each.key for each in found.unread if each.above]
+    packed = f"{ppo} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192 {A}ppo_mini_batch_size=256 "
+    (critic,) = read(tmp_path, packed).job.extra_models
+    assert critic.token_budget == 32768  # verl's own, whatever the actor's
+    (critic,) = read(tmp_path, f"{packed} critic.model.enable_gradient_checkpointing=False").job.extra_models
+    assert critic.gradient_checkpointing == "none"
 
 
 def test_an_adapter_that_is_loaded_has_the_rank_that_is_said(tmp_path: Path) -> None:

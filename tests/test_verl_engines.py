@@ -70,6 +70,30 @@ def test_a_critic_of_its_own_size_and_one_gpu_s() -> None:
     assert has_critic_engine(recipe(trainer="openrlhf", sharding="zero3"))
 
 
+def test_a_critic_of_its_own_micro_batch_and_checkpoints() -> None:
+    """As large as the policy's it changes nothing; a larger one raises the critic's passes alone; one GPU, too."""
+
+    def passes(**own: Any) -> tuple[int, int]:
+        ledger = totals_of_rank(recipe(extra_models=[{"role": "critic", **own}] if own else []))
+        found = list(zip(ledger.schedule, ledger.totals(), strict=True))
+        critic, policy = (max(size for name, size in found if name.startswith("critic.") is of) for of in (True, False))
+        return critic, policy
+
+    plain, size = passes(), recipe().batch.size
+    assert passes(batch_size=size) == plain
+    larger, rare = passes(batch_size=4 * size), passes(gradient_checkpointing="none")
+    assert larger[0] > plain[0]
+    assert rare[0] > plain[0]
+    assert larger[1] == rare[1] == plain[1]
+    assert has_critic_engine(recipe(num_gpus=1, extra_models=[{"role": "critic", "token_budget": 8192}]))
+    for own, message in (
+        ({"trainer": "openrlhf", "sharding": "zero3"}, "as the policy"),
+        (MEGATRON | {"extra_models": [{"role": "critic", "gradient_checkpointing": "full"}]}, "on Megatron"),
+    ):
+        with pytest.raises(InvalidJob, match=message):
+            recipe(**{"extra_models": [{"role": "critic", "batch_size": 2}]} | own)
+
+
 @pytest.mark.parametrize("sharding", ["fsdp", "fsdp2"])
 def test_ulysses_divides_the_tokens_and_not_the_states(sharding: str) -> None:
     keys = {"method": "sft", "sharding": sharding, "completion_length": None, "gradient_checkpointing": "none"}

@@ -27,19 +27,22 @@ VALUES = METHODS["reward"]._replace(name="values", title="values of tokens", pai
 def has_critic_engine(recipe: Recipe) -> bool:
     """Whether GPUs train a critic in an engine of its own: FSDP's, DeepSpeed's, DDP's or Megatron's."""
     critic = recipe.others.critic
-    return critic is not None and critic.apart and (recipe.in_megatron or recipe.several)
+    return critic is not None and critic.apart and (recipe.in_megatron or recipe.several or critic.own is not None)
 
 
 def parted(recipe: Recipe) -> tuple[Recipe, Recipe]:
     """The critic's training, and the policy's without it."""
     critic = recipe.others.critic
     assert critic is not None
+    batch, checkpointing = critic.own or (recipe.batch, recipe.checkpointing)
     alone = recipe._replace(
         model=critic.spec,
         method=VALUES,
         loss=Loss("score"),
         adapter=critic.adapter,
         others=OtherModels(),
+        batch=batch,
+        checkpointing=checkpointing,
     )
     return alone, recipe._replace(others=recipe.others._replace(critic=None))
 

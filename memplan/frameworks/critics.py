@@ -1,4 +1,5 @@
-"""PPO's critic: a second model, in an engine of its own beside the actor's, counted with the actor's settings.
+"""PPO's critic: a second model, in an engine of its own beside the actor's, counted with the actor's settings; verl's
+with a micro-batch and checkpointing of its own.
 
 Source: verl 0.2 to 0.9 workers/fsdp_workers.py: CriticWorker, trainer/config/critic/dp_critic.yaml; NVIDIA-NeMo/RL
 (August 2026) nemo_rl/algorithms/ppo.py, models/value/.
@@ -7,16 +8,17 @@ Source: verl 0.2 to 0.9 workers/fsdp_workers.py: CriticWorker, trainer/config/cr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import is_template
-from memplan.frameworks.generating import count_larger
 from memplan.frameworks.verl_asking import known
-from memplan.frameworks.verl_keys import ACTOR, MODEL
+from memplan.frameworks.verl_keys import ACTOR, MODEL, ROLLOUT
+from memplan.units import ceil_div
 
 OF_VERL = {
     "critic.strategy": f"{ACTOR}strategy",
-    "critic.model.enable_gradient_checkpointing": f"{MODEL}enable_gradient_checkpointing",
     "critic.model.lora_rank": f"{MODEL}lora_rank",
 }
 """Settings of the critic -> those of the policy that it is counted with."""
@@ -36,32 +38,42 @@ def as_the_policy(keys: Keys, pairs: Mapping[str, str]) -> None:
             (keys.bound if less else keys.warn)(own, f"{why}, which takes more" if less else why, decides)
 
 
-def read_name(keys: Keys, key: str, policy: str) -> None:
-    """The critic's model, where it is not the policy's."""
+def read_name(keys: Keys, key: str, policy: str, own: Mapping[str, Any] = MappingProxyType({}), said: str = "") -> None:
+    """The critic's model, where it is not the policy's; with what it has of its ``own``, and the key that says it."""
     path = keys.get(key)
     if is_template(path) and path != keys.get(policy):
         keys.warn(key, "the critic is counted as a model of the policy's shape", "model")
     elif path and path != keys.get(policy):
-        keys.put("extra_models", [{"role": "critic", "model": str(path)}], key)
+        keys.put("extra_models", [{"role": "critic", "model": str(path), **own}], key)
+        return
+    if own:
+        keys.put("extra_models", [{"role": "critic", **own}], said)
 
 
-def read_critic(keys: Keys, megatron: bool, tokens: int) -> None:
-    """verl's. ``tokens``: of the policy's micro-batch."""
-    as_the_policy(keys, {own: of for own, of in OF_VERL.items() if not (megatron and "checkpointing" in own)})
-    _batch(keys, tokens)
-    read_name(keys, "critic.model.path", f"{MODEL}path")
+def read_critic(keys: Keys, megatron: bool, ranks: int, tokens_shared: int) -> None:
+    """verl's. ``ranks``: data-parallel ones; ``tokens_shared``: GPUs that divide a sequence's tokens."""
+    as_the_policy(keys, OF_VERL)
+    found, said = _batch(keys, ranks, tokens_shared)
+    checks, policy = "critic.model.enable_gradient_checkpointing", f"{MODEL}enable_gradient_checkpointing"
+    if not megatron and keys.flag(checks) is not None and keys.flag(checks) != keys.flag(policy):
+        found, said = found | {"gradient_checkpointing": "full" if keys.flag(checks) else "none"}, checks
+    read_name(keys, "critic.model.path", f"{MODEL}path", found, said)
 
 
-def _batch(keys: Keys, tokens: int) -> None:
-    """The critic's micro-batch, where it is larger than the policy's."""
-    each = "critic.ppo_micro_batch_size_per_gpu"
-    policy = keys.draft.values.get("batch_size") or tokens // keys.draft.values["sequence_length"]
-    if keys.flag("critic.use_dynamic_bsz") or (
-        not keys.has("critic.use_dynamic_bsz") and keys.flag(f"{ACTOR}use_dynamic_bsz")
-    ):
-        key, size = "critic.ppo_max_token_len_per_gpu", known(keys, "critic.ppo_max_token_len_per_gpu", usual=0)
-        size = size if keys.has(key) else 0
-    else:
-        key, size = each, known(keys, each, usual=0) * tokens // max(1, policy)
-    if size > tokens:
-        count_larger(keys, key, size, tokens, "the critic's")
+def _batch(keys: Keys, ranks: int, tokens_shared: int) -> tuple[dict[str, Any], str]:
+    """The critic's micro-batch, where it is not the policy's, and the key that says it; no larger than what a rank has
+    of a mini-batch."""
+    dynamic = keys.flag("critic.use_dynamic_bsz")
+    dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
+    each, whole, budget = (f"critic.ppo_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size",
+                                                            "max_token_len_per_gpu"))  # fmt: skip
+    keys.skip(each, whole, budget)
+    policy, packed = keys.draft.values.get("batch_size"), keys.draft.values.get("token_budget")
+    mini = known(keys, "critic.ppo_mini_batch_size", usual=0) or known(keys, f"{ACTOR}ppo_mini_batch_size")
+    mini = ceil_div(mini * known(keys, f"{ROLLOUT}n"), ranks)
+    if dynamic:
+        size = min(known(keys, budget, usual=0) * tokens_shared, mini * int(keys.draft.values["sequence_length"]))
+        return ({"token_budget": size}, budget) if size and size != packed else ({}, "")
+    of_all = keys.get(each) is None
+    size = min(mini, ceil_div(known(keys, whole, usual=0), ranks) if of_all else known(keys, each, usual=0))
+    return ({"batch_size": size}, whole if of_all else each) if size and size != policy else ({}, "")

@@ -85,7 +85,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     shared = copies_shared(keys, at) if megatron else ulysses(keys, ACTOR, at)
     world = gpus(keys, 8, shared)
     tokens_shared = degrees(keys, at).get("context_parallel", 1) if megatron else shared
-    tokens = update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
+    update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
     key = reference_key(keys)
     rank = read_model(keys, MODEL, megatron)
     host = not megatron or bool(keys.flag("actor_rollout_ref.ref.megatron.param_offload"))
@@ -97,7 +97,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     read_engine(keys, strategy, said, at, ACTOR, world)
     read_switches(keys, MODEL, at)
     if method == "ppo":
-        read_critic(keys, megatron, tokens)
+        read_critic(keys, megatron, max(1, world // shared), tokens_shared)
     read_optimizer(keys, f"{ACTOR}optim.")
     _beside(keys)
     read_rollout(keys, found.config, at)

@@ -9,6 +9,7 @@ from memplan.frameworks.accelerate_write import machines_of, run_script, torchru
 from memplan.frameworks.base import File, Writing
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
+from memplan.spec.other_models import ExtraModel
 from memplan.units import MiB
 
 CONFIG = "verl.yaml"
@@ -180,14 +181,19 @@ def _offload(of: Generator | None) -> dict[str, Any]:
 
 
 def _critic(job: Job, writing: Writing, offload: dict[str, Any]) -> dict[str, Any]:
-    """The critic as the policy is, where nothing names another model: verl's own default is a model of 7B."""
-    named = [extra.model for extra in job.extra_models if extra.role == "critic" and isinstance(extra.model, str)]
-    model = _model(job, writing)
+    """The critic as the policy is, but for what the job says of it; verl's own default is a model of 7B."""
+    own = next((extra for extra in job.extra_models if extra.role == "critic"), None) or ExtraModel(role="critic")
+    model = _model(job, writing) | {"path": own.model if isinstance(own.model, str) else writing.model}
     model.pop("use_fused_kernels")
+    if own.gradient_checkpointing:
+        model["enable_gradient_checkpointing"] = own.gradient_checkpointing == "full"
+    budget = own.token_budget or (None if own.batch_size else job.token_budget)
+    packed = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": (budget or 0) // job.context_parallel}
+    rows = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": own.batch_size or job.batch_size}
     return {
         "strategy": job.sharding,
-        "ppo_micro_batch_size_per_gpu": job.batch_size,
-        "model": model | {"path": named[0] if named else writing.model},
+        **(packed if budget else rows),
+        "model": model,
         "fsdp": _engine(job) | offload,
         "optim": _optimizer(job),
     }

@@ -23,15 +23,26 @@ from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.phases import moments
 from memplan.resolve.provenance import NOTHING_YET, provenance
-from memplan.resolve.quantised import quantised_base
+from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing
-from memplan.resolve.rollouts import check_teacher, completions_per_example, critic, with_rollout_lengths
+from memplan.resolve.rollouts import (
+    check_teacher,
+    completions_per_example,
+    critic,
+    of_critic,
+    with_own_batch,
+    with_rollout_lengths,
+)
 from memplan.resolve.router_loss import with_router_loss
 from memplan.resolve.shared_weights import check_shared
 from memplan.resolve.storage import precision, sharding
+from memplan.spec.groups import Checkpointing
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
+from memplan.tables.trainer import Trainer
 
 
 def resolve(given: JobInput) -> Recipe:
@@ -126,6 +137,7 @@ def _trained(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
+    found = with_own_batch(said, found, _of_critic(said, trainer, spec, base, attention, again))
     check_card(found)
     if method.online or method.teacher:
         from memplan.resolve.generation import generator, with_segments  # which no other job loads
@@ -134,3 +146,16 @@ def _trained(given: JobInput) -> Recipe:
         found = with_segments(said, found, notes)
     found = found._replace(moments=moments(job, found, notes))
     return found._replace(provenance=provenance(said, found, entropy, base, notes))
+
+
+def _of_critic(
+    job: Job, trainer: Trainer, spec: ModelSpec, base: Base, attention: str, again: Checkpointing
+) -> Checkpointing:
+    """The critic's own checkpointing; the policy's (``again``) where it says none."""
+    said = of_critic(job)
+    if said is None or said.gradient_checkpointing in (None, again.form):
+        return again
+    if said.gradient_checkpointing == "none":
+        return Checkpointing(offload=again.offload)
+    full = job.model_copy(update={"gradient_checkpointing": "full"})
+    return checkpointing(full, trainer, spec, base, attention, Notes({}))._replace(offload=again.offload)

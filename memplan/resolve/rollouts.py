@@ -5,15 +5,19 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.models import load_model
 from memplan.resolve.notes import Notes
+from memplan.resolve.packing import whole
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split
-from memplan.spec.groups import Critic, Resident
+from memplan.spec.groups import Checkpointing, Critic, Resident
 from memplan.spec.job import Job
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
+from memplan.spec.other_models import OF_CRITICS, ExtraModel
+from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS, Method
 from memplan.tables.styles import PARTED
 from memplan.tables.trainer import Trainer
+from memplan.units import ceil_div
 
 
 def with_rollout_lengths(job: Job, notes: Notes) -> Job:
@@ -85,13 +89,13 @@ def critic(
     if len(named) > 1:
         raise InvalidJob("extra_models: more than one critic", "name one")
     _check_critic(job, trainer, base, split)
-    own = load_model(named[0].model) if named else spec
+    own = load_model(named[0].model) if named and named[0].model is not None else spec
     if not own.classifies:
         raise InvalidJob(
             f"method: a critic needs a sequence-classification class, and transformers has none for {own.family}",
             "name another in extra_models: [{role: critic, model: …}]",
         )
-    if not named:
+    if not named or named[0].model is None:
         notes.assume("critic: a value model of the policy's shape, trained (extra_models can name another)")
     adapted, together = adapter if trainer.rollouts.critic_adapters else None, trainer.rollouts.critic == "together"
     if together and split.ranks > 1:
@@ -102,6 +106,36 @@ def critic(
         notes.assume(f"critic: {trainer.title} trains all of its weights, whatever LoRA does to the policy")
     apart = trainer.rollouts.critic in PARTED or (split.is_deepspeed and not together)  # an engine holds one model
     return Critic(own.thawed.as_reward_model(), adapted, apart, together)
+
+
+def of_critic(job: Job) -> ExtraModel | None:
+    """What the job says of its critic."""
+    return next((extra for extra in job.extra_models if extra.role == "critic"), None)
+
+
+def with_own_batch(job: Job, found: Recipe, again: Checkpointing) -> Recipe:
+    """The recipe with the critic's own micro-batch, and ``again``, its checkpointing. Raises InvalidJob where policy
+    and critic run in one engine."""
+    critic, said = found.others.critic, of_critic(job)
+    key = next((key for key in OF_CRITICS if said is not None and getattr(said, key) is not None), "")
+    if critic is None or said is None or not key:
+        return found
+    alone = found.trainer.rollouts.critic in PARTED and found.trainer.name != "openrlhf"  # it says one size for both
+    if not alone or (found.in_megatron and said.gradient_checkpointing is not None):
+        what = "on Megatron" if alone else f"that {found.trainer.title} trains as the policy"
+        raise InvalidJob(f"extra_models: {key} of a critic {what} is not modelled", f"leave {key} out")
+    batch = found.batch._replace(scoring=0)
+    longest = batch.longest or batch.sequence_length
+    if said.batch_size is not None:
+        scored = min(job.completion_length or longest, longest)
+        batch = batch._replace(size=said.batch_size, sequence_length=longest, longest=0, completion_length=scored)
+    if said.token_budget is not None:
+        row = whole(job, max(said.token_budget, longest))  # a longer sequence is one by itself
+        batch = batch._replace(size=1, sequence_length=row, longest=longest, completion_length=row)
+        batch = batch._replace(padded=batch.padded or not (found.operators.attention == "flash" or found.in_megatron))
+    tokens = found.batch.size * found.batch.sequence_length * found.batch.accumulation
+    batch = batch._replace(accumulation=max(1, ceil_div(tokens, batch.size * batch.sequence_length)))
+    return found._replace(others=found.others._replace(critic=critic._replace(own=(batch, again))))
 
 
 def _check_critic(job: Job, trainer: Trainer, base: Base, split: Split) -> None:
@@ -148,7 +182,7 @@ def check_teacher(job: Job, method: Method, spec: ModelSpec, split: Split, half:
         raise InvalidJob(
             f"sharding: {split.name}: a teacher beside a sharded student is not modelled", "use ddp, zero1 or zero2"
         )
-    teacher = load_model(named[0].model)
+    teacher = load_model(named[0].model or {})
     if teacher.head.outputs != spec.head.outputs:
         raise InvalidJob(
             f"extra_models: teacher {teacher.name} has a vocabulary of {teacher.head.outputs}, the student of "

@@ -91,7 +91,7 @@ class Resident(NamedTuple):
 
 
 class Critic(NamedTuple):
-    """The value model of PPO, trained beside the policy and stored as it is."""
+    """PPO's value model, trained beside the policy and stored as it is; ``own``: where they are not the policy's."""
 
     spec: ModelSpec
     adapter: Adapter | None = None
@@ -99,6 +99,7 @@ class Critic(NamedTuple):
     """An engine and a step of its own, before the policy's update; elsewhere one step steps both."""
     together: bool = False
     """One loss and one backward with the policy; elsewhere a backward of its own, before the policy's forward."""
+    own: "tuple[Batch, Checkpointing] | None" = None
 
 
 class OptimizerSettings(NamedTuple):
@@ -202,9 +203,8 @@ class Batch(NamedTuple):
     eval_size: int = 0
     """Examples per GPU of an evaluation between steps; 0 where the job evaluates nothing."""
     eval_kept: int = 0
-    """Batches of it whose logits wait on the card at once; 0: it keeps none."""
-    eval_examples: int = 0
-    """Examples whose logits the host keeps."""
+    """Batches of it whose logits wait on the card at once."""
+    eval_examples: int = 0  # whose logits the host keeps
     longest: int = 0
     """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
     scoring: int = 0

@@ -133,15 +133,15 @@ class _State:
         recipe, named = self.recipe, {extra.role: extra for extra in self.job.extra_models}
         found: dict[str, Any] = {}
         if recipe.others.critic is not None:
-            own = model_config(named["critic"].model) if "critic" in named else config
+            own = model_config(named["critic"].model or config) if "critic" in named else config
             found["critic"] = building.build_model(own, recipe, building.stored_dtype(recipe), device, scores=True)
             if recipe.checkpointing.layers:
                 building.enable_checkpointing(found["critic"], recipe)
             found["names"] = {}
         rewards = [model for model in recipe.others.residents if model.role == "reward"]
-        theirs = [dict(model_config(extra.model)) for extra in self.job.extra_models if extra.role == "reward"] or [
-            dict(config)
-        ]
+        theirs = [
+            dict(model_config(extra.model or config)) for extra in self.job.extra_models if extra.role == "reward"
+        ] or [dict(config)]
         for number, (model, keys) in enumerate(zip(rewards, theirs, strict=True) if rewards else ()):
             dtype = torch.float32 if model.itemsize == 4 else building.NAMED[recipe.storage.precision.dtype]
             reward = building.build_model(keys, recipe, dtype, device, scores=True).eval()
@@ -149,7 +149,9 @@ class _State:
         if recipe.teacher is not None:
             half = "fp16" if recipe.storage.precision.dtype == "fp16" else "bf16"
             dtype = building.NAMED[named["teacher"].precision or half]
-            found["teacher"] = building.build_model(model_config(named["teacher"].model), recipe, dtype, device).eval()
+            found["teacher"] = building.build_model(
+                model_config(named["teacher"].model or config), recipe, dtype, device
+            ).eval()
             found["teacher"].requires_grad_(not recipe.teacher.frozen)
         return found
 
