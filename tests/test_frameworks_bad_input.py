@@ -68,10 +68,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         pytest.param("a.yaml", TRL + "max_length: .nan\n", "is no whole number", id="nan"),
         pytest.param("a.yaml", TRL + "gradient_checkpointing: maybe\n", "neither true nor false", id="maybe"),
         pytest.param("a.yaml", TRL + "max_length: -1\n", "sequence_length: '-1' is less than 1", id="negative"),
-        pytest.param("a.yaml", TRL + "deepspeed: ds.json\n", "there is no file 'ds.json' here", id="missing"),
-        pytest.param("a.yaml", TRL + "deepspeed: ../../etc/passwd\n", "is outside of", id="outside"),
-        pytest.param("a.yaml", TRL + "deepspeed: /etc/passwd\n", "is outside of", id="absolute"),
-        pytest.param("a.yaml", TRL + "deepspeed: https://x.org/ds.json\n", "is not followed", id="network"),
         pytest.param("a.yaml", TRL + "distributed_type: FSDP\n", "line 2: use_peft is TRL's", id="two frameworks"),
         pytest.param("a.yaml", TRL + "batch_size: 1\n", "line 2: use_peft is TRL's", id="a job's key and TRL's"),
         pytest.param("a.yaml", TRL + "\tx: 1\n", "line 4: not YAML", id="tab"),
@@ -225,3 +221,22 @@ def test_any_text_is_read_or_refused(text: str, form: str, tmp_path_factory: pyt
         read_target(str(path), {"method": "sft"})
     except MemplanError:
         return
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("ds.json", "there is no file 'ds.json' here", id="missing"),
+        pytest.param("../../etc/passwd", "is outside of", id="outside"),
+        pytest.param("/etc/passwd", "is outside of", id="absolute"),
+        pytest.param("https://x.org/ds.json", "is not followed", id="network"),
+    ],
+)
+def test_a_config_that_is_not_here_is_asked_for(run: Run, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"{TRL}deepspeed: {name}\n", encoding="utf-8")
+    code, out, _ = run("check", "a.yaml", "--gpu", "24GB", "--num-gpus", "8")
+    assert code == 2
+    assert "unclear: sharding is not known" in out
+    assert said in out
+    assert "--sharding zero2" in out
+    assert run("check", "a.yaml", "--gpu", "24GB", "--num-gpus", "8", "--sharding", "zero3")[0] == 0

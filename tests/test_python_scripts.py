@@ -314,6 +314,8 @@ def test_what_cannot_be_is_put_down_to_what_was_not_understood(tmp_path: Path) -
     loaded = check(tmp_path, f"{quantised}model = PeftModel.from_pretrained(model, 'adapter')\n{SFT}")
     assert (loaded.fits, "lora is not known" in loaded.text) == ("unclear", True)
     assert check(tmp_path, quantised + SFT).fits == "error"  # 4-bit weights cannot be trained
+    own = check(tmp_path, quantised.replace("ID", "'out/sft'") + SFT)  # what is saved there may be adapters
+    assert (own.fits, "lora" in own.hint) == ("unclear", True)
 
 
 @pytest.mark.parametrize(("setting", "asks"), [("beta", "reference"), ("max_prompt_length", "sequence_length")])

@@ -1,12 +1,12 @@
-"""A DeepSpeed or accelerate config that a file names and that is not here: what its name tells, else an error."""
+"""A DeepSpeed or accelerate config that a file names and that is not here: what its name tells, else a question."""
 
 from __future__ import annotations
 
 import re
 
-from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
+from memplan.frameworks.asking import SUCH
+from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.draft import ASSUMED, Draft, Origin
 from memplan.frameworks.following import Missing
 from memplan.frameworks.shipped import shipped
 
@@ -18,7 +18,7 @@ _OFFLOADED = re.compile(r"(?<!no[-_])(?<!without[-_])offload")
 
 def open_config(draft: Draft, settings: Settings, key: str, reference: str, of: str) -> Document | None:
     """The config of ``of`` that a key names, the one given beside, or the one that comes with a framework; None where
-    there is none, and an option or the name tells the stage. Raises Missing where nothing does."""
+    there is none: an option or the name tells the stage, or it is asked for."""
     try:
         return draft.follow(settings, key, reference)
     except Missing as missing:
@@ -38,8 +38,9 @@ def _by_name(draft: Draft, settings: Settings, key: str, reference: str, missing
     where, name = settings.where(key), reference.rpartition("/")[2].lower()
     stage, whole = _STAGE.search(name), _WHOLE.search(name)
     if not (stage or whole):
-        error = NotKnown if is_template(reference) else InvalidJob
-        raise error(missing.message, f"{missing.hint}, or say --sharding, such as --sharding zero2")
+        why = missing.message.removeprefix(f"{where}: ")
+        draft.ask("sharding", where, why, f"{missing.hint}, or say --sharding, such as {SUCH['sharding']}")
+        return
     kind = f"zero{stage.group(1)}" if stage else "ddp"
     origin = Origin(ASSUMED, f"{where}: {key} {reference[:80]} is not here, and its name says so; give it with --with")
     draft.put("sharding", kind, origin)

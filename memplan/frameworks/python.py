@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import COMMANDS, OF_COMMAND, model_hint, started_by
+from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, model_hint, started_by
 from memplan.frameworks.base import FILE, Draft, Framework, Origin
 from memplan.frameworks.documents import Document, document_of
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.python_follow import followed, known_of, trainings
 from memplan.frameworks.python_launch import started
 from memplan.frameworks.python_lengths import put_length
@@ -88,6 +89,7 @@ def _read_one(trainer: Thing, run: Run, program: Program, document: Document, dr
     read_training(trainer, run, dict(program.pins), document.path, draft)
     draft.finishers["model"] = lambda draft: _need_model(draft, run, document)
     draft.finishers["sharded"] = lambda draft: _need_sharding(run, draft)
+    draft.finishers["adapters"] = lambda draft: _need_adapters(str(trainer.place), draft)
     draft.finishers["lengths"] = lambda draft: put_length(run, TRAINERS[trainer.last], draft)
     if run.asked_card:
         has = "is taken as there" if run.known.bf16 else "the card does not have"
@@ -147,6 +149,14 @@ def _need_sharding(run: Run, draft: Draft) -> None:
     """A program that speaks to DeepSpeed runs under it; how, its launcher says."""
     if run.sharded and not {"sharding", "zero_stage"} & {*draft.values, *draft.given}:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
+
+
+def _need_adapters(where: str, draft: Draft) -> None:
+    """Quantised weights are trained by adapters: where the text makes none, they come with a model of one's own."""
+    said = {*draft.values, *draft.given, *(each.asks for each in draft.unread)}
+    quantised = draft.values.get("quantization", "none") != "none"
+    if quantised and "lora" not in said and is_folder(str(draft.values.get("model", "./"))):
+        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained", LORA)
 
 
 def _need_model(draft: Draft, run: Run, document: Document) -> None:

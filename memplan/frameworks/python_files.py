@@ -5,6 +5,7 @@ whose path the text holds.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from memplan.errors import MemplanError
@@ -14,6 +15,9 @@ from memplan.frameworks.python_values import LIBRARIES
 from memplan.frameworks.sourced import project_of
 
 MOST_FILES = 16
+MOST_TELLING = 32
+"""With those whose name speaks of a training."""
+_TELLING = re.compile(r"train|arg|conf|param|option")
 DATA = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -59,7 +63,8 @@ class Files:
         return any(os.path.isfile(os.path.join(each, reference)) for each in self._folders[base])
 
     def _open(self, base: str, reference: str) -> Document | None:
-        if self.opened >= MOST_FILES or not self._is(base, reference):
+        most = MOST_TELLING if _TELLING.search(reference.rpartition("/")[2]) else MOST_FILES
+        if self.opened >= most or not self._is(base, reference):
             return None
         try:
             found = open_reference(Settings(base, {}), "import", reference)

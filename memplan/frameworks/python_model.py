@@ -115,7 +115,10 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, draft: Draft) -> No
 
 def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
     values, unsloth = thing.values, thing.values["class"] in UNSLOTH
-    gathered.add("model_name_or_path", values["model_name_or_path"], thing.places["model_name_or_path"])
+    name, arguments = values["model_name_or_path"], trainer.values.get("args")
+    if name == PLACEHOLDER and isinstance(arguments, Thing) and arguments.values.get("?command") is False:
+        name = Unknown("the option --model_name_or_path of its command", thing.places["model_name_or_path"])
+    gathered.add("model_name_or_path", name, thing.places["model_name_or_path"])
     for key in ("_attn_implementation", "attn_implementation", "use_flash_attention_2"):
         if values.get(key) is not None:
             gathered.add(key.lstrip("_"), values[key], thing.places[key])
@@ -144,6 +147,8 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         processes.divided(draft, "device_map", str(thing.places["device_map"]), why)
 
 
+PLACEHOLDER = "facebook/opt-125m"
+"""The default of Alpaca's ModelArguments, and of all that was copied from them: nobody trains it."""
 READ = frozenset(
     [
         "model_name_or_path",
