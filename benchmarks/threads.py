@@ -31,8 +31,8 @@ KINDS = {
 }  # fmt: skip
 """The kind of a change, by the job's key."""
 WORDS = {
-    "end the other": "others", "segments grow": "allocator", "fewer rows": "batch", "recompute": "checkpointing",
-    "attention without": "attention", "all logits": "loss", "smaller states": "optimizer", "states on the host":
+    "end the other": "others", "expandable": "allocator", "micro-batch": "batch", "recompute": "checkpointing",
+    "efficient attention": "attention", "chunked loss": "loss", "smaller states": "optimizer", "states on the host":
     "offload", "over more ranks": "sharding", "over ranks": "sharding", "in shards": "saving", "first rank": "saving",
     "adapter alone": "saving", "merge": "saving", "checkpoint": "resuming", "in 16 bit": "precision", "quantise":
     "quantisation", "adapters": "lora", "evaluation": "evaluation", "predictions": "evaluation", "keep logits":

@@ -313,6 +313,36 @@ def test_a_request_is_for_one_tensor_not_for_a_row_of_several() -> None:
     assert readings(pooled, report, "forward") == []
 
 
+def test_a_weight_of_a_quantised_base_is_named_as_it_is_packed() -> None:
+    """starcoder's feed-forward in LLM.int8: 24,576 × 6,144 bytes."""
+    job = {"model": "starcoder", "method": "sft", "trainer": "transformers", "lora": {"r": 16}, "quantization": "int8"}
+    report = estimate({**job, "gpu": "rtx-3090-24gb", "sequence_length": 256})
+    found = diagnose("CUDA out of memory. Tried to allocate 144.00 MiB", report)
+    assert [match.name for match in found.matches[:2]] == ["c_fc, packed", "c_proj, packed"]
+
+
+def test_a_card_that_others_fill_is_not_called_full_of_this_processs_tensors() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 60.31 MiB "
+        "is free. Process 19 has 71.97 GiB memory in use. Including non-PyTorch memory, this process has 7.05 GiB "
+        "memory in use. Of the allocated memory 1.51 GiB is allocated by PyTorch, and 205.02 MiB is reserved by "
+        "PyTorch but unallocated."
+    )
+    found = diagnose(text)
+    assert found.causes[0].startswith("this process's tensors held 1.51 GiB")
+    assert "other processes hold 71.99 GiB" in found.causes[1]
+    assert found.advice[0].title.startswith("end the other processes")
+
+
+def test_more_tensors_than_the_card_holds_are_in_the_computers_memory() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 11.00 GiB of which 0 bytes is "
+        "free. Of the allocated memory 16.98 GiB is allocated by PyTorch, and 12.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert any("Windows" in cause for cause in diagnose(text).causes)
+
+
 def test_no_job_but_a_model_in_the_log_names_the_tensor() -> None:
     log = "Loading Qwen/Qwen2.5-7B from the cache\n" + TORCH_2.format(asked="130.00 MiB")
     assert any("16 bit" in match.name for match in diagnose(log).matches)

@@ -57,7 +57,7 @@ def _left(message: Message, own: int) -> int | None:
 
 def causes(message: Message, place: Place) -> Iterator[str]:
     """In the order in which they matter."""
-    asked, free = message.requested, message.free
+    asked, free, elsewhere = message.requested, message.free, others(message)
     if message.place == "host":
         yield message.said or "the node's own memory was full, not a card's"
         return
@@ -78,11 +78,12 @@ def causes(message: Message, place: Place) -> Iterator[str]:
             "or a fraction set for the process)"
         )
     elif message.place == "card" and message.allocated is not None:
-        held = f"tensors held {message.allocated.text} when {_text(message)} more were requested"
-        yield f"the card was truly full: {held}"
+        whose = "this process's tensors" if (elsewhere or 0) > message.allocated.bytes else "the card was full: tensors"
+        yield f"{whose} held {message.allocated.text} when {_text(message)} more were requested"
+    if message.allocated is not None and message.capacity and message.allocated.low > message.capacity.high:
+        yield "tensors hold more than the card has: the driver lends it the computer's memory (Windows), which is slow"
     if message.place == "engine":
         yield message.said
-    elsewhere = others(message)
     if elsewhere and elsewhere > 256 * MiB:
         outside = "" if message.processes else ", or this one's memory outside PyTorch,"
         yield f"other processes{outside} hold {format_bytes(elsewhere)} of the card"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memplan.diagnose.sizes import LARGE, TYPES, Printed, tensor_of
 from memplan.engine.tensors import Weight, model_weights
 from memplan.report import LedgerRow, Report
+from memplan.spec.groups import Quantised
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.units import MiB
@@ -168,6 +169,7 @@ def _weights(bucket: Bucket, recipe: Recipe) -> Iterator[Match]:
     """Weights, the parts of them that a rank holds, and what an optimizer's step takes at once."""
     weights = model_weights(recipe.model, recipe.adapter is None, recipe.adapter)
     yield from _of_weights(bucket, weights)
+    yield from _packed(bucket, weights, recipe.quantised)
     total = sum(weight.elements * weight.copies for weight in weights)
     trained = sum(weight.elements * weight.copies for weight in weights if weight.trained)
     ranks = recipe.sharding.ranks
@@ -220,6 +222,15 @@ def _of_weights(bucket: Bucket, weights: Iterable[Weight]) -> Iterator[Match]:
                 shape = f"{stacked}{weight.rows:,} × {weight.columns:,} × {itemsize} B"
                 why = "a tensor of the model: the weight, its gradient, a state of it, or the weight dequantised"
                 yield Match(f"{weight.name} in {dtype}", size, shape, None, why, 2)
+
+
+def _packed(bucket: Bucket, weights: Iterable[Weight], base: Quantised | None) -> Iterator[Match]:
+    """Weights as the quantised base holds them: what loading and saving ask for."""
+    for weight in weights:
+        size = weight.packed(base, 1).rows
+        if base is not None and size in bucket and weight.quantised_by(base) and not weight.trained:
+            shape = f"{weight.rows * weight.stacked:,} × {weight.columns:,} in {base.scheme.bits} bits"
+            yield Match(f"{weight.name}, packed", size, shape, None, f"a weight as {base.scheme.title} holds it", 1)
 
 
 def _of_tokens(bucket: Bucket, spec: ModelSpec, expected: int) -> Iterator[Match]:
