@@ -119,8 +119,8 @@ def test_a_missing_model_is_asked_for_before_anything_else() -> None:
 
 
 def test_a_program_of_openrlhf_that_is_not_modelled_is_named() -> None:
-    found = checked("deepspeed --module openrlhf.cli.train_prm --pretrain a/b --max_len 512\n", "run.sh")
-    assert (found.fits, found.text) == ("error", "train_prm is not modelled")
+    found = checked("deepspeed --module openrlhf.cli.train_kto --pretrain a/b --max_len 512\n", "run.sh")
+    assert (found.fits, found.text) == ("error", "train_kto is not modelled")
 
 
 def test_a_word_of_the_command_that_names_the_model_has_no_adapters() -> None:
@@ -249,3 +249,27 @@ def test_a_vocabulary_of_ones_own_is_not_gpt_2s(file: str, fits: str) -> None:
     text = "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 "
     text += "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 4 --bf16 "
     assert checked(f"{text} --tokenizer-type GPT2BPETokenizer --vocab-file {file}\n", "run.sh").fits == fits
+
+
+STRANGE = """python train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint Qwen/Qwen3-0.6B \\
+  --rollout-max-response-len 512 --rollout-max-prompt-len 512 --use-dynamic-batch-size --max-tokens-per-gpu 4096 \\
+  --rollout-num-gpus-per-engine 1 --attn-of-my-own 3
+"""
+
+
+def test_a_key_that_no_framework_has_may_be_said_to_take_no_memory() -> None:
+    asked = checked(STRANGE, "run.sh")
+    assert (asked.fits, asked.hint) == ("unclear", "add --without attn_of_my_own, if that takes no memory")
+    answered = checked(STRANGE, "run.sh", without=("attn_of_my_own",))
+    assert (answered.fits, answered.exit_code) == ("yes", 0)
+    assert "without attn_of_my_own (--without)" in answered.assumed
+
+
+def test_what_is_known_to_take_memory_has_no_such_hint() -> None:
+    found = checked(STRANGE.replace("--attn-of-my-own 3", "--use-opd"), "run.sh")
+    assert (found.fits, found.hint) == ("unclear", "")
+
+
+def test_a_completion_is_part_of_the_sequence_that_an_option_names() -> None:
+    found = checked(STRANGE.replace("--attn-of-my-own 3", ""), "run.sh", sequence_length=256)
+    assert (found.fits, found.job["sequence_length"]) == ("yes", 256), found.text

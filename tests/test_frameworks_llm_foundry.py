@@ -105,7 +105,6 @@ def test_platform_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ("device_train_microbatch_size: 4", "device_train_microbatch_size: auto", "batch_size"),
         ("precision: amp_bf16", "precision: amp_fp8", "precision"),
         ("mixed_precision: PURE", "mixed_precision: FULL", "mixed_precision"),
         ("name: decoupled_adamw", "name: adalr_lion", "optimizer"),
@@ -118,6 +117,12 @@ def test_platform_file(tmp_path: Path) -> None:
 )
 def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:
     assert word in unclear(tmp_path, changed(CONFIG, old, new))
+
+
+def test_a_micro_batch_that_is_found_by_trying_is_counted_at_its_least(tmp_path: Path) -> None:
+    found = read(tmp_path, changed(CONFIG, "device_train_microbatch_size: 4", "device_train_microbatch_size: auto"))
+    assert found.job.batch_size == 1
+    assert any("halved until the step fits" in remark for remark in found.assumptions + found.warnings)
 
 
 def test_own_layers_are_never_taken_for_another_model(tmp_path: Path) -> None:

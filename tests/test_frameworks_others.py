@@ -212,6 +212,26 @@ def test_what_stands_on_the_policys_gpus(
     assert rollout.sleep == (None if not together else "1" if "sleep" in more else "none")
 
 
+def test_ppo_without_ray_has_all_its_models_on_each_card(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.sh"
+    options = "--pretrain Qwen/Qwen2.5-0.5B --reward_pretrain Qwen/Qwen2.5-1.5B --generate_max_len 512"
+    path.write_text(f"deepspeed --num_gpus 4 --module openrlhf.cli.train_ppo {options}", encoding="utf-8")
+    job = read_target(str(path), {}).job
+    assert (job.method, job.num_gpus, job.reference, job.sequence_length) == ("ppo", 4, "resident", 1024 + 512)
+    assert [extra.role for extra in job.extra_models] == ["critic", "reward"]
+    assert job.rollout is not None
+    assert job.rollout.engine == "hf"
+
+
+def test_a_process_reward_models_loss_is_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "prm.sh"
+    options = "--pretrain Qwen/Qwen2.5-0.5B --placeholder_token x --reward_tokens + -"
+    path.write_text(f"deepspeed --num_gpus 4 --module openrlhf.cli.train_prm {options}", encoding="utf-8")
+    found = read_target(str(path), {})
+    assert (found.job.method, found.job.loss_head, found.job.sequence_length) == ("sft", "cross-entropy", 2048)
+    assert [each.key for each in found.unread if each.above] == ["placeholder_token"]
+
+
 @pytest.mark.parametrize("key", ["export_dir: merged", "infer_backend: vllm", "do_predict: true", "lang: en"])
 def test_llamafactory_trains_nothing_without_do_train(tmp_path: Path, key: str) -> None:
     path = tmp_path / "merge.yaml"

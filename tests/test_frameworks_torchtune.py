@@ -95,9 +95,10 @@ def test_a_recipe_without_a_launcher_asks_how_many(tmp_path: Path, comment: str,
     assert not decided(read(tmp_path, text, num_gpus=4))
 
 
-def test_samples_that_nothing_cuts_have_no_length(tmp_path: Path) -> None:
+def test_samples_that_nothing_cuts_are_as_long_as_the_models_positions_at_most(tmp_path: Path) -> None:
     text = changed(CONFIG, "max_seq_len: 2048", "max_seq_len: null")
-    assert decided(read(tmp_path, text)) == {"sequence_length": "lengths"}
+    found = read(tmp_path, text)
+    assert (found.job.sequence_length, [each.above for each in found.unread]) == (131072, [True])
     assert not read(tmp_path, text, sequence_length=512).unread
     assert check_file(str(tmp_path / "train.yaml"), ON_A_CARD).fits == "unclear"
 

@@ -61,6 +61,23 @@ def test_words_keep_their_quotes_together() -> None:
     assert commands(text)[-1] == ["run", "--x", "a b", "-m", "mod", "-m mod", "$1", 'q"r', "--k=a b"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run --m <ROOT>/model --n 3", ["run", "--m", "<ROOT>/model", "--n", "3"]),
+        ("run --m <YOUR_PATH> --n 3", ["run", "--m", "<YOUR_PATH>", "--n", "3"]),
+        ("run a.path=<path to model> --n 3", ["run", "a.path=<path to model>", "--n", "3"]),
+        ("run <in.txt >out.txt", ["run"]),
+        ("run <in.txt> out.txt", ["run", "<in.txt>", "out.txt"]),
+        ("run < in.txt > out.txt", ["run"]),
+    ],
+)
+def test_what_is_to_be_filled_in_is_a_word(text: str, words: list[str]) -> None:
+    assert [word for word in commands(text)[-1] if word not in (">", "<", "out.txt", "in.txt")] == [
+        word for word in words if word != "out.txt"
+    ]
+
+
 @pytest.mark.parametrize("name", ["$NOBODY", "${NOBODY}", "$1", "$(nvidia-smi -L | wc -l)", "`hostname`", "${N%%x*}"])
 def test_what_nobody_knows_stays_one_word_as_it_is_written(name: str) -> None:
     assert commands(f"run --n {name} end") == [["run", "--n", name, "end"]]

@@ -75,6 +75,7 @@ EXTRA = {
     "skip_others": "Skip files that are no training config, as in a folder.",
     "log": "What an engine or a trainer printed: its memory stands beside the estimate.",
     "with_": "A file that says more of the same job: an accelerate config, a DeepSpeed JSON. May be repeated.",
+    "without": "A key of the file that takes no memory, as you know, where memplan does not. May be repeated.",
     "folders": "Folders that an agent may read.",
     "timeout": "The most a call may take. [default 60]",
     "host": "The address to listen on, or the name by which the page is asked for. [default 127.0.0.1]",
@@ -114,13 +115,16 @@ COMMON: dict[str, tuple[str, ...]] = {
     "Every other key, such as --set lora.dora=true": ("set_", "with_"),
 }
 """The twenty options that people use, which --help shows: by group, with an example. --help-all shows every one."""
-RARE = words_of("framework rule_of_thumb ranks verify exact play force part processes snapshot pareto add skip_others")
+RARE = words_of(
+    "framework without rule_of_thumb ranks verify exact play force part processes snapshot pareto add skip_others"
+)
 """Options of a command, rather than of its job, that --help leaves out."""
 SEARCH = ("fix", "allow", "top", "budget", "pareto", "min_gpus", "smallest_card", "maximize", "price")
 COMPARISON = ("vary", "methods", "strategies", "add", "all_", "grid", "part", "processes")
 BESIDE = {
     "set_": "Any key",
     "with_": "Files",
+    "without": "Files",
     "framework": "Files",
     **dict.fromkeys(SEARCH, "Search"),
     **dict.fromkeys(COMPARISON, "Comparison"),

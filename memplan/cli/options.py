@@ -200,6 +200,7 @@ def parameters() -> list[Parameter]:
     ]
     files = [
         option("with_", list[str], "--with", metavar="FILE"),
+        option("without", list[str], "--without", metavar="KEY"),
         option("framework", str, "--framework", metavar="NAME"),
     ]
     return [argument("target", "MODEL"), *made, option("set_", list[str], "--set", metavar="KEY=VALUE"), *files]
@@ -241,6 +242,8 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         for assignment in values.get(name) or ():
             assign(given, assignment, flag)
     model = values.get("target")
+    if values.get("without"):  # keys of the file, which its reader takes out of what it doubts
+        given["without"] = tuple(key.strip() for each in values["without"] for key in each.split(","))
     return (given.pop("model", None) if model is None else model), given
 
 

@@ -51,11 +51,22 @@ def option_of(key: str) -> str:
     return f"{option}, such as {SUCH[key]}" if SUCH.get(key, "").startswith(option[4:]) else option
 
 
+STRANGE = re.compile(r"not understood$|no (?:argument|setting) of .* that is known$")
+"""Why a key is not counted that is no framework's own: what it does the user may know."""
+
+
 def one_hint(unread: Iterable[Unread]) -> str:
-    """What to type so that nothing is asked for a second time: the one hint that there is, or all of them in one."""
+    """What to type so that nothing is asked for a second time: the one hint that there is, or all of them in one; of
+    keys that no framework has, how to say that they take nothing."""
+    unread = list(unread)
     deciding = [each for each in unread if each.decides and each.hint]
     hints = list(dict.fromkeys(each.hint for each in deciding))
     command = next((hint for hint in hints if hint.startswith(COMMANDS)), "")
+    strange = [each.key for each in unread if each.decides and not (each.asks or each.hint or each.above)]
+    if strange and all(STRANGE.match(each.why) for each in unread if each.key in strange):
+        hints.append(f"add --without {','.join(dict.fromkeys(strange))}, if that takes no memory")
+        unread = [each._replace(hint=hints[-1]) if each.key in strange else each for each in unread]
+        deciding = [each for each in unread if each.decides and each.hint]
     if len(hints) < 2 and not command:
         return hints[0] if hints else ""
     options = all(each.asks in SUCH for each in deciding)

@@ -13,10 +13,11 @@ from memplan.errors import (
     EXIT_USAGE,
     InvalidJob,
     MemplanError,
+    ModelNotFound,
     NoTraining,
     UsageError,
 )
-from memplan.frameworks.asking import model_hint, one_hint
+from memplan.frameworks.asking import MODEL, model_hint, one_hint
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training
@@ -25,7 +26,7 @@ from memplan.frameworks.reading import documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
-from memplan.spec.reading import JobInput, with_changes
+from memplan.spec.reading import LEFT_OUT, JobInput, with_changes
 from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
@@ -202,7 +203,8 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
         from memplan.frameworks.own_words import own_hint
 
         line, text = placed(error.message, path)
-        return Checked(path, "error", text, line, hint=own_hint(error), exit_code=error.exit_code)
+        like = f"; or {MODEL}, of its size" if isinstance(error, ModelNotFound) else ""
+        return Checked(path, "error", text, line, hint=own_hint(error) + like, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"
         return Checked(path, "error", text, hint="report it with the file", exit_code=EXIT_BUG)
@@ -275,6 +277,7 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
+    yield from (f"without {each.key} (--without)" for each in given.unread if each.why == LEFT_OUT)
     if given.job.lengths is not None:
         yield "lengths not drawn (each row counts as long as sequence_length; memplan estimate draws them)"
     elif report.verdict is not None and report.verdict.fits == "no" and report.job.get("completion_length"):

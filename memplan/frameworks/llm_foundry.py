@@ -214,10 +214,13 @@ def _adapter(keys: Keys) -> None:
 
 
 def _batch(keys: Keys) -> None:
-    """Samples that go through together, where it is a number; ``auto`` is found by trying."""
+    """Samples that go through together; ``auto`` is halved from the whole down to one until the step fits
+    (composer trainer/trainer.py: _adjust_device_train_microbatch_size)."""
     at = "device_train_microbatch_size"
     if str(keys.get(at)).lower() == "auto":
-        keys.draft.ask("batch_size", keys.settings.where(at), "device_train_microbatch_size is auto: found by trying")
+        keys.put("batch_size", 1, at)
+        why = "auto is halved until the step fits: counted is the least, one sample"
+        keys.draft.remarks.append(f"{keys.settings.where(at)}: {why}; what runs fills the card more")
     else:
         keys.copy("batch_size", at, "whole")
     total = keys.whole("global_train_batch_size")

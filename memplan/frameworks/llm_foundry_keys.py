@@ -42,7 +42,7 @@ HARMLESS = words(
     model_name model_name_or_path hf_model_name device only_composer_checkpoint log_config flatten_metadata
     max_seq_len model.name model.pretrained model.init_device model.trust_remote_code model.use_auth_token
     model.use_train_metrics model.should_save_peft_only model.init_config model.allow_embedding_resizing algorithms
-    callbacks train_loader.name eval_loaders code_paths"""
+    callbacks train_loader.name eval_loaders code_paths device_train_batch_size"""
 )
 SECTIONS = (
     "variables.",

@@ -51,6 +51,8 @@ def read(document: Document, draft: Draft) -> None:
             f"{document.path}: no training of OpenRLHF's with options in it", "name a script that starts one"
         )
     row, name, place = starts[0]
+    alone = name == "ppo"  # to 0.7, without Ray: all models in each process, and the policy generates
+    name = "ppo_ray" if alone else name
     if name not in PROGRAMS:
         raise InvalidJob(
             f"{document.path}, line {row[0].line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
@@ -59,10 +61,13 @@ def read(document: Document, draft: Draft) -> None:
     spelled = {_new_name(key, name): key for key in OLD_NAMES} if OLD_NAMES.keys() & values.keys() else {}
     values = {_new_name(key, name): value for key, value in values.items()}
     lines = {_new_name(key, name): line for key, line in lines.items()}
+    if alone:
+        values |= {"train.colocate_all": True, "vllm.num_engines": 0}
     settings = Settings(document.path, values, lines, spelled=spelled)
     older = OLDER if name == "ppo_ray" and OLDER.keys() & values.keys() and "data.max_len" not in values else {}
     keys = Keys(draft, settings, FRAMEWORK, SHARED | PROGRAMS[name] | older)
-    if name != "ppo_ray":
+    if name != "ppo_ray" or alone:
+        draft.facts["openrlhf alone"] = True
         _put_processes([row, *(row for row, _, _ in found)], document.path, draft)
     read_arguments(keys, name)
 
@@ -149,7 +154,7 @@ def _length(keys: Keys) -> None:
 
 
 def _gpus(keys: Keys, program: str) -> int:
-    if program == "ppo_ray":
+    if "openrlhf alone" not in keys.draft.facts:
         each, nodes = keys.whole("actor.num_gpus_per_node") or 1, keys.whole("actor.num_nodes") or 1
         keys.put("num_gpus", each * nodes, "actor.num_gpus_per_node")
         return each * nodes
@@ -164,6 +169,9 @@ def _method(keys: Keys, program: str) -> str:
     if program == "dpo" and keys.number("model.nll_loss_coef"):
         keys.put("sft_term", True, "model.nll_loss_coef")
     keys.skip("model.nll_loss_coef", "model.ipo_enable")
+    if program == "prm":
+        keys.put("loss_head", "cross-entropy")
+        keys.bound("placeholder_token", "the loss of a few tokens is counted as that of all, which takes more", "loss")
     if program != "ppo_ray":
         keys.put("method", method)
         return method

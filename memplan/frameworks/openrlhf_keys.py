@@ -1,6 +1,6 @@
 """OpenRLHF's options by name: defaults of each program, names before 0.11, what memory does not feel.
 
-Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py.
+Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py; 0.5 train_prm.py, train_ppo.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SHARED: dict[str, Any] = {
 }
 PROGRAMS: dict[str, dict[str, Any]] = {
     "sft": {"method": "sft", "train.micro_batch_size": 8, "data.max_len": 2048},
+    "prm": {"method": "sft", "train.micro_batch_size": 1, "data.max_len": 2048},
     "dpo": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 512},
     "rm": {"method": "reward", "train.micro_batch_size": 1, "data.max_len": 512},
     "ppo_ray": {
@@ -129,13 +130,15 @@ NOT_MODELLED = {
     "critic.optim": "the critic's optimizer is counted as the policy's",
     "train.full_determinism_enable": "deterministic kernels need more scratch memory, which is not counted",
     "ds.experts_implementation": "experts are counted as transformers runs them by itself",
+    "pretrain_data": "the loss of pretraining data beside the policy's is not counted",
     "actor.freeze_visual_encoder": "the vision tower is counted as trained",
 }
 HARMLESS = words(
     """packing_samples save_path ckpt_path save_steps logging_steps eval_steps
     max_epochs learning_rate input_key output_key dataset prompt_data use_wandb apply_chat_template beta
     actor_learning_rate critic_learning_rate normalize_reward
-    max_samples label_key save_hf_ckpt use_kl_loss kl_estimator use_kl_estimator_k3 gamma lambd num_episodes
+    max_samples label_key reward_tokens save_hf_ckpt use_kl_loss kl_estimator use_kl_estimator_k3 gamma lambd
+    num_episodes
     agent_func_path colocate_critic_reward eval_dataset eval_n_samples_per_prompt eval_temperature wandb_run_name
     wandb_project wandb_org wandb_group freezing_actor_steps max_ckpt_num disable_ds_ckpt dynamic_filtering
     dynamic_filtering_reward_range eps_clip eps_clip_low_high save_value_network top_p reward_clip_range

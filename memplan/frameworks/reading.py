@@ -15,7 +15,7 @@ from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.as_started import marked, started_by_others
 from memplan.frameworks.asking import set_in
-from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework
+from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
@@ -28,7 +28,7 @@ from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.starters import starter_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
-from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered
+from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered, without
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -63,8 +63,13 @@ def read_opened(
     """The job of a file that is open, or of one training of a script (``documents_of``).
 
     What a program, or a script, leaves to who starts it is taken from the first command of its project that does and
-    leaves nothing open, which is said; without one the question stays.
+    leaves nothing open, which is said; without one the question stays. ``options["without"]``: keys of the file that
+    take no memory, as the user knows.
     """
+    if "without" in options:
+        options = dict(options)
+        keys = options.pop("without")
+        return without(read_opened(document, options, beside, framework), keys)
     try:
         given = _as_it_stands(document, options, beside, framework)
     except NotKnown:
@@ -200,8 +205,17 @@ def draft_of(
     for name in sorted(draft.finishers, key=lambda name: last.index(name) if name in last else -1):
         draft.finishers[name](draft)
     settle_model(draft, from_options)
+    _within_the_sequence(draft)
     draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     return draft
+
+
+def _within_the_sequence(draft: Draft) -> None:
+    """A completion of the file's is no longer than the sequence that an option names: it is a part of it."""
+    length, completion = draft.options.get("sequence_length"), draft.values.get("completion_length")
+    if isinstance(length, int) and isinstance(completion, int) and length < completion:
+        draft.values["completion_length"] = length
+        draft.origins["completion_length"] = Origin(FILE, "the sequence that --sequence-length names")
 
 
 A_SLIP = 0.85

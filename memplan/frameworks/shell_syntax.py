@@ -18,6 +18,8 @@ MAX_NESTED = 60
 MAX_TOKENS = 200_000
 _BLANK = re.compile(r"[ \t\r]+")
 _OPERATOR = re.compile(r";;&|;;|;&|;|&&|\|\||\|&|\||&|\(|\)|\n")
+PLACEHOLDER = re.compile(r"<[A-Za-z][\w .,:/-]{0,60}(?<![ /])>(?=[\s/\"'\\]|$)")
+"""``<path to model>``, ``<ROOT>/model``: what somebody is to fill in, in a script that no shell runs as it is."""
 _REDIRECT = re.compile(r"(\d*)(&>>|&>|>>|>&|>\||<<<|<<-|<<|<>|<&|>(?!\()|<(?!\())")
 _PLAIN = re.compile(r"[^]\s'\"\\`$(){};&|<>#]+")
 _QUOTED = re.compile(r"[^\"\\$`]+")
@@ -102,7 +104,7 @@ class Scanner:
                 if end > 0:
                     return self._put(kind, text[place + 2 : end], place, end + 2)
         redirect = _REDIRECT.match(text, place)
-        if redirect:
+        if redirect and not PLACEHOLDER.match(text, place):
             return self._redirect(redirect)
         if text[place] == "(" and not self._starts() and not re.match(r"\(\s*\)", text[place : place + 80]):
             return self._word(place)  # as a shell does not allow: --layers ([0]*1)
@@ -181,6 +183,10 @@ def end_of_word(text: str, place: int, whole: bool = True) -> int:
         plain = (_QUOTED if top == '"' else _PLAIN).match(text, place)
         if plain:
             place = plain.end()
+            continue
+        held = PLACEHOLDER.match(text, place) if char == "<" and not closing else None
+        if held:
+            place = held.end()
             continue
         if char == "\\":
             if not closing and re.match(r"\\[ \t\r]*\n", text[place : place + 200]):

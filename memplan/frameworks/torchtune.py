@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document
 from memplan.frameworks.fsdp_keys import put_inner
@@ -29,6 +29,7 @@ from memplan.frameworks.torchtune_keys import (
 )
 from memplan.frameworks.torchtune_launch import Run, of_comment, of_config, of_script, runs
 from memplan.frameworks.torchtune_model import put_model
+from memplan.models import load_model
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -131,13 +132,30 @@ def _method(keys: Keys) -> str:
 
 
 def _length(keys: Keys) -> None:
-    """What the tokenizer cuts at; null cuts nowhere."""
+    """What the tokenizer cuts at; null cuts nowhere, and what is longer than the model's positions is an error
+    (modules/transformer.py: _validate_inputs)."""
     found = next((key for key in ("tokenizer.max_seq_len", "dataset.max_seq_len") if keys.has(key)), None)
     if found is not None:
         keys.copy("sequence_length", found, "whole")
     elif "sequence_length" not in keys.draft.given:
-        what = "null: samples of any length are trained on as they are"
-        keys.draft.ask("sequence_length", keys.settings.where("tokenizer.max_seq_len"), what)
+        where, what = (
+            keys.settings.where("tokenizer.max_seq_len"),
+            "null: samples of any length are trained on as they are",
+        )
+        longest = keys.whole("model.max_seq_len") or _positions(keys.draft.values.get("model"))
+        if longest:
+            keys.draft.put("sequence_length", longest, Origin(ASSUMED, "the model's positions, the most that it takes"))
+            keys.draft.bound("tokenizer.max_seq_len", where, what, "lengths", "sequence_length")
+        else:
+            keys.draft.ask("sequence_length", where, what)
+
+
+def _positions(model: object) -> int:
+    """The most tokens that the model takes; 0 where its config is not at hand."""
+    try:
+        return load_model(model).max_positions or 0  # type: ignore[arg-type]
+    except MemplanError:
+        return 0
 
 
 def _loss(keys: Keys, method: str) -> str:

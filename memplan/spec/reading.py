@@ -235,6 +235,21 @@ def unanswered(unread: Iterable[Unread], keys: Iterable[str]) -> tuple[Unread, .
     return tuple(each for each in unread if not each.asks or not ({each.asks, INSTEAD.get(each.asks)} & given))
 
 
+LEFT_OUT = "left out, as --without says"
+
+
+def without(given: JobInput, keys: Iterable[str]) -> JobInput:
+    """The job without the doubt about keys of its file, whose values no option asks for."""
+    left = [
+        each._replace(why=LEFT_OUT, decides="", above=False) if each.key in keys and not each.asks else each
+        for each in given.unread
+    ]
+    said = tuple(
+        f"without {each.key}, which takes no memory, as --without says" for each in left if each.why == LEFT_OUT
+    )
+    return given._replace(unread=tuple(left), assumptions=(*given.assumptions, *said))
+
+
 def understood(given: JobInput, what: str) -> JobInput:
     """The job itself. Raises InvalidJob where something that decides memory was not understood: ``what`` would be
     another job's."""
