@@ -251,7 +251,8 @@ def test_a_vocabulary_of_ones_own_is_not_gpt_2s(file: str, fits: str) -> None:
     assert checked(f"{text} --tokenizer-type GPT2BPETokenizer --vocab-file {file}\n", "run.sh").fits == fits
 
 
-STRANGE = """python train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint Qwen/Qwen3-0.6B \\
+STRANGE = """python train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate \\
+  --hf-checkpoint Qwen/Qwen3-0.6B \\
   --rollout-max-response-len 512 --rollout-max-prompt-len 512 --use-dynamic-batch-size --max-tokens-per-gpu 4096 \\
   --rollout-num-gpus-per-engine 1 --attn-of-my-own 3
 """
