@@ -357,3 +357,19 @@ def test_turns_of_a_forks_own_may_lengthen_sequences(tmp_path: Path) -> None:
     assert deciding(read(tmp_path, f"{RL} {R}agent.max_turns=2")) == {}
     budget = f"{A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192"
     assert deciding(read(tmp_path, f"{RL} {R}num_turns=2 {budget}")) == {}
+
+
+def test_a_reward_model_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """verl 0.7 on; in older ones FSDP wraps it, and it is not counted."""
+    at = "reward_model."
+    asked = f"{RL} {at}enable=True {at}model.path=Qwen/Qwen2.5-1.5B {at}rollout.name=vllm"
+    found = read(tmp_path, f"{asked} {at}rollout.gpu_memory_utilization=0.8 {at}rollout.tensor_model_parallel_size=1")
+    (reward,) = found.job.extra_models
+    assert reward.rollout is not None
+    assert (reward.role, reward.rollout.gpu_memory_utilization, reward.rollout.tensor_parallel) == ("reward", 0.8, 1)
+    assert (reward.rollout.max_model_len, reward.rollout.enforce_eager) == (4096, True)
+    assert not deciding(found)
+    assert deciding(read(tmp_path, f"{asked} {at}use_reward_loop=False")) == {f"{at}enable": "model"}
+    apart = read(tmp_path, f"{asked} {at}enable_resource_pool=True")
+    assert not apart.job.extra_models
+    assert not deciding(apart)

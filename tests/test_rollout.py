@@ -386,3 +386,34 @@ def test_an_engine_whose_cache_is_short_by_less_than_is_uncertain_may_start() ->
     assert fits == "tight"
     assert "May not start on h100-80gb" in text
     assert told(2 * tokens)[0] == "no"
+
+
+# -- a reward model's engine ------------------------------------------------------------------------------------------
+
+
+def test_a_reward_model_s_engine_wakes_while_it_scores() -> None:
+    """Asleep everywhere else: a context, its graphs, and its weights on the host."""
+
+    def at(found: Report) -> dict[str, int]:
+        return {each.name: each.device_bytes for each in found.rollout if not each.first or "start" in each.name}
+
+    job = {"trainer": "verl", "sharding": "fsdp", "rollout": {"engine": "vllm", "gpu_memory_utilization": 0.4}}
+    engine = {"engine": "vllm", "gpu_memory_utilization": 0.6, "max_model_len": 4096, "enforce_eager": True}
+    reward = {"role": "reward", "model": "qwen2.5-1.5b", "rollout": engine}
+    keys = COLOCATED | {"zero_stage": None} | job
+    plain, found = report(**keys), report(**keys, extra_models=[reward])
+    before, then = at(plain), at(found)
+    assert then.keys() - before.keys() == {"start.reward", "reward"}
+    assert then["reward"] == max(then.values())
+    asleep = then["rollout.sleep"] - before["rollout.sleep"]
+    assert 0 < asleep < 2 << 30
+    assert all(then[name] - size == asleep for name, size in before.items())
+    assert found.host.phases["rollout"] > plain.host.phases.get("rollout", 0)
+    assert (
+        report(**keys, extra_models=[reward | {"rollout": engine | {"gpu_memory_utilization": 0.99}}]).verdict.fits
+        == "no"
+    )  # type: ignore[union-attr]
+    with pytest.raises(InvalidJob, match=r"beside rollout\.engine none"):
+        report(**keys | {"rollout": {"engine": "none"}}, extra_models=[reward])
+    with pytest.raises(InvalidJob, match="rollout of a critic"):
+        report(**keys | {"method": "ppo"}, extra_models=[reward | {"role": "critic"}])

@@ -24,6 +24,7 @@ from memplan.frameworks.verl_keys import SFT as NEW_SFT
 from memplan.frameworks.verl_megatron import degrees
 from memplan.frameworks.verl_names import sense
 from memplan.frameworks.verl_parts import copies_shared, read_engine, read_model, read_optimizer, strategy_of
+from memplan.frameworks.verl_reward import read_reward
 from memplan.frameworks.verl_rollout import read_rollout
 from memplan.frameworks.verl_sft import read_old_sft, read_sft
 from memplan.frameworks.verl_source import EASY, ENGINE, RL, SFT, Given, given, marks
@@ -118,9 +119,9 @@ def _of_a_fork(keys: Keys, estimator: str) -> str:
 
 def _beside(keys: Keys) -> None:
     """Models on the trainer's cards beside it."""
-    for name in ("reward_model.enable", "reward.reward_model.enable", "distillation.enabled"):
-        if keys.flag(name):
-            keys.warn(name, "the model that scores or teaches is not counted", "model")
+    read_reward(keys)
+    if keys.flag("distillation.enabled"):
+        keys.warn("distillation.enabled", "the model that scores or teaches is not counted", "model")
     trained = next((key for key in keys.settings.values if TRAINED_REWARD.match(key)), "")
     if trained:
         keys.warn(trained, "the reward model that is trained beside the policy is not counted", "model")

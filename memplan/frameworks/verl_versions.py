@@ -56,7 +56,7 @@ SINCE: Mapping[str, frozenset[str]] = {
         """actor.megatron.vanilla_mbridge rollout.enable_rollout_routing_replay actor.megatron.use_remove_padding
         model.lora.rank algorithm.rollout_correction.loss_type actor.router_replay.mode
         rollout.checkpoint_engine.update_weights_bucket_megabytes model.mtp.enable rollout.checkpoint_engine.backend
-        model_engine"""
+        model_engine reward_model.use_reward_loop reward_model.rollout.name"""
     ),
     "0.8": words("critic.fsdp.param_offload critic.fsdp.optimizer_offload actor.megatron.use_megatron_fsdp"),
     "0.9": words(

@@ -132,6 +132,7 @@ MOMENTS = {
 
 
 ROLLOUT = {
+    "start.reward": "the reward model's engine starts",
     "start.engine": "the engine starts beside the trainer's weights",
     "rollout.generate": "the engine generates",
     "rollout.sleep": "the engine has gone to sleep",

@@ -73,7 +73,7 @@ def rollout_blocks(report: Report) -> Iterator[Block]:
 
 
 def _starts(report: Report) -> list[Together]:
-    return [at for at in report.rollout if at.name == "start.engine"]
+    return [at for at in report.rollout if at.name.startswith("start.")]
 
 
 def _row(at: Together, first: Together | None, both: bool) -> tuple[str, ...]:

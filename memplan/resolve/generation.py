@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.models import load_model
 from memplan.resolve.drafts import drafted
 from memplan.resolve.engines import check_engine
 from memplan.resolve.handover import away_of, syncing
@@ -48,6 +49,11 @@ def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Genera
         return None
     row = generation_of(found.trainer.name, job.trainer_version or NEWEST.get(found.trainer.name, ""))
     engine = _engine(asked, row)
+    if engine in ("none", "hf") and any(extra.rollout for extra in job.extra_models):
+        raise InvalidJob(
+            f"extra_models: a reward model's engine beside rollout.engine {engine} is not modelled",
+            "use rollout.engine vllm or sglang, or leave rollout of the reward model out",
+        )
     if engine == "none":
         notes.assume(
             "rollout: generation is not counted; what it made is scored at the update's micro-batch (rollout.engine: "
@@ -200,7 +206,28 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         margin=found.hardware.margin,
     )
     check_engine(made, found.hardware.expandable_segments)
-    return made
+    return made._replace(scorer=_scorer(job, found, notes))
+
+
+def _scorer(job: Job, found: Recipe, notes: Notes) -> Generator | None:
+    """The engine of a reward model, in processes of its own; asleep at level 1 but while it scores (verl 0.7
+    experimental/reward_loop/reward_model.py; vllm_async_server.py: sleep)."""
+    said = next((extra for extra in job.extra_models if extra.rollout is not None), None)
+    gpu = found.hardware.gpu
+    if said is None or gpu is None:
+        return None
+    from memplan.resolve.serving import generator as alone
+
+    plain = {"tensor_parallel": 1, "pipeline_parallel": 1, "expert_parallel": 1, "lora": None, "rollout": said.rollout}
+    of = alone(job.model_copy(update=plain), load_model(said.model or {}), gpu, Notes({}))
+    level = 0 if said.rollout is not None and said.rollout.sleep == "none" else 1
+    of = of._replace(separate=False, sleep=level, gpus=found.parallel.world)
+    check_engine(of, found.hardware.expandable_segments)
+    notes.assume(
+        f"reward: {of.model.name} in {of.engine} {of.version} on the cards that train, its share {of.share:g}, tensor "
+        f"parallel {of.tensor_parallel}, " + ("asleep but while it scores" if level else "awake throughout")
+    )
+    return of
 
 
 def _store(row: Generation, found: Recipe, notes: Notes) -> int:

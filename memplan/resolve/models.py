@@ -131,7 +131,7 @@ def other_models(
         follows = own.follows_policy and not split.is_deepspeed
         itemsize = stored.precision.weights if follows else DTYPE_BYTES[stored.precision.dtype]
         models.append(Resident("reference", spec, itemsize, sharded, own.frozen, base.quantised))
-    models.extend(_extra(extra, own) for extra in job.extra_models if extra.role != "critic")
+    models.extend(_extra(extra, own) for extra in job.extra_models if extra.role != "critic" and not extra.rollout)
     models.extend(reward_model(job, method, trainer, spec, stored.compute_itemsize, notes))
     return OtherModels(kind, tuple(models))
 

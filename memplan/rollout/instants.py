@@ -18,6 +18,7 @@ from memplan.spec.recipe import Recipe
 from memplan.units import round_up
 
 NONE = Band(0, 0, 0)
+START_SCORER = "start.reward"
 START, GENERATE, SLEEP, REWARD, VALUE = "start.engine", "rollout.generate", "rollout.sleep", "reward", "value"
 WEIGHTS, TRANSFER, CACHE = "sync.resume-weights", "sync.transfer", "sync.resume-kv"
 STEP = "step.optimizer"
@@ -75,15 +76,23 @@ class Scene(NamedTuple):
     by_policy: int = 0
     """What transformers' generate adds."""
 
+    scorer: Figures | None = None
+    """A reward model's own engine."""
+
     @property
     def awake(self) -> Band:
-        """The engine while it generates."""
-        return self.figures.awake if self.figures else NONE
+        """The engines while completions are generated."""
+        return added(self.figures.awake if self.figures else NONE, self.scorer.asleep if self.scorer else NONE)
 
     @property
     def asleep(self) -> Band:
-        """The engine while the trainer trains."""
-        return self.figures.asleep if self.figures else NONE
+        """The engines while the trainer trains."""
+        return added(*(each.asleep for each in (self.figures, self.scorer) if each), NONE)
+
+    @property
+    def scoring(self) -> Band:
+        """The engines while completions are scored."""
+        return added(self.figures.asleep if self.figures else NONE, self.scorer.awake) if self.scorer else self.asleep
 
 
 def instants(scene: Scene, detailed: bool = True) -> Iterator[At]:
@@ -92,6 +101,8 @@ def instants(scene: Scene, detailed: bool = True) -> Iterator[At]:
     if scene.figures is not None:
         start = _kept(scene, START, 0 if scene.of.first else scene.held.generating(True), scene.awake, True)
         yield start._replace(outside=NONE) if scene.of.first else start
+    if scene.scorer is not None:
+        yield _kept(scene, START_SCORER, scene.held.generating(True), scene.scoring, True)
     for first in (True, False) if detailed else (False,):
         yield from _rolling(scene, first)
         yield from _passes(scene, first)
@@ -107,7 +118,9 @@ def _rolling(scene: Scene, first: bool) -> Iterator[At]:
     yield _kept(scene, GENERATE, held, scene.awake, first)
     if scene.figures is not None and scene.of.sleep:
         yield _kept(scene, SLEEP, held, scene.asleep, first)
-    if any(model.role == "reward" for model in scene.recipe.others.residents):
+    if scene.scorer is not None:
+        yield _kept(scene, REWARD, held, scene.scoring, first)
+    elif any(model.role == "reward" for model in scene.recipe.others.residents):
         yield _kept(scene, REWARD, scene.held.lasting - scene.held.gone_in("old", first), scene.asleep, first)
 
 

@@ -58,12 +58,14 @@ class Start(NamedTuple):
     """What transformers' generate adds to the trainer."""
     refused: str = ""
     """Why nothing is known of the engine with this model."""
+    scorer: Figures | None = None
+    """Of a reward model's own engine."""
 
     @property
     def beside_update(self) -> Band:
         """What the engine holds of the trainer's card while it trains."""
         engine = NONE if self.figures is None or self.separate else self.figures.asleep
-        return added(engine, self.contexts)
+        return added(engine, self.contexts, self.scorer.asleep if self.scorer else NONE)
 
 
 def start(recipe: Recipe, ledger: Ledger | Totalled) -> Start | None:
@@ -81,7 +83,13 @@ def start(recipe: Recipe, ledger: Ledger | Totalled) -> Start | None:
         there = held.generating(True) - (held.states.policy.parameters if of.shared_weights else 0)
         alone = of.separate or of.first
         free = None if alone else Band(*(max(0, gpu.usable_bytes - there - each) for each in reversed(outside)))
-        return Start(held, _figures(of, gpu, free), outside, contexts, of.separate, gpu.usable_bytes)
+        figures = _figures(of, gpu, free)
+        found = Start(held, figures, outside, contexts, of.separate, gpu.usable_bytes)
+        if of.scorer is None:
+            return found
+        beside = added(outside, NONE if of.separate else figures.asleep)
+        left = Band(*(max(0, gpu.usable_bytes - held.generating(True) - each) for each in reversed(beside)))
+        return found._replace(scorer=_figures(of.scorer, gpu, left))
     except InvalidJob as error:
         return Start(held, None, outside, contexts, refused=error.message)
 
@@ -96,8 +104,7 @@ class Joint(NamedTuple):
     @property
     def asleep(self) -> Band:
         """The engine on the trainer's card, over the passes."""
-        apart = self.start.figures is None or self.of.separate
-        return NONE if apart or self.start.figures is None else self.start.figures.asleep
+        return self.start._replace(contexts=NONE).beside_update
 
     @property
     def worst(self) -> At:
@@ -117,8 +124,10 @@ class Joint(NamedTuple):
     @property
     def why_not(self) -> tuple[str, str]:
         """Why the engine does not start, and what to change; empty where it does."""
-        figures = self.start.figures
-        return ("", "") if figures is None or figures.starts else (figures.why, figures.hint)
+        figures, scorer = self.start.figures, self.start.scorer
+        if figures is not None and not figures.starts:
+            return figures.why, figures.hint
+        return ("", "") if scorer is None or scorer.starts else (f"of the reward model: {scorer.why}", "")
 
     @property
     def may_start(self) -> bool:
@@ -149,7 +158,8 @@ class Joint(NamedTuple):
         """Bytes of a node for what waits there: of the trainer, and of an engine that sleeps."""
         figures = self.start.figures
         engine = _asleep_on_host(self.of, figures) if figures is not None and not self.of.separate else 0
-        return (self.start.held.on_host + engine) * processes
+        scorer = self.start.scorer.host_asleep if self.start.scorer else 0
+        return (self.start.held.on_host + engine + scorer) * processes
 
 
 def _phase(at: At) -> str:
@@ -177,7 +187,9 @@ def joint(
     sent = next((each.card[1] for each in beside.sums if each.name == "sync"), 0)
     figures = None if of.separate else started.figures
     transfer = max(0, sent - started.held.syncing())
-    scene = Scene(of, recipe, ledger, started.held, figures, started.outside, meters, transfer, started.by_policy)
+    scene = Scene(
+        of, recipe, ledger, started.held, figures, started.outside, meters, transfer, started.by_policy, started.scorer
+    )
     return Joint(of, started, tuple(instants(scene, isinstance(ledger, Ledger))))
 
 

@@ -118,5 +118,7 @@ class Generator(NamedTuple):
     """Bytes of a node's memory that Ray's object store may grow to."""
     host_copy: bool = False
     """SGLang: its weights are kept on the host while it sleeps."""
+    scorer: "Generator | None" = None
+    """A reward model's own engine, on the trainer's cards, which is awake while it scores."""
     margin: float = 0.05
     assumptions: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
+from memplan.spec.rollout import Rollout
 
 OF_CRITICS = ("batch_size", "token_budget", "gradient_checkpointing")
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
@@ -24,6 +25,9 @@ class ExtraModel(Frozen):
     trained: bool | None = None
     """Whether it has gradients and optimizer states: a critic has, the others have not."""
     placement: Literal["resident"] = "resident"
+    rollout: Rollout | None = None
+    """Reward: an engine of its own on the trainer's cards that scores completions, with the keys of ``rollout``; it
+    sleeps at level 1 but while it scores."""
     batch_size: Count | None = None
     """Critic: sequences of its own micro-batch; the policy's when not given."""
     token_budget: Count | None = None
@@ -34,6 +38,8 @@ class ExtraModel(Frozen):
     @model_validator(mode="after")
     def _own_by_role(self) -> "ExtraModel":
         """Raise InvalidJob for a model that is not named, and for keys of a critic alone."""
+        if self.rollout is not None and self.role != "reward":
+            raise InvalidJob(f"extra_models: rollout of a {self.role} model", "leave it out: a reward model has one")
         if self.role == "critic":
             if self.batch_size is not None and self.token_budget is not None:
                 raise InvalidJob("extra_models: batch_size contradicts token_budget", "leave one of them out")
