@@ -49,7 +49,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         recompute=recipe.checkpointing.recompute,
         offload=recipe.checkpointing.offload,
         flat=flat_mode(recipe),
-        in_place=recipe.hardware.gpu is not None,
+        in_place=recipe.hardware.has_card,
         lacks_flash=recipe.hardware.lacks_flash,
         loops_experts=_loops_experts(recipe),
         repeats_keys=repeats_keys(recipe),

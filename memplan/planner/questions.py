@@ -39,6 +39,11 @@ class Tried(NamedTuple):
         ordered = sorted(self.of.legal, key=lambda each: (_keeps(each), each.batch, -each.seconds, each.order))
         return bool(self._best(ordered).plans)
 
+    @property
+    def least(self) -> int:
+        """``least_of_all`` of any plan: as much on any number of GPUs, of any card."""
+        return min((least_of_all(each.recipe) for each in self.of.legal), default=0)
+
     def _best(self, ordered: list[Candidate]) -> Found[Candidate, Priced]:
         return best(ordered, self.pricing, lambda priced: priced.fits, 1, least=self.pricing.misses_by)
 
@@ -77,13 +82,17 @@ def least_of_all(recipe: Recipe) -> int:
     return trained_elements(recipe) * ((precision.master or precision.weights) + states)
 
 
+def _room(asked: Question, gpu: Gpu) -> float:
+    """Bytes of a card that a job may take."""
+    return gpu.usable_bytes * (1 - asked.given.job.margin)
+
+
 def min_gpus(first: Tried, tell: Tell) -> Answer:
     """The fewest GPUs, up to those at hand, on which the job runs with its global batch."""
     asked = first.asked
-    room = asked.gpu.usable_bytes * (1 - asked.given.job.margin)
-    least = min((least_of_all(each.recipe) for each in first.of.legal), default=0)
+    least = first.least
     for count in gpu_counts(asked):
-        if least > room * count:
+        if least > _room(asked, asked.gpu) * count:
             continue
         tell(f"trying {count} GPUs", 0, 0)
         fewer = asked._replace(given=_with(asked, num_gpus=count), space=asked.space._replace(gpus=count))
@@ -96,8 +105,9 @@ def min_gpus(first: Tried, tell: Tell) -> Answer:
 def smallest_card(first: Tried, tell: Tell) -> Answer:
     """The card of the catalogue with the least memory on which the job runs, on as many GPUs."""
     asked = first.asked
+    least = first.least
     for gpu in listed():
-        if not _computes(asked, gpu):
+        if not _computes(asked, gpu) or least > _room(asked, gpu) * asked.space.gpus:
             continue
         tell(f"trying {gpu.name}", 0, 0)
         space = asked.space._replace(vendor=gpu.vendor)

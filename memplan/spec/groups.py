@@ -265,6 +265,9 @@ class Sharding(NamedTuple):
     ddp: Ddp = Ddp.model_construct()
 
 
+BLACKWELL = 10
+
+
 class Hardware(NamedTuple):
     """Cards, nodes and the allocator."""
 
@@ -278,6 +281,16 @@ class Hardware(NamedTuple):
     def expandable_segments(self) -> bool:
         """Whether segments grow in place."""
         return self.allocator.expandable_segments
+
+    @property
+    def has_card(self) -> bool:
+        """Whether a card is named: what is read of it alone is remembered for all cards."""
+        return self.gpu is not None
+
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether the card's products in FP8 take either layout."""
+        return self.gpu is not None and self.gpu.vendor == "nvidia" and self.gpu.capability >= BLACKWELL
 
     @property
     def lacks_flash(self) -> bool:

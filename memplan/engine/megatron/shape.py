@@ -81,7 +81,7 @@ def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
     sequence = degrees.sequence and degrees.tensor > 1
     norm = recipe.model.final_norm
     itemsize = recipe.storage.precision.weights if not recipe.storage.precision.mixed else 2
-    fp8 = fp8_of(recipe.megatron, recipe.hardware.gpu)
+    fp8 = fp8_of(recipe.megatron, recipe.hardware)
     return Shape(
         tokens=tokens,
         local=ceil_div(tokens, degrees.tensor) if sequence else tokens,

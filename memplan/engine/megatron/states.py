@@ -116,7 +116,7 @@ def _enter_frozen(ledger: Ledger, recipe: Recipe, shares: Sequence[Share]) -> No
 
 def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Sequence[Share]) -> None:
     e, g = recipe.storage.precision.weights, gradient_itemsize(recipe)
-    source, fp8 = BUFFER, fp8_of(recipe.megatron, recipe.hardware.gpu)
+    source, fp8 = BUFFER, fp8_of(recipe.megatron, recipe.hardware)
     narrow = sum(share.elements for share in shares if share.in_fp8) if fp8 else 0
     wide = buffer.elements - (narrow if recipe.megatron.fp8_param_gather else 0)
     if fp8 and narrow:
