@@ -103,7 +103,7 @@ def test_what_megatron_divides_at_most() -> None:
     divide the heads."""
     stages = on_megatron(64, num_gpus=128, sequence_length=LEAST_TOKENS)
     assert "p64" in stages
-    assert {text for text in stages if text.startswith("p2")} == {"p2", "p2 v4", "p2 v8"}
+    assert {text for text in stages if text.startswith("p2")} == {"p2", "p2 v2", "p2 v4", "p2 v8"}
     without = [text for text in on_megatron(4, num_gpus=32, sequence_length=1 << 16) if "p" not in text]
     contexts = ["c2", "c4", "c8", "c16"]
     t2, t4 = ["t2", *(f"t2 {c}" for c in contexts)], ["t4", *(f"t4 {c}" for c in contexts[:3])]
@@ -174,6 +174,13 @@ def test_layouts_of_one_gpu_of_a_node_and_of_two() -> None:
         *("zero2", "zero3", "fsdp2"),
     }
     assert layouts(space(num_gpus=1)._replace(offload=True))[0] == {"sharding": "none", "offload": ["activations"]}
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(1024, False), (100_000, True)])
+def test_a_batch_beyond_all_that_is_published_is_said(gpus: int, said: bool) -> None:
+    job = {"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": gpus}
+    texts = question(read_job(job)).assumptions
+    assert any("more than any published run" in text for text in texts) is said
 
 
 @pytest.mark.parametrize(

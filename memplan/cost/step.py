@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from memplan.cost.generation import generating
 from memplan.cost.links import Links, links
-from memplan.cost.optimizer import adding_seconds, fetched_seconds, host_seconds, optimizer_seconds, trained_elements
+from memplan.cost.optimizer import (
+    adding_seconds,
+    fetched_seconds,
+    host_seconds,
+    is_offloaded,
+    optimizer_seconds,
+    trained_elements,
+)
 from memplan.cost.passes import (
     EAGER_BACKWARD,
     FLASH_BACKWARD,
@@ -25,7 +32,7 @@ from memplan.cost.passes import (
     without_training,
 )
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
-from memplan.cost.stages import shares
+from memplan.cost.stages import Shares, shares
 from memplan.cost.traffic import (
     Data,
     Sizes,
@@ -82,6 +89,12 @@ class Prepared(NamedTuple):
     data: Data
     ending: float
     """Seconds of the optimizer."""
+    of: Shares
+    """Of the layers that stages have."""
+    fetched: float
+    """Seconds of fetching the weights from the host for one pass."""
+    host: bool
+    """Something else waits for the host."""
 
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
@@ -89,17 +102,19 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     work, rates = model_work(recipe.model), on_host(rates, device.host)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
-    return Prepared(work, shape_of(recipe, work), over, sizes, data, ending)
+    waits = any(is_offloaded(recipe, what) for what in ("optimizer", "activations"))
+    fetched = fetched_seconds(recipe, sizes)
+    return Prepared(work, shape_of(recipe, work), over, sizes, data, ending, shares(recipe), fetched, waits)
 
 
 def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
     """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
-    work, shape, over, sizes, data, ending = ready or prepared(recipe, device, rates)
+    work, shape, over, sizes, data, ending, of, fetched, waits = ready or prepared(recipe, device, rates)
     given, rates = rates, on_host(rates, device.host)
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = _remembered(work, shape._replace(rows=rows), device, rates)
     head = head_pass(recipe, work, device, rates)
-    degrees, micro, of = recipe.parallel, recipe.batch.accumulation, shares(recipe)
+    degrees, micro = recipe.parallel, recipe.batch.accumulation
     layer = trained.forward + trained.backward + trained.again
     share = of.last
     if of.last * layer + head.forward + head.backward < of.fullest * layer:
@@ -109,13 +124,13 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
-    came, back = (max(each, fetched_seconds(recipe, sizes)) for each in (data.forward, data.backward))
-    exposed = _waited(came, hidden * forward, rates) + _waited(back, hidden * backward, rates)
+    exposed = _waited(max(data.forward, fetched), hidden * forward, rates)
+    exposed += _waited(max(data.backward, fetched), hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
-    waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape))
+    waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape)) if waits else 0.0
     training = micro * each + bubble + once + ending + waiting
     made = generating(recipe, device, given)
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds

@@ -27,9 +27,9 @@ def divisors(whole: int, most: int) -> list[int]:
 
 
 def chunks(layers: int) -> list[int]:
-    """Chunks of a stage of so many layers: one, or of those that divide it the two largest numbers, as more of them
+    """Chunks of a stage of so many layers: one, or of those that divide it the three largest numbers, as more of them
     leave less of a bubble and fewer micro-batches' layers in flight."""
-    return [1, *divisors(layers, MOST_CHUNKS)[1:][-2:]]
+    return [1, *divisors(layers, MOST_CHUNKS)[1:][-3:]]
 
 
 def is_native(layout: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from memplan.models import load_model
 from memplan.planner.candidates import Candidate, Candidates, Floored, Refused
 from memplan.planner.degrees import native_obstacle
 from memplan.planner.generating import not_apart
+from memplan.planner.global_batch import global_batch, too_large
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Plan, Point, Rejected, billed
 from memplan.planner.search import Found, best, front, nearest
@@ -27,17 +28,14 @@ from memplan.reporting import build_report, price
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
-from memplan.resolve.packing import sequences_of
 from memplan.spec.gpu import Gpu
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, build_job, understood
+from memplan.tables.methods import METHODS
 from memplan.tables.trainers import find_trainer
-from memplan.units import ceil_div, format_bytes, parse_count
+from memplan.units import format_bytes, parse_count
 
-GLOBAL_BATCH = 64
-"""Examples of an optimizer step where the job says nothing, or the next more that all GPUs share: SimPO's and zephyr's
-DPO recipes use 128 and 64."""
 WANTED = 5
 MISSES, TRIED = 8, 100
 Tell = Callable[[str, int, int], None]
@@ -86,7 +84,7 @@ def question(given: JobInput) -> Question:
     device = card(gpu)
     fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
     assumptions = [device.assumed] if device.assumed else []
-    batch = _global_batch(given, fixed, assumptions)
+    batch = global_batch(given, fixed, assumptions)
     freed = [*(key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH), *gone]
     if freed:
         assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
@@ -98,6 +96,7 @@ def question(given: JobInput) -> Question:
         assumptions.append(
             "precision: fp32 weights, or fp32 master weights, in every plan; --fix precision=bf16 allows pure bf16"
         )
+    assumptions += too_large(batch * (2 if METHODS[job.method].pairs else 1) * job.sequence_length)
     space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
     given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
     return Question(given, fixed, gpu, device, space, tuple(assumptions))
@@ -114,30 +113,6 @@ def _spec(job: Job, assumptions: list[str]) -> ModelSpec:
         "end of the range of real models of that size, which is wide"
     )
     return spec
-
-
-def _global_batch(given: JobInput, fixed: dict[str, Any], assumptions: list[str]) -> int:
-    """The examples of an optimizer step: given, what a job file's own batch makes, or the default; 0 where micro-batch
-    and accumulation are both fixed."""
-    job, sources = given.job, given.sources
-    if job.token_budget is not None:
-        rows = ceil_div(job.global_batch_size or GLOBAL_BATCH, sequences_of(job) * job.num_gpus) * job.num_gpus
-        assumptions.append(f"token_budget: an optimizer step is counted as {rows} packed rows")
-        fixed.setdefault("batch_size", 1)
-        return rows
-    if job.global_batch_size is not None:
-        return job.global_batch_size
-    if "batch_size" in fixed and "gradient_accumulation_steps" in fixed:
-        return 0
-    if "batch_size" in sources and "gradient_accumulation_steps" in sources and "num_gpus" in sources:
-        ranks = job.num_gpus // (job.tensor_parallel * job.pipeline_parallel * job.context_parallel)
-        return job.batch_size * job.gradient_accumulation_steps * max(ranks, 1)
-    batch = ceil_div(GLOBAL_BATCH, job.num_gpus) * job.num_gpus
-    why = (
-        "none given" if batch == GLOBAL_BATCH else f"none given; {GLOBAL_BATCH} or more that {job.num_gpus} GPUs share"
-    )
-    assumptions.append(f"global_batch_size: {batch} ({why})")
-    return batch
 
 
 class Searched(NamedTuple):

@@ -10,7 +10,8 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.packing import sequences_of
 from memplan.spec.cluster import Cluster
 from memplan.spec.gpu import Gpu
-from memplan.spec.groups import Batch, Hardware, ImageBatch
+from memplan.spec.groups import Batch, ImageBatch
+from memplan.spec.hardware import Hardware
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.families import MASK_AS_GIVEN

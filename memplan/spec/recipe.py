@@ -8,7 +8,6 @@ from memplan.spec.generation import Generator
 from memplan.spec.groups import (
     Batch,
     Checkpointing,
-    Hardware,
     ImageBatch,
     Loss,
     Numerics,
@@ -21,6 +20,7 @@ from memplan.spec.groups import (
     Sharding,
     Storage,
 )
+from memplan.spec.hardware import Hardware
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec

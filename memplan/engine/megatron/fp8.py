@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.spec.groups import Hardware
+from memplan.spec.hardware import Hardware
 from memplan.spec.megatron import Megatron
 
 SOURCE = "TransformerEngine 2.20 pytorch/module/linear.py: _linear_forward_impl, base.py: quantize_weight"
