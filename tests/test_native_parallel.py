@@ -130,7 +130,7 @@ def test_stages_differ_and_the_fullest_is_reported() -> None:
         ({"tensor_parallel": 2, "sharding": "zero3", "precision": "auto"}, "and sharding zero3 is not modelled"),
         ({"context_parallel": 16, "sequence_length": 1000}, "sequence_length: 1000 is no multiple"),
         ({"pipeline_parallel": 16, "num_gpus": 16, "model": "gemma-2-2b"}, "eager"),
-        ({"expert_parallel": 2}, "expert_parallel: 2 with"),
+        ({"expert_parallel": 2}, "expert_parallel: 2, but llama-3.1-8b has no experts"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:

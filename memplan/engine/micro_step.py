@@ -55,6 +55,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         repeats_keys=repeats_keys(recipe),
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
+        expert=recipe.divided.expert,
         ulysses=recipe.divided.context > 1 and _exchanges_heads(recipe),
     )
 

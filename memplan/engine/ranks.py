@@ -70,7 +70,7 @@ def leading_classes(recipe: Recipe) -> tuple[RankClass, ...]:
 def _of_rank(recipe: Recipe) -> Recipe:
     """What a rank holds of model and sequence under torch's own parallelism; Megatron's engine divides by itself."""
     degrees = recipe.parallel
-    if degrees.model == 1 or recipe.in_megatron:
+    if degrees.model * degrees.expert == 1 or recipe.in_megatron:
         return recipe
     from memplan.engine.parallel.tensor import part_of
 
@@ -79,5 +79,5 @@ def _of_rank(recipe: Recipe) -> Recipe:
         completion_length=ceil_div(recipe.batch.completion_length, degrees.context),
         scoring=ceil_div(recipe.batch.scoring, degrees.context),
     )
-    own = Parallel(tensor=degrees.tensor, pipeline=degrees.pipeline, stage=degrees.stage)
+    own = Parallel(tensor=degrees.tensor, pipeline=degrees.pipeline, stage=degrees.stage, expert=degrees.expert)
     return recipe._replace(model=part_of(recipe.model, own), batch=batch)

@@ -6,6 +6,7 @@ models/*/__init__.py, components/loss.py (logits in fp32), distributed/activatio
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from memplan.arch.config import sizes
@@ -34,6 +35,7 @@ PARALLEL: dict[str, Any] = {
     "pipeline_parallel_degree": 1,
     "context_parallel_degree": 1,
     "expert_parallel_degree": 1,
+    "expert_tensor_parallel_degree": 1,
 }
 DEBUG = {
     "llama3": {"model_type": "llama", "tie_word_embeddings": False}
@@ -56,7 +58,10 @@ DEBUG = {
     | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8},
 }
 """Flavors ``debugmodel``, of Qwen's ``debugmodel_moe``."""
+INNER = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""Degrees that share a rank's batch."""
 NOT_MODELLED = {
+    "expert_parallel_comm_backend": "rows of tokens are counted as sent by plain all-to-all",
     "disable_loss_parallel": "logits are counted as divided over the tensor-parallel ranks",
     "enable_async_tensor_parallel": "the symmetric buffers of asynchronous tensor parallelism are not counted",
     "enable_compiled_autograd": "backward is counted as it runs without compiled autograd",
@@ -170,15 +175,12 @@ def _converters(names: list[str], model: Keys, keys: Keys) -> None:
 
 def _parallel(keys: Keys) -> tuple[int, int]:
     """Ranks that see batches of their own, and GPUs in all."""
-    sizes = {
-        name: keys.whole(f"{name}_degree") or 1
-        for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
-    }
+    sizes = {name: keys.whole(f"{name}_degree") or 1 for name in (*INNER, "expert_parallel", "expert_tensor_parallel")}
     for name, size in sizes.items():
         if size > 1:
             keys.put(name, size, f"{name}_degree")
     shard, replicate = keys.whole("data_parallel_shard_degree") or 1, keys.whole("data_parallel_replicate_degree") or 1
-    inner = sizes["tensor_parallel"] * sizes["pipeline_parallel"] * sizes["context_parallel"]
+    inner = prod(sizes[name] for name in INNER)
     given = int(keys.draft.options.get("num_gpus") or 0)
     if shard > 0:
         total = given or inner * shard * replicate
@@ -206,7 +208,7 @@ def _parallel(keys: Keys) -> tuple[int, int]:
 def _close_parallel(keys: Keys, stages: int) -> None:
     """What bears and is not modelled, and the schedule of a pipeline."""
     for name, why in NOT_MODELLED.items():
-        if keys.get(name) not in (None, False, "", "allgather"):
+        if keys.get(name) not in (None, False, "", "allgather", "standard"):
             keys.warn(name, why)
     keys.warn("pipeline_parallel_layers_per_stage", "stages are counted as one chunk each")
     keys.warn("module_fqns_per_model_part", "stages are counted as equal")
@@ -218,7 +220,6 @@ def _close_parallel(keys: Keys, stages: int) -> None:
                      pipeline_parallel_last_stage_less_layers pipeline_parallel_microbatch_size
                      fsdp_reshard_after_forward
                      pipeline_parallel_schedule_csv context_parallel_load_balancer
-                     expert_parallel_comm_backend expert_tensor_parallel_degree
                      pipeline_parallel_expert_parallel_overlap pipeline_parallel_split_points""")
     )
 

@@ -4,6 +4,7 @@ share under FSDP in other trainers: what they can run."""
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import degrees_of, megatron_instead
 from memplan.spec.job import Job
@@ -12,11 +13,11 @@ from memplan.spec.parts import Attention
 from memplan.tables.trainer import Trainer
 from memplan.units import ceil_div, divisor
 
-NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 """Degrees that torch's own parallelism has, as torchtitan joins them with FSDP2."""
 
 
-def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
+def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> bool:
     """Whether torch's own tensor, context and pipeline parallelism run the job. Raises InvalidJob for a model, a method
     or a setting that they are not modelled with."""
     given = degrees_of(job)
@@ -40,12 +41,18 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
             f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
             megatron_instead(job, trainer.name),
         )
-    why = unsplit(spec)
+    why = _unspread(job, spec, split) if given == ["expert_parallel"] else unsplit(spec)
     if why:
         raise InvalidJob(
             f"{given[0]}: {spec.name} under FSDP2 and torch's own parallelism is not modelled ({why})",
             megatron_instead(job, trainer.name),
         )
+    if given == ["expert_parallel"]:
+        notes.assume(
+            "expert_parallel: torchtitan's, by all-to-all; each rank's experts receive the mean, and the fullest rank "
+            "may receive more"
+        )
+        return True
     grouped = grouped_heads(spec)
     if grouped % job.tensor_parallel:
         raise InvalidJob(
@@ -60,6 +67,25 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> bool:
             "use a multiple of it",
         )
     return True
+
+
+def _unspread(job: Job, spec: ModelSpec, split: Split) -> str:
+    """Why a model's experts are not spread by torchtitan's expert parallelism here; nothing where they are."""
+    routed = [layer.feed_forward for layer in (run.layer for run in spec.runs) if layer.feed_forward is not None]
+    plain = all(
+        not inner.linears and inner.experts.gated and len(inner.experts.stacked) == 2
+        for inner in routed
+        if inner.experts is not None
+    )
+    styles = [inner.experts for inner in routed if inner.experts is not None]
+    if not plain or any(each.clamped or each.limited or each.routing.program == "scatter" for each in styles):
+        return "its experts are not gated products in two stacks"
+    if spec.tower or spec.encoder:
+        return "what stands outside their layers"
+    copies = job.fsdp.replicate or 1
+    if job.num_gpus // copies % job.expert_parallel:
+        return f"{job.num_gpus // copies} ranks that share states are no multiple of it"
+    return ""
 
 
 def _check_ulysses(job: Job, spec: ModelSpec) -> None:

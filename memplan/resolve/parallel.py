@@ -66,7 +66,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         replicas=replicas(job, split),
     )
     _check_multiplies(degrees)
-    _check_framework(job, trainer, split, spec)
+    _check_framework(job, trainer, split, spec, notes)
     _check_divides(degrees, spec)
     if degrees.context > 1 and trainer.parallelism.sequence == "accelerate":
         how = "heads exchanged for sequence (Ulysses)" if split.is_deepspeed else "torch's ring of keys and values"
@@ -94,14 +94,14 @@ def _expert_tensor(job: Job, trainer: Trainer) -> int:
     return job.tensor_parallel
 
 
-def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
+def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> None:
     """Which framework has which degree."""
     given = degrees_of(job)
     if not given or trainer.megatron:
         return
     from memplan.resolve.native import native
 
-    if native(job, trainer, split, spec):
+    if native(job, trainer, split, spec, notes):
         return
     raise InvalidJob(
         f"{given[0]}: {getattr(job, given[0])} with {trainer.title} and sharding {split.name} is not modelled",

@@ -85,6 +85,8 @@ class Mode(NamedTuple):
     """Ranks that share each product, and the sequence of the residual stream between them (torch's DTensor)."""
     context: int = 1
     """Ranks that share each sequence."""
+    expert: int = 1
+    """Ranks that the experts are spread over (torchtitan's expert parallelism)."""
     ulysses: bool = False
     """They exchange heads for sequence around attention."""
 

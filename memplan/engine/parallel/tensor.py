@@ -21,6 +21,8 @@ def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
     runs = tuple(
         run.model_copy(update={"layer": _narrowed(run.layer, degrees.tensor)}) for run in _of_stage(spec, degrees)
     )
+    if degrees.expert > 1:
+        runs = tuple(run.model_copy(update={"layer": _by_rows(run.layer)}) for run in runs)
     vocabulary, head = ceil_div(spec.vocab_size, degrees.tensor), spec.head
     outputs = head.outputs if head.outputs == 1 else ceil_div(head.outputs, degrees.tensor)
     changes: dict[str, Any] = {
@@ -63,6 +65,20 @@ def _narrowed(layer: Layer, tensor: int) -> Layer:
     attention = mixer.model_copy(update={**heads, "linears": _split(mixer.linears, tensor)})
     width = {"intermediate": inner.intermediate // tensor, "linears": _split(inner.linears, tensor)}
     return layer.model_copy(update={"mixer": attention, "feed_forward": inner.model_copy(update=width)})
+
+
+def _by_rows(layer: Layer) -> Layer:
+    """Experts as torchtitan divides them where ranks hold different ones: by expert, and each by rows, which fills
+    nothing up (models/llama4/infra/parallelize.py: apply_fsdp, shard_placement_fn)."""
+    inner = layer.feed_forward
+    if inner is None or inner.experts is None:
+        return layer
+    stacked = tuple(
+        bare.model_copy(update={"shape": (bare.shape[0] * bare.shape[1], bare.shape[2])})
+        for bare in inner.experts.stacked
+    )
+    experts = inner.experts.model_copy(update={"stacked": stacked})
+    return layer.model_copy(update={"feed_forward": inner.model_copy(update={"experts": experts})})
 
 
 def _split(linears: tuple[Linear, ...], tensor: int) -> tuple[Linear, ...]:

@@ -73,6 +73,8 @@ class Fsdp2(Sharding):
     def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
         """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
         self._enter(self.layers[layer])
+        if self.recipe.parallel.expert > 1 and layer + 1 < len(self.layers):  # set_modules_to_forward_prefetch
+            self._unshard(self.layers[layer + 1])
         return self._then(x, self.layers[layer], self._post_backward)
 
     def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:

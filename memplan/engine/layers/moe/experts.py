@@ -36,6 +36,10 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         latent = grouped(p, spec.experts, latent, choice.weights, choice.chosen)
         out = project(p, latent, spec.linears[1], "h", "feed-forward output")
         del latent  # rebound by the projection back
+    elif p.mode.expert > 1:
+        from memplan.engine.layers.moe.dispatched import dispatched
+
+        out = dispatched(p, spec.experts, x, choice.weights, choice.chosen)
     elif p.mode.loops_experts:
         out = one_by_one(p, spec.experts, x, choice.weights)
     else:

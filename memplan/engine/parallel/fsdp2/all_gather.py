@@ -107,6 +107,8 @@ def enter_forward(
     if there and not own.reshards:
         copied = 0
     gathered(ledger, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
+    ahead = used if recipe.parallel.expert > 1 else 0  # torchtitan's set_modules_to_forward_prefetch
+    gathered(ledger, "next layer, gathered ahead", ahead, within, "beside experts that are spread, prefetch is told")
     if traced.plan.name != "reference" or recipe.others.reference != "resident":
         forward_kept(ledger, own, traced, within, end, loss, there)
     last, tail, opens = own.layers[-1].gathered, 0 if has_tail else own.tail.gathered, own.opens

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
+from memplan.engine.parallel.spread import of_rank
 from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
@@ -157,7 +158,7 @@ def adds_in_place(recipe: Recipe) -> bool:
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
     gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = waiting = parting = 0
-    parts, ranks = max(1, int(recipe.sharding.reshard_after_forward)), recipe.sharding.ranks
+    parts = max(1, int(recipe.sharding.reshard_after_forward))
     base, adapter, own_dtype = recipe.quantised, recipe.adapter, not casts(recipe)
     compute, reduce = recipe.numerics.itemsize, recipe.storage.reduce_itemsize
     stores, fsdp2 = recipe.storage.precision.weights, recipe.sharding.name == "fsdp2"
@@ -166,7 +167,8 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     apart = recipe.sharding.fsdp.wraps_adapters
     flat = recipe.sharding.name == "fsdp" and any(in_flat(weight, apart, adapter) for weight in weights)
     zeros, how = 0, recipe.operators.kernels.float8
-    for weight in weights:
+    for each in weights:
+        weight, ranks = of_rank(each, recipe)
         if base is not None and not weight.trained and weight.quantised_by(base):
             first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
             gathered += ceil_div(first, ranks) * ranks * weight.stacked * weight.copies

@@ -1,0 +1,91 @@
+"""Holds experts that FSDP2's ranks hold different ones of, torchtitan's expert parallelism, against its own code on
+fake tensors, and against hand counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run, runner_of
+
+from memplan.api import estimate
+from memplan.engine.build import build_ledger
+from memplan.engine.layers.moe import experts
+from memplan.engine.layers.moe.dispatched import dispatched
+from memplan.engine.ranks import rank_class
+from memplan.errors import InvalidJob
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+
+H, F, E, K, V, LAYERS = 256, 512, 8, 2, 512, 4
+MODEL = {
+    "model_type": "qwen3_moe", "hidden_size": H, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 512, "moe_intermediate_size": F, "num_experts": E,
+    "num_experts_per_tok": K, "vocab_size": V, "head_dim": 64, "tie_word_embeddings": False, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+JOB: dict[str, Any] = {"model": MODEL, "method": "sft", "trainer": "pytorch", "sequence_length": 2048}
+SPREAD: dict[str, Any] = {"num_gpus": 8, "sharding": "fsdp2", "precision": "bf16-amp", "expert_parallel": 4}
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "traced"), [("none", (256765952, 258846208)), ("full", (105903104, 154306048))]
+)
+def test_the_program_is_torchtitans(
+    monkeypatch: pytest.MonkeyPatch, checkpointing: str, traced: tuple[int, int]
+) -> None:
+    """Its experts and what is around them put into transformers' block, their exchanges copies; torch 2.13."""
+    monkeypatch.setattr(experts, "grouped", dispatched)
+    phases = estimate({**JOB, "precision": "bf16", "gradient_checkpointing": checkpointing}).per_gpu.phases
+    assert (phases["forward"], phases["backward"]) == pytest.approx(traced, rel=6e-4)
+
+
+def rows(**keys: Any) -> dict[str, int]:
+    ledger = build_ledger(rank_class(resolve(read_job({**JOB, **SPREAD, **keys}))).recipe)
+    return {row.name: row.bytes for row in ledger.rows}
+
+
+def test_states_are_shared_as_before_and_weights_are_gathered_without_others_experts() -> None:
+    spread, whole = rows(), rows(expert_parallel=1)
+    assert spread["weights of the policy"] == whole["weights of the policy"]
+    assert spread["AdamW states"] == whole["AdamW states"]
+    dense = 2 * H * H + 2 * H * 128 + H * E + 2 * H + 2 * 64
+    name = "gathered layer, and the all-gathers' outputs"
+    assert whole[name] >= 4 * (dense + 3 * E * F * H)
+    assert spread["next layer, gathered ahead"] == pytest.approx(2 * (dense + 3 * E * F * H // 4), rel=0.001)
+    assert "next layer, gathered ahead" not in whole
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor_parallel": 2}, "tensor_parallel: inline config under FSDP2"),
+        ({"expert_parallel": 3, "num_gpus": 9}, "expert_parallel: 3 does not divide"),
+        ({"fsdp": {"replicate": 4}}, "expert_parallel: inline config under FSDP2"),
+        ({"lora": {"r": 8}}, "expert_parallel: 4 under FSDP2 is not modelled with lora"),
+        ({"model": "gpt-oss-20b"}, "expert_parallel: 4 under FSDP2 is not modelled with eager"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        resolve(read_job({**JOB, **SPREAD, **given}))
+    assert caught.value.message.startswith(message)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner_of(capsys)
+
+
+def test_torchtitans_degree_is_read(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "train.toml"
+    text = '[model]\nname = "qwen3"\nflavor = "30B-A3B"\n[training]\nseq_len = 4096\n[parallelism]\n'
+    path.write_text(text + "expert_parallel_degree = 8\n")
+    job = json.loads(run("estimate", str(path), "--json")[1])["job"]
+    assert (job["expert_parallel"], job["sharding"]) == (8, "fsdp2")
+    path.write_text(
+        text + "expert_parallel_degree = 4\nexpert_tensor_parallel_degree = 2\ntensor_parallel_degree = 2\n"
+    )
+    assert run("check", str(path), "--gpu", "h100-80gb")[0] == 2
