@@ -224,7 +224,7 @@ def test_a_longer_batch_is_solved_for_and_estimated_again() -> None:
 def test_fragments_other_processes_and_limits_are_told_apart() -> None:
     fragmented = messages(TORCH_2.format(asked="2.00 GiB"))[0]
     assert is_fragmented(fragmented)
-    assert diagnose(TORCH_2.format(asked="2.00 GiB")).advice[0].title == "let segments grow in place"
+    assert diagnose(TORCH_2.format(asked="2.00 GiB")).advice[0].title == "expandable segments"
     crowded = (
         "CUDA out of memory. Tried to allocate 2.11 GiB. GPU 0 has a total capacity of 14.74 GiB of which 1.65 GiB is "
         "free. Process 11 has 6.29 GiB memory in use. Process 12 has 6.79 GiB memory in use. Of the allocated memory "

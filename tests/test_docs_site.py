@@ -3,12 +3,18 @@ fence is left as it is, and pictures are made of the command beside them.
 """
 
 import importlib.util
+import re
+import shlex
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+
+from memplan.cli.commands import whole_command
+from memplan.cli.spelling import spelling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,10 +83,45 @@ def test_a_picture_is_drawn_by_the_command_beside_it(monkeypatch: pytest.MonkeyP
 def test_every_tutorial_ends_with_a_job_that_fits(name: str) -> None:
     text = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
     _, _, end = text.partition("## 3. What fits")
-    assert "more were asked for" in text
+    assert "iB more " in text
     assert "Does not fit" in text
     assert ": fits " in end
     chinese = (ROOT / "docs" / "tutorials" / f"{name}.zh.md").read_text(encoding="utf-8")
     assert build.IMAGE.findall(chinese) == [file.replace(".svg", "_zh.svg") for file in build.IMAGE.findall(text)]
     theirs = [match.group("form", "command") for match in build.BLOCK.finditer(chinese)]
     assert theirs == [match.group("form", "command") for match in build.BLOCK.finditer(text)]
+
+
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*memplan ([^\n#|>]+)", re.MULTILINE)
+NAMED = re.compile(r"`memplan ([^`\n]+)`")
+
+
+def commands_of(page: str) -> list[str]:
+    """What a page tells to type, in a fence or a sentence; the outputs that it shows are those of real runs."""
+    text = build.BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8")).replace("\\\n", " ")
+    fenced = [typed for fence in FENCE.findall(text) for typed in TYPED.findall(fence)]
+    return [*fenced, *NAMED.findall(FENCE.sub("", text))]
+
+
+@cache
+def options_of(name: str) -> frozenset[str]:
+    """Every option of a command."""
+    group = whole_command()
+    context = group.make_context("memplan", ["estimate"], resilient_parsing=True)
+    context.meta["arguments"] = ["--help-all"]
+    params = group.get_command(context, name).params
+    return frozenset(option for each in params for option in (*each.opts, *each.secondary_opts)) | {"--help", "--help-all"}
+
+
+@pytest.mark.slow
+def test_every_command_of_a_page_is_one_that_memplan_has() -> None:
+    """Its name and each of its options; whether it answers depends on files of the reader's."""
+    said = [(page, command) for page in build.PAGES for command in commands_of(page)]
+    assert len(said) > 100
+    for page, command in said:
+        name, *words = shlex.split(command.replace("…", ""))
+        options = [word.partition("=")[0].strip(",.;") for word in words if re.match(r"--\w", word)]
+        known = options_of(name.strip(".,;")) if not name.startswith("-") and name.islower() else frozenset(options)
+        unknown = [each for each in options if f"--{spelling(each[2:])}" not in known and each not in known]
+        assert unknown == [], (page, command)

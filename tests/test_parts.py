@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from commands import Run, runner_of
 
+from memplan.cli.app import main
 from memplan.errors import InvalidJob, UsageError
 from memplan.frameworks import checking
 from memplan.frameworks.checking import check_all, worst
@@ -68,6 +69,7 @@ def test_one_of_several_is_named(write: Callable[[str, str], None], run: Run) ->
     assert read_target("train.sh:9", {}).job.batch_size == 8
     with pytest.raises(UsageError, match="no training in line 5"):
         read_target("train.sh:5", {})
+    assert main(["estimate", "train.sh:9", "--quiet"]) == 0
     code, out, _ = run("train.sh", "train.sh:9", "--gpu", "h100-80gb")
     assert code == 2
     assert [line.partition(": ")[0] for line in out.splitlines() if line[0] != " "] == [

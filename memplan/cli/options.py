@@ -210,13 +210,19 @@ def read_given(values: Mapping[str, Any]) -> "JobInput":
     """The job that MODEL, the files beside it and the options describe: a framework's file is read as its own."""
     model, keys = collect(values)
     beside, framework = values.get("with_") or (), values.get("framework") or ""
-    if beside or framework or (model is not None and (" " in model or os.path.isfile(model))):
+    if beside or framework or (model is not None and _is_of_files(model)):
         from memplan.frameworks.reading import read_target as read_files
 
         return read_files(model, keys, beside, framework)
     from memplan.jobs import read_target
 
     return read_target(model, keys)
+
+
+def _is_of_files(model: str) -> bool:
+    """Whether MODEL is a command line, a file, or a training of one: train.sh:40."""
+    path, _, line = model.rpartition(":")
+    return " " in model or os.path.isfile(model) or (line.isdecimal() and os.path.isfile(path))
 
 
 def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
