@@ -111,7 +111,8 @@ def options_of(name: str) -> frozenset[str]:
     context = group.make_context("memplan", ["estimate"], resilient_parsing=True)
     context.meta["arguments"] = ["--help-all"]
     params = group.get_command(context, name).params
-    return frozenset(option for each in params for option in (*each.opts, *each.secondary_opts)) | {"--help", "--help-all"}
+    own = {option for each in params for option in (*each.opts, *each.secondary_opts)}
+    return frozenset(own | {"--help", "--help-all"})
 
 
 @pytest.mark.slow
