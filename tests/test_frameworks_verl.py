@@ -373,3 +373,23 @@ def test_a_reward_model_has_an_engine_of_its_own(tmp_path: Path) -> None:
     apart = read(tmp_path, f"{asked} {at}enable_resource_pool=True")
     assert not apart.job.extra_models
     assert not deciding(apart)
+
+
+REWARD = "reward_model.enable=True reward_model.micro_batch_size_per_gpu=16 reward_model.model.path="
+
+
+@pytest.mark.parametrize(
+    ("more", "above", "scored"),
+    [
+        (f"{REWARD}Qwen/Qwen2.5-0.5B", [True], 16 * 1024),
+        (f"{REWARD}Qwen/Qwen2.5-1.5B", [False], None),
+        (f"{REWARD}nobody/reward", [False], None),
+        (f"{REWARD}Qwen/Qwen2.5-1.5B reward_model.enable_resource_pool=True", [], None),
+    ],
+)
+def test_a_reward_model_that_waits_on_the_host_scores_as_the_policy_does(
+    tmp_path: Path, more: str, above: list[bool], scored: int | None
+) -> None:
+    found = read(tmp_path, f"{RL} {more}")
+    assert [each.above for each in found.unread if each.key == "reward_model.enable"] == above
+    assert found.job.logprob_token_budget == scored

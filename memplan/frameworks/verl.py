@@ -86,7 +86,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     shared = copies_shared(keys, at) if megatron else ulysses(keys, ACTOR, at)
     world = gpus(keys, 8, shared)
     tokens_shared = degrees(keys, at).get("context_parallel", 1) if megatron else shared
-    update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
+    tokens = update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
     key = reference_key(keys)
     rank = read_model(keys, MODEL, megatron)
     host = not megatron or bool(keys.flag("actor_rollout_ref.ref.megatron.param_offload"))
@@ -100,7 +100,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     if method == "ppo":
         read_critic(keys, megatron, max(1, world // shared), tokens_shared)
     read_optimizer(keys, f"{ACTOR}optim.")
-    _beside(keys)
+    _beside(keys, tokens)
     read_rollout(keys, found.config, at)
 
 
@@ -117,9 +117,9 @@ def _of_a_fork(keys: Keys, estimator: str) -> str:
     return "ppo" if critic else "grpo"
 
 
-def _beside(keys: Keys) -> None:
+def _beside(keys: Keys, tokens: int) -> None:
     """Models on the trainer's cards beside it."""
-    read_reward(keys)
+    read_reward(keys, tokens)
     if keys.flag("distillation.enabled"):
         keys.warn("distillation.enabled", "the model that scores or teaches is not counted", "model")
     trained = next((key for key in keys.settings.values if TRAINED_REWARD.match(key)), "")
