@@ -66,15 +66,19 @@ def test_every_example_is_in_its_readme() -> None:
 
 @pytest.mark.slow
 def test_parts_of_an_array_make_the_whole(tmp_path: Path) -> None:
-    """As Slurm starts them, one after another here: its variables say which of how many."""
+    """As Slurm starts them, one after another here: a copy of the script in its spool, and variables that say which of
+    how many."""
     shim = tmp_path / "memplan"
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memplan "$@"\n', encoding="utf-8")
     shim.chmod(0o755)
     kept = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    script = tmp_path / "slurm_script"
+    script.write_bytes((ROOT / "examples" / "sweep_slurm.sh").read_bytes())
+    array = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3"}
     for part in ("1", "2", "3"):
-        own = {"ROWS": str(tmp_path), "SLURM_ARRAY_TASK_ID": part, "SLURM_ARRAY_TASK_COUNT": "3"}
-        script = ["bash", str(ROOT / "examples" / "sweep_slurm.sh")]
-        subprocess.run(script, env=kept | own, check=True, capture_output=True, timeout=120)
+        own = {**kept, **array, "SLURM_ARRAY_TASK_ID": part}
+        subprocess.run(["bash", str(script)], env=own, check=True, capture_output=True, timeout=120)
     whole = [
         "memplan",
         "compare",
@@ -84,4 +88,4 @@ def test_parts_of_an_array_make_the_whole(tmp_path: Path) -> None:
         str(tmp_path / "whole.csv"),
     ]
     subprocess.run([sys.executable, "-m", *whole], env=kept, check=True, capture_output=True, timeout=120)
-    assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert (tmp_path / "rows-7" / "rows.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
