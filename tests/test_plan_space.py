@@ -176,6 +176,19 @@ def test_layouts_of_one_gpu_of_a_node_and_of_two() -> None:
     assert layouts(space(num_gpus=1)._replace(offload=True))[0] == {"sharding": "none", "offload": ["activations"]}
 
 
+def test_a_trainer_without_liger_compiles() -> None:
+    """torchtune has a switch for one alone, TRL for both: Liger's kernels come first."""
+    found = {}
+    for trainer in ("torchtune", "trl"):
+        job = {"model": "llama-3.1-8b", "method": "sft", "trainer": trainer, "gpu": "h100-80gb", "num_gpus": 8}
+        space = question(read_job(job)).space
+        found[trainer] = (
+            values(space, {"sharding": "fsdp2"}, "compile"),
+            values(space, {"sharding": "fsdp2"}, "kernels"),
+        )
+    assert found == {"torchtune": ((False, True), ()), "trl": ((), ("none", "liger"))}
+
+
 @pytest.mark.parametrize(("gpus", "said"), [(1024, False), (100_000, True)])
 def test_a_batch_beyond_all_that_is_published_is_said(gpus: int, said: bool) -> None:
     job = {"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": gpus}

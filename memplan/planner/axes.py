@@ -30,6 +30,8 @@ def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:
     axes = {key: axis for key in OTHERS if (axis := values(space, layout, key))}
     for chosen in product(*axes.values()):
         found = dict(zip(axes, chosen, strict=True))
+        if found.get("compile") and found.get("offload"):  # what a graph sends to the host is counted as without it
+            continue
         if not (found.get("recompute_modules") and found["gradient_checkpointing"] != "selective"):
             yield {key: value for key, value in found.items() if value is not None}
 
@@ -90,8 +92,10 @@ def _known(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
 
 
 def _has_liger(space: Space, layout: Mapping[str, Any]) -> bool:
-    """Whether Liger has kernels for the model's layers: not in Megatron's, nor where DTensors run through them."""
-    runs = not trainer_of(space, layout).megatron and not is_native(layout)
+    """Whether Liger has kernels for the model's layers, and the trainer a switch for it: not in Megatron's, nor where
+    DTensors run through them."""
+    trainer = trainer_of(space, layout)
+    runs = not trainer.megatron and not is_native(layout) and trainer.can_be_told("kernels", "liger", space.gpus > 1)
     return runs and space.spec.family in LIGER and space.vendor in OF_LIGER
 
 

@@ -129,11 +129,12 @@ TORCHTUNE: Switches = MappingProxyType(
         "optimizer_impl": ("fused", "auto", "foreach"),
         "attention": ("sdpa",),
         "quantization": ("none", "nf4-torchao"),
+        "compile": (False, True),
         "reference": ("auto",),
     }
 )
 """torchtune 0.7 recipes/: fsdp_cpu_offload, fsdp_reshard_after_forward, enable_activation_checkpointing,
-enable_activation_offloading, quantize_base."""
+enable_activation_offloading, quantize_base, compile."""
 LLM_FOUNDRY: Switches = MappingProxyType(
     {
         **OWN_HEAD,
