@@ -108,3 +108,31 @@ def test_a_divergence_from_a_reference_that_is_not_read_is_unclear() -> None:
     Path("run.sh").write_text(f"{RUN} --lm_kl_coeff 0.1\n")
     found = check_file("run.sh", CARD)
     assert (found.fits, [each["key"] for each in found.unread]) == ("unclear", ["lm_kl_coeff"]), found.text
+
+
+BY_TRL = """from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+parser = TrlParser((ScriptArguments, DPOConfig, ModelConfig))
+script, args, model_args = parser.parse_args_and_config()
+model = AutoModelForCausalLM.from_pretrained(
+    model_args.model_name_or_path, attn_implementation=model_args.attn_implementation, torch_dtype="bfloat16"
+)
+DPOTrainer(model=model, args=args, train_dataset=data, peft_config=get_peft_config(model_args)).train()
+"""
+OF_TRL = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 768\nper_device_train_batch_size: 4\nbf16: true\nenv: {A: b}\n"
+)
+
+
+def test_the_config_of_a_command_stands_under_its_options(tmp_path: Path) -> None:
+    (tmp_path / "dpo.py").write_text(BY_TRL)
+    (tmp_path / "dpo.yaml").write_text(OF_TRL)
+    script = tmp_path / "run.sh"
+    script.write_text("accelerate launch dpo.py --config dpo.yaml --per_device_train_batch_size 2\n")
+    found = check_file(str(script), {"gpu": "h100-80gb", "num_gpus": 2})
+    job = {key: found.job.get(key) for key in ("model", "method", "sequence_length", "batch_size", "attention")}
+    said = {"model": "Qwen/Qwen2.5-0.5B", "method": "dpo", "sequence_length": 768, "batch_size": 2, "attention": "sdpa"}
+    assert (found.fits, job) == ("yes", said), found.text
+    (tmp_path / "dpo.yaml").unlink()  # what it says nobody knows: not even TRL's defaults stand
+    lost = check_file(str(script), {"gpu": "h100-80gb", "num_gpus": 2})
+    assert (lost.fits, "model is not known" in lost.text) == ("unclear", True)

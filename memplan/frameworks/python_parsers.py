@@ -96,9 +96,30 @@ def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[s
         else:
             rest = {name: value for name, value in mine.items() if name not in taken}
             name = each.name if isinstance(each, Ref) else "arguments"
-            filled = {**rest, "?command": bool(left)}
+            unsaid = UNSAID if name.endswith("ModelConfig") and left and "config" not in left else {}
+            filled = {**unsaid, **rest, "?command": bool(left)}
             found.append(Thing(name, call.place, filled, places) if isinstance(each, Ref) else call.unknown())
     return tuple(found)
+
+
+UNSAID = {
+    "attn_implementation": None, "load_in_4bit": False, "load_in_8bit": False, "use_peft": False,
+    "trust_remote_code": False, "model_revision": "main",
+}  # fmt: skip
+"""Defaults of TRL's ModelConfig that no version changed (model_config.py, 0.9 to 1.16)."""
+
+
+def _of_config(call: Call) -> Any:
+    """``TrlParser.parse_args_and_config()``: the command's options over what the file of its ``--config`` says."""
+    given, places = call.run.known.arguments, call.run.known.places
+    name = given.get("config")
+    found = call.run.files.data(name) if isinstance(name, str) else None
+    if found is None:
+        return _instances(call)
+    values = {key: value for key, value in found.settings.values.items() if key != "env"}
+    at = {key: Place(found.path, found.settings.lines.get(key, 1)) for key in values}
+    options = {key: value for key, value in given.items() if key != "config"}
+    return _instances(call, {**values, **options}, {**at, **{key: places[key] for key in options if key in places}})
 
 
 def _one_of(call: Call) -> Any:
@@ -115,7 +136,7 @@ PARSER: Mapping[str, Callable[[Call], Any]] = {
     "parse_args_into_dataclasses": lambda call: (
         (*_instances(call), []) if call.named.get("return_remaining_strings") else _instances(call)
     ),
-    "parse_args_and_config": _instances,
+    "parse_args_and_config": _of_config,
     "parse_yaml_file": _of_file,
     "parse_json_file": _of_file,
     "parse_yaml_and_args": _instances,
