@@ -33,7 +33,7 @@ AGREES = 0.01
 ROUNDING = 0.001
 """Of the allocated peak: so little do sums of the ledger's rows and of the play's blocks differ by rounding alone."""
 SPREAD = 0.15
-"""Of what comes and goes: 45 of 52 published one-GPU runs of training hold so nearly what their play holds."""
+"""Of what comes and goes: 46 of 52 published one-GPU runs of training hold so nearly what their play holds."""
 DOUBT = 0.05
 """Of what comes and goes: added to what is needed, beside the margin, for what no play sees."""
 

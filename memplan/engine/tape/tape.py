@@ -235,7 +235,7 @@ class Tape:
         ready: list[tuple[int, Node]],
     ) -> None:
         """Hand each result to its consumer; a second gradient for one tensor is added out of place, or, on a real
-        device, into one of the two that nobody else holds (torch/csrc/autograd/input_buffer.cpp).
+        device, into the one that came first, if nobody else holds that (torch/csrc/autograd/input_buffer.cpp).
         """
         results += [None] * (len(edges) - len(results))
         results.reverse()
@@ -249,8 +249,7 @@ class Tape:
                 if buffer[slot] is None:
                     buffer[slot] = results[-1]
                 elif not (self.in_place and is_own(buffer, slot)):
-                    own = self.in_place and is_own(results, -1)
-                    buffer[slot] = results[-1] if own else self.gradient(results[-1], "sum of gradients")
+                    buffer[slot] = self.gradient(results[-1], "sum of gradients")
                 del buffer  # a name of ours would count as another holder in ``is_own``
             results.pop()
             waiting[node] -= 1
