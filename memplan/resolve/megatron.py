@@ -7,6 +7,7 @@ pipeline_parallel/schedules.py.
 from __future__ import annotations
 
 from memplan.errors import InvalidJob
+from memplan.resolve.freezing import PROJECTOR, TOWER
 from memplan.resolve.megatron_adapters import adapters_refused, check_adapters, megatron_targets
 from memplan.resolve.megatron_stages import check_interleaved, check_stages
 from memplan.resolve.notes import Notes
@@ -41,12 +42,15 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
         return f"a base in {job.quantization}"
     if spec.encoder is not None or spec.task != "causal":
         return "an encoder"
-    if spec.tower is not None:
-        return "a vision tower"
+    if spec.tower is not None and (spec.tower.crossed or spec.resting or job.lora is not None):
+        return "a vision tower whose layers cross the model's" if job.lora is None else "adapters beside a vision tower"
     if job.pair_pass != "concatenated":
         return f"pair_pass {job.pair_pass}"
-    if (job.method == "ppo" and trainer.rollouts.critic not in PARTED) or job.method == "distill" or job.freeze:
-        return "a critic, a teacher or frozen weights"
+    if (job.method == "ppo" and trainer.rollouts.critic not in PARTED) or job.method == "distill":
+        return "a critic or a teacher"
+    inside = any(run.layer.frozen for run in spec.runs)
+    if job.freeze and (inside or not spec.frozen or not spec.frozen <= {TOWER, PROJECTOR}):
+        return "frozen weights of the language model"
     if job.precision not in STORED:
         return f"precision {job.precision}"
     if job.kernels not in ("none", "te"):
@@ -142,6 +146,11 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
     )
     if any(getattr(mixer, "style", "") == "sinks" for mixer in spec.mixers) and job.attention != "eager":
         notes.assume("attention: sinks within the fused kernel (TransformerEngine 2.8 with cuDNN 9.13 and later)")
+    if spec.tower is not None:
+        notes.assume(
+            "vision tower: transformers' own module, whole on every rank of the first pipeline stage, and not "
+            "recomputed; little is measured"
+        )
     if settings.fp8_format:
         notes.assume(
             f"megatron.fp8_format: inputs of products are saved in FP8 ({settings.fp8_recipe}); little is measured; "

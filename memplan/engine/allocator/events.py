@@ -90,6 +90,7 @@ def _has_played_stages(recipe: Recipe) -> bool:
     settings = recipe.megatron
     return (
         recipe.parallel.virtual == 1
+        and recipe.model.tower is None
         and not settings.optimizer_cpu_offload
         and not (settings.fp8_format and settings.fp8_param_gather)
         and not recipe.others.residents

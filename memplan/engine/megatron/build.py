@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
+from memplan.engine.before_layers import TowerTrace
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, mtp
 from memplan.engine.megatron.activations import enter_activations, layer_instants
@@ -14,6 +15,7 @@ from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.states import enter_states
 from memplan.engine.megatron.steps import Held
+from memplan.engine.megatron.vision import BACKWARD, FORWARD, enter_vision, tower_trace
 from memplan.engine.megatron.weights import Share, padded_vocabulary, rank_shares, with_adapters
 from memplan.engine.rollouts import enter_rollout
 from memplan.spec.lora import EMBEDDING
@@ -61,6 +63,11 @@ class MegatronParts:
         return head.tail(self.recipe, self.shape, self.vocabulary) if self.recipe.parallel.last else None
 
     @cached_property
+    def tower(self) -> TowerTrace | None:
+        """The vision tower's pass, on the first stage."""
+        return tower_trace(self.recipe)
+
+    @cached_property
     def trains_embedding(self) -> bool:
         """Whether a gradient of the embedding's table is made here."""
         return self.recipe.parallel.first and head.trains(self.recipe, EMBEDDING)
@@ -71,7 +78,9 @@ class MegatronParts:
         loss = [f"{PASS}.{point}" for point, _ in self.tail.at] if self.tail else []
         embedding = [f"{PASS}.embedding-backward"] if self.trains_embedding else []
         layers = layer_instants(self.shape, self.chunks)
-        return (f"{PASS}.layer-forward", f"{PASS}.forward", *loss, *layers, *embedding, STEP)
+        before = (FORWARD,) if self.tower is not None else ()
+        after = (BACKWARD,) if self.tower is not None and self.tower.backward else ()
+        return (*before, f"{PASS}.layer-forward", f"{PASS}.forward", *loss, *layers, *embedding, *after, STEP)
 
 
 def megatron_ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
@@ -89,6 +98,7 @@ def _enter_states(ledger: Ledger, parts: MegatronParts) -> None:
 
 def _enter_activations(ledger: Ledger, parts: MegatronParts) -> None:
     enter_activations(ledger, parts.shape, parts.chunks)
+    enter_vision(ledger, parts.tower, parts.chunks[0].in_flight)
 
 
 def _enter_head(ledger: Ledger, parts: MegatronParts) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memplan.engine.megatron.adapters import matrices, product
 from memplan.engine.megatron.stages import Chunk, chunks_of
+from memplan.engine.tensors import tower_weights
 from memplan.spec.layer import Layer
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.megatron import Megatron
@@ -101,7 +102,7 @@ def before_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> lis
         return []
     vocabulary = padded_vocabulary(spec, degrees, settings) // degrees.tensor
     width = spec.embedding_width or spec.hidden_size
-    return [Share("word embedding", vocabulary, width, 1, linears=(EMBEDDING,)), *_outside(spec)]
+    return [*_tower(spec), Share("word embedding", vocabulary, width, 1, linears=(EMBEDDING,)), *_outside(spec)]
 
 
 def behind_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> list[Share]:
@@ -134,6 +135,24 @@ def _outside(spec: ModelSpec) -> Iterator[Share]:
             yield Share(linear.name, linear.parameters, 1, 1, replicated=True)
         for norm in part.norms:
             yield from _norm(norm, 1)
+
+
+def _tower(spec: ModelSpec) -> Iterator[Share]:
+    """Every parameter of a vision tower and its projector, whole on every rank. Megatron's buffers hold what asks for a
+    gradient, whether or not an image gives it one."""
+    if spec.tower is None:
+        return
+    for weight in tower_weights(spec, spec.tower, True, None):
+        asks = weight.trained or weight.idle
+        yield Share(
+            f"vision tower, {weight.name}",
+            weight.rows * weight.stacked,
+            weight.columns,
+            weight.copies,
+            product=weight.columns > 1,
+            replicated=True,
+            trained=asks,
+        )
 
 
 def _mtp(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> Iterator[Share]:
