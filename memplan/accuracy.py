@@ -227,6 +227,7 @@ def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> I
         "bytes of a token": engine.kv_bytes_per_token,
         "tokens of the cache": engine.kv_tokens,
         "cache": engine.kv_bytes,
+        "asleep": engine.asleep_bytes,
         "device": device.expected,
         STARTS: 1 if engine.starts and (fits or row.meters.get(STARTS) == 1) else 2,
     }

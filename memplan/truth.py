@@ -30,6 +30,7 @@ ENGINE = {
     "bytes of a token": "kv_bytes_per_token",
     "tokens of the cache": "kv_tokens",
     "cache": "kv_bytes",
+    "asleep": "asleep_bytes",
     "device": "device_bytes",
 }
 """What a row of a generation engine alone (method generate) tells; and ``starts``, true or false."""

@@ -167,10 +167,10 @@ TRAINER = (
     Wording("trainer", "train_mem_gpu_alloc_delta", r"train_mem_gpu_alloc_delta\s*= *<train_alloc_MiB>MB"),
     Wording("trainer", "init_mem_gpu_alloc_delta", r"\binit_mem_gpu_alloc_delta\s*= *<init_alloc_MiB>MB"),
     Wording("trainer", "before_init_mem_gpu", r"before_init_mem_gpu\s*= *<before_init_MiB>MB"),
-    Wording("trainer", "train_mem_gpu_peaked_delta", r"train_mem_gpu_peaked_delta\"{is}<train_peaked_B>"),
-    Wording("trainer", "train_mem_gpu_alloc_delta", r"train_mem_gpu_alloc_delta\"{is}<train_alloc_B>"),
-    Wording("trainer", "init_mem_gpu_alloc_delta", r"\"init_mem_gpu_alloc_delta\"{is}<init_alloc_B>"),
-    Wording("trainer", "before_init_mem_gpu", r"before_init_mem_gpu\"{is}<before_init_B>"),
+    Wording("trainer", "train_mem_gpu_peaked_delta", r"train_mem_gpu_peaked_delta['\"]{is}<train_peaked_B>"),
+    Wording("trainer", "train_mem_gpu_alloc_delta", r"train_mem_gpu_alloc_delta['\"]{is}<train_alloc_B>"),
+    Wording("trainer", "init_mem_gpu_alloc_delta", r"['\"]init_mem_gpu_alloc_delta['\"]{is}<init_alloc_B>"),
+    Wording("trainer", "before_init_mem_gpu", r"before_init_mem_gpu['\"]{is}<before_init_B>"),
     # nvidia-smi's table
     Wording("trainer", "mib /", r"\| +<device_MiB>MiB / +<total_MiB>MiB \|"),
 )

@@ -13,7 +13,7 @@ from memplan.units import format_bytes
 
 ROOMY = 120
 """From this width on there is a column for what a change frees, beside the new total."""
-LESS_ON_HOST = "Change rollout.sleep: 2 or none, or what trainer_offload puts there"
+LESS_ON_HOST = "Less there: --set rollout.sleep=2 or none, or less of --trainer-offload"
 STYLES = {"yes": "good", "tight": "warn", "no": "bad", "unclear": "warn"}
 
 

@@ -180,11 +180,12 @@ def _check_te(trainer: Trainer) -> None:
 
 def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
     """Its adapters, norms and rotary embedding, by its own code, for what FastLanguageModel loads on one GPU."""
-    supervised = METHODS[job.method].name == "sft"
+    supervised, online = METHODS[job.method].name == "sft", METHODS[job.method].online
+    beside = "; its engine is rollout.shared_weights: true" if online else ""
     refused = (
         (spec.family not in UNSLOTH or not _plain_layers(spec), spec.family, "modelled: " + ", ".join(UNSLOTH)),
         (job.lora is None, "full training, which runs transformers' own modules", "add lora, or leave kernels out"),
-        (not supervised, f"method {job.method}", "use method sft, or leave kernels out"),
+        (not supervised, f"method {job.method}", "use method sft, or leave kernels out" + beside),
         (job.num_gpus > 1, "several GPUs", "use num_gpus: 1, or leave kernels out"),
         (job.quantization not in UNSLOTH_BASES, job.quantization, "use nf4 or nf4-double, or leave kernels out"),
         (
