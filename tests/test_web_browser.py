@@ -176,6 +176,22 @@ def test_what_takes_too_long_is_ended_and_the_next_is_answered(page: Any, site: 
     assert page.evaluate(ASK, ["estimate", body])[0] == 200
 
 
+def test_where_the_memory_that_was_kept_is_of_no_use_python_starts_anew(page: Any, site: str) -> None:
+    """Elsewhere it is of use: the engine says so as it begins."""
+    body = json.dumps({"model": "smollm2-135m", "method": "dpo", "gpu": "t4"})
+    page.goto(site)
+    assert page.evaluate(ASK, ["start", ""]) == [200, "kept"]
+    answer = page.evaluate(ASK, ["estimate", body])
+    page.context.route("**/kept.json", lambda route: route.fulfill(json=route.fetch().json() | {"size": 1 << 16}))
+    page.evaluate(
+        "navigator.serviceWorker.getRegistrations().then((all) => Promise.all(all.map((each) => each.unregister())))"
+    )
+    page.reload()
+    assert page.evaluate(ASK, ["start", ""]) == [200, ""]
+    assert page.evaluate(ASK, ["estimate", body]) == answer
+    page.context.unroute("**/kept.json")
+
+
 def test_it_works_offline_once_it_was_there(context: Any, folder: Path) -> None:
     page = context.new_page()
     with served(folder) as there:

@@ -35,7 +35,6 @@ LEFT_OF_WEB = (
     "server.py",
     "serving.py",
     "lanes.py",
-    "worker.py",
     "alone.py",
     "build.py",
     "page.py",
@@ -52,7 +51,7 @@ POLICY = (
 
 def build(folder: Path, pyodide: Path | None = None, core: Path | None = None) -> None:
     """Write the site into a folder, which is made. Raises UsageError where something for it is not to be had."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / "engine.zip").exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / "engine.bin").exists():
         raise UsageError(f"{folder} holds something else", "name a new folder")
     with tempfile.TemporaryDirectory() as rest:
         scratch = Path(rest)
@@ -65,8 +64,7 @@ def build(folder: Path, pyodide: Path | None = None, core: Path | None = None) -
             for name, data in engine_files(wheel):
                 archive.writestr(name, data)
         compiler = PACKAGE / "web" / "static" / "compile.mjs"
-        made = map(str, (python, scratch / "source.zip", folder / "engine.zip", folder / "snapshot.bin"))
-        done(["node", str(compiler), *made])
+        done(["node", str(compiler), str(python), str(scratch / "source.zip"), str(folder)])
     for name in MAKERS:
         found = page_file(name)
         assert found is not None

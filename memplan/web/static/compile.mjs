@@ -1,20 +1,20 @@
-// Compiles Python for the browser's Python, by that Python, and keeps its memory as it is once it has what the engine
-// imports of the standard library: compile.mjs PYODIDE IN.zip OUT.zip SNAPSHOT. (Not more: a snapshot cannot hold what
-// pydantic-core, a library beside the interpreter, has made.)
+// Compiles Python for the browser's Python, by that Python, and keeps its memory as it is once it has answered:
+// compile.mjs PYODIDE IN.zip DIR. Into DIR go `engine.bin`, the files, `core.wasm`, the library beside the interpreter,
+// `snapshot.bin`, the memory, and `kept.json`: where that library lies in it, and how large what is.
 import fs from "node:fs";
 import path from "node:path";
 import zlib from "node:zlib";
 import { pathToFileURL } from "node:url";
 
-const [pyodide, from, to, kept] = process.argv.slice(2).map((each) => path.resolve(each));
+const [pyodide, from, folder] = process.argv.slice(2).map((each) => path.resolve(each));
 const { loadPyodide } = await import(pathToFileURL(path.join(pyodide, "pyodide.mjs")).href);
-const indexURL = pyodide + path.sep;
-const python = await loadPyodide({ indexURL });
+const SITE = "/lib/python3.14/site-packages";
+const python = await loadPyodide({ indexURL: pyodide + path.sep, _makeSnapshot: true });
 python.FS.writeFile("/in.zip", fs.readFileSync(from));
-const imported = python.runPython(`
-import py_compile, sys, zipfile
-taken = zipfile.ZipFile("/in.zip")
-with zipfile.ZipFile("/out.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
+const [names, contents] = python.runPython(`
+import py_compile, zipfile
+names, contents = [], []
+with zipfile.ZipFile("/in.zip") as taken:
     for name in sorted(taken.namelist()):
         data = taken.read(name)
         if name.endswith(".py"):
@@ -23,15 +23,46 @@ with zipfile.ZipFile("/out.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as 
             made = py_compile.compile("/source.py", "/made.pyc", dfile=name, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
             with open(made, "rb") as file:
                 name, data = name + "c", file.read()
-        out.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
-zipfile.ZipFile("/out.zip").extractall("/engine")
-sys.path.append("/engine")
+        names.append(name)
+        contents.append(data)
+names, contents
+`).toJs();
+const kept = await loadPyodide({ indexURL: pyodide + path.sep, _makeSnapshot: true });
+const packed = (name, data) => fs.writeFileSync(path.join(folder, name), zlib.gzipSync(data, { level: 9 }));
+const core = names.findIndex((name) => name.endsWith(".so"));
+names.forEach((name, at) => {
+  kept.FS.mkdirTree(path.posix.dirname(`${SITE}/${name}`));
+  kept.FS.writeFile(`${SITE}/${name}`, contents[at]);
+});
+kept._module.wasmTable.grow(64); // some browsers put functions of their own there
+const start = `
+import gc, importlib, json
+importlib.invalidate_caches()
+gc.disable()
 from memplan.web.answers import in_folder
-status, text = in_folder("/tmp/requests", "estimate", '{"model": "llama-3.1-8b", "method": "dpo", "gpu": "h100-80gb"}')
-assert status == 200, text
-" ".join(name for name in sys.modules if name.partition(".")[0] in sys.stdlib_module_names and name != "__main__")
+
+def answered(kind, body):
+    status, text = in_folder("/tmp/requests", kind, body)
+    return f"{status} {text}"
+`;
+kept.runPython(`${start}
+from memplan.web.worker import WARM
+
+for body in WARM:
+    for more in ({}, {"quick": True, "dressed": True}):
+        found = answered("estimate", json.dumps(body | more))
+        assert found.startswith("200 "), found
+gc.collect()
+gc.freeze()
 `);
-fs.writeFileSync(to, python.FS.readFile("/out.zip"));
-const bare = await loadPyodide({ indexURL, _makeSnapshot: true });
-bare.runPython(`import importlib\nfor name in "${imported}".split(): importlib.import_module(name)`);
-fs.writeFileSync(kept, zlib.gzipSync(bare.makeMemorySnapshot(), { level: 9 }));
+const module = kept._module;
+const [handle, library] = Object.entries(module.LDSO.loadedLibsByHandle).find(([, each]) => each.name.endsWith(".so"));
+const [memory, bytes, table, , data, size] = module.HEAPU32.subarray(handle / 4 + 3, handle / 4 + 9);
+module.HEAPU8.fill(0, data, data + size); // the file itself, which nobody reads again
+const snapshot = kept.makeMemorySnapshot();
+packed("snapshot.bin", snapshot);
+packed("engine.bin", Buffer.concat(contents.filter((_, at) => at !== core)));
+fs.writeFileSync(path.join(folder, "core.wasm"), contents[core]);
+const files = names.map((name, at) => [`${SITE}/${name}`, contents[at].length]).filter((_, at) => at !== core);
+const told = { size: snapshot.length, core: { name: library.name, handle: Number(handle), memory, table, bytes }, files, start };
+fs.writeFileSync(path.join(folder, "kept.json"), JSON.stringify(told));
