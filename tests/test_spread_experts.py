@@ -16,6 +16,8 @@ from memplan.engine.layers.moe import experts
 from memplan.engine.layers.moe.dispatched import dispatched
 from memplan.engine.ranks import rank_class
 from memplan.errors import InvalidJob
+from memplan.planner.planning import question
+from memplan.planner.space import layouts
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
@@ -89,3 +91,9 @@ def test_torchtitans_degree_is_read(tmp_path: Path, run: Run) -> None:
         text + "expert_parallel_degree = 4\nexpert_tensor_parallel_degree = 2\ntensor_parallel_degree = 2\n"
     )
     assert run("check", str(path), "--gpu", "h100-80gb")[0] == 2
+
+
+def test_plans_have_it_beside_fsdp2() -> None:
+    space = question(read_job({**JOB, "num_gpus": 8, "gpu": "h100-80gb", "global_batch_size": 8, "sharding": "fsdp2"}))
+    found = {layout.get("expert_parallel", 1) for layout in layouts(space.space)}
+    assert found == {1, 2, 4, 8}

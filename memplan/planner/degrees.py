@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from memplan.resolve.native import grouped_heads, unmodelled, unsplit
+from memplan.resolve.native import grouped_heads, unmodelled, unsplit, unspread
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 
@@ -34,7 +34,8 @@ def chunks(layers: int) -> list[int]:
 
 def is_native(layout: Mapping[str, Any]) -> bool:
     """Whether torch's own parallelism stands beside FSDP2."""
-    return layout.get("sharding") == "fsdp2" and any((layout.get(key) or 1) > 1 for key in NATIVE)
+    keys = (*NATIVE, "expert_parallel")
+    return layout.get("sharding") == "fsdp2" and any((layout.get(key) or 1) > 1 for key in keys)
 
 
 def native_obstacle(job: Job, spec: ModelSpec) -> str:
@@ -54,7 +55,7 @@ def native(job: Job, spec: ModelSpec, gpus: int, per_node: int, fixed: Mapping[s
     uses no FSDP without. In a pipeline weights stay gathered: its schedules turn resharding off.
     """
     if native_obstacle(job, spec):
-        return []
+        return _spread(job, spec, gpus, fixed)
     most = (min(MOST_TENSOR, per_node), min(MOST_PIPELINE, spec.num_layers), MOST_CONTEXT)
     axes = [_degrees(gpus, limit, fixed.get(key)) for key, limit in zip(NATIVE, most, strict=True)]
     heads, length, found = grouped_heads(spec), job.sequence_length, []
@@ -70,6 +71,22 @@ def native(job: Job, spec: ModelSpec, gpus: int, per_node: int, fixed: Mapping[s
             for again in ((True, False) if p == 1 else (False,))
         ]
     return found
+
+
+def _spread(job: Job, spec: ModelSpec, gpus: int, fixed: Mapping[str, Any]) -> list[Keys]:
+    """FSDP2 with experts spread over 2, 4, 8, … ranks, as torchtitan spreads them."""
+    own = "trainer" not in job.model_fields_set or job.trainer == "pytorch"
+    counts = {run.layer.experts.count for run in spec.runs if run.layer.experts}
+    if not counts or not own or unmodelled(job, spec):
+        return []
+    degrees = [fixed["expert_parallel"]] if "expert_parallel" in fixed else twos(gpus)
+    return [
+        {"sharding": "fsdp2", "reshard_after_forward": again, "expert_parallel": degree}
+        for degree in degrees
+        if degree > 1 and gpus % degree == 0 and not any(count % degree for count in counts)
+        if not unspread(job.model_copy(update={"num_gpus": gpus, "expert_parallel": degree}), spec)
+        for again in (True, False)
+    ]
 
 
 def _degrees(gpus: int, most: int, fixed: int | None) -> list[int]:

@@ -41,7 +41,7 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
             f"{given[0]}: {getattr(job, given[0])} under FSDP2 is not modelled with {what}",
             megatron_instead(job, trainer.name),
         )
-    why = _unspread(job, spec, split) if given == ["expert_parallel"] else unsplit(spec)
+    why = unspread(job, spec) if given == ["expert_parallel"] else unsplit(spec)
     if why:
         raise InvalidJob(
             f"{given[0]}: {spec.name} under FSDP2 and torch's own parallelism is not modelled ({why})",
@@ -69,7 +69,7 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     return True
 
 
-def _unspread(job: Job, spec: ModelSpec, split: Split) -> str:
+def unspread(job: Job, spec: ModelSpec) -> str:
     """Why a model's experts are not spread by torchtitan's expert parallelism here; nothing where they are."""
     routed = [layer.feed_forward for layer in (run.layer for run in spec.runs) if layer.feed_forward is not None]
     plain = all(
