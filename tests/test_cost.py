@@ -18,7 +18,7 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
-IDEAL = Device(1.0, 1.0, 1.0, 1.0, 1e30, 1e30, 1e30, direct=True)
+IDEAL = Device(1.0, 1.0, 1.0, 1e30, 1.0, 1e30, 1e30, 1e30, direct=True)
 """One FLOP a second, and everything else for nothing."""
 PERFECT = EXPECTED._replace(throttle=0.0, attention=1.0, prologue=0.0, memory=1.0, launch=0.0, hook=0.0)
 

@@ -17,7 +17,7 @@ from memplan.cost import card, seconds
 from memplan.cost.matmul import product_seconds
 from memplan.cost.passes import layers_pass, shape_of
 from memplan.cost.products import Layout, extents
-from memplan.cost.rates import EXPECTED, FP8
+from memplan.cost.rates import EXPECTED, FP8, flash_seconds
 from memplan.cost.work import model_work
 from memplan.errors import MemplanError
 from memplan.gpus import find_gpu
@@ -166,6 +166,14 @@ def test_products_in_fp8_are_faster_by_what_was_measured_and_casts_cost() -> Non
     assert 1.5 < slow.products / fast.products <= FP8
     assert slow.forward - fast.forward < slow.products - fast.products
     assert slow.attention == fast.attention
+
+
+@pytest.mark.parametrize(("gpu", "tflops"), [("a100-80gb", 230), ("h100-80gb", 620), ("b200-180gb", 1240)])
+def test_narrow_heads_wait_for_their_exponentials(gpu: str, tflops: float) -> None:
+    on, alone = card(find_gpu(gpu)), EXPECTED._replace(throttle=0.0, attention=1.0)
+    wide, narrow = (4 * width / flash_seconds(4 * width, 1, on.native_attention, on, alone) for width in (128, 64))
+    assert wide == pytest.approx(tflops * 1e12, rel=0.02)
+    assert 0.6 < narrow / wide < 0.9
 
 
 def test_a_quantised_base_is_gathered_packed() -> None:

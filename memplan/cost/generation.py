@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.links import NOWHERE, gather, group, links, reduce
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, kept, on_host, products_rate
+from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, flash_seconds, on_host, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -110,10 +110,11 @@ def decode_seconds(
 def prefill_seconds(work: ModelWork, tokens: float, length: int, ranks: int, device: Device, rates: Rates) -> float:
     """A forward of so many tokens of prompts, each ``length`` long."""
     products = 2 * tokens * sum(count * each.weights for count, each in work.layers)
-    pairs = sum(
-        count * each.per_pair * (min(length, each.window or length) / 2 + rates.prologue) for count, each in work.layers
-    )
-    attention = tokens * pairs / (device.attention * rates.attention * kept(device, rates))
+    attention = 0.0
+    for count, each in work.layers:
+        pairs = min(length, each.window or length) / 2 + rates.prologue if each.per_pair else 0.0
+        scores = tokens * count * pairs * each.heads
+        attention += flash_seconds(tokens * count * pairs * each.per_pair, scores, device.attention, device, rates)
     return (products / products_rate(device, rates, HALF) + attention) / ranks
 
 

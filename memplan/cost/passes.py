@@ -11,7 +11,7 @@ from memplan.cost.again import Forward, again
 from memplan.cost.host import Issued, host_of
 from memplan.cost.matmul import product_seconds
 from memplan.cost.products import Layout, products
-from memplan.cost.rates import Device, Rates, kept, products_rate
+from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.recomputed import Repeated, repeated
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
@@ -247,14 +247,16 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     unless a mask is given to it or it is eager; a recurrent mixer does what one of PyTorch's operations or one kernel
     does at attention's rate."""
     flash = device.native_attention if shape.merged else device.attention
-    speed = (device.wide_products if shape.wide else flash) * rates.attention * kept(device, rates)
+    speed = device.wide_products if shape.wide else flash
     skips = each.causal and shape.attention != "eager" and not (shape.padded and shape.attention == "sdpa")
     pairs = (shape.length + BLOCK) / 2 if skips and shape.attention == "flash" else shape.length / (1 + skips)
     if each.window and shape.attention != "eager":
         pairs = min(pairs, float(each.window))
     if shape.attention != "eager":
         pairs += rates.prologue
-    seconds = tokens * (pairs * each.per_pair + each.recurrent) / shape.tensor / speed
+    scores = tokens * pairs * each.heads / shape.tensor if each.per_pair else 0.0
+    flop = tokens * (pairs * each.per_pair + each.recurrent) / shape.tensor
+    seconds = flash_seconds(flop, scores, speed, device, rates)
     if shape.attention != "eager" or not each.per_pair:
         return seconds, 0.0
     return seconds, tokens * shape.length * each.heads / shape.tensor * EAGER_BYTES / (device.memory * rates.memory)

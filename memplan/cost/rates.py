@@ -73,6 +73,16 @@ TFLOP/s (arXiv:2407.08608, abstract); cuDNN 9.13 on a B200, where FlashAttention
 (arXiv:2603.05451, abstract); elsewhere as above."""
 
 
+WIDTH = 128
+WIDEST: dict[str, int] = {"9.0": 256}
+"""Width of the heads at which these kernels are at their best. The rest follows: 625 and 475 TFLOP/s at 128 and 64 on
+an H100, where figure 5 of arXiv:2407.08608 has about 650 and 500."""
+EXPONENTIAL: dict[str, float] = {"8.0": 128.0, "9.0": 256.0, "10.0": 512.0, "10.3": 256.0}
+"""FLOP of the bf16 peak in the time of one exponential: 16 a clock and multiprocessor (CUDA C++ programming guide,
+throughput of native arithmetic instructions), twice that on a B300, beside 2,048, 4,096 and 8,192 FLOP of products."""
+OTHER_EXPONENTIAL = 64.0
+
+
 class Rates(NamedTuple):
     """Shares of what is published, and times that no specification has."""
 
@@ -124,9 +134,11 @@ class Device(NamedTuple):
     products: float
     """FLOP/s of matmuls in half precision, in full waves of large tiles."""
     attention: float
-    """FLOP/s of flash attention in half precision, at its best."""
+    """FLOP/s of flash attention in half precision, at its best, without its exponentials."""
     native_attention: float
     """The same of the architecture's own kernels."""
+    exponentials: float
+    """A second: one for each score of a head, between the products."""
     wide_products: float
     """FLOP/s of matmuls in fp32."""
     memory: float
@@ -156,6 +168,7 @@ class Device(NamedTuple):
             products=self.products / compute,
             attention=self.attention / compute,
             native_attention=self.native_attention / compute,
+            exponentials=self.exponentials / compute,
             wide_products=self.wide_products / compute,
             memory=self.memory / compute,
             host=host,
@@ -196,10 +209,15 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
     if kind.architecture in AMPERES:
         attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]
+    exponentials = speed * TERA / EXPONENTIAL.get(kind.architecture, OTHER_EXPONENTIAL)
+    own = speed * TERA * NATIVE_ATTENTION.get(kind.architecture, 0.0)
+    native = _products_of(own, WIDEST.get(kind.architecture, WIDTH), exponentials) if own else 0.0
+    attention = _products_of(attention, WIDTH, exponentials)
     return Device(
         best,
         attention,
-        speed * TERA * max(NATIVE_ATTENTION.get(kind.architecture, 0.0), attention / speed / TERA),
+        max(native, attention),
+        exponentials,
         best * WIDE,
         bandwidth * GIGA,
         within * GIGA,
@@ -209,6 +227,18 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         assumed,
     )
+
+
+def _products_of(best: float, width: int, exponentials: float) -> float:
+    """FLOP/s of attention's products alone, out of the best of all of it at heads of this width: 4 x width FLOP and an
+    exponential for each score, one after the other."""
+    flop = 4.0 * width
+    return flop / (flop / best - 1 / exponentials)
+
+
+def flash_seconds(flop: float, scores: float, speed: float, on: Device, rates: Rates) -> float:
+    """Of so many FLOP of flash attention at ``speed`` and the exponentials of so many scores."""
+    return (flop / speed + scores / on.exponentials) / (rates.attention * kept(on, rates))
 
 
 def _share(kind: Gpu) -> float:
