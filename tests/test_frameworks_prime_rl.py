@@ -169,7 +169,9 @@ def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:
     assert read_toml(tmp_path, RL, num_gpus=8).job.num_gpus == 2
     assert read_toml(tmp_path, RL, num_gpus=1).job.num_gpus == 1
     unsaid = RL.replace("num_train_gpus = 2\n", "")
-    assert read_toml(tmp_path, unsaid, num_gpus=8).job.num_gpus == 8
+    found = read_toml(tmp_path, unsaid, num_gpus=8)
+    assert found.job.num_gpus == 8
+    assert any("one trains by default" in line for line in found.warnings)
     assert any("2 of 8 GPUs train" in line for line in read_toml(tmp_path, RL, num_gpus=8).warnings)
 
 

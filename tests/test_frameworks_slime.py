@@ -133,6 +133,22 @@ def test_a_critic_on_cards_of_the_policy_alone_is_a_bound(tmp_path: Path) -> Non
     assert [each.key for each in found.unread if each.above] == ["advantage_estimator"]
 
 
+@pytest.mark.parametrize(
+    ("more", "reference", "unread"),
+    [
+        ("--opd-type sglang", "none", []),
+        ("--opd-type megatron --opd-teacher-load x", "offloaded", []),
+        ("", "none", ["use_opd"]),
+    ],
+)
+def test_a_teacher_is_served_elsewhere_or_swapped_in(
+    tmp_path: Path, more: str, reference: str, unread: list[str]
+) -> None:
+    text = APART.replace("--use-kl-loss", "").replace("--rollout-num-gpus 8", f"--rollout-num-gpus 8 --use-opd {more}")
+    found = read(tmp_path, text)
+    assert (found.job.reference, [each.key for each in found.unread]) == (reference, unread)
+
+
 PROGRAM = """from dataclasses import dataclass
 
 import typer

@@ -55,15 +55,15 @@ def deciding(found: JobInput) -> dict[str, str]:
         (f"{RL} {A}fsdp_config.fsdp_size=8", {"fsdp": {"sharding_strategy": "HYBRID_SHARD", "replicate": 2}}),
         (f"{RL} {A}strategy=fsdp2 {A}fsdp_config.fsdp_size=8", {"fsdp": {"replicate": 2}, "sharding": "fsdp2"}),
         (
-            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192",
+            f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192",
             {"token_budget": 8192, "sequence_length": 1024},
         ),
         (
-            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=3000",
+            f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=3000",
             {"token_budget": 3000, "sequence_length": 1024},
         ),
         (
-            f"{RL} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=512",
+            f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=512",
             {"token_budget": 1024, "sequence_length": 1024},
         ),
         (f"{RL} {R}log_prob_micro_batch_size_per_gpu=16", {"batch_size": 4, "logprob_token_budget": 16384}),
@@ -280,7 +280,7 @@ def test_images_are_bounded_by_the_prompt(tmp_path: Path) -> None:
 
 
 def test_packed_rows_with_images_are_whole_sequences(tmp_path: Path) -> None:
-    dynamic = f"{SEES} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=5000"
+    dynamic = f"{SEES} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=5000"
     sized: dict[str, Any] = {"images": {"per_example": 1, "width": 448, "height": 448}}
     for options in ({}, sized):
         found = read(tmp_path, dynamic, **options)
@@ -295,7 +295,8 @@ def test_a_critic_has_rows_and_checkpoints_of_its_own(tmp_path: Path) -> None:
     (critic,) = found.job.extra_models
     assert (critic.model, critic.batch_size, found.job.batch_size) == ("Qwen/Qwen2.5-1.5B", 8, policy.batch_size)
     assert not [each.key for each in found.unread if each.above]
-    packed = f"{ppo} {A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192 {A}ppo_mini_batch_size=256 "
+    dynamic = f"{A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192"
+    packed = f"{ppo} {dynamic} {A}ppo_mini_batch_size=256 "
     (critic,) = read(tmp_path, packed).job.extra_models
     assert critic.token_budget == 32768  # verl's own, whatever the actor's
     (critic,) = read(tmp_path, f"{packed} critic.model.enable_gradient_checkpointing=False").job.extra_models
@@ -355,7 +356,7 @@ def test_a_name_of_data_or_of_the_reference_is_no_doubt(tmp_path: Path, more: st
 def test_turns_of_a_forks_own_may_lengthen_sequences(tmp_path: Path) -> None:
     assert deciding(read(tmp_path, f"{RL} {R}num_turns=2")) == {f"{R}num_turns": "lengths"}
     assert deciding(read(tmp_path, f"{RL} {R}agent.max_turns=2")) == {}
-    budget = f"{A}use_dynamic_bsz=True {A}ppo_max_token_len_per_gpu=8192"
+    budget = f"{A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192"
     assert deciding(read(tmp_path, f"{RL} {R}num_turns=2 {budget}")) == {}
 
 
@@ -393,3 +394,14 @@ def test_a_reward_model_that_waits_on_the_host_scores_as_the_policy_does(
     found = read(tmp_path, f"{RL} {more}")
     assert [each.above for each in found.unread if each.key == "reward_model.enable"] == above
     assert found.job.logprob_token_budget == scored
+
+
+@pytest.mark.parametrize(("mini", "rows", "above"), [(64, 16, [True]), (8, 2, [])])
+def test_a_budget_of_tokens_over_padded_rows_bounds_no_rows(
+    tmp_path: Path, mini: int, rows: int, above: list[bool]
+) -> None:
+    """Short sequences may all stand in one micro-batch, each padded to the longest."""
+    more = f"{A}use_dynamic_bsz=True {M}use_remove_padding=False {A}ppo_max_token_len_per_gpu=4096"
+    found = read(tmp_path, f"{RL} {more} {R}log_prob_use_dynamic_bsz=False".replace("size=64", f"size={mini}"))
+    assert (found.job.batch_size, found.job.token_budget) == (rows, None)
+    assert [each.above for each in found.unread] == above

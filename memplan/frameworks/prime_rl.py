@@ -136,6 +136,9 @@ def _gpus(keys: Keys, form: str, newer: bool) -> int:
     said = said or (keys.whole(f"{at}num_train_gpus") or 0 if keys.has(f"{at}num_train_gpus") else 0)
     if form == "rl" and said:
         keys.draft.trains_on(said, keys.settings.path)
+    elif form == "rl" and int(keys.draft.options.get("num_gpus") or 1) > 1:
+        why = "nothing says how many GPUs train: all that the option names are counted, and one trains by default"
+        keys.draft.remarks.append(f"{keys.settings.path}: {why}")
     given = keys.draft.options.get("num_gpus")
     if given is not None or "num_gpus" in keys.draft.values:  # a launcher says it
         return max(1, int(given or keys.draft.values.get("num_gpus") or 1))

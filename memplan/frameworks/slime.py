@@ -147,10 +147,25 @@ def _read(keys: Keys, own: Settings) -> None:
     if method == "ppo":
         _critic(keys)
     if keys.flag("use_opd"):
-        keys.warn("use_opd", "the model that teaches is not counted", "model")
+        _teacher(keys)
+    if keys.flag("recompute_loss_function") and not supervised:
+        keys.put("recompute_loss", True, "recompute_loss_function")
     keys.skip(*HARMLESS, *(key for key in keys.settings.values if OWN.fullmatch(key)))
     megatron.read_arguments(keys, launcher)
     _budget(keys, own)
+
+
+def _teacher(keys: Keys) -> None:
+    """One that a server elsewhere runs, or whose weights are swapped into the policy's model as the reference's are
+    (utils/arguments.py: --opd-type; backends/megatron_utils/actor.py: load_other_checkpoint)."""
+    served = keys.text("opd_type") == "sglang"
+    if served:
+        keys.draft.remarks.append(f"{keys.settings.where('opd_type')}: the teacher is served from elsewhere")
+    elif keys.text("opd_type") == "megatron" and keys.draft.values.get("reference") == "none":
+        keys.draft.values.pop("reference")
+        keys.put("reference", "offloaded", "opd_teacher_load", "opd_type")
+    else:
+        keys.warn("use_opd", "the model that teaches is not counted", "model")
 
 
 def _critic(keys: Keys) -> None:

@@ -11,7 +11,7 @@ import re
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import count_larger, put
 from memplan.frameworks.verl_asking import known
-from memplan.frameworks.verl_keys import ACTOR, ROLLOUT
+from memplan.frameworks.verl_keys import ACTOR, MODEL, ROLLOUT
 from memplan.units import ceil_div
 
 REF, KL = "actor_rollout_ref.ref.", "algorithm.use_kl_in_reward"
@@ -60,13 +60,15 @@ def update_batch(
     if keys.flag(f"{ACTOR}use_dynamic_bsz"):
         key = f"{ACTOR}ppo_max_token_len_per_gpu"
         tokens = known(keys, key, "batch_size", length) * tokens_shared
-        batch = of_tokens(keys, tokens, length, completion, key)
+        padded = not megatron and keys.flag(f"{MODEL}use_remove_padding") is False
+        batch = _of_rows(keys, mini, tokens // length, key) if padded else 0
+        batch = batch or of_tokens(keys, tokens, length, completion, key)
         keys.skip(f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size")
-    else:
+    if "token_budget" not in keys.draft.values:
         keys.put("sequence_length", length, "data.max_response_length", "data.max_prompt_length")
         if completion:
             keys.put("completion_length", completion, "data.max_response_length")
-        if key:
+        if keys.flag(f"{ACTOR}use_dynamic_bsz") or key:
             keys.put("batch_size", batch, key)
         else:
             keys.assume("batch_size", 1, f"{ACTOR}ppo_micro_batch_size_per_gpu is not set: one completion is assumed")
@@ -77,6 +79,17 @@ def update_batch(
     update = keys.draft.values.get("token_budget", batch * length)
     _scoring(keys, update, length, (ranks, tokens_shared), not megatron)
     return int(update)
+
+
+PADDED = "tokens are counted without padding, and rows keep theirs: as many stand in one as there are"
+
+
+def _of_rows(keys: Keys, rows: int, least: int, key: str) -> int:
+    """Sequences of a micro-batch whose budget counts tokens without padding, where padding stays: short ones may all
+    stand in one. ``rows``: all there are; ``least``: how many do, were each at its longest."""
+    if rows > max(1, least):
+        keys.draft.bound(key, keys.settings.where(key), PADDED, "batch")
+    return rows
 
 
 def _micro(keys: Keys, ranks: int) -> tuple[str, int]:
@@ -102,6 +115,8 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], cou
         dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
         if dynamic:
             key, size = budget, known(keys, budget, usual=0) * tokens_shared
+            if counted and size and keys.flag(f"{MODEL}use_remove_padding") is False:
+                size = _of_rows(keys, most, size // length, budget) * length
         elif keys.get(each) is not None:
             key, size = each, min(known(keys, each, usual=0), most) * length
         else:
