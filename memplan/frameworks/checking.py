@@ -147,8 +147,7 @@ def _check(
             found = answer(given)
             return (spread(given, answer) if found.fits == "unclear" else None) or found
         except ModelNotFound as error:  # with what else is asked for
-            doubts = [each for each in given.unread if each.decides]
-            raise ModelNotFound(error.message, f"{error.hint}; or {model_hint(doubts)}") from None
+            raise ModelNotFound(error.message, f"{error.hint}; or {model_hint(given.unread)}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer)
@@ -206,8 +205,7 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
         from memplan.frameworks.own_words import own_hint
 
         line, text = placed(error.message, path)
-        alike = isinstance(error, ModelNotFound) and "add --model" not in error.hint
-        like = f"; or {MODEL}, of its size" if alike else ""
+        like = f"; or {MODEL}" if isinstance(error, ModelNotFound) and "add --model" not in error.hint else ""
         return Checked(path, "error", text, line, hint=own_hint(error) + like, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"

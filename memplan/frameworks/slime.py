@@ -160,7 +160,7 @@ def _teacher(keys: Keys) -> None:
     (utils/arguments.py: --opd-type; backends/megatron_utils/actor.py: load_other_checkpoint)."""
     served = keys.text("opd_type") == "sglang"
     if served:
-        keys.draft.remarks.append(f"{keys.settings.where('opd_type')}: the teacher is served from elsewhere")
+        keys.draft.remarks.append(f"{keys.settings.where('opd_type')}: a server started apart runs the teacher")
     elif keys.text("opd_type") == "megatron" and keys.draft.values.get("reference") == "none":
         keys.draft.values.pop("reference")
         keys.put("reference", "offloaded", "opd_teacher_load", "opd_type")
