@@ -341,3 +341,16 @@ def test_words_move_nothing_else_to_the_host(tmp_path: Path) -> None:
     at = "actor_rollout_ref.actor.fsdp_config"
     said = own_lines(given, {"trainer_offload": ["optimizer", "parameters"]})
     assert [line.partition(": ")[2] for line in said] == [f"{at}.optimizer_offload=true", f"{at}.param_offload=true"]
+
+
+def test_parts_of_a_rollout_are_said_by_a_key_each(tmp_path: Path) -> None:
+    path = tmp_path / "grpo.yaml"
+    keys = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5, "num_generations": 8}
+    text = {key: value for key, value in TRL.items() if key not in ("loss_type", "max_length")} | keys
+    path.write_text(yaml.safe_dump({**text, "max_completion_length": 512}, sort_keys=False))
+    read = read_target(str(path), {"gpu": "h100-80gb", "num_gpus": 1})
+    lines = own_lines(read, {"rollout": {"sleep": "1", "gpu_memory_utilization": 0.3}})
+    assert [line.partition(": ")[2] for line in lines] == [
+        "vllm_enable_sleep_mode: true",
+        "vllm_gpu_memory_utilization: 0.3",
+    ]

@@ -74,13 +74,6 @@ class Checked:
     name: str = ""
     """``train.sh:40`` of a script with several trainings; not in JSON, where ``line`` says it."""
 
-    @property
-    def advice(self) -> str:
-        """What to do about it, in a sentence."""
-        if self.hint or not self.remedy:
-            return self.hint
-        return f"fits with {self.remedy}: {'; '.join(self.write)}"
-
     def to_dict(self) -> dict[str, Any]:
         """Names and values of JSON."""
         return {key: value for key, value in asdict(self).items() if key != "name"}

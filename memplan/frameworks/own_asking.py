@@ -122,10 +122,10 @@ class Asked:
             return {}
         draft = self.read(tried) or self.draft
         self.asked = {**draft.asked, **self.asked}
-        if isinstance(value, (list, tuple)) and len(value) > 1:
+        if (key == "rollout" or isinstance(value, (list, tuple))) and len(value) > 1:
             several: dict[str, Any] = {}
-            for each in value:
-                several |= self.said({**tried, **several}, key, (each,), done)
+            for each in ({name: value[name]} for name in value) if key == "rollout" else ((each,) for each in value):
+                several |= self.said({**tried, **several}, key, each, done)
             return several if self.makes(self.read({**tried, **several}), key, value) else {}
         inside = tuple(f"{name}." for name, now in tried.items() if isinstance(now, Mapping))
         for words in islice(self.candidates(draft, key, value), MOST):

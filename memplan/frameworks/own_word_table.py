@@ -125,6 +125,8 @@ def values_of(key: str, value: Any, title: str) -> tuple[Any, ...]:
     if isinstance(value, Mapping):
         plain = (item for item in value.values() if isinstance(item, (int, float, str, bool)))
         own = tuple(word for item in plain for word in VALUES.get((key, str(item)), (item,)))
+        if "sleep" in value:
+            return (value["sleep"] != "none", *map(int, filter(str.isdecimal, own)), *own)
         return (True, "lora", *own) if key == "lora" else (*own, True, False)
     if isinstance(value, (list, tuple)):
         return (*_shipped(title, offloads=True), True, "cpu", {"device": "cpu"})

@@ -249,7 +249,7 @@ def title(around: Around, each: Changed, priced: Priced) -> str:
     if each.recipe.batch.accumulation != around.recipe.batch.accumulation:
         said.append(f"accumulation {each.recipe.batch.accumulation}")
     if examples(each.recipe) != examples(around.recipe):
-        said.append(f"then {examples(each.recipe)} examples a step")
+        said.append(f"{examples(each.recipe)} examples per step")
     stored = each.recipe.storage.precision.name
     words = "" if stored == around.recipe.storage.precision.name else f" (precision {stored})"
     return " + ".join([*said, *priced.free]) + words

@@ -68,7 +68,7 @@ def _beside(job: Job, recipe: Recipe, of: Generator, ranks: int) -> Iterator[Rol
     row = row_of(job)
     level = row.asleep or row.sleep
     if level and level != of.sleep:
-        words = f"the engine asleep while it trains (level {level})"
+        words = f"engine sleep mode, level {level}"
         yield RolloutMove(SLEEP, words, {"rollout": {"sleep": str(level)}}, ranks)
     if row.can_offload and not of.away.whole:
         own = set(job.trainer_offload or ())

@@ -23,15 +23,21 @@ SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def said(each: Checked) -> str:
-    """The answer and what to do."""
-    return printable(f"{each.text}{f' ({each.advice})' if each.advice else ''}")
+    """The answer in a line."""
+    return printable(f"{each.text}{f' ({each.hint})' if each.hint else ''}")
+
+
+def change(each: Checked) -> list[str]:
+    """What makes it fit and the lines to write, where that was found."""
+    return [printable(f"fits with {each.remedy}:"), *map(printable, each.write)] if each.remedy else []
 
 
 def github(found: Sequence[Checked]) -> str:
     """GitHub's workflow commands: an annotation at the file's line for each answer and each warning."""
     lines = []
     for each in found:
-        lines.append(_annotation(LEVELS.get(each.fits, "notice"), each.file, each.line, said(each)))
+        text = "\n".join([said(each), *change(each)])
+        lines.append(_annotation(LEVELS.get(each.fits, "notice"), each.file, each.line, text))
         for warning in each.warnings:
             line, text = placed(warning, each.file)
             lines.append(_annotation("warning", each.file, line, text))
@@ -45,7 +51,7 @@ def _annotation(level: str, file: str, line: int, text: str) -> str:
 
 def _unsteered(text: str) -> str:
     """As GitHub asks: percent signs and line ends; and as a terminal may show it."""
-    return printable(text.replace("%", "%25").replace("\r", "%0D")).replace("\n", "%0A")
+    return "%0A".join(printable(line) for line in text.replace("%", "%25").replace("\r", "%0D").split("\n"))
 
 
 def markdown(found: Sequence[Checked]) -> str:
@@ -73,8 +79,13 @@ def _cell(text: str) -> str:
 
 def _details(each: Checked) -> Iterator[str]:
     facts = [*(f"assumed: {text}" for text in each.assumed), *(f"warning: {text}" for text in each.warnings)]
+    name = printable(each.name or each.file).replace("&", "&amp;").replace("<", "&lt;")
+    if each.remedy:
+        first, *rest = change(each)
+        yield f"<details open><summary>{name}: {_cell(first)}</summary>\n\n```text"
+        yield from rest
+        yield "```\n</details>\n"
     if facts:
-        name = printable(each.name or each.file).replace("&", "&amp;").replace("<", "&lt;")
         yield f"<details><summary>{name}: what was assumed</summary>\n"
         yield from (f"- {_cell(fact)}" for fact in facts)
         yield "\n</details>\n"
@@ -104,7 +115,8 @@ def junit(found: Sequence[Checked]) -> str:
         )
         kind = kinds.get(each.fits)
         if kind:
-            ElementTree.SubElement(case, kind, message=said(each)).text = said(each) if kind != "skipped" else None
+            body = "\n".join([said(each), *change(each)])
+            ElementTree.SubElement(case, kind, message=said(each)).text = body if kind != "skipped" else None
         facts = [said(each), *(f"assumed: {text}" for text in each.assumed), *(f"warning: {t}" for t in each.warnings)]
         ElementTree.SubElement(case, "system-out").text = printable("\n".join(facts))
     root = ElementTree.Element("testsuites")
@@ -124,7 +136,8 @@ def sarif(found: Sequence[Checked]) -> str:
         if each.fits in RULES:
             name = RULES[each.fits][0]
             figures = {"device_bytes": each.device_bytes, "usable_bytes": each.usable_bytes}
-            results.append(_result(names, name, LEVELS[each.fits], each.file, each.line, said(each), figures))
+            text = "\n".join([said(each), *change(each)])
+            results.append(_result(names, name, LEVELS[each.fits], each.file, each.line, text, figures))
         for warning in each.warnings:
             line, text = placed(warning, each.file)
             results.append(_result(names, REMARK[0], "note", each.file, line, printable(text)))
