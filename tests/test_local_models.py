@@ -15,9 +15,13 @@ NAMES = [
     ("/a/gemma-2-2b-it-mine", "gemma-2-2b"),
     ("/ckpt/vicuna-7b-v1.5-mine", "llama-2-7b"),
     ("/m/Qwen3-30B-A3B-sft", "qwen3-30b-a3b"),
+    ("./checkpoints/vicuna-v1-3-7b", "llama-2-7b"),
+    ("checkpoints/llama-2-7b-chat", "llama-2-7b"),
 ]
 NOBODYS = [
     "/x/Qwen2.5-7B-from-32B",
+    "/x/Qwen-3-2.5B",
+    "/x/Llama-1-3B",
     "/m/Qwen2.5-7B-Instruct-AWQ",
     "/m/llava-llama-3-8b",
     "/m/llama-3-8b-reward",

@@ -150,6 +150,9 @@ def within(path: str) -> dict[str, Any] | None:
     """
     for folder in reversed([part for part in path.split("/") if part][-4:]):
         parts = _words(folder)
+        turned = _names_by_words().get(_in_order(parts))  # vicuna-v1-3-7b
+        if turned:
+            return find_preset(turned)
         found = {name: place for name in _names() if (place := _place(name, parts)) is not None}
         longest = max(found, key=len, default=None)
         if longest is None:
@@ -185,3 +188,18 @@ def _names() -> dict[tuple[str, ...], str]:
             if len(parts) > 2 and "b" in parts:
                 found[parts] = str(preset["name"])
     return found
+
+
+@cache
+def _names_by_words() -> dict[tuple[str, ...], str]:
+    """The same names by their words in the order of the alphabet, where only one has these."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for parts, name in _names().items():
+        found.setdefault(_in_order(parts), set()).add(name)
+    return {parts: names.pop() for parts, names in found.items() if len(names) == 1}
+
+
+def _in_order(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Words in the order of the alphabet, behind the last number of a size."""
+    size = next((number for number, after in pairwise(parts) if after == "b"), "")
+    return (size, *sorted(parts))
