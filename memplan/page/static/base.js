@@ -50,6 +50,18 @@
   M.svg = (name, attributes, ...children) => make(name, SVG, attributes, children);
   M.id = (stem) => `memplan-${stem}-${++serial}`;
 
+  // Some four round levels from low to high, [value, text]: in one unit of bytes, or plain counts.
+  M.levels = function (low, high, bytes) {
+    const power = bytes ? [40, 30, 20, 10].find((each) => high >= 2 ** (each + 1)) || 0 : 0, unit = 2 ** power;
+    const about = (high - low) / unit / 5, tens = 10 ** Math.floor(Math.log10(about)), step = [1, 2, 5, 10].find((each) => each * tens >= about) * tens;
+    const found = [];
+    for (let n = Math.ceil(low / unit / step); n * step * unit <= high; n++) {
+      const level = Number((n * step).toPrecision(9));
+      found.push([level * unit, bytes ? `${level} ${["B", "KiB", "MiB", "GiB", "TiB"][power / 10]}` : M.count(level).replace(".00", "")]);
+    }
+    return found;
+  };
+
   // "12.34 GiB", as memplan.units.format_bytes writes it.
   M.bytes = function (n, digits = 2) {
     if (typeof n !== "number" || !isFinite(n)) return "unknown";

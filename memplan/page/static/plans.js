@@ -21,11 +21,11 @@
       const low = Math.min(...sizes) * 0.94, high = Math.max(limit, ...sizes) * 1.04, fast = Math.max(...known.map((each) => each.speed)) * 1.08;
       const x = (n) => left + (width - left - right) * (n - low) / (high - low), y = (n) => top + (height - top - foot) * (1 - n / fast);
       const parts = [];
-      for (let n = 0; n <= 4; n++) {
-        const speed = fast * n / 4, size = low + (high - low) * n / 4;
-        parts.push(svg("line", { x1: left, x2: width - right, y1: y(speed), y2: y(speed), class: "grid" }), svg("text", { x: left - 6, y: y(speed) + 4, "text-anchor": "end", class: "faint" }, M.count(speed)));
-        if (width > 480 || n % 2 === 0) parts.push(svg("text", { x: x(size), y: height - foot + 18, "text-anchor": n === 4 ? "end" : "middle", class: "faint" }, M.bytes(size, 1)));
-      }
+      for (const [speed, text] of M.levels(0, fast, false))
+        parts.push(svg("line", { x1: left, x2: width - right, y1: y(speed), y2: y(speed), class: "grid" }), svg("text", { x: left - 6, y: y(speed) + 4, "text-anchor": "end", class: "faint" }, text));
+      M.levels(low, high, true).forEach(([size, text], n) => {
+        if (width > 480 || n % 2 === 0) parts.push(svg("text", { x: x(size), y: height - foot + 18, "text-anchor": "middle", class: "faint" }, text));
+      });
       parts.push(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle", class: "ink" }, "device memory of a GPU"));
       if (limit) parts.push(svg("line", { x1: x(limit), x2: x(limit), y1: top, y2: height - foot, class: "limit" }));
       parts.push(svg("path", { class: "front", d: "M" + front.map((each) => `${x(each.memory)} ${y(each.speed)}`).join("L") }));

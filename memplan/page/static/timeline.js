@@ -68,15 +68,14 @@
     }
 
     function picture(width) {
-      const columns = options.columns.length, left = 64, right = 8, head = 22, high = Math.min(340, Math.max(220, width * 0.36));
+      const columns = options.columns.length, left = 72, right = 8, head = 22, high = Math.min(340, Math.max(220, width * 0.36));
       const wide = (width - left - right) / columns, longest = Math.max(...options.columns.map((each) => each.short.length));
       const upright = wide < 64, foot = upright ? Math.min(210, longest * 7.8 + 24) : Math.min(130, longest * 4.4 + 24);
       const x = (n) => left + n * wide, y = (n) => head + high * (1 - n / top), height = head + high + foot;
       const parts = [], title = M.id("title");
-      for (let n = 0; n <= 4; n++) {
-        const level = top / 1.06 * n / 4;
+      for (const [level, text] of M.levels(0, top, true)) {
         parts.push(svg("line", { x1: left, x2: width - right, y1: y(level), y2: y(level), class: "grid" }),
-          svg("text", { x: left - 6, y: y(level) + 4, "text-anchor": "end", class: "faint" }, M.bytes(level, 0)));
+          svg("text", { x: left - 6, y: y(level) + 4, "text-anchor": "end", class: "faint" }, text));
       }
       groups(options.columns).forEach((each, n) => {
         const room = (each.to - each.from + 1) * wide;
