@@ -48,10 +48,13 @@ def answered(kind, body):
 kept.runPython(`${start}
 from memplan.web.worker import WARM
 
-for body in WARM:
-    for more in ({}, {"quick": True, "dressed": True}):
-        found = answered("estimate", json.dumps(body | more))
-        assert found.startswith("200 "), found
+FILE = {"name": "train.yaml", "text": "# trl sft\\nmodel_name_or_path: gpt2\\ndataset_name: x\\n"}
+ASKED = [("estimate", body | more) for body in WARM for more in ({}, {"quick": True, "dressed": True})]
+ASKED += [("check", {"file": FILE, "job": {"gpu": "t4"}}), ("diagnose", {"text": "CUDA out of memory. Tried to allocate 3.91 GiB."})]
+ASKED += [("plan", {"model": "smollm2-135m", "method": "dpo", "gpu": "t4", "trainer": "trl"})]
+for kind, body in ASKED:
+    found = answered(kind, json.dumps(body))
+    assert found.startswith("200 "), found
 gc.collect()
 gc.freeze()
 `);
