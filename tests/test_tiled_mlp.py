@@ -1,4 +1,4 @@
-"""Holds feed-forwards in tiles against hand counts, and against real ones of torch on fake tensors."""
+"""Holds feed-forwards and logits in tiles against hand counts, and against real ones of torch on fake tensors."""
 
 from __future__ import annotations
 
@@ -70,3 +70,23 @@ def test_it_is_what_torch_holds(checkpointing: bool) -> None:
     traced, told = trace(job).phases, estimate(job).per_gpu.phases
     for phase in traced:
         assert 0.995 < told[phase.name] / phase.allocated_bytes < 1.015
+
+
+LOGITS = {**MODEL, "num_hidden_layers": 2, "intermediate_size": 512, "vocab_size": 64000}
+TRACED = [
+    ({"sequence_length": 2048}, (1822330368, 289550336)),
+    ({"sequence_length": 16384, "gradient_checkpointing": "full"}, (3445697536, 459811840)),
+]
+"""memplan trace with DeepSpeed 0.19's tiles around head and loss, torch 2.13: forward and backward in bytes."""
+
+
+@pytest.mark.parametrize(("keys", "traced"), TRACED)
+def test_tiled_logits_are_what_torch_holds(keys: dict[str, Any], traced: tuple[int, int]) -> None:
+    phases = of(model=LOGITS, precision="bf16", loss_head="tiled", **keys).per_gpu.phases
+    assert (phases["forward"], phases["backward"]) == pytest.approx(traced, rel=1e-3)
+
+
+@pytest.mark.parametrize("given", [{"sharding": "fsdp2", "num_gpus": 2}, {"precision": "bf16-amp"}])
+def test_tiled_logits_are_deepspeeds(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJob, match="loss_head: tiled under"):
+        of(loss_head="tiled", **given)

@@ -9,7 +9,7 @@ from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer, by_method, names_method
 from memplan.tables.trainers import SHOWN_HEADS
 
-WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy")
+WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy", "tiled")
 """Loss heads, in the job's words, that never make all of the logits."""
 INSIDE = (
     "cross-entropy",
@@ -44,6 +44,7 @@ def head(
     unscored = job.entropy == "unscored"  # none, nor beside the scores of a rollout, as a fork has it
     job = job.model_copy(update={"entropy": "none"}) if unscored else job
     name = _program(job, method, trainer, lora, notes)
+    _check_tiled(name, job, trainer, stored, split)
     without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
     _check_extras(job, name, without_logits)
     _check_options(job, method, trainer)
@@ -179,11 +180,23 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
         return fused
     if job.loss_head == "chunked":
         return "chunked-nll" if method.name == "sft" else "chunked-log-probs"
-    if job.loss_head in ("cross-entropy", "cut-cross-entropy") and method.name != "sft":
+    if job.loss_head in ("cross-entropy", "cut-cross-entropy", "tiled") and method.name != "sft":
         raise InvalidJob(
             f"loss_head: {job.loss_head} gives no log-probabilities for {method.name}", "use log-softmax or selective"
         )
     return job.loss_head
+
+
+def _check_tiled(name: str, job: Job, trainer: Trainer, stored: Stored, split: Split) -> None:
+    """Where DeepSpeed's tiles of logits run: they tell its ZeRO alone when a weight's gradient is whole."""
+    bound = "ddp" if split.name == "none" and job.num_gpus > 1 else split.name
+    for bad, what in (
+        (trainer.megatron, trainer.title),
+        (not (split.is_deepspeed or bound == "none"), bound),
+        (stored.autocast > 0, "autocast"),
+    ):
+        if name == "tiled" and bad:
+            raise InvalidJob(f"loss_head: tiled under {what} is not modelled", "use a ZeRO stage, or another loss_head")
 
 
 def _check_options(job: Job, method: Method, trainer: Trainer) -> None:

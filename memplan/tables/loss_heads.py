@@ -89,6 +89,10 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "a pair at a time; gradients are made in forward and kept",
         "liger-kernel 0.8.5 chunked_loss/fused_linear_preference.py",
     ),
+    "tiled": (
+        "a tile of at most 1 GiB of fp32 logits at a time, which runs back at once; gradients made in forward stay",
+        "deepspeed 0.19 runtime/sequence_parallel/ulysses_sp.py: TiledFusedLogitsLoss",
+    ),
     "cut-cross-entropy": ("logits live in the kernel's blocks alone", "cut-cross-entropy 25.1 cce.py"),
     "chunked-log-probs": (
         "512 tokens at a time, made again in backward",

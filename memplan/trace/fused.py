@@ -136,6 +136,47 @@ class LigerCrossEntropy(torch.autograd.Function):
         return grad_input, grad_weight, None
 
 
+class TiledLogits(torch.autograd.Function):
+    """DeepSpeed's TiledFusedLogitsLoss around head and loss (deepspeed 0.19 ulysses_sp.py): each tile runs back at
+    once; the head's gradient is held here, not in its ``grad``."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        count = -(-hidden.shape[0] * weight.shape[0] * 4 // 2**30)
+        grad_input, total = torch.zeros_like(hidden), None
+        losses, at = [], 0
+        for part, labels in zip(torch.chunk(hidden.detach(), count), torch.chunk(target, count), strict=True):
+            part.requires_grad_(True)
+            part.grad = grad_input[at : at + part.shape[0]]
+            leaf = weight.detach().requires_grad_(weight.requires_grad)
+            leaf.grad = total
+            with torch.enable_grad():
+                output = _tile_loss(part, leaf, labels)
+                losses.append(output.detach())
+            torch.autograd.backward(output)
+            total, at = leaf.grad, at + part.shape[0]
+        ctx.save_for_backward(grad_input, total)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """What forward made."""
+        grad_input, grad_weight = ctx.saved_tensors
+        return grad_input, grad_weight, None
+
+
+def _tile_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = functional.linear(hidden, weight)
+    return _causal_loss(logits, labels)
+
+
+def _causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """transformers 5.23 loss/loss_utils.py: ForCausalLMLoss, which rebinds the logits."""
+    logits = logits.float()
+    return functional.cross_entropy(logits, labels)
+
+
 def _nll_chunk(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """trl 1.9, trainer/sft_trainer.py: _chunk."""
     logits = hidden.float() @ weight.float().t()
@@ -167,11 +208,13 @@ def fused(program: str, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     found: Any = None
     if program == "chunked-log-probs":
         found = LinearInChunks.apply(flat, weight, labels, 1.0).view(ids.shape).sum(-1)
+    elif program == "tiled":
+        found = -TiledLogits.apply(flat, weight, labels)
     elif program == "liger":
         found = -LigerCrossEntropy.apply(flat, weight, labels)
     assert found is not None, program
     return found
 
 
-FUSED = ("fused", "chunked-log-probs", "chunked-nll", "liger")
+FUSED = ("fused", "chunked-log-probs", "chunked-nll", "liger", "tiled")
 """Heads that take hidden states."""

@@ -16,9 +16,9 @@ HEADS = words_of(
     """cross-entropy shifted-cross-entropy repeated-cross-entropy foak-cross-entropy chunked-cross-entropy
     log-softmax stacked-log-softmax selective selective-kernel flash-cross-entropy flash-cross-entropy-in-place
     one-hot megatron-cross-entropy megatron-fused shared-softmax fused chunked-log-probs chunked-nll
-    chunked-lm-head liger score kl-divergence jensen-shannon"""
+    chunked-lm-head liger tiled score kl-divergence jensen-shannon"""
 )
-WITHOUT_LOGITS = ("fused", "chunked-log-probs", "chunked-nll", "liger")
+WITHOUT_LOGITS = ("fused", "chunked-log-probs", "chunked-nll", "liger", "tiled")
 """Those that take hidden states."""
 
 

@@ -37,6 +37,7 @@ FUSED_PROGRAMS: Programs[Program] = Programs(
         "liger": "memplan.engine.losses.liger:liger",
         "foak-chunks": "memplan.engine.losses.liger:foak_chunks",
         "liger-preference": "memplan.engine.losses.liger:liger_preference",
+        "tiled": "memplan.engine.losses.tiled_logits:tiled_logits",
         "cut-cross-entropy": "memplan.engine.losses.chunked_heads:cut_cross_entropy",
         "chunked-log-probs": "memplan.engine.losses.chunked_heads:verl_chunks",
         "chunked-nll": "memplan.engine.losses.chunked_heads:trl_nll_chunks",
@@ -51,7 +52,7 @@ FUSED_PROGRAMS: Programs[Program] = Programs(
 )
 """Heads that never make all of the logits."""
 CALLING = frozenset(
-    {"chunked-lm-head", "linear-chunks", "output-chunks", "compiled-linear-chunks", "compiled-output-chunks"}
+    {"tiled", "chunked-lm-head", "linear-chunks", "output-chunks", "compiled-linear-chunks", "compiled-output-chunks"}
 )
 """Of these, those that call the head's module for each chunk."""
 
