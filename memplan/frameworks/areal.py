@@ -59,7 +59,8 @@ HARMLESS = words(
     kl_estimator gae_lambda discount reward_clip beta prox_logp_method log_agent_stats log_agent_stats_keys
     overlong_reward_penalty overlong_tokens overlong_penalty_factor importance_sampling_level use_sapo_loss
     sapo_tau_pos sapo_tau_neg megatron archon fsdp mb_spec optimizer c_clip m2_threshold lora_alpha peft_type
-    group_size dynamic_sampling admin_api_key log_level request_timeout setup_timeout _version loss_type offload pad_to_maximum"""
+    group_size dynamic_sampling admin_api_key log_level request_timeout setup_timeout _version loss_type offload
+    pad_to_maximum"""
 )
 """Of ``actor``: names, and beginnings of nested ones."""
 

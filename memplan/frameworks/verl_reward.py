@@ -70,7 +70,7 @@ def _on_the_host(keys: Keys, at: str) -> bool:
     if at != PLACES[0] or not old or megatron:
         return False
     try:
-        own, policy = (load_model(name) for name in (keys.get(f"{at}model.path"), keys.draft.values.get("model")))
+        own, policy = (load_model(name) for name in (keys.text(f"{at}model.path") or "", keys.draft.values["model"]))
     except MemplanError:
         return False
     return own.params.total <= policy.params.total
