@@ -398,6 +398,15 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.strip().startswith("Change: --gpu-memory-utilization 0.")
 
 
+def test_a_sampler_without_a_sort_leaves_more_to_the_cache() -> None:
+    """Of versions that sort; what is asked for after top-p is sorted whatever samples."""
+    plain, flash = said(engine_version="0.10.1"), said(engine_version="0.10.1", sampler="flashinfer")
+    assert flash.activation_bytes < plain.activation_bytes
+    assert flash.kv_bytes - plain.kv_bytes == plain.activation_bytes - flash.activation_bytes
+    after = {"engine_version": "0.10.1", "logprobs_mode": "processed_logprobs"}
+    assert said(**after, sampler="flashinfer").activation_bytes == said(**after).activation_bytes
+
+
 def test_what_to_change_is_typed_as_it_stands() -> None:
     """Every key of an engine's hint is an option, and fewer GPUs than the degrees take are no answer."""
     hint = options_of_hint("max_model_len: 8192, or tensor_parallel: 2, or kv_cache_memory: 9MiB, or a larger card")

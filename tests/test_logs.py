@@ -349,3 +349,19 @@ def test_a_long_log_is_read_to_its_end_and_a_cut_one_says_so(tmp_path: Path, mon
     monkeypatch.setattr("memplan.logs.scanning.MOST_LINES", 2)
     cut = read_log(str(file))
     assert "only the first 2 lines" in cut.warnings[0]
+
+
+def test_settings_that_a_terminal_broke_are_put_together(tmp_path: Path) -> None:
+    """A copied screen: lines of one width, whose last is shorter; the next record is none of them."""
+    head = "(APIServer pid=7) INFO 09-04 01:02:21 [utils.py:326] non-default args: {'model': 'Qwen2-7B-Instruct', "
+    said = head + "'max_model_len': 16384, 'tensor_parallel_size': 2, 'gpu_memory_utilization': 0.25}"
+    width = 100
+    lines = [said[at : at + width] for at in range(0, len(said), width)]
+    after = "(Worker pid=8) INFO 09-04 01:02:57 [topk_topp_sampler.py:50] Using FlashInfer for top-p & top-k sampling."
+    more = "(Worker pid=8) INFO 09-04 01:03:00 [gpu_worker.py:276] Available KV cache memory: 5.01 GiB"
+    file = tmp_path / "x.log"
+    file.write_text("\n".join([*lines, after, more]) + "\n")
+    keys = job_keys(read_log(str(file)))
+    rollout = {"engine": "vllm", "tensor_parallel": 2, "max_model_len": 16384, "gpu_memory_utilization": 0.25}
+    assert keys["rollout"] == rollout | {"sampler": "flashinfer"}
+    assert keys["num_gpus"] == 2

@@ -26,6 +26,8 @@ def job_keys(log: Log, has_model: bool = False) -> dict[str, Any]:
     if "share" in found and log.engine == "vllm":
         said.setdefault("gpu_memory_utilization", f"{found['share'].value:.4g}")
     rollout = rollout_keys(said, log.engine)
+    if log.engine == "vllm" and not rollout.keys() & {"gpu_memory_utilization", "kv_cache_memory"}:
+        log.warnings.append(f"{log.path} does not say the engine's share of the card: its default is estimated")
     cards = prod(rollout.get(key, 1) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel"))
     if "asleep" in found or "sleep_pool" in found:
         rollout["sleep"] = "2" if "sleep_host" in found and not found["sleep_host"].value else "1"

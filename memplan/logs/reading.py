@@ -76,7 +76,7 @@ class Log:
 def read_log(path: str) -> Log:
     """Read a log. Raises UsageError where it cannot be read, or says nothing of memory."""
     words = dict.fromkeys((*(each.wording.word for each in compiled()), *deaths.WORDS, *settings.WORDS))
-    scan, log = Scan(path, words), Log("")
+    scan, log = Scan(path, words, settings.BROKEN), Log("")
     log.path = scan.path
     reader = _Reader(log)
     for line in scan.lines():

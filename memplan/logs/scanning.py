@@ -5,6 +5,7 @@ file, and only the lines around them are read.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
@@ -18,6 +19,9 @@ LONGEST_LINE = 64 << 10
 """Characters of a line that are looked at: a step of verl's is a few thousand."""
 MOST_LINES = 200_000
 """Lines with one of the words in them."""
+WIDTHS = range(60, 401)
+"""Columns of a terminal whose lines were copied as it broke them."""
+_RECORD = re.compile(rb"\s*(?:\x1b\[|\(\w+ |\[?\d{4}-\d\d|INFO|WARNING|ERROR|DEBUG|Traceback)")
 HINT = "name the text that the engine or the trainer printed"
 
 
@@ -31,10 +35,12 @@ class Line(NamedTuple):
 class Scan:
     """One walk through a log; afterwards it knows whether it saw all."""
 
-    def __init__(self, path: str, words: Iterable[str]) -> None:
+    def __init__(self, path: str, words: Iterable[str], whole: Iterable[str] = ()) -> None:
+        """``whole``: words of lines that are put together again where a terminal broke them."""
         self.path = printable(path)
         self._path = path
         self._words = [word.encode().lower() for word in words]
+        self._whole = [word.encode().lower() for word in whole]
         self.cut = ""
         """Why it ended before the file did; empty where it saw all."""
 
@@ -56,7 +62,7 @@ class Scan:
             for start, end in self._spans(piece):
                 number += piece.count(b"\n", at, start)
                 at = start
-                yield Line(number, piece[start : min(end, start + LONGEST_LINE)].decode("utf-8", "replace"))
+                yield Line(number, self._text(piece, start, end)[:LONGEST_LINE].decode("utf-8", "replace"))
                 count += 1
                 if count >= MOST_LINES:
                     self.cut = f"only the first {MOST_LINES:,} lines that speak of memory were read"
@@ -65,6 +71,21 @@ class Scan:
             if seen >= MOST_BYTES:
                 self.cut = f"only the first {MOST_BYTES >> 30} GiB were read"
                 return
+
+    def _text(self, piece: bytes, start: int, end: int) -> bytes:
+        """The line; a broken one with what follows, up to the first that is shorter, or begins another record."""
+        text, width = piece[start:end], end - start
+        if width not in WIDTHS or not any(word in text.lower() for word in self._whole):
+            return text
+        while end < len(piece) and len(text) < LONGEST_LINE:
+            start, end = end + 1, _end(piece, end + 1)
+            line = piece[start:end]
+            if _RECORD.match(line):
+                break
+            text += line
+            if end - start != width:
+                break
+        return text
 
     def _spans(self, piece: bytes) -> list[tuple[int, int]]:
         """Where lines with one of the words begin and end. A word at a time is far faster than all as one pattern."""

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 WORDS = ("llm engine", "server_args=", "non-default args", "args: namespace(", "api server version", "  version ",
-         "starting to load model")  # fmt: skip
+         "starting to load model", "flashinfer for top-p")  # fmt: skip
+BROKEN = WORDS[:4]
+"""Of these, words of long lines."""
 STARTS = ("llm engine", "server_args=serverargs(")
 """Words with which an engine begins anew: what was said before is of another start."""
 _VERSIONS = (
@@ -45,6 +47,7 @@ QUANTIZATIONS = {
     "gptq": "gptq",
     "gptq_marlin": "gptq",
     "bitsandbytes": "nf4",
+    "mxfp4": "mxfp4",
 }
 _WHOLE = (
     "tensor_parallel",
@@ -64,6 +67,9 @@ def settings_in(text: str) -> Iterator[tuple[str, Any]]:
         found = _STARTED.search(text)
         if found:
             yield "model", found.group(1)
+        return
+    if "using flashinfer for top-p" in folded:
+        yield "sampler", "flashinfer"
         return
     for wording in _VERSIONS:
         version = re.search(wording, text)
@@ -97,4 +103,5 @@ def rollout_keys(said: Mapping[str, Any], engine: str) -> dict[str, Any]:
     keys |= {"dtype": dtype} if dtype else {}
     keys |= {"kv_dtype": "fp8"} if cache.startswith("fp8") else {}
     keys |= {"quantization": quantization} if quantization else {}
+    keys |= {"sampler": "flashinfer"} if said.get("sampler") == "flashinfer" and engine == "vllm" else {}
     return keys | ({"enforce_eager": True} if said.get("enforce_eager") == "True" else {})

@@ -33,7 +33,7 @@ OF_ENGINES = frozenset(
     words_of(
         """engine_version placement process num_gpus tensor_parallel data_parallel pipeline_parallel expert_parallel
     gpu_memory_utilization mem_fraction_static kv_cache_memory max_model_len max_num_seqs max_num_batched_tokens
-    kv_dtype draft enforce_eager logprobs_mode sleep shared_weights"""
+    kv_dtype draft enforce_eager logprobs_mode sampler sleep shared_weights"""
     )
 )
 """Keys of a rollout that nothing but an engine has."""
@@ -193,6 +193,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         quantization=asked.quantization or (job.quantization if shared and found.quantised else "none"),
         eager=row.eager if asked.enforce_eager is None else asked.enforce_eager,
         logprobs_mode=asked.logprobs_mode or row.logprobs,
+        sampler=asked.sampler or "",
         sleep=sleep,
         shared_weights=shared,
         draft=drafted(asked, whole, notes),

@@ -130,14 +130,23 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
         completion_length=rollout.completion_length or 0,
         itemsize=itemsize,
         kv_itemsize={"fp8": 1, "fp32": 4}.get(rollout.kv_dtype or "auto", itemsize if itemsize < 4 else 4),
-        quantization=rollout.quantization or "none",
+        quantization=_quantization(rollout, spec, notes),
         eager=bool(rollout.enforce_eager),
         logprobs_mode=rollout.logprobs_mode or "raw_logprobs",
+        sampler=rollout.sampler or "",
         sleep=int(rollout.sleep) if rollout.sleep in ("1", "2") else 0,
         draft=drafted(rollout, spec, notes),
         adapter_rank=job.lora.r if job.lora else 0,
         margin=job.margin,
     )
+
+
+def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
+    """As the job says, else as the checkpoint is published: gpt-oss in MXFP4, which training takes apart."""
+    if rollout.quantization is None and spec.family == "gpt_oss" and spec.quantization is None:
+        notes.assume("rollout.quantization: mxfp4, as the checkpoint is published (none: in 16 bits)")
+        return "mxfp4"
+    return rollout.quantization or "none"
 
 
 def share_key(engine: str) -> str:

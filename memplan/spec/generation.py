@@ -102,6 +102,8 @@ class Generator(NamedTuple):
     eager: bool = False
     """No CUDA graphs."""
     logprobs_mode: str = "raw_logprobs"
+    sampler: str = ""
+    """flashinfer: it sorts nothing, whatever the version does by itself."""
     sleep: int = 0
     """Level: 0 none, 1 weights on the host, 2 weights nowhere."""
     shared_weights: bool = False

@@ -100,7 +100,7 @@ class Rollout(Frozen):
     """Of its weights; auto is the checkpoint's."""
     kv_dtype: Literal["auto", "bf16", "fp16", "fp32", "fp8"] | None = None
     """Of its cache; auto is that of the weights' computation."""
-    quantization: Literal["none", "fp8", "awq", "gptq", "nf4", "int8"] | None = None
+    quantization: Literal["none", "fp8", "awq", "gptq", "nf4", "int8", "mxfp4"] | None = None
     """Of its weights; a quantised checkpoint's own when not given."""
     draft: str | dict[str, Any] | None = None
     """What drafts tokens for speculative decoding: mtp (a layer of the model's own for it), eagle (a layer of the same
@@ -109,6 +109,8 @@ class Rollout(Frozen):
     """No CUDA graphs."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None = None
     """vLLM: which log-probabilities its sampler gives back."""
+    sampler: Literal["flashinfer"] | None = None
+    """vLLM: what samples, where it is not what its version does by itself: flashinfer sorts no logits."""
     sleep: Annotated[Literal["none", "1", "2"] | None, BeforeValidator(_level)] = None
     """What it gives back during the update: none; 1: cache, and weights to the host; 2: both, weights nowhere."""
     shared_weights: bool | None = None

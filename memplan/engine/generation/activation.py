@@ -20,6 +20,8 @@ FP32 = DTYPE_BYTES["fp32"]
 SORTED = 28.7
 """Bytes for each logit where log-probabilities after top-k and top-p are asked for: no kernel without a sort gives
 them (vllm 0.33 v1/sample/ops/topk_topp_sampler.py:242-251)."""
+UNSORTED = 8.0
+"""Where FlashInfer samples: bf16 and fp32 logits, and a copy (vllm 0.10 v1/sample/ops/topk_topp_sampler.py)."""
 PATCHES = 65536
 """Of the largest image of a processor without a limit (Qwen2-VL)."""
 
@@ -51,7 +53,8 @@ def feed_forward_elements(part: FeedForward, of: Generator) -> int:
 
 def sampler_bytes(of: Generator, era: Era) -> int:
     """On every rank: logits are gathered."""
-    each = era.sampler if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
+    usual = min(era.sampler, UNSORTED) if of.sampler == "flashinfer" else era.sampler
+    each = usual if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
     return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
 
 

@@ -24,6 +24,7 @@ NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
+BEFORE_NVLS = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 RANKS = 16
 """Tensor parallel ranks that are advised at most: two nodes."""
 WARM_UP = 192 * MiB
@@ -163,15 +164,17 @@ def _awake(of: Generator, era: Era, outside: Band, budget: int, filled: int, act
 
 
 def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
-    """What the profile run finds of exchanging with other ranks: communicators, with every peer's channels over NVLink
-    (1.84 GiB on 4 H100) and few over PCIe (0.21 GiB on 8 L40S); later what comes beside them."""
+    """What the profile run finds of exchanging with other ranks: communicators, at their most where NVLink's switches
+    reduce (NVLS: more than two ranks, Hopper and later; 1.84 GiB on 4 H100), and few over PCIe (0.21 GiB on 8 L40S);
+    later what comes beside them."""
     if of.tensor_parallel == 1 or era.share == "free":
         return 0
     if not era.nccl_inside:
         return SHARED[of.tensor_parallel > 2]
     if gpu.vendor == "custom":
         return nccl.low
-    return nccl.high if gpu.link.startswith("NVLink") else nccl.expected
+    switched = gpu.link.startswith("NVLink") and of.tensor_parallel > 2 and gpu.architecture not in BEFORE_NVLS
+    return nccl.high if switched else nccl.expected
 
 
 def _sum(*bands: Band) -> Band:
