@@ -24,7 +24,7 @@ NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
-BEFORE_NVLS = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
+BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 RANKS = 16
 """Tensor parallel ranks that are advised at most: two nodes."""
 WARM_UP = 192 * MiB
@@ -68,7 +68,11 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
 
     Raises InvalidJob for a model or a version that is not modelled.
     """
-    era, cache, weights = era_of(of.engine, of.version), layout(of), weights_bytes(of)
+    era, cache, weights = (
+        era_of(of.engine, of.version),
+        layout(of),
+        weights_bytes(of, gpu.architecture in BEFORE_HOPPER),
+    )
     context, nccl = _context(of, gpu), communicators(of, gpu)
     own = own_constants(gpu)
     free = free_at_start or Band(*(gpu.usable_bytes,) * 3)
@@ -173,7 +177,7 @@ def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
         return SHARED[of.tensor_parallel > 2]
     if gpu.vendor == "custom":
         return nccl.low
-    switched = gpu.link.startswith("NVLink") and of.tensor_parallel > 2 and gpu.architecture not in BEFORE_NVLS
+    switched = gpu.link.startswith("NVLink") and of.tensor_parallel > 2 and gpu.architecture not in BEFORE_HOPPER
     return nccl.high if switched else nccl.expected
 
 

@@ -24,6 +24,8 @@ VOCABULARY_PADDING = 64
 FP8_BLOCK = 128
 """Side of the block that shares an fp32 scale."""
 MXFP4_GROUP = 32
+MARLIN_HIDDEN, MARLIN_INNER = 256, 128
+"""Multiples that both sides of an expert are padded to (vllm 0.10 layers/quantization/mxfp4.py: create_weights)."""
 OWN_FORMATS = {
     "fp8": "fp8",
     "fbgemm_fp8": "fp8",
@@ -120,6 +122,10 @@ class Rank(NamedTuple):
     format: str
     unsplit_from: int
     """Bytes of a block from which on nothing is split off."""
+    padded_hidden: float = 0.0
+    """Marlin's kernels of MXFP4: the hidden size rounded up, over itself; 0: others, which round nothing up."""
+    tensor_of_experts: int = 1
+    """Ranks that divide each expert's inner features."""
 
     def block(self, held: Sequence[Held]) -> int:
         """Of matrices that are one tensor."""
@@ -154,10 +160,15 @@ def format_of(of: Generator) -> str:
     return found
 
 
-def weights_bytes(of: Generator) -> int:
-    """Of one rank, of the fullest pipeline stage; with room for an adapter where it serves one."""
+def weights_bytes(of: Generator, marlin: bool = False) -> int:
+    """Of one rank, of the fullest pipeline stage; with room for an adapter where it serves one. ``marlin``: its card
+    has experts in MXFP4 multiplied by Marlin's kernels."""
     spec, shares = of.model, max(of.expert_parallel, of.tensor_parallel)
     rank = Rank(of.tensor_parallel, shares, of.itemsize, format_of(of), era_of(of.engine, of.version).unsplit_from)
+    if marlin and rank.format == "mxfp4" and of.engine == "vllm":
+        padded = round_up(spec.hidden_size, MARLIN_HIDDEN) / spec.hidden_size
+        inner = 1 if of.expert_parallel > 1 else of.tensor_parallel
+        rank = rank._replace(padded_hidden=padded, tensor_of_experts=inner)
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     widths = (spec.embedding_width or spec.hidden_size, spec.head.inputs)
     ends = [block_bytes(table * width, rank.unsplit_from) for width in widths]
@@ -258,6 +269,9 @@ def _experts(experts: Experts, rank: Rank) -> int:
     """Routed experts and their router, which is whole and never quantised."""
     stacks = (_stack(bare.shape, rank) for bare in experts.stacked)
     held = sum(rank.block([Held(*(size // rank.experts for size in each))]) for each in stacks)
+    if rank.padded_hidden:
+        inner = experts.intermediate / rank.tensor_of_experts
+        held = int(held * rank.padded_hidden * round_up(int(inner), MARLIN_INNER) / inner)
     router = experts.router.parameters * (experts.routing.stored_itemsize or rank.itemsize)
     corrected = experts.count * 4 if experts.routing.corrected else 0
     return held + router + corrected
