@@ -221,7 +221,8 @@ def _engine(keys: Keys) -> None:
         if keys.has("rollout_num_gpus"):
             put(keys, "num_gpus", keys.whole("rollout_num_gpus"), "rollout_num_gpus")
         return
-    if keys.settings.values.get("offload_train") is False or keys.flag("no_offload_train"):
+    stays = keys.settings.values.get("offload_train") is False or keys.flag("no_offload_train")
+    if stays and keys.draft.values["method"] != "ppo":  # beside a critic it is offloaded whatever is said
         keys.put("trainer_offload", [], "no_offload_train")
     if keys.settings.values.get("offload_rollout") is False or keys.flag("no_offload_rollout"):
         put(keys, "sleep", "none", "no_offload_rollout")
