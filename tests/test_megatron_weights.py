@@ -12,6 +12,7 @@ from memplan.api import estimate
 from memplan.engine.megatron.stages import chunks_of
 from memplan.engine.megatron.states import padded_elements
 from memplan.engine.megatron.weights import Share, padded_vocabulary, rank_shares
+from memplan.errors import InvalidJob
 from memplan.models import load_model
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
@@ -202,3 +203,15 @@ def test_what_is_offloaded_waits_on_the_host_in_fp32() -> None:
     assert sum(row.bytes for row in rows) * 4 == pytest.approx(16 * parameters, rel=0.003)
     assert meant.per_gpu.allocated_bytes == named.per_gpu.allocated_bytes
     assert meant.host.bytes_per_node == named.host.bytes_per_node
+
+
+def test_copies_of_the_optimizers_states_are_shared_among_fewer_ranks() -> None:
+    job = {**JOB, "model": LLAMA, "num_gpus": 16}
+    one, four = (
+        estimate({**job, "megatron": {"num_distributed_optimizer_instances": copies}}).per_gpu.by_category
+        for copies in (1, 4)
+    )
+    assert four["optimizer_states"] == pytest.approx(4 * one["optimizer_states"], rel=0.01)
+    assert four["gradients"] == pytest.approx(one["gradients"], rel=0.01)
+    with pytest.raises(InvalidJob, match="3 copies over 16"):
+        estimate({**job, "megatron": {"num_distributed_optimizer_instances": 3}})

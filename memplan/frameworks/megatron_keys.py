@@ -58,6 +58,7 @@ OTHER_NAMES = {
     "recompute_num_layers": "recompute_num_layers",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "num_distributed_optimizer_instances": "num_distributed_optimizer_instances",
     "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
     "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
 }
@@ -101,7 +102,6 @@ NOT_MODELLED = {
     "decoder_seq_length": "the sequence is counted as seq_length says",
     "vision_model_type": "a vision tower is not counted",
     "img_h": "a vision tower is not counted",
-    "num_distributed_optimizer_instances": "states are counted as sharded over all ranks",
     "heterogeneous_layers_config_path": "every layer is counted as the same",
     "defer_embedding_wgrad_compute": "is not modelled",
     "delay_wgrad_compute": "is not modelled",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.resolve.freezing import PROJECTOR, TOWER
 from memplan.resolve.megatron_adapters import adapters_refused, check_adapters, megatron_targets
-from memplan.resolve.megatron_stages import check_interleaved, check_stages
+from memplan.resolve.megatron_stages import check_copies, check_interleaved, check_stages
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.layer import Layer
@@ -219,6 +219,7 @@ def _check(job: Job, spec: ModelSpec, degrees: Parallel, sharding: str, micro_ba
             "megatron.optimizer_cpu_offload: needs use_precision_aware_optimizer",
             "set megatron.use_precision_aware_optimizer: true",
         )
+    check_copies(degrees, settings, sharding)
     if settings.use_precision_aware_optimizer and sharding == "ddp":
         raise InvalidJob(
             "megatron.use_precision_aware_optimizer: needs the distributed optimizer",

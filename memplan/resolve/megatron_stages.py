@@ -123,3 +123,15 @@ def check_interleaved(degrees: Parallel, micro_batches: int) -> None:
             f"{degrees.pipeline}, which the interleaved schedule needs",
             f"use gradient_accumulation_steps {max(1, round(micro_batches / degrees.pipeline)) * degrees.pipeline}",
         )
+
+
+def check_copies(degrees: Parallel, settings: Megatron, sharding: str) -> None:
+    """Copies of the distributed optimizer's states, each shared within a group of ranks (megatron-core 0.14
+    parallel_state.py: intra_distributed_optimizer_instance). Raises InvalidJob where they do not divide."""
+    copies = settings.num_distributed_optimizer_instances
+    if copies > 1 and (sharding == "ddp" or degrees.shards % copies or degrees.expert_shards % copies):
+        raise InvalidJob(
+            f"megatron.num_distributed_optimizer_instances: {copies} copies over {degrees.shards} data-parallel ranks "
+            f"({degrees.expert_shards} of experts), {sharding}",
+            "use sharding: distributed-optimizer, and a divisor of the ranks",
+        )

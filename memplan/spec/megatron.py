@@ -91,6 +91,8 @@ class Megatron(Frozen):
     counted."""
     ddp_bucket_size: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
+    num_distributed_optimizer_instances: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Copies of the distributed optimizer's states: ranks share them within a group of data-parallel ranks / copies."""
     pad_buckets_for_high_nccl_busbw: bool = False
     reduce_scatter_with_fp32_accumulation: bool = False
     gradient_accumulation_fusion: bool = True
