@@ -8,6 +8,7 @@ rates; what a pass costs depends on nothing else, so that passes of equal shape 
 from typing import NamedTuple
 
 from memplan.cost.again import Forward, again
+from memplan.cost.eight import Eight, eight_of
 from memplan.cost.host import Issued, host_of
 from memplan.cost.matmul import product_seconds
 from memplan.cost.products import Layout, products
@@ -34,9 +35,6 @@ FLASH_BACKWARD, EAGER_BACKWARD = 2.5 * 73 / 63, 2.0
 """Attention's backward against its forward: five products, the scores made again, against two (arXiv:2205.14135,
 algorithm 4), at 63 % of the peak at best where the forward reaches 73 % (arXiv:2307.08691, section 4.1); eager keeps
 them, and has four."""
-CAST = 5.0
-"""Bytes of casting one element of half precision to FP8: read, for the scale and the cast (4, of which fused norms and
-activations save some), and written, transposed too (2, saved where the card takes either layout)."""
 BLOCK = 128
 """Positions of a tile of a causal kernel: those on the diagonal are computed whole."""
 EAGER_BYTES = 22.0
@@ -95,7 +93,7 @@ class Shape(NamedTuple):
     itemsize: int
     wide: bool
     """Products run in fp32."""
-    fp8: bool
+    eight: Eight | None
     """Those of layers run in FP8."""
     fused: bool
     attention: str
@@ -140,7 +138,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         sequence=degrees.sequence,
         itemsize=recipe.numerics.autocast or recipe.numerics.itemsize,
         wide=(recipe.numerics.autocast or recipe.numerics.itemsize) == 4,
-        fp8=recipe.trainer.megatron and bool(recipe.megatron.fp8_format),
+        eight=eight_of(recipe),
         merged=recipe.trainer.megatron,
         imbalance=recipe.megatron.moe_expert_imbalance if recipe.trainer.megatron else 1.0,
         fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
@@ -205,12 +203,14 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         shape.tensor,
         shape.expert,
         shape.expert_tensor,
-        1 if shape.fp8 else shape.itemsize,
+        shape.itemsize,
         shape.merged,
         shape.imbalance,
+        shape.eight,
     )
     made = products(each, layout, device, rates)
-    cast_in, cast_out = (CAST * moved / memory for moved in made.elements) if shape.fp8 else (0.0, 0.0)
+    cast = shape.eight.cast if shape.eight else 0.0
+    cast_in, cast_out = (cast * moved / memory for moved in made.elements)
     adapters = _adapters(shape, tokens, device, rates)
     unpacked = 0.0
     if shape.quantised:

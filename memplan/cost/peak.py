@@ -12,7 +12,7 @@ def least_seconds(recipe: Recipe) -> float:
     that says nothing."""
     gpu = recipe.hardware.gpu
     peak = (gpu.bf16_tflops or gpu.fp16_tflops or inf) * TERA if gpu else inf
-    doubled = 2 if recipe.trainer.megatron and recipe.megatron.fp8_format else 1
+    doubled = 2 if recipe.megatron.fp8_format or recipe.operators.kernels.float8 else 1
     return least_flop(recipe) / (doubled * peak * recipe.parallel.world)
 
 

@@ -11,6 +11,7 @@ spread evenly over its experts.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memplan.cost.eight import Eight
 from memplan.cost.matmul import product_seconds
 from memplan.cost.rates import Device, Rates
 from memplan.cost.work import Product, Work
@@ -29,6 +30,7 @@ class Layout(NamedTuple):
     """Products of one input are one (Megatron's linear_qkv and linear_fc1)."""
     imbalance: float = 1.0
     """Tokens of the fullest rank's experts, for which all wait, as a multiple of the mean."""
+    eight: Eight | None = None
 
 
 class Products(NamedTuple):
@@ -40,7 +42,7 @@ class Products(NamedTuple):
     weights: float
     """Of the gradients of the matrices."""
     elements: tuple[float, float]
-    """That come in, and whose gradients do."""
+    """That come in, and whose gradients do, of products in FP8."""
 
 
 class Extents(NamedTuple):
@@ -50,18 +52,24 @@ class Extents(NamedTuple):
     columns: float
     inner: float
     batches: float = 1.0
+    grouped: bool = False
+    """Of experts."""
 
 
 def products(each: Work, layout: Layout, device: Device, rates: Rates) -> Products:
     """Of one layer."""
     total, come, out = [0.0, 0.0, 0.0], 0.0, 0.0
     for at in extents(each, layout):
-        come += at.rows * at.inner * at.batches
-        out += at.rows * at.columns * at.batches
+        eight = layout.eight if layout.eight and (layout.eight.experts or not at.grouped) else None
+        if eight:
+            come += at.rows * at.inner * at.batches
+            out += at.rows * at.columns * at.batches
+        low = 1 if eight else layout.itemsize
+        sizes = low, low, low if eight is None or eight.weight_gradient else layout.itemsize
         inputs = at._replace(columns=at.inner, inner=at.columns)
         weights = Extents(at.columns, at.inner, at.rows, at.batches)
-        for kind, of in enumerate((at, inputs, weights)):
-            total[kind] += product_seconds(*of, layout.itemsize, device, rates)
+        for kind, (of, itemsize) in enumerate(zip((at, inputs, weights), sizes, strict=True)):
+            total[kind] += product_seconds(*of[:4], itemsize, device, rates)
     return Products(total[0], total[1], total[2], (come, out))
 
 
@@ -76,7 +84,7 @@ def extents(each: Work, layout: Layout) -> Iterator[Extents]:
         routed = layout.imbalance * tokens / tensor * layout.expert_tensor * each.routed / held
         for product in each.grouped:
             columns, inner = (1, layout.expert_tensor) if product.by_rows else (layout.expert_tensor, 1)
-            yield Extents(routed, product.outputs / columns, product.inputs / inner, held)
+            yield Extents(routed, product.outputs / columns, product.inputs / inner, held, grouped=True)
 
 
 def _merged(given: tuple[Product, ...]) -> Iterator[Product]:
