@@ -120,7 +120,7 @@ def _text(each: "Checked", quiet: bool) -> str:
     place = each.name or (f"{each.file}:{each.line}" if at_line else each.file)
     word = "error: " if each.fits == "error" else "skipped: " if each.fits == "skipped" else ""
     answer = one_line(f"{place}: {said(f'{word}{each.text}')}", said(each.hint))
-    below = [said(f"assumed: {', '.join(each.assumed)}")] if each.assumed else []
+    below = [said(f"assumed: {', '.join(map(said, each.assumed))}")] if each.assumed else []
     below += [said(f"fits with {each.remedy}:"), *(f"  {line}" for line in each.write)] if each.remedy else []
     return "".join(f"{line}\n" for line in (answer, *(() if quiet else (_indented(text) for text in below))))
 

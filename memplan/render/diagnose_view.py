@@ -13,7 +13,7 @@ from memplan.units import MiB, format_bytes
 MOMENTS = {
     "load": "while loading weights", "start": "while the trainer or its engine starts",
     "forward": "in the forward pass",
-    "loss": "in the loss (logits)", "backward": "in the backward pass", "reduce": "while reducing gradients",
+    "loss": "in the loss", "backward": "in the backward pass", "reduce": "while reducing gradients",
     "optimizer": "in the optimizer step", "evaluate": "during evaluation", "save": "while saving a checkpoint",
     "resume": "while loading a checkpoint", "merge": "while merging an adapter",
     "rollout": "in the generation engine", "sync": "while sending weights to the engine",
