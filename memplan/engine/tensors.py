@@ -12,6 +12,7 @@ from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.units import ceil_div
 
 if TYPE_CHECKING:
+    from memplan.spec.recipe import Recipe
     from memplan.spec.vision import Tower
 
 
@@ -150,6 +151,16 @@ def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
     return Weight(
         bare.name, rows, columns, count, trained, unit, stacked=prod(stacked), first=first, itemsize=bare.itemsize
     )
+
+
+def of_rank(weight: Weight, recipe: "Recipe") -> tuple[Weight, int]:
+    """What FSDP divides, and over how many ranks: of experts that are spread, those of the rank's own, over the ranks
+    that have the same."""
+    spread = recipe.parallel.expert if weight.name.startswith("experts.") and recipe.sharding.name == "fsdp2" else 1
+    if spread == 1:
+        return weight, recipe.sharding.ranks
+    own = weight._replace(rows=weight.rows // spread, first=weight.first // spread)
+    return own, recipe.sharding.ranks // spread
 
 
 def part_weights(part: Part, trained: bool, unit: str) -> Iterator[Weight]:

@@ -15,13 +15,11 @@ RUNS = ("none", "ddp", "fsdp2")
 """accelerate 1.15 accelerator.py: torchao's fp8 needs FSDP2, one GPU or DDP."""
 
 
-def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> Float8 | None:
-    """The recipe; None without one. Raises InvalidJob for what it does not run with here."""
+def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> Float8:
+    """The recipe. Raises InvalidJob for what it does not run with here, and for a gather without one."""
     gathers = job.fsdp.float8_all_gather
     if job.float8 == "none":
-        if gathers:
-            raise InvalidJob("fsdp.float8_all_gather: needs float8", "add float8: tensorwise")
-        return None
+        raise InvalidJob("fsdp.float8_all_gather: needs float8", "add float8: tensorwise")
     sharding = job.sharding or ("none" if job.zero_stage is None else f"zero{job.zero_stage}")
     half = (stored.autocast or stored.compute_itemsize) == 2 and job.dtype != "fp16"
     for bad, what, hint in (

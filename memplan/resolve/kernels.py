@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memplan.errors import InvalidJob
 from memplan.resolve.adapters import Targets
-from memplan.resolve.float8 import float8
 from memplan.resolve.mixers import mixer_kernels
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
@@ -40,7 +39,10 @@ def operators(
     fused = _kernels(job, trainer, spec, again, base, lora, attention, notes)
     mixers = mixer_kernels(job, spec, notes) == "cuda"
     tiled = tiles(job, trainer, spec, base.stored, notes)
-    fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
+    if job.float8 != "none" or job.fsdp.float8_all_gather:
+        from memplan.resolve.float8 import float8
+
+        fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
     return Operators(attention, fused, mixers, tiled)
 
 

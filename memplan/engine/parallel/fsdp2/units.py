@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
-from memplan.engine.parallel.spread import of_rank
-from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.engine.tensors import Weight, layer_weights, marked, of_rank
 from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
