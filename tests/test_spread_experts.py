@@ -60,6 +60,13 @@ def test_states_are_shared_as_before_and_weights_are_gathered_without_others_exp
     assert "next layer, gathered ahead" not in whole
 
 
+def test_uneven_routing_is_in_the_high_figure() -> None:
+    """Twice the mean: three widths of hidden states and four of an expert, of each token's experts in each layer."""
+    spread, whole = (estimate({**JOB, **SPREAD, "expert_parallel": n}).per_gpu.allocated_range for n in (4, 1))
+    more = LAYERS * 2048 * K * (3 * H + 4 * F) * 2
+    assert (spread.high - spread.low) - (whole.high - whole.low) == pytest.approx(more, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

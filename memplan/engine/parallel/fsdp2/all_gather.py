@@ -86,6 +86,27 @@ def enter_left(ledger: Ledger, units: list[Unit], own: Frame, label: str) -> Non
     )
 
 
+def _enter_uneven(ledger: Ledger, recipe: Recipe, traced: TracedPass, within: str) -> None:
+    """What a rank holds of rows beyond the mean, where it receives twice as many: inputs, gate, activation, up and
+    product of its experts; in every layer, or in the one that is made again."""
+    routed = [run.layer.experts for run in recipe.model.runs for _ in range(run.count) if run.layer.experts]
+    layers = routed if traced.plan.style == "plain" else routed[:1]
+    hidden, tokens = recipe.model.hidden_size, traced.plan.rows * traced.plan.length
+    rows = sum(tokens * each.active * (3 * hidden + 4 * each.intermediate) for each in layers)
+    last = f"{traced.plan.name}.embedding-backward"
+    ledger.add(
+        "rows of tokens beyond the mean",
+        "activations",
+        0,
+        within,
+        last if last in ledger.index else within,
+        template="0 to tokens × k × (3h + 4F) × bytes, for each layer that is held",
+        why="how evenly tokens reach experts is not told: a rank may receive twice the mean",
+        source="torchtitan 0.2.2 distributed/expert_parallel.py: output_splits follow the routing",
+        high=rows * recipe.numerics.itemsize,
+    )
+
+
 def enter_forward(
     ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, there: bool, has_tail: bool = False
 ) -> None:
@@ -107,8 +128,10 @@ def enter_forward(
     if there and not own.reshards:
         copied = 0
     gathered(ledger, "gathered layer, and the all-gathers' outputs", copied, within, "an output waits for the next one")
-    ahead = used if recipe.parallel.expert > 1 else 0  # torchtitan's set_modules_to_forward_prefetch
-    gathered(ledger, "next layer, gathered ahead", ahead, within, "beside experts that are spread, prefetch is told")
+    if recipe.parallel.expert > 1:
+        why = "beside experts that are spread, prefetch is told (set_modules_to_forward_prefetch)"
+        gathered(ledger, "next layer, gathered ahead", used, within, why)
+        _enter_uneven(ledger, recipe, traced, within)
     if traced.plan.name != "reference" or recipe.others.reference != "resident":
         forward_kept(ledger, own, traced, within, end, loss, there)
     last, tail, opens = own.layers[-1].gathered, 0 if has_tail else own.tail.gathered, own.opens
