@@ -273,5 +273,6 @@ def test_what_is_known_to_take_memory_has_no_such_hint() -> None:
 
 
 def test_a_completion_is_part_of_the_sequence_that_an_option_names() -> None:
-    found = checked(STRANGE.replace("--attn-of-my-own 3", ""), "run.sh", sequence_length=256)
-    assert (found.fits, found.job["sequence_length"]) == ("yes", 256), found.text
+    found = checked(VERL + "\n", "run.sh", sequence_length="256")
+    assert (found.job.get("sequence_length"), found.job.get("completion_length")) == (256, 256), found.text
+    assert any("are cut to the 256 of --sequence-length" in line for line in found.warnings)

@@ -212,9 +212,12 @@ def draft_of(
 
 def _within_the_sequence(draft: Draft) -> None:
     """A completion of the file's is no longer than the sequence that an option names: it is a part of it."""
-    length, completion = draft.options.get("sequence_length"), draft.values.get("completion_length")
-    if isinstance(length, int) and isinstance(completion, int) and length < completion:
-        draft.values["completion_length"] = length
+    said, completion = str(draft.options.get("sequence_length")), draft.values.get("completion_length")
+    if said.isdecimal() and isinstance(completion, int) and int(said) < completion:  # an option's value is text
+        draft.values["completion_length"] = int(said)
+        cut = f"are cut to the {int(said):,} of --sequence-length"
+        why = f"completions of {completion:,} tokens, as the file has it, {cut}"
+        draft.remarks.append(f"{draft.origins['completion_length'].text}: {why}")
         draft.origins["completion_length"] = Origin(FILE, "the sequence that --sequence-length names")
 
 
