@@ -45,8 +45,13 @@ SHARED = re.compile(
     r"(nvidia[- ])?(dgx[- ]spark|gb10|(jetson|orin|thor)\b.*)|strix[- ]?halo.*|(ryzen )?ai max.*", re.ASCII
 )
 """Chips whose GPU has the machine's own memory."""
-LENT = {"kaggle": "--gpu t4-16gb --num-gpus 2 or --gpu p100-16gb", "colab": "--gpu t4-16gb, l4-24gb or a100-40gb"}
-"""What those lend who lend several cards."""
+LENT = {
+    "kaggle": "--gpu t4-16gb --num-gpus 2 or --gpu p100-16gb",
+    "colab": "--gpu t4-16gb, l4-24gb or a100-40gb",
+    "mig": "the card and its slice, such as --gpu a100-80gb-1g.10gb",
+    "vgpu": "its profile, such as --gpu grid-a100d-20c",
+}
+"""What those lend who lend several cards, and how a part of a card is named."""
 """Kinds of cards that memplan has no model of: how they are written, what they are, why."""
 
 
