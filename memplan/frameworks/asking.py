@@ -74,8 +74,8 @@ def one_hint(unread: Iterable[Unread]) -> str:
     typed = " ".join(such for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"
-    rest = dict.fromkeys(each.hint for each in deciding if each.asks not in SUCH and each.hint != command)
-    others = [hint for hint in rest if hint not in [option_of(key).partition(",")[0] for key in asked]]
+    bare = {command, *(option_of(key).partition(",")[0] for key in asked)}
+    others = dict.fromkeys(each.hint for each in deciding if each.asks not in SUCH and each.hint not in bare)
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
 
 
