@@ -34,7 +34,7 @@ def report_of(given: JobInput, play: bool | None = None) -> Report:
     report = estimate(given, play=play)
     if given.source is None:
         return report
-    from memplan.frameworks.own_words import in_own_words
+    from memplan.frameworks.own_words.words import in_own_words
 
     return in_own_words(given, report)
 
@@ -71,6 +71,6 @@ def diagnosis_of(text: str, given: JobInput | None = None) -> Diagnosis:
     found = diagnose_job(text, given)
     if given.source is None:
         return found
-    from memplan.frameworks.own_words import worded
+    from memplan.frameworks.own_words.words import worded
 
     return found._replace(remedies=worded(given, found.remedies))

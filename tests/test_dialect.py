@@ -10,9 +10,9 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.deciding import SUBJECTS, subject_of
-from memplan.frameworks.hf_dialect_names import HARMLESS, MEANINGS, NAMES
-from memplan.frameworks.hf_dialect_names import ROWS as WORDS
-from memplan.frameworks.hf_dialect_scripts import SCRIPTS
+from memplan.frameworks.hugging_face.dialect_names import HARMLESS, MEANINGS, NAMES
+from memplan.frameworks.hugging_face.dialect_names import ROWS as WORDS
+from memplan.frameworks.hugging_face.dialect_scripts import SCRIPTS
 
 CARD = {"gpu": "h100-80gb", "num_gpus": 1}
 PLAIN = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 2 --output_dir x --bf16"

@@ -14,7 +14,7 @@ import pytest
 from framework_cases import FILES
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.megatron_shape import shape_of
+from memplan.frameworks.megatron.shape import shape_of
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.writing import Emission, emit, write_files

@@ -11,7 +11,7 @@ from memplan.frameworks.documents import document_of
 from memplan.frameworks.launch import launches
 from memplan.frameworks.reading import draft_of, read_target
 from memplan.frameworks.registry import frameworks, recognise
-from memplan.frameworks.trl_keys import METHODS
+from memplan.frameworks.trl.keys import METHODS
 from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.checking import check_all
 from memplan.frameworks.onto import changed
-from memplan.frameworks.own_names import module_names
+from memplan.frameworks.own_words.names import module_names
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.writing import emit

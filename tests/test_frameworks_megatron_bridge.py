@@ -8,7 +8,7 @@ from framework_cases import read_text as read
 from framework_cases import unclear_text
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.megatron_bridge_recipes import TABLE, recipe
+from memplan.frameworks.megatron_bridge.recipes import TABLE, recipe
 from memplan.frameworks.reading import framework_of
 
 RUN = """#!/bin/bash

@@ -16,7 +16,7 @@ from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.scripts import run_script
-from memplan.frameworks.shell_sums import whole_sum
+from memplan.frameworks.shell.sums import whole_sum
 from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job

@@ -13,7 +13,7 @@ from memplan.frameworks.documents import open_document
 from memplan.frameworks.draft import Draft
 from memplan.frameworks.reading import draft_of, framework_of, read_target
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.swift_keys import deepspeed_of, hub_id
+from memplan.frameworks.swift.keys import deepspeed_of, hub_id
 
 LORA = "CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B-Instruct --max_length 1024 --torch_dtype bfloat16"
 FOUR = "NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3"

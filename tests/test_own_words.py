@@ -18,7 +18,7 @@ from memplan.cli.app import main
 from memplan.cli.options import collect, job_options
 from memplan.errors import MemplanError
 from memplan.frameworks import onto
-from memplan.frameworks.own_words import emit_command, in_own_words, own_lines
+from memplan.frameworks.own_words.words import emit_command, in_own_words, own_lines
 from memplan.frameworks.reading import read_target
 from memplan.report import Remedy
 from memplan.spec.option_words import option_words

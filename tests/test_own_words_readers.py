@@ -10,7 +10,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.cli.app import main
-from memplan.frameworks.own_words import emit_command, in_own_words
+from memplan.frameworks.own_words.words import emit_command, in_own_words
 from memplan.frameworks.reading import read_target
 
 EXAMPLES = {

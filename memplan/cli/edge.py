@@ -56,7 +56,7 @@ def _hint(error: MemplanError) -> str:
     """In the words of the file that the job came from, where it has some."""
     if not getattr(error, "changes", None):
         return error.hint
-    from memplan.frameworks.own_words import own_hint
+    from memplan.frameworks.own_words.words import own_hint
 
     return own_hint(error)
 

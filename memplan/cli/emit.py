@@ -31,7 +31,7 @@ def parameters() -> list[Parameter]:
 def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
     from memplan.cli.output import print_text
-    from memplan.frameworks.accelerate_write import SCRIPT
+    from memplan.frameworks.accelerate.write import SCRIPT
     from memplan.frameworks.onto import changed
     from memplan.frameworks.planned import emit_plan, plans_of
     from memplan.frameworks.registry import find_framework, frameworks

@@ -15,10 +15,10 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
-from memplan.frameworks.megatron_keys import FUSED_LINEARS
-from memplan.frameworks.nemo_rl_source import referred
-from memplan.frameworks.own_names import OTHERS, bound_images
-from memplan.frameworks.verl_source import flat
+from memplan.frameworks.megatron.keys import FUSED_LINEARS
+from memplan.frameworks.nemo_rl.source import referred
+from memplan.frameworks.own_words.names import OTHERS, bound_images
+from memplan.frameworks.verl.source import flat
 from memplan.units import ceil_div
 
 ACTOR, TOKENS = "actor.", "actor.mb_spec.max_tokens_per_mb"

@@ -195,7 +195,7 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
     except NoTraining as error:
         return Checked(path, "skipped", placed(error.message, path)[1], hint=error.hint)
     except MemplanError as error:
-        from memplan.frameworks.own_words import own_hint
+        from memplan.frameworks.own_words.words import own_hint
 
         line, text = placed(error.message, path)
         like = f"; or {MODEL}" if isinstance(error, ModelNotFound) and "add --model" not in error.hint else ""
@@ -232,7 +232,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
     if advise and report.verdict.fits == "no" and not report.unclear:
-        from memplan.frameworks.own_words import first_remedy  # which files that fit never load
+        from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
 
         remedy, write = first_remedy(given, report)
     return Checked(

@@ -13,8 +13,8 @@ from typing import Any
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import is_template
-from memplan.frameworks.verl_asking import known
-from memplan.frameworks.verl_keys import ACTOR, MODEL, ROLLOUT
+from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
 from memplan.units import ceil_div
 
 OF_VERL = {

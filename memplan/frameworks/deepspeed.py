@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memplan.frameworks.accelerate_write import write_deepspeed
+from memplan.frameworks.accelerate.write import write_deepspeed
 from memplan.frameworks.base import ASSUMED, Draft, Framework, Keys, Origin
 from memplan.frameworks.by_name import open_config
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.hf_precision import settle
+from memplan.frameworks.hugging_face.precision import settle
 
 AUTO = "auto"
 HARMLESS = words(

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import deepspeed, hf_precision
+from memplan.frameworks import deepspeed
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import only_launch, read_launcher
 

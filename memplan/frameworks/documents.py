@@ -16,7 +16,7 @@ from memplan.errors import InvalidJob
 from memplan.files import instead_of_missing
 from memplan.frameworks.plain_forms import MAX_REMARKS, bounded, read_json, read_toml
 from memplan.frameworks.scripts import run_script
-from memplan.frameworks.shell import Command
+from memplan.frameworks.shell.reader import Command
 from memplan.spec.plain import check_plain
 from memplan.yaml_lines import MAX_BYTES, fields_of, pairs_of, read_yaml
 

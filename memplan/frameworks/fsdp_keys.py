@@ -13,7 +13,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.documents import words
-from memplan.frameworks.hf_switches import mapping
+from memplan.frameworks.hugging_face.switches import mapping
 from memplan.spec.fsdp import STRATEGIES
 from memplan.spec.job import Job
 from memplan.tables.trainer import version_key

@@ -16,7 +16,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.following import open_reference
 from memplan.frameworks.launch import Launch
-from memplan.frameworks.shell import options_of, scalar
+from memplan.frameworks.shell.reader import options_of, scalar
 
 NAMES, FOLDERS = ("config_name", "cn"), ("config_path", "cp", "config_dir", "cd")
 FOLDERS_OF_CONFIGS = ("config", "configs", "conf", "")

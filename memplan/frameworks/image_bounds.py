@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from memplan.frameworks.draft import ASSUMED, Draft, Origin
-from memplan.frameworks.hf_towers import reads_text_alone
+from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.units import ceil_div
 
 IMAGES = "images"

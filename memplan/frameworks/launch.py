@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.shell import Command, Word, options_of
+from memplan.frameworks.shell.reader import Command, Word, options_of
 
 WRAPPERS = words(
     """srun env nohup time exec sudo uv uvx poetry run bash sh mpirun mpiexec orterun horovodrun ray numactl taskset

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memplan.frameworks import megatron
 from memplan.frameworks.base import Draft, Framework
 from memplan.frameworks.documents import Document
-from memplan.frameworks.own_names import OTHERS
+from memplan.frameworks.megatron import reader as megatron
+from memplan.frameworks.own_words.names import OTHERS
 
 
 def read(document: Document, draft: Draft) -> None:

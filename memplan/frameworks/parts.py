@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.frameworks import hydra, python
+from memplan.frameworks import hydra
 from memplan.frameworks.base import Framework
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference, open_written
 from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.programs import reader as python
 from memplan.frameworks.registry import recognise
-from memplan.frameworks.shell import Command, Word, options_of, scalar
+from memplan.frameworks.shell.reader import Command, Word, options_of, scalar
 
 _OTHER = re.compile(
     r"(?:^|[_/.-])(?:eval\w*|infer\w*|generat\w*|predict\w*|serv\w*|merge\w*|export\w*|convert\w*|preprocess\w*|prepare\w*"

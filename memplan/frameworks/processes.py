@@ -18,7 +18,7 @@ from memplan.frameworks.data_parallel import replicated
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.launch import Launch
-from memplan.frameworks.shell import Command, options_of
+from memplan.frameworks.shell.reader import Command, options_of
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 TASKS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun")

@@ -23,7 +23,7 @@ from memplan.frameworks.image_bounds import IMAGES
 from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of
 from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
-from memplan.frameworks.python_follow import forget
+from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.starters import starter_of
 from memplan.frameworks.transformers import read_launcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from functools import cache, lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 
 import memplan.frameworks
 from memplan.errors import InvalidJob, did_you_mean
@@ -15,9 +16,10 @@ from memplan.frameworks.documents import Document
 
 @cache
 def frameworks() -> dict[str, Framework]:
-    """By name: the row of each file of this folder that has one."""
-    names = sorted(module.name for module in pkgutil.iter_modules(memplan.frameworks.__path__))
-    rows = [getattr(import_module(f"memplan.frameworks.{name}"), "FRAMEWORK", None) for name in names]
+    """By name: the row of each file of this folder, and of each folder's ``reader``, that has one."""
+    found = [(each.name, each.ispkg) for each in pkgutil.iter_modules(memplan.frameworks.__path__)]
+    names = [f"memplan.frameworks.{name}{'.reader' if folder else ''}" for name, folder in sorted(found)]
+    rows = [getattr(import_module(name), "FRAMEWORK", None) for name in names if find_spec(name)]
     return {row.name: row for row in rows if row is not None}
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.shell import SHORTER, Command
-from memplan.frameworks.shell_builtins import ASSIGNED, BUILTINS, DECLARES
-from memplan.frameworks.shell_calls import Calls
-from memplan.frameworks.shell_fields import UNKNOWN, Value, shown, unknown
-from memplan.frameworks.shell_nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Simple
-from memplan.frameworks.shell_parts import parse
-from memplan.frameworks.shell_patterns import braced
-from memplan.frameworks.shell_syntax import Raw, Scanner
-from memplan.frameworks.shell_tests import holds
+from memplan.frameworks.shell.builtins import ASSIGNED, BUILTINS, DECLARES
+from memplan.frameworks.shell.calls import Calls
+from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
+from memplan.frameworks.shell.nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Simple
+from memplan.frameworks.shell.parts import parse
+from memplan.frameworks.shell.patterns import braced
+from memplan.frameworks.shell.reader import SHORTER, Command
+from memplan.frameworks.shell.syntax import Raw, Scanner
+from memplan.frameworks.shell.tests import holds
 from memplan.frameworks.slurm import slurm_variables
 
 MAX_STEPS = 30_000

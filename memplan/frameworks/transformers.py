@@ -10,19 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import accelerate, hf_dialect_vision, hf_precision, hf_version, processes
-from memplan.frameworks.accelerate_write import CONFIG, LAUNCHING, files_of, run_script
+from memplan.frameworks import processes
+from memplan.frameworks.accelerate import reader as accelerate
+from memplan.frameworks.accelerate.write import CONFIG, LAUNCHING, files_of, run_script
 from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.following import absent, own_loop
-from memplan.frameworks.hf_arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
-from memplan.frameworks.hf_dialect import Dialect
-from memplan.frameworks.hf_dialect_names import HARMLESS as DIALECT_HARMLESS
-from memplan.frameworks.hf_dialect_scripts import script_of, with_lora_config, with_switches
-from memplan.frameworks.hf_methods import put_method
-from memplan.frameworks.hf_switches import with_lora_section
-from memplan.frameworks.hf_write import arguments, load_dtype
+from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
+from memplan.frameworks.hugging_face import precision as hf_precision
+from memplan.frameworks.hugging_face import version as hf_version
+from memplan.frameworks.hugging_face.arguments import DEFAULTS, HARMLESS, OLD_DEFAULTS, read_arguments, read_attention
+from memplan.frameworks.hugging_face.dialect import Dialect
+from memplan.frameworks.hugging_face.dialect_names import HARMLESS as DIALECT_HARMLESS
+from memplan.frameworks.hugging_face.dialect_scripts import script_of, with_lora_config, with_switches
+from memplan.frameworks.hugging_face.methods import put_method
+from memplan.frameworks.hugging_face.switches import with_lora_section
+from memplan.frameworks.hugging_face.write import arguments, load_dtype
 from memplan.frameworks.launch import Launch, launches
 from memplan.spec.job import Job
 from memplan.tables.trainer import version_key

@@ -17,7 +17,7 @@ from memplan.errors import InternalError, InvalidJob, MemplanError, ModelError, 
 from memplan.files import write_whole
 from memplan.frameworks.base import File, Framework, Writing
 from memplan.frameworks.documents import FORMS, Document, document_of
-from memplan.frameworks.megatron_shape import effective
+from memplan.frameworks.megatron.shape import effective
 from memplan.frameworks.parts import parts
 from memplan.frameworks.quoting import comment, yaml_lines, yaml_value
 from memplan.frameworks.reading import read_documents

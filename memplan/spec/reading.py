@@ -84,7 +84,7 @@ class JobInput(NamedTuple):
     framework: str = ""
     """Whose file was read: 'TRL 1.16'."""
     source: Any = None
-    """The files of frameworks that it was read from, and the options over them (``memplan.frameworks.own_words``)."""
+    """The frameworks' files it was read from, and the options over them (``memplan.frameworks.own_words.words``)."""
 
 
 def canonical_key(key: str) -> str:

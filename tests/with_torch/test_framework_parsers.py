@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from memplan.frameworks.hf_arguments import DEFAULTS, FIELDS
+from memplan.frameworks.hugging_face.arguments import DEFAULTS, FIELDS
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.trl_keys import HARMLESS, METHODS, MODEL, TRAINER
-from memplan.frameworks.trl_methods import defaults_of
+from memplan.frameworks.trl.keys import HARMLESS, METHODS, MODEL, TRAINER
+from memplan.frameworks.trl.methods import defaults_of
 from memplan.frameworks.writing import emit, write_files
 from memplan.spec.reading import read_job
 

@@ -1,0 +1,277 @@
+"""accelerate's config (``accelerate config``) and the options of ``accelerate launch``.
+
+Source: accelerate 1.15 commands/config/config_args.py, commands/launch.py, utils/dataclasses.py (DeepSpeedPlugin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memplan.frameworks import deepspeed, processes
+from memplan.frameworks.accelerate.write import LAUNCHING, write_accelerate
+from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
+from memplan.frameworks.by_name import open_config
+from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
+from memplan.frameworks.hugging_face.precision import settle
+from memplan.frameworks.launch import Launch, launches
+
+HARMLESS = words(
+    """compute_environment debug use_cpu machine_rank main_process_ip main_process_port rdzv_backend same_network
+    main_training_function enable_cpu_affinity downcast_bf16 tpu_name tpu_zone tpu_use_cluster tpu_use_sudo
+    command_file commands tpu_vm tpu_env mpirun_config gpu_ids main_process_port num_cpu_threads_per_process role
+    rdzv_conf rdzv_endpoint max_restarts monitor_interval tee log_dir quiet module m no_python multi_gpu use_fsdp
+    use_deepspeed config_file env deepspeed_hostfile deepspeed_multinode_launcher deepspeed_exclusion_filter
+    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag
+    gradient_clipping offload_optimizer_nvme_path offload_param_nvme_path dynamo_mode dynamo_use_fullgraph
+    dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config
+    seq_parallel_communication_data_type"""
+)
+MARKS = ("distributed_type", "compute_environment", "main_training_function", "deepspeed_config", "num_processes")
+ZERO: dict[str, Any] = {"zero_stage": 2}
+"""DeepSpeedPlugin's."""
+MULTI = ("MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_XPU", "MULTI_HPU")
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Keys of its config, or its launcher in a script."""
+    if document.form == "shell":
+        return tuple("accelerate launch" for launch in launches(document) if launch.launcher == "accelerate")[:1]
+    marks = tuple(key for key in MARKS if key in document.keys)
+    return marks if len(marks) > 1 or "distributed_type" in marks else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """A config file; of a script, the options of its first launch alone."""
+    if document.form != "shell":
+        read_settings(document.settings, draft)
+        return
+    launch = next(launch for launch in launches(document) if launch.launcher == "accelerate")
+    read_launch(launch, draft)
+    draft.warn(launch.program[:60], launch.where, "a script of its own, whose options are not read", "method")
+
+
+def read_launch(launch: Launch, draft: Draft) -> None:
+    """``accelerate launch --config_file …``: the file, under the options beside it; of the machine's own nothing is
+    known."""
+    path = launch.options.values.get("config_file")
+    if not isinstance(path, str):
+        read_settings(Settings(launch.path, {}), draft, launch.options, launch)
+        return
+    document = open_config(draft, launch.options, "config_file", path, FRAMEWORK.name)
+    if document is not None:
+        read_settings(document.settings, draft, launch.options)
+        return
+    if not processes.number(launch.options.values.get("num_processes")):
+        processes.expect(draft, launch.options.where("config_file"), f"{path[:80]} is not here")
+    sharding, origin = draft.values.get("sharding"), draft.origins.get("sharding")  # as the file's name says
+    read_settings(Settings(launch.path, {}), draft, launch.options)
+    if origin is not None and not {"use_fsdp", "use_deepspeed"} & launch.options.values.keys():
+        draft.values["sharding"], draft.origins["sharding"] = sharding, origin
+
+
+def read_settings(
+    settings: Settings, draft: Draft, options: Settings | None = None, launch: Launch | None = None
+) -> None:
+    """A config, and options of the launcher that are stronger than it. ``launch``: what starts without a config."""
+    keys = Keys(draft, settings, FRAMEWORK)
+    over = Keys(draft, options or Settings(settings.path, {}), FRAMEWORK)
+    kind = (keys.text("distributed_type") or "").upper().removeprefix("DISTRIBUTEDTYPE.")
+    kind = "FSDP" if over.flag("use_fsdp") else "DEEPSPEED" if over.flag("use_deepspeed") else kind
+    total = _processes(keys, over, kind, launch)
+    _mixed_precision(over if over.has("mixed_precision") else keys, keys)
+    over.skip("mixed_precision", "dynamo_backend")
+    keys.skip("mixed_precision")
+    _sharding(keys, over, kind, total)
+    _parallelism(keys)
+    _dynamo(keys, over)
+    if settings.values.get("megatron_lm_config"):
+        keys.warn("megatron_lm_config", "is not read")
+    keys.skip("megatron_lm_config")
+    keys.close(HARMLESS)
+    over.close({*HARMLESS, "same_network"})
+    draft.finishers.setdefault("precision", settle)  # the trainer's own is stronger
+
+
+def _processes(keys: Keys, over: Keys, kind: str, launch: Launch | None) -> int:
+    """GPUs in all, into the job; 0 where only the machine knows. accelerate refuses a config without a number."""
+    holder = over if over.has("num_processes") else keys
+    given = holder.get("num_processes")
+    total, machines = processes.number(given), processes.number(over.get("num_machines") or keys.get("num_machines"))
+    for each in (keys, over):
+        each.skip("num_processes", "num_machines")
+    alone = kind == "NO" and not over.flag("multi_gpu")
+    if alone and (total or 1) > 1 and holder is over:
+        over.warn("num_processes", "accelerate starts one process where distributed_type is NO")
+    if total:
+        holder.put("num_gpus", total, "num_processes")
+        if machines and machines > 1 and "cluster" not in keys.draft.given:
+            holder.put("gpus_per_node", max(1, total // machines), "num_processes")
+    elif alone:
+        keys.put("num_gpus", 1, "distributed_type")
+    elif given is None and launch is not None:
+        processes.put_every(launch, keys.draft)
+    elif given is not None or kind:
+        what = f"num_processes {given}" if given is not None else "accelerate's config has no num_processes"
+        processes.expect(keys.draft, holder.settings.where("num_processes"), what)
+    return total or int(alone)
+
+
+def _mixed_precision(keys: Keys, whole: Keys) -> None:
+    """What autocast runs in, where the trainer's arguments do not say it (they are stronger)."""
+    word = (keys.text("mixed_precision") or "no").lower()
+    keys.flag("fp16")
+    if word not in ("no", "bf16", "fp16", "fp8"):
+        raise keys.settings.error("mixed_precision", f"{word[:20]!r} is no mixed precision", "use no, fp16 or bf16")
+    if word == "fp8":
+        _fp8(keys, whole)
+        word = "bf16"
+    whole.skip("fp8_config")
+    if keys.has("mixed_precision"):
+        origin = Origin("file", f"{keys.settings.where('mixed_precision')}: mixed_precision")
+        if keys.draft.facts.get("amp", ("no",))[0] == "no":
+            keys.draft.facts["amp"] = (word, origin)
+
+
+def _fp8(keys: Keys, whole: Keys) -> None:
+    """torchao's recipe where the config names it; without a backend accelerate takes what is installed (accelerate 1.15
+    utils/dataclasses.py: AORecipeKwargs)."""
+    given = Keys(keys.draft, whole.settings.section("fp8_config"), FRAMEWORK)
+    if (given.text("backend") or "").upper() not in ("AO", "TORCHAO"):
+        keys.warn("mixed_precision", "fp8 is counted as bf16: fp8_config names no backend AO")
+        return
+    keys.put("float8", "tensorwise", "mixed_precision")
+    if given.flag("enable_fsdp_float8_all_gather") is not False and whole.has("fsdp_config"):
+        put_inner(keys, "fsdp", "float8_all_gather", True, "mixed_precision")
+
+
+def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:
+    fsdp = _joined(keys, over, "fsdp_config", "fsdp_")
+    zero = _joined(keys, over, "deepspeed_config", "")
+    keys.skip("fsdp_config", "deepspeed_config")
+    if kind == "FSDP":
+        read_fsdp(fsdp, LAUNCH)
+    elif kind == "DEEPSPEED":
+        _deepspeed(zero, keys.draft)
+    elif kind == "MEGATRON_LM":
+        keys.warn("distributed_type", "Megatron under accelerate is not modelled")
+    elif kind in MULTI or (over.flag("multi_gpu") and not kind) or (not kind and processes > 1):
+        if (
+            processes != 1
+        ):  # DeepSpeed or FSDP of the training's own arguments is stronger (TrainingArguments: deepspeed)
+            text = f"{keys.settings.where('distributed_type')}: {kind}" if kind else "accelerate launch on several GPUs"
+            keys.draft.put("sharding", "ddp", Origin(DEFAULT, text))
+    elif kind not in ("NO", ""):
+        raise keys.settings.error(
+            "distributed_type", f"{kind[:30]!r} is not modelled", "use MULTI_GPU, FSDP, DEEPSPEED"
+        )
+
+
+def _joined(keys: Keys, over: Keys, section: str, prefix: str) -> Keys:
+    """A section of the file, with the launcher's options of the same names over it."""
+    inner = keys.settings.section(section)
+    if isinstance(tried := keys.raw(section), Mapping):
+        inner = replace(inner, values=tried)
+    names = [key for key in over.settings.values if (prefix and key.startswith(prefix)) or key in ZERO_OPTIONS]
+    over.skip(*names)
+    if not names or (prefix == "" and not set(names) & ZERO_OPTIONS):
+        return Keys(keys.draft, inner, FRAMEWORK)
+    taken = {key: over.settings.values[key] for key in names if (key in ZERO_OPTIONS) == (prefix == "")}
+    merged = inner.under(taken, over.settings)
+    return Keys(keys.draft, merged, FRAMEWORK)
+
+
+ZERO_OPTIONS = {
+    "zero_stage",
+    "deepspeed_config_file",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "gradient_accumulation_steps",
+}
+
+
+def _deepspeed(keys: Keys, draft: Draft) -> None:
+    """The plugin's settings, or the file that they name."""
+    path = keys.text("deepspeed_config_file")
+    if path is not None and path.lower() != "none":
+        deepspeed.read_named(keys, "deepspeed_config_file", path)
+        keys.close({*HARMLESS, *ZERO_OPTIONS})
+        return
+    found = Keys(draft, keys.settings, FRAMEWORK, ZERO)
+    stage = found.whole("zero_stage")
+    if stage not in (0, 1, 2, 3):
+        raise found.settings.error("zero_stage", f"{stage} is no stage of ZeRO", "use 0, 1, 2 or 3")
+    found.put("sharding", f"zero{stage}", "zero_stage")
+    steps = found.get("gradient_accumulation_steps")
+    if steps is not None and str(steps).lower() != "auto":
+        _accumulation(found)
+    for key, inner in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
+        device = (found.text(key) or "none").lower()
+        if device != "none":
+            put_inner(found, "deepspeed", inner, {"device": device}, key)
+    put_inner(found, "deepspeed", "own_defaults", True, "zero_stage")
+    gathers = "zero3_save_16bit_model"
+    if found.flag(gathers) is False and stage == 3:
+        put_inner(found, "deepspeed", "stage3_gather_16bit_weights_on_model_save", False, gathers)
+    draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
+    if found.flag("enable_msamp"):
+        found.warn("enable_msamp", "weights and states in fp8 (MS-AMP) are not modelled")
+    found.close({*HARMLESS, "msamp_opt_level"})
+
+
+def _accumulation(keys: Keys) -> None:
+    """The trainer's arguments are stronger where both say it: the plugin's value is for scripts without them."""
+    before = keys.draft.origins.get("gradient_accumulation_steps")
+    if before is None:
+        keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
+
+
+def _parallelism(keys: Keys) -> None:
+    """accelerate's own parallelism: what a job can say of it, else warned about."""
+    found = keys.settings.section("parallelism_config")
+    keys.skip("parallelism_config")
+    inner = Keys(keys.draft, found, FRAMEWORK)
+    for name, job_key in (
+        ("tp_size", "tensor_parallel"),
+        ("cp_size", "context_parallel"),
+        ("sp_size", "context_parallel"),
+    ):
+        key = f"parallelism_config_{name}"
+        if name == "sp_size" and keys.get("distributed_type") != "DEEPSPEED":
+            continue
+        if (inner.whole(key) or 1) > 1:
+            inner.put(job_key, inner.whole(key), key)
+    replicate = "parallelism_config_dp_replicate_size"
+    if (inner.whole(replicate) or 1) > 1:
+        put_inner(inner, "fsdp", "replicate", inner.whole(replicate), replicate)
+    inner.skip("parallelism_config_dp_shard_size")
+    for key, value in found.values.items():
+        if key.endswith("sp_size") and not inner.took(key) and value not in (None, 1):
+            inner.warn(key, "accelerate has it with DeepSpeed alone")
+        elif not key.endswith(("_size", "sp_seq_length")):
+            inner.skip(key)
+    inner.close(key for key in found.values if "sp_" in key or "comm_strategy" in key)
+
+
+def _dynamo(keys: Keys, over: Keys) -> None:
+    """torch.compile under another name."""
+    section = keys.settings.values.get("dynamo_config")
+    inner: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    backend = str(over.get("dynamo_backend") or inner.get("dynamo_backend") or keys.get("dynamo_backend") or "no")
+    keys.skip("dynamo_config", "dynamo_backend")
+    if backend.lower() not in ("no", "none", "eager"):
+        keys.put("compile", True, "dynamo_config" if section else "dynamo_backend")
+        mode = str(over.get("dynamo_mode") or inner.get("dynamo_mode") or keys.get("dynamo_mode") or "")
+        holder = over if over.has("dynamo_mode") else keys
+        if mode in ("reduce-overhead", "max-autotune"):
+            holder.warn("dynamo_config" if inner.get("dynamo_mode") else "dynamo_mode", "CUDA graphs are not counted")
+        if backend.lower() != "inductor":
+            at = over if over.has("dynamo_backend") else keys
+            at.warn("dynamo_config" if section else "dynamo_backend", f"{backend[:20]} is counted as inductor")
+
+
+FRAMEWORK = Framework(
+    "accelerate", "accelerate", "1.15", recognise, read, write_accelerate, launches=True, writes=LAUNCHING
+)

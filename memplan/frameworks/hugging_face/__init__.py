@@ -1,0 +1,1 @@
+"""What transformers' Trainer and the scripts on it share."""

@@ -1,0 +1,271 @@
+"""transformers' TrainingArguments, which transformers, TRL and LLaMA-Factory share: what of them memory feels.
+
+Source: transformers 5.23 training_args.py, trainer_optimizer.py; 4.44 to 4.57 for the names that went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks import deepspeed, fsdp_keys
+from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
+from memplan.frameworks.documents import words
+from memplan.frameworks.hugging_face.switches import (
+    NOT_MODELLED,
+    mapping,
+    read_compile,
+    read_liger_parts,
+    warn_where_on,
+)
+from memplan.frameworks.row_making import read_rows
+from memplan.tables.optimizers import find_optimizer
+from memplan.tables.trainers import TRAINERS
+
+DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "fp16": False,
+    "optim": "adamw_torch_fused",
+}
+"""transformers 5."""
+OLD_DEFAULTS = DEFAULTS | {"optim": "adamw_torch"}
+"""transformers 4 on torch before 2.8."""
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw_torch": {"optimizer": "adamw"},
+    "adamw_hf": {"optimizer": "adamw"},
+    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
+    "adafactor": {"optimizer": "adafactor", "library": "transformers"},
+    "sgd": {"optimizer": "sgd"},
+    "adamw_bnb_8bit": {"optimizer": "adamw-8bit", "library": "bitsandbytes"},
+    "adamw_8bit": {"optimizer": "adamw-8bit", "library": "bitsandbytes"},
+    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
+    "paged_adamw_32bit": {"optimizer": "paged-adamw"},
+    "paged_lion_8bit": {"optimizer": "paged-lion-8bit"},
+    "paged_lion_32bit": {"optimizer": "paged-lion"},
+    "lion_8bit": {"optimizer": "lion-8bit"},
+    "lion_32bit": {"optimizer": "lion", "library": "bitsandbytes"},
+    "adamw_torch_4bit": {"optimizer": "adamw-4bit"},
+    "adamw_torch_8bit": {"optimizer": "adamw-8bit", "library": "torchao"},
+    "galore_adamw": {"optimizer": "galore"},
+    "apollo_adamw": {"optimizer": "apollo"},
+    "lomo": {"optimizer": "lomo"},
+    "adalomo": {"optimizer": "adalomo"},
+    "schedule_free_adamw": {"optimizer": "schedule-free"},
+}
+"""OptimizerNames that are modelled; the first of each set of equal rows is the one that is written."""
+LESS = ("rmsprop", "adagrad", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
+"""One state a parameter, of torch.optim or bitsandbytes."""
+ATTENTIONS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
+
+HANDLED = words(
+    """per_device_train_batch_size per_gpu_train_batch_size gradient_accumulation_steps gradient_checkpointing
+    gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs bf16 fp16 optim
+    optim_args optim_target_modules torch_compile use_liger_kernel deepspeed fsdp fsdp_config accelerator_config
+    per_device_eval_batch_size eval_strategy evaluation_strategy ddp_bucket_cap_mb auto_find_batch_size
+    bf16_full_eval fp16_full_eval eval_accumulation_steps use_cpu no_cuda parallelism_config label_smoothing_factor
+    full_determinism include_for_metrics include_inputs_for_metrics liger_kernel_config torch_compile_backend
+    torch_compile_mode half_precision_backend"""
+)
+HARMLESS = words(
+    """output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
+    warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
+    max_grad_norm tf32 use_cache
+    neftune_noise_alpha torch_empty_cache_steps logging_strategy logging_steps logging_first_step log_on_each_node
+    logging_nan_inf_filter logging_dir include_num_input_tokens_seen include_tokens_per_second log_level
+    log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id
+    trackio_static_space_id eval_steps eval_delay prediction_loss_only eval_on_start eval_do_concat_batches
+    eval_use_gather_object batch_eval_metrics save_only_model
+    save_strategy save_steps save_on_each_node save_total_limit save_safetensors enable_jit_checkpoint push_to_hub
+    hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision push_to_hub_token
+    push_to_hub_model_id push_to_hub_organization load_best_model_at_end metric_for_best_model greater_is_better
+    ignore_data_skip restore_callback_states_from_checkpoint seed data_seed dataloader_drop_last
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names train_sampling_strategy
+    group_by_length length_column_name ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend
+    ddp_timeout debug skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank use_ipex
+    fp16_opt_level fp16_backend jit_mode_eval past_index ray_scope torchdynamo tpu_num_cores
+    tpu_metrics_debug use_legacy_prediction_loop mp_parameters split_batches dispatch_batches use_mps_device
+    logging_nan_inf_filter wandb_project wandb_entity"""
+)
+FIELDS = HANDLED | HARMLESS
+"""Every name that TrainingArguments has or had."""
+
+
+def read_arguments(keys: Keys) -> None:
+    """The shared arguments into the draft. Dtypes are settled when every file is read (``hf_precision``)."""
+    keys.copy("batch_size", "per_device_train_batch_size", "whole")
+    if keys.has("per_gpu_train_batch_size"):
+        keys.copy("batch_size", "per_gpu_train_batch_size", "whole")
+    keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
+    _checkpointing(keys)
+    _mixed_precision(keys)
+    _optimizer(keys)
+    read_compile(keys)
+    if keys.flag("use_liger_kernel"):
+        keys.put("kernels", "liger", "use_liger_kernel")
+        read_liger_parts(keys)
+    keys.skip("liger_kernel_config")
+    _evaluation(keys)
+    _wrapping(keys)
+    read_rows(keys)
+    warn_where_on(keys, NOT_MODELLED)
+    if keys.flag("auto_find_batch_size"):
+        where, why = (
+            keys.settings.where("auto_find_batch_size"),
+            "the batch size that is written is halved until it fits",
+        )
+        keys.draft.bound("auto_find_batch_size", where, why, "batch")
+    if keys.flag("use_cpu") or keys.flag("no_cuda"):
+        keys.draft.remarks.append(f"{keys.settings.where('use_cpu')}: the training runs on the CPU")
+
+
+def _checkpointing(keys: Keys) -> None:
+    name = "activation_checkpointing" if keys.has("activation_checkpointing") else "gradient_checkpointing"
+    keys.skip("activation_checkpointing", "gradient_checkpointing")
+    offloads = keys.raw(name) == "unsloth"  # its layer inputs wait on the host: here they are counted on the card
+    on = True if offloads else keys.flag(name)
+    some = False
+    for arguments in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if keys.has(arguments):
+            inner = mapping(keys, arguments)
+            reentrant = inner.flag("use_reentrant")
+            if reentrant is not None:
+                inner.put("gradient_checkpointing_reentrant", reentrant, "use_reentrant")
+            some = (on is not False and _some_layers(inner)) or some
+            inner.close(("preserve_rng_state", "determinism_check", "debug"))
+        keys.skip(arguments)
+    if on is not None and not some:
+        keys.put("gradient_checkpointing", "full" if on else "none", name)
+
+
+def _some_layers(inner: Keys) -> bool:
+    """Whether not all of every layer is made again: every n-th one (transformers 5.23 trainer.py), or TRL's policy
+    (trl 1.16 trainer/sft_trainer.py)."""
+    every = inner.whole("every_n_layers") or 1
+    selective = inner.framework.name == "trl" and inner.flag("selective")
+    if inner.flag("offload"):
+        inner.bound("offload", "layer inputs that wait on the host are counted on the GPU", "activations")
+    if selective:
+        inner.put("gradient_checkpointing", "selective", "selective")
+    elif every > 1:
+        inner.put("gradient_checkpointing", f"every:{every}", "every_n_layers")
+    return bool(selective) or every > 1
+
+
+def _mixed_precision(keys: Keys) -> None:
+    """What accelerate's autocast runs in: bf16, fp16 or no; a default bf16 where TRL leaves it open."""
+    half, brain = keys.flag("fp16"), keys.flag("bf16")
+    if keys.has("bf16") and keys.has("fp16") and half and brain:
+        raise keys.settings.error("fp16", "true beside bf16: true", "keep one of them")
+    name = "fp16" if half else "bf16"
+    on = "fp16" if half else "bf16" if (brain or (brain is None and keys.defaults.get("bf16") is None)) else "no"
+    keys.skip("bf16_full_eval", "fp16_full_eval")
+    if (keys.text("half_precision_backend") or "").lower() == "apex":
+        keys.warn("half_precision_backend", "apex is counted as torch's autocast")
+    given = next((key for key in (name, "bf16", "fp16") if keys.has(key)), None)
+    if given:
+        origin = Origin(FILE, f"{keys.settings.where(given)}: {given}")
+    else:
+        shown = keys.defaults.get("bf16")
+        origin = Origin(DEFAULT, f"{keys.framework.label}: bf16 {'true unless fp16' if shown is None else shown}")
+    keys.draft.facts["amp"] = (on, origin)
+
+
+def _optimizer(keys: Keys) -> None:
+    name = keys.text("optim")
+    if name is None:
+        return
+    row = OPTIMIZERS.get(name.lower().removeprefix("optimizernames."))
+    if row is None and name.lower() in LESS:
+        why = f"optimizer {name} is counted as adamw, which has two states where it has one"
+        keys.bound("optim", why, "optimizer")
+        return
+    if row is None:
+        keys.warn("optim", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
+        return
+    library = row.get("library", "")
+    trainer = keys.framework.name if keys.framework.name in TRAINERS else "transformers"
+    usual = find_optimizer(row["optimizer"], trainer)
+    settings = {"library": library} if library and find_optimizer(row["optimizer"], trainer, library) != usual else {}
+    for key in ("optimizer", "optimizer_impl"):
+        if key in row:
+            keys.put(key, row[key], "optim")
+    _optimizer_arguments(keys, row["optimizer"], settings)
+
+
+def _optimizer_arguments(keys: Keys, optimizer: str, settings: dict[str, Any]) -> None:
+    """``optim_args: "rank=64, update_proj_gap=100"`` and the modules whose gradients are projected."""
+    text = keys.text("optim_args") or ""
+    for pair in text.split(",") if optimizer in ("galore", "apollo") else ():
+        name, _, value = (part.strip() for part in pair.partition("="))
+        if name in ("rank", "update_proj_gap") and value.isdigit():
+            settings[name] = int(value)
+    targets = keys.names("optim_target_modules")
+    if targets and optimizer in ("galore", "apollo"):
+        settings["targets"] = "all-linear" if targets == ("all-linear",) else list(targets)
+    if settings:
+        keys.put("optimizer_args", settings, "optim_args" if text else "optim")
+
+
+EVAL_BATCH_SIZE = 8
+"""Examples per device, of transformers 4 and 5 alike (TrainingArguments.per_device_eval_batch_size)."""
+
+
+def _evaluation(keys: Keys) -> None:
+    """Evaluation's batch, where there is evaluation."""
+    strategy = keys.text("eval_strategy") or keys.text("evaluation_strategy") or "no"
+    keys.skip("per_device_eval_batch_size", "eval_accumulation_steps")
+    if strategy.lower() not in ("no", "false", "intervalstrategy.no") and "eval_batch_size" not in keys.draft.given:
+        size = keys.whole("per_device_eval_batch_size") or EVAL_BATCH_SIZE
+        keys.put("eval_batch_size", size, "per_device_eval_batch_size")
+
+
+def _wrapping(keys: Keys) -> None:
+    """Sharding that the arguments themselves ask for, and accelerate's settings among them."""
+    keys.skip("ddp_bucket_cap_mb")
+    if keys.has("ddp_bucket_cap_mb"):
+        fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    if keys.has("accelerator_config"):
+        inner = mapping(keys, "accelerator_config")
+        if inner.has("gradient_accumulation_kwargs"):
+            accumulation = inner.section("gradient_accumulation_kwargs")
+            accumulation.copy("sync_each_batch", "sync_each_batch", "flag")
+            accumulation.close(("adjust_scheduler", "sync_with_dataloader", "num_steps"))
+        inner.close(("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+                     "use_configured_state"))  # fmt: skip
+    keys.warn("parallelism_config", "parallelism of accelerate's own is not read here: give its config with --with")
+    fsdp_keys.read_trainer_fsdp(keys)
+    if keys.has("deepspeed"):
+        read_deepspeed(keys)
+    keys.skip("deepspeed")
+
+
+def read_deepspeed(keys: Keys) -> None:
+    """``deepspeed``: a file beside this one, or the settings themselves; true where a script makes them."""
+    value = keys.get("deepspeed")
+    if isinstance(value, Mapping):
+        deepspeed.read_settings(keys.section("deepspeed").settings, keys.draft)
+    elif value is True and not {"sharding", "zero_stage"} & keys.draft.given and "deepspeed" not in keys.draft.beside:
+        what = "deepspeed names no file: the script makes the config"
+        keys.draft.ask("sharding", keys.settings.where("deepspeed"), what, "add --zero-stage, or the file with --with")
+    elif str(value).strip().startswith("{"):
+        deepspeed.read_settings(mapping(keys, "deepspeed").settings, keys.draft)
+    elif value and value is not True:
+        deepspeed.read_named(keys, "deepspeed", str(value).strip())
+
+
+def read_attention(keys: Keys, key: str) -> None:
+    """``attn_implementation``; a kernel of the Hub is flash attention where its name says so."""
+    name = keys.text(key)
+    if name is None:
+        return
+    word = name.lower().removeprefix("paged|")
+    found = ATTENTIONS.get(word, "flash" if "flash" in word else "")
+    if found:
+        keys.put("attention", found, key)
+    else:
+        keys.warn(key, f"attention {name[:40]} is not modelled: sdpa is counted in its place")

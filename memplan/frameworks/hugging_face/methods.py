@@ -1,0 +1,75 @@
+"""Which method a script on transformers' Trainer trains with: by the word of a key, or of the script's own name."""
+
+from __future__ import annotations
+
+import re
+
+from memplan.frameworks.base import FILE, Origin
+from memplan.frameworks.hugging_face.dialect import Dialect
+from memplan.frameworks.trl.keys import COMMANDS, LOSSES, NOT_MODELLED
+
+WORDS = COMMANDS | {
+    **dict.fromkeys(
+        ("pt", "pretrain", "pretraining", "finetune", "causal_lm", "instruction", "generation", "lm"), "sft"
+    ),
+    **dict.fromkeys(("rm", "rw", "rewards"), "reward"),
+}
+"""A word of a key's value or of a name -> method."""
+PAIRS = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward")
+"""Methods that a batch of examples is enough for: nothing is generated."""
+
+OF_OTHERS = ("beta", "dpo_beta", "ref_model", "reference_model", "reward_model", "reward_funcs", "simpo_gamma",
+             "kl_coef", "num_generations", "teacher_model")  # fmt: skip
+"""Keys that supervised fine-tuning has no use for."""
+
+
+def put_method(dialect: Dialect, program: str) -> None:
+    """``method`` and whose trainer: supervised unless something says another; what is not modelled here is told."""
+    keys, draft = dialect.keys, dialect.keys.draft
+    name, where, key = _said(dialect, program)
+    if name in ("", "sft"):
+        keys.assume(
+            "trainer", dialect.script.trainer if dialect.script else "transformers", "a file of TrainingArguments"
+        )
+        keys.assume("method", "sft", f"{where or 'transformers'}: a model's own loss")
+        for other in (other for other in OF_OTHERS if keys.has(other)):
+            keys.warn(other, "is of another method than supervised fine-tuning", "method", "add --method")
+    elif name in PAIRS:
+        draft.put("method", name, Origin(FILE, where))
+        keys.assume("trainer", "trl", "scripts of this method build on TRL's trainers")
+        if "trainer_version" not in draft.given:
+            keys.assume("trainer_version", "0.17", "with log-probabilities of their own, of whole logits")
+        keys.skip("beta", "max_prompt_length", "loss_type")
+    elif "method" not in draft.given:
+        draft.warn(
+            key, where, f"{name} is not read from a script of its own", "method", "add --method, or give its file"
+        )
+        keys.assume("trainer", "transformers", "a file of TrainingArguments")
+
+
+def _said(dialect: Dialect, program: str) -> tuple[str, str, str]:
+    """(method, where it is said, the key or the program)."""
+    keys = dialect.keys
+    for key in dialect.names("method"):
+        keys.skip(key)
+        if keys.has(key) or key in keys.defaults:
+            word = str(keys.get(key)).strip().lower()
+            if not word.isdigit():
+                return WORDS.get(word, word), f"{keys.settings.where(key)}: {key}", key
+    own = (
+        str(keys.settings.values.get("task") or "").strip().lower()
+    )  # LLaVA's kin: --task DPO, by a trainer of its own
+    if WORDS.get(own, own) in (*PAIRS, *NOT_MODELLED):
+        return own.upper(), keys.settings.where("task"), "task"
+    loss = str(keys.settings.values.get("loss_type") or keys.settings.values.get("dpo_loss") or "").split(",")[0]
+    if LOSSES.get(loss):
+        key = "loss_type" if keys.has("loss_type") else "dpo_loss"
+        keys.skip(key)
+        return LOSSES[loss], f"{keys.settings.where(key)}: {key}", key
+    name = program.rsplit("/", 1)[-1].lower()
+    words = [*re.findall(r"dpo(?!int)|grpo|simpo", name), *re.split(r"[^a-z0-9]+", name)]
+    known = sorted(
+        (word for word in words if word in WORDS or word in NOT_MODELLED), key=lambda word: WORDS.get(word) == "sft"
+    )
+    found = next(iter(known), "")
+    return WORDS.get(found, found), f"{keys.settings.path}: {program}" if found else "", program

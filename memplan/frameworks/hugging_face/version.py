@@ -1,0 +1,93 @@
+"""The version of transformers or of TRL that a file was written for: arguments that went, or what its script pins.
+
+A file without any is taken in the newest. What loads in fp32 in one version loads as the checkpoint is in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from memplan.frameworks.base import DEFAULT, Framework, Origin
+from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.draft import Draft
+from memplan.frameworks.hugging_face.dialect_scripts import Script
+from memplan.frameworks.pinned import pinned
+from memplan.tables.trainer import version_key
+from memplan.tables.trainers import find_trainer
+
+_GONE_IN_5 = (
+    "overwrite_output_dir save_safetensors no_cuda fp16_backend half_precision_backend fp16_opt_level jit_mode_eval "
+    "torchdynamo use_mps_device use_ipex sharded_ddp fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap past_index "
+    "include_inputs_for_metrics include_tokens_per_second tpu_num_cores dispatch_batches split_batches "
+    "per_gpu_train_batch_size push_to_hub_token"
+)
+SIGNS: tuple[tuple[str, str, str, str], ...] = (
+    ("trl", "trainer", "max_seq_length packing dataset_text_field beta max_length max_prompt_length", "0.12"),
+    ("trl", "trainer", "tokenizer", "0.15"),
+    ("trl", "args", "evaluation_strategy", "0.11"),
+    ("trl", "args", "max_seq_length", "0.19"),
+    ("trl", "args", "max_prompt_length", "0.28"),
+    ("trl", "args", "vllm_device vllm_dtype", "0.17"),
+    ("trl", "model", "torch_dtype", "0.22"),
+    ("transformers", "args", "evaluation_strategy", "4.45"),
+    ("transformers", "args", _GONE_IN_5, "4.57"),
+    ("transformers", "model", "torch_dtype", "4.56"),
+    ("transformers", "trainer", "tokenizer", "4.57"),
+)
+"""Arguments that went, or were written otherwise later: of whom, where they stand, and the last version that had them.
+
+trl 0.9 to 1.16 trainer/*.py (tokenizer: processing_class since 0.12, gone in 0.16; max_seq_length: gone in 0.20;
+vllm_device: gone in 0.18), transformers 4.41 (eval_strategy) to 5.0 training_args.py; ``torch_dtype`` is ``dtype``
+since 4.56, and still taken."""
+SINCE = words("eval_strategy use_liger_kernel dtype eval_on_start")
+"""Arguments that came after the versions that scripts pin."""
+
+
+LAST = {"ppo": "1.12"}
+"""Methods that TRL gave up, and the last version that has them."""
+
+
+def told(package: str, where: str, names: Collection[str]) -> tuple[str, str]:
+    """(version, argument) of the oldest sign among these names; empty without one."""
+    found = [
+        (version_key(version), version, name)
+        for of, place, signs, version in SIGNS
+        for name in signs.split()
+        if of == package and place == where and name in names
+    ]
+    return min(found)[1:] if found else ("", "")
+
+
+def modelled(version: str, method: str) -> str:
+    """The nearest version of TRL in which a method is modelled."""
+    first = find_trainer("trl").methods.first_versions.get(method, "")
+    return first if version and first and version_key(version) < version_key(first) else version
+
+
+def settle(settings: Settings, draft: Draft, package: str, script: Script | None = None, method: str = "") -> str:
+    """Of a file's settings, where neither an option nor a program says it: the version, put into the draft."""
+    if draft.options.get("trainer_version") or draft.values.get("trainer_version"):
+        return ""
+    said: Mapping[str, object] = {key: value for key, value in settings.values.items() if value is not None}
+    version, name = told(package, "args", said)
+    why = f"{settings.where(name)}: {name} was there until {package} {version}" if version else ""
+    pin = script.version if script and package == "transformers" and not said.keys() & SINCE else ""
+    if pin and (not version or version_key(pin) < version_key(version)):
+        version, why = pin, f"{script.title if script else ''} pins transformers {pin}"
+    mine, whose = pinned(settings.path, package)
+    if mine and (not version or version_key(mine) < version_key(version) or version == pin):
+        version, why = mine, f"{whose} pins {package} {mine}"
+    version, last = modelled(version, method), LAST.get(method, "") if package == "trl" else ""
+    if last and (not version or version_key(last) < version_key(version)):
+        version, why = last, f"{settings.path}: TRL has no {method} after {last}"
+    if version:
+        draft.options = {"trainer_version": version, **draft.options}
+        draft.put("trainer_version", version, Origin(DEFAULT, why))
+    return version
+
+
+def labelled(row: Framework, version: str, draft: Draft) -> Framework:
+    """The framework's row under this version, which the report names."""
+    found = row._replace(version=version or row.version)
+    draft.read[-1:] = [each.replace(row.label, found.label) for each in draft.read[-1:]]
+    return found

@@ -1,0 +1,45 @@
+"""What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise."""
+
+from __future__ import annotations
+
+from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.hugging_face.towers import reads_text_alone
+from memplan.frameworks.image_bounds import fill_with_images
+from memplan.frameworks.own_words.names import PICTURES
+from memplan.spec.freezing import LANGUAGE_MODEL
+
+RESTING = {
+    "freeze_vision_tower": ("vision_tower", True),
+    "freeze_multi_modal_projector": ("multi_modal_projector", True),
+    "freeze_language_model": (LANGUAGE_MODEL, False),
+}
+"""What of a model with a vision tower rests in full fine-tuning, and whether it does where nobody says otherwise (the
+trainer's row); adapter.py: _setup_full_tuning."""
+
+
+def resting(keys: Keys) -> list[str]:
+    """Parts that are not trained."""
+    return [part for key, (part, rests) in RESTING.items() if (keys.flag(key) if keys.has(key) else rests)]
+
+
+def rest(keys: Keys) -> None:
+    """Parts of a model that sees images, once its precision is known: ``freeze`` where they are no default's."""
+    model = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "")
+    other = next((key for key, (_, rests) in RESTING.items() if keys.has(key) and keys.flag(key) != rests), "")
+    on = resting(keys)
+    if reads_text_alone(model) or "freeze" in keys.draft.given or not (other or PICTURES.search(model)):
+        return
+    if "vision_tower" not in on or LANGUAGE_MODEL in on:
+        fill_with_images(keys.draft, keys.settings.where(other), other)
+    key = other or next(iter(RESTING))
+
+    def finish(draft: Draft) -> None:
+        said = {**draft.values, **draft.options}
+        sharded = said.get("zero_stage") or str(said.get("sharding") or "").startswith("zero")
+        if not sharded and said.get("precision") not in ("bf16", "fp16"):
+            why = f"{' and '.join(on) or 'nothing'} rests in the checkpoint's dtype, and all is counted as trained"
+            draft.bound(key, keys.settings.where(key), why, "freezing")
+        elif other:
+            keys.put("freeze", on, other)
+
+    keys.draft.finishers["resting"] = finish

@@ -1,0 +1,300 @@
+"""LLM Foundry's YAML of ``scripts/train/train.py``, with MosaicML's ``parameters:`` around it or ``composer`` before.
+
+Weights are loaded in fp32 and run under autocast; FSDP1 wraps layers on several GPUs, and on one nothing of its section
+holds, checkpointing included. Source: mosaicml/llm-foundry 0.22 (8c8dd48) command_utils/train.py, models/hf/hf_base.py,
+hf_fsdp.py, utils/config_utils.py; mosaicml/composer 0.32 utils/parallelism.py, distributed/mosaic_parallelism.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+from memplan.frameworks import processes
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.hugging_face.arguments import read_attention
+from memplan.frameworks.llm_foundry.keys import (
+    BESIDE_FSDP,
+    DEFAULTS,
+    FSDP,
+    HARMLESS,
+    LOADS,
+    OF_FSDP,
+    OPTIMIZERS,
+    OTHER_MODELS,
+    OWN_LAYERS,
+    PRECISIONS,
+    QUIET,
+    SECTIONS,
+)
+from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
+from memplan.frameworks.verl.source import flat, referred
+from memplan.units import ceil_div
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """A model and ``train_loader``, with a batch or a length, at the top or in ``parameters``."""
+    values = document.settings.values
+    inner = values.get("parameters")
+    found = inner if isinstance(inner, Mapping) and "train_loader" in inner else values
+    sized = {"global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "fsdp_config"} & set(found)
+    model = found.get("model")
+    if document.form != "yaml" or not isinstance(model, Mapping) or "name" not in model or not sized:
+        return ()
+    return ("train_loader",) if isinstance(found.get("train_loader"), Mapping) else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """One training."""
+    keys = Keys(draft, _settings(document, draft), FRAMEWORK, DEFAULTS)
+    draft.put("trainer", "llm-foundry", Origin(FILE, f"{document.path}: LLM Foundry's settings"))
+    keys.put("method", "sft")
+    _model(keys)
+    _length(keys)
+    _precision(keys)
+    _optimizer(keys)
+    _adapter(keys)
+    _batch(keys)
+    processes.expect(draft)
+    sharded = any(key.startswith(FSDP) for key in keys.settings.values)
+    draft.put("sharding", "fsdp" if sharded else "ddp", Origin(FILE, f"{document.path}: fsdp_config"))
+    if sharded:
+        _fsdp(keys)
+    draft.finishers["llm-foundry"] = partial(_settle, keys)
+    _close(keys)
+
+
+def _settings(document: Document, draft: Draft) -> Settings:
+    """By dotted name, references put in; of MosaicML's platform the parameters, and its GPUs."""
+    own = document.settings
+    inner = own.values.get("parameters")
+    below = isinstance(inner, Mapping) and "train_loader" in inner
+    whole = dict(flat(own.values))
+    values = {key.removeprefix("parameters."): value for key, value in whole.items() if key.startswith("parameters.")}
+    lines = {key.removeprefix("parameters."): line for key, line in own.lines.items()} if below else dict(own.lines)
+    gpus = whole.get("compute.gpus", whole.get("gpu_num"))
+    if below and isinstance(gpus, int) and gpus > 0:
+        draft.put("num_gpus", gpus, Origin(FILE, f"{own.where('compute.gpus')}: compute.gpus"))
+        if gpus > 8:
+            draft.put("gpus_per_node", 8, Origin("default", "nodes of 8 GPUs, as MosaicML's are"))
+    found = values if below else whole
+    return Settings(own.path, referred(referred(found)), lines, paths=own.paths)
+
+
+def _model(keys: Keys) -> None:
+    """The Hub's by its name; MPT by its sizes, whose layers are LLM Foundry's own."""
+    name = keys.text("model.name") or ""
+    shape = [key for key in keys.settings.values if key.startswith("model.config_overrides.")]
+    for key in shape:
+        if key.split(".")[2] in QUIET:
+            keys.skip(key)
+    if name in OTHER_MODELS:
+        why = f"{name[:40]} is no decoder with a head of its vocabulary that is trained here"
+        raise keys.settings.error("model.name", why, "memplan estimates the training of language models")
+    if name == "mpt_causal_lm":
+        _mpt(keys)
+    elif "model" in keys.draft.given:
+        keys.skip(LOADS, *shape)
+    elif keys.has(LOADS) and not is_template(keys.get(LOADS)):
+        keys.copy("model", LOADS)
+    else:
+        what = f"{name[:40] or 'no model'} is not one that is known by its name"
+        raise NotKnown(f"{keys.settings.where('model')}: model is not known: {what}", "add --model")
+    _vocabulary(keys)
+    if OWN_LAYERS.fullmatch(str(keys.draft.values.get("model"))):
+        keys.warn(LOADS, "its code is LLM Foundry's own, and its layers are counted as transformers'", "model")
+    if name not in ("hf_causal_lm", "mpt_causal_lm"):
+        keys.warn("model.name", "a model class of the project's own is counted as transformers' class", "model")
+    if keys.flag("model.use_flash_attention_2"):
+        keys.put("attention", "flash", "model.use_flash_attention_2")
+        keys.skip("model.attn_implementation")
+    elif name != "mpt_causal_lm":
+        read_attention(keys, "model.attn_implementation")
+
+
+def _vocabulary(keys: Keys) -> None:
+    """A tokenizer of another family may have more tokens than the model, which then grows (HuggingFaceModel)."""
+    names = [str(keys.get(key) or "").lower() for key in ("tokenizer.name", LOADS)]
+    apart = [(name.rpartition("/")[0], re.split(r"[-_.\d]", name.rpartition("/")[2])[0]) for name in names]
+    if all(names) and not any(map(is_template, names)) and all(a != b for a, b in zip(*apart, strict=True)):
+        keys.warn("tokenizer.name", "the vocabulary is counted as the model's", "model")
+
+
+def _mpt(keys: Keys) -> None:
+    width, heads, layers = (keys.whole(f"model.{key}") for key in ("d_model", "n_heads", "n_layers"))
+    inner = keys.number("model.expansion_ratio") or 4
+    vocabulary = keys.whole("model.vocab_size") or 50368
+    keys.skip(*(key for key in keys.settings.values if key.startswith("model.")))
+    if "model" not in keys.draft.given and width and heads and layers:
+        sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_inner": int(inner * width)}
+        length = keys.whole("model.max_seq_len") or keys.whole("max_seq_len") or 2048
+        own = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": length, "tie_word_embeddings": True}
+        keys.put("model", {**own, **sizes}, "model.d_model")
+    elif "model" not in keys.draft.given:
+        raise NotKnown(
+            f"{keys.settings.where('model')}: model is not known: its sizes are not all there", "add --model"
+        )
+    why = "LLM Foundry's own layers are counted as GPT-2's of the same sizes"
+    keys.draft.warn("model.name", keys.settings.where("model.name"), why, "model")
+
+
+def _length(keys: Keys) -> None:
+    """What the data loader makes of every sample: padded or packed to it."""
+    found = next((key for key in ("train_loader.dataset.max_seq_len", "max_seq_len") if keys.has(key)), None)
+    if found is not None:
+        keys.copy("sequence_length", found, "whole")
+    elif "sequence_length" not in keys.draft.given:
+        keys.draft.ask("sequence_length", keys.settings.where("train_loader"), "max_seq_len is not there")
+
+
+def _precision(keys: Keys) -> None:
+    """fp32 weights under autocast, unless ``master_weights_dtype`` stores them otherwise."""
+    name = (keys.text("precision") or "amp_bf16").lower().removeprefix("precision.")
+    precision = PRECISIONS.get(name)
+    if precision is None:
+        keys.warn("precision", f"{name[:20]} is counted as amp_bf16", "precision")
+    stored = (keys.text("model.master_weights_dtype") or keys.text("master_weights_dtype") or "fp32").lower()
+    if stored in ("bf16", "bfloat16"):
+        keys.put("precision", "bf16", "model.master_weights_dtype", "master_weights_dtype")
+        keys.skip("precision")
+    else:
+        keys.put("precision", precision or "bf16-amp", "precision")
+        if stored not in ("fp32", "float32"):
+            keys.warn("model.master_weights_dtype", "weights are counted in fp32", "precision")
+    if keys.flag("expandable_segments"):
+        keys.put("allocator", {"expandable_segments": True}, "expandable_segments")
+    for key in ("model.load_in_8bit", "model.fc_type", "model.quantization_config"):
+        if keys.get(key) not in (None, False, "torch"):
+            keys.warn(key, "weights are counted as they are without it", "quantisation")
+
+
+def _optimizer(keys: Keys) -> None:
+    """Composer's AdamW, one weight after another; Lion with one state."""
+    name = (keys.text("optimizer.name") or "decoupled_adamw").lower()
+    found = OPTIMIZERS.get(name)
+    if found is None:
+        keys.warn(
+            "optimizer.name", f"optimizer {name[:30]} is not modelled: adamw is counted in its place", "optimizer"
+        )
+        return
+    keys.put("optimizer", found, "optimizer.name")
+    keys.put("optimizer_impl", "loop", "optimizer.name")
+
+
+def _adapter(keys: Keys) -> None:
+    """``peft_config``, and ``lora`` of before 0.6."""
+    for at in ("model.peft_config.", "model.lora.args.", "lora.args.", "peft_config."):
+        parts = [key for key in keys.settings.values if key.startswith(at)]
+        if parts:
+            break
+    else:
+        return
+    keys.skip(*parts, "model.lora.peft_type", "lora.peft_type")
+    kind = (keys.text(f"{at}peft_type") or "LORA").upper()
+    if kind != "LORA":
+        keys.warn(f"{at}peft_type", "all weights are counted", "adapters")
+        return
+    targets = keys.get(f"{at}target_modules")
+    names = module_names(targets) if isinstance(targets, str) and targets != "all-linear" else ()
+    listed = tuple(str(name) for name in targets) if isinstance(targets, list) else names or (str(targets),)
+    if targets is None:
+        keys.draft.warn(f"{at}target_modules", keys.settings.where(at[:-1]), "PEFT's own modules for the model are "
+                        "counted as all linears", "adapters")  # fmt: skip
+        listed = ("all-linear",)
+    lora: dict[str, object] = {"r": keys.whole(f"{at}r") or 8, "targets": lora_targets(listed)}
+    lora |= {"alpha": keys.number(f"{at}lora_alpha"), "dropout": keys.number(f"{at}lora_dropout") or 0.0}
+    keys.put("lora", lora, parts[0])
+    for name in ("use_dora", "modules_to_save", "bias"):
+        if keys.get(f"{at}{name}") not in (None, False, "none", []):
+            keys.warn(f"{at}{name}", "adapters are counted without it", "adapters")
+
+
+def _batch(keys: Keys) -> None:
+    """Samples that go through together; ``auto`` is halved from the whole down to one until the step fits
+    (composer trainer/trainer.py: _adjust_device_train_microbatch_size)."""
+    at = "device_train_microbatch_size"
+    if str(keys.get(at)).lower() == "auto":
+        keys.put("batch_size", 1, at)
+        why = "auto is halved until the step fits: counted is the least, one sample"
+        keys.draft.remarks.append(f"{keys.settings.where(at)}: {why}; what runs fills the card more")
+    else:
+        keys.copy("batch_size", at, "whole")
+    total = keys.whole("global_train_batch_size")
+    if total is None:
+        keys.assume("gradient_accumulation_steps", 2, "global_train_batch_size is not there")
+    every = str(keys.get("eval_interval"))
+    loads = any(key.startswith("eval_loader") for key in keys.settings.values)
+    if loads and every != "0" and keys.has("device_eval_batch_size"):
+        keys.copy("eval_batch_size", "device_eval_batch_size", "whole")
+    keys.skip("device_eval_batch_size")
+
+
+def _fsdp(keys: Keys) -> None:
+    """Its section, as it holds on several GPUs."""
+    mixed = keys.get(f"{FSDP}mixed_precision")
+    word = str(mixed).upper() if not isinstance(mixed, Mapping) else ""
+    parts = [key for key in keys.settings.values if key.startswith(f"{FSDP}mixed_precision.")]
+    if parts or word not in ("DEFAULT", "PURE"):
+        where = keys.settings.where(f"{FSDP}mixed_precision")
+        why = "weights are counted as gathered in the precision, and gradients as reduced in fp32"
+        keys.draft.warn(f"{FSDP}mixed_precision", where, why, "precision")
+    elif word == "PURE":
+        keys.put("reduce_dtype", "fp16" if "fp16" in str(keys.get("precision")) else "bf16", f"{FSDP}mixed_precision")
+    keys.skip(*parts)
+    for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"):
+        if keys.get(f"{FSDP}{name}") is not None:
+            value = keys.get(f"{FSDP}{name}")
+            put_inner(keys, "fsdp", name, str(value).upper() if isinstance(value, str) else value, f"{FSDP}{name}")
+    on = keys.flag(f"{FSDP}activation_checkpointing")
+    keys.put("gradient_checkpointing", "full" if on else "none", f"{FSDP}activation_checkpointing")
+    if on:
+        reentrant = keys.flag(f"{FSDP}activation_checkpointing_reentrant")
+        keys.put("gradient_checkpointing_reentrant", reentrant, f"{FSDP}activation_checkpointing_reentrant")
+    if keys.has("model.activation_checkpointing_target"):
+        keys.warn("model.activation_checkpointing_target", "whole layers are counted as checkpointed", "checkpointing")
+    for name, why in BESIDE_FSDP:
+        if keys.get(f"{FSDP}{name}") not in (None, False, 1):
+            keys.warn(f"{FSDP}{name}", why)
+        keys.skip(f"{FSDP}{name}")
+    keys.skip(*(f"{FSDP}{name}" for name in OF_FSDP), f"{FSDP}activation_checkpointing_reentrant")
+
+
+def _settle(keys: Keys, draft: Draft) -> None:
+    """What follows from the number of GPUs: on one there is no FSDP; a micro-batch is no larger than a GPU's batch."""
+    gpus = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 0)
+    if gpus == 1:
+        for key in ("fsdp", "reduce_dtype", "gradient_checkpointing_reentrant", "gradient_checkpointing"):
+            draft.values.pop(key, None)
+            draft.origins.pop(key, None)
+        if draft.values["sharding"] == "fsdp":
+            draft.remarks.append(f"{keys.settings.path}: on one GPU fsdp_config does not hold, checkpointing included")
+        draft.values["sharding"] = "none"
+    total = keys.whole("global_train_batch_size")
+    micro = int(draft.options.get("batch_size") or draft.values.get("batch_size") or 1)
+    if total and gpus:
+        each = max(1, total // gpus)
+        if micro > each and "batch_size" not in draft.given:
+            draft.values["batch_size"] = micro = each
+        keys.put("gradient_accumulation_steps", ceil_div(each, micro), "global_train_batch_size")
+
+
+def _close(keys: Keys) -> None:
+    """What changes the training and is not modelled; the rest of the sections."""
+    for key in keys.settings.values:
+        if key.startswith("algorithms.") and not key.startswith("algorithms.gradient_clipping"):
+            keys.warn(key, "an algorithm that changes model or batch is not followed", "model")
+        elif key.startswith(("tp_config", "deepspeed_config")):
+            keys.warn(key, "it is counted without it", "parallelism")
+        elif key.startswith("compile_config"):
+            keys.warn(key, "the model is counted as it is written, which holds more", "")
+        elif key.startswith("model.config_overrides.") and not keys.took(key):
+            keys.warn(key, "the model is counted as its name says", "model")
+    keys.skip(*(key for key in keys.settings.values if key.startswith(SECTIONS)))
+    keys.close(HARMLESS)
+
+
+FRAMEWORK = Framework("llm-foundry", "LLM Foundry", "0.22", recognise, read, trainer="llm-foundry", extends=OTHERS)

@@ -1,0 +1,142 @@
+"""Megatron-LM's arguments by name: defaults, what MindSpeed-LLM adds, what bears on memory and is not modelled.
+
+Source: Megatron-LM megatron/training/arguments.py (core 0.16), MindSpeed-LLM arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from memplan.frameworks.documents import words
+from memplan.frameworks.megatron.bearing import NOT_MODELLED_OF_LAYERS, NOT_MODELLED_OF_TRAINING
+
+OF_MINDSPEED = words(
+    """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
+    reuse_fp32_param prompt_type is_instruction_dataset use_mc2 no_shared_storage multi_head_latent_attention
+    use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
+)
+"""Arguments that MindSpeed-LLM adds."""
+DEFAULTS: dict[str, Any] = {
+    "optimizer": "adam",
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "sequence_parallel": False,
+    "expert_model_parallel_size": 1,
+    "cross_entropy_loss_fusion": False,
+    "cross_entropy_fusion_impl": "native",
+    "use_distributed_optimizer": False,
+    "make_vocab_size_divisible_by": 128,
+}
+DEFAULTS_OF_EXPERTS: dict[str, Any] = {
+    "moe_token_dispatcher_type": "allgather",
+    "moe_permute_fusion": False,
+    "moe_grouped_gemm": False,
+}
+"""The same, of a mixture of experts."""
+SIZES = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "expert_tensor_parallel_size": "expert_tensor_parallel",
+}
+FUSED_LINEARS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""What Megatron's linears are in models of the Hub."""
+NEGATIONS = {
+    "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "no_bias_swiglu_fusion": "bias_swiglu_fusion",
+}
+OTHER_NAMES = {
+    "recompute_num_layers": "recompute_num_layers",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "num_distributed_optimizer_instances": "num_distributed_optimizer_instances",
+    "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
+    "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
+}
+DECIDES = {
+    **dict.fromkeys(
+        words(
+            """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern is_hybrid_model
+            vision_model_type img_h heterogeneous_layers_config_path"""
+        ),
+        "model",
+    ),
+    "num_layer_list": "parallelism",
+    "grpo_group_size": "method",
+}
+"""What of memory some of these decide, whose names do not say it."""
+NOT_MODELLED = {
+    "spec": "a spec of layers of its own is not read: standard layers are counted",
+    "fp8": "products in fp8 are read from fp8_format",
+    "fp8_dot_product_attention": "attention in fp8 is not modelled",
+    "fp8_multi_head_attention": "attention in fp8 is not modelled",
+    "first_last_layers_bf16": "every layer is counted in fp8",
+    "activation_func_fp8_input_store": "the activation's input is counted in half precision",
+    "fp4_format": "products in fp4 are not modelled",
+    "use_megatron_fsdp": "Megatron's FSDP is not modelled",
+    "use_torch_fsdp2": "FSDP2 within Megatron is not modelled",
+    "use_custom_fsdp": "Megatron's FSDP is not modelled",
+    "mamba_state_dim": "state-space layers are not read: attention is counted",
+    "hybrid_override_pattern": "state-space layers are not read: attention is counted",
+    "hybrid_attention_ratio": "state-space layers are not read: attention is counted",
+    "hybrid_layer_pattern": "state-space layers are not read: attention is counted",
+    "is_hybrid_model": "state-space layers are not read: attention is counted",
+    "noop_layers": "empty layers are counted as layers",
+    "swap_attention": "activations on the host are counted on the device",
+    "reuse_fp32_param": "weights that share the main weights' memory are counted beside them",
+    "recompute_activation_function": "activation functions are counted as saved",
+    "recompute_in_advance": "is not modelled",
+    "enable_recompute_layers_per_pp_rank": "layers that are made again are counted for each stage of all chunks",
+    "recompute_in_bubble": "is not modelled",
+    "cpu_offloading": "activations on the host are counted on the device",
+    "fine_grained_activation_offloading": "activations on the host are counted on the device",
+    "decoder_seq_length": "the sequence is counted as seq_length says",
+    "vision_model_type": "a vision tower is not counted",
+    "img_h": "a vision tower is not counted",
+    "heterogeneous_layers_config_path": "every layer is counted as the same",
+    "defer_embedding_wgrad_compute": "is not modelled",
+    "delay_wgrad_compute": "is not modelled",
+    "external_cuda_graph": "CUDA graphs are not counted",
+    "enable_cuda_graph": "CUDA graphs are not counted",
+    "cuda_graph_impl": "CUDA graphs are not counted",
+    "qlora": "is not modelled: the base is counted as it is",
+    "output_layer_slice_num": "logits are counted whole",
+    "grpo_group_size": "reinforcement learning in Megatron-LM is counted as pretraining",
+    "moe_tp_extend_ep": "experts are counted as divided by their own sizes",
+    "tp_2d": "is not modelled",
+    "window_attn_skip_freq": "every layer is counted with full attention",
+    "encoder_num_layers": "an encoder is not counted",
+    "moe_alltoall_overlap_comm": "is not modelled",
+    "moe_fb_overlap": "is not modelled",
+    **NOT_MODELLED_OF_LAYERS,
+    **NOT_MODELLED_OF_TRAINING,
+}
+"""Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
+has them for data, rates, logging, checkpoints, initialisation or speed."""
+BEARING = re.compile(r".*(recompute|offload|fsdp|parallel_size|cuda_graph|lora|shard|quant).*")
+"""Names of arguments that may bear, and that nobody took."""
+KNOWN = words(
+    """no_load_optim no_save_optim sequence_parallel lora_load lora_fusion lora_ckpt_filter lora_modify
+    use_distributed_optimizer use_ring_exchange_p2p fsdp_double_buffer hierarchical_context_parallel_sizes
+    lora_register_forward_hook recompute_method quantize adapter_load
+    data_parallel_sharding_strategy
+    dist_ckpt_optim_fully_reshardable inference_dynamic_batching_num_cuda_graphs rl_offload_optimizer_during_inference
+    moe_pad_experts_for_cuda_graph_inference no_shared_storage inference_max_requests
+    encoder_tensor_model_parallel_size distribute_saved_activations offload_optimizer mtp_num_layers
+    quantization_config"""
+)
+
+
+def layout_of(counts: Iterable[str]) -> str:
+    """MindSpeed's list of layers by stage as Megatron's layout."""
+    layers = [int(count) for count in counts if count.isdecimal() and len(count) < 5]
+    return "E" + "|".join("t" * count for count in layers) + "L" if layers else ""

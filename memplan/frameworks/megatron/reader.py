@@ -1,0 +1,296 @@
+"""Megatron-LM's argument lists: in a command, a launch script, or as MODEL_ARGS of YAML.
+
+The model is what the arguments describe (``megatron_model``); memplan's own knobs of Megatron have Megatron's names.
+Source: Megatron-LM megatron/training/arguments.py (core 0.16).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.megatron.bearing import OF_PROCESS, other_model
+from memplan.frameworks.megatron.keys import (
+    BEARING,
+    DECIDES,
+    DEFAULTS,
+    DEFAULTS_OF_EXPERTS,
+    FUSED_LINEARS,
+    KNOWN,
+    NEGATIONS,
+    NOT_MODELLED,
+    OF_MINDSPEED,
+    OTHER_NAMES,
+    SIZES,
+    layout_of,
+)
+from memplan.frameworks.megatron.model import config_of, put_attention
+from memplan.frameworks.megatron.names import is_known
+from memplan.frameworks.megatron.shape import felt_shape
+from memplan.frameworks.megatron.write import write
+from memplan.frameworks.own_words.names import OTHERS
+from memplan.frameworks.processes import tasks_before
+from memplan.frameworks.shell.reader import options_of
+from memplan.spec.megatron import Megatron
+from memplan.units import ceil_div
+
+_PROGRAM = re.compile(
+    r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$"
+)
+MASK = 2**26
+"""Bytes of a mask from which on it is told: 64 MiB."""
+_UNSET = re.compile(r"\$\{?\w*(ARGS|OPTS|OPTIONS)\w*(\[[@*]\])?\}?")
+"""A variable of options that nothing in the script sets."""
+_TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """``pretrain_gpt.py`` and its like with Megatron's names; MODEL_ARGS of YAML."""
+    return _marks(document, False)
+
+
+def is_mindspeed(document: Document) -> tuple[str, ...]:
+    """The same, with arguments that MindSpeed-LLM adds."""
+    return _marks(document, True)
+
+
+def _marks(document: Document, mindspeed: bool) -> tuple[str, ...]:
+    if document.form == "yaml":
+        arguments = document.settings.values.get("MODEL_ARGS")
+        return ("MODEL_ARGS",) if not mindspeed and isinstance(arguments, Mapping) else ()
+    text = document.text
+    if document.form != "shell" or "--num-layers" not in text or not _TRAINS.search(text):
+        return ()
+    own = any(f"--{name.replace('_', '-')}" in text for name in OF_MINDSPEED) or "posttrain_gpt.py" in text
+    return ("--num-layers",) if own is mindspeed and "--micro-batch-size" in text else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """The training of a Megatron script."""
+    read_for(document, draft, FRAMEWORK)
+
+
+def read_for(document: Document, draft: Draft, row: Framework) -> None:
+    """A training of Megatron-LM or MindSpeed-LLM."""
+    if document.form == "yaml":
+        section = document.settings.section("MODEL_ARGS")
+        lines = {
+            str(key).lstrip("-").replace("-", "_"): document.settings.lines.get(f"MODEL_ARGS.{key}", 1)
+            for key in section.values
+        }
+        values = {str(key).lstrip("-").replace("-", "_"): value for key, value in section.values.items()}
+        read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), {})
+        return
+    for whole in document.commands:
+        command = list(whole.words)
+        place = next((at for at, word in enumerate(command) if _PROGRAM.search(word.text)), -1)
+        if place < 0 or not any(word.text == "--num-layers" for word in command):
+            continue
+        unset = [word.text for word in command[place + 1 :] if _UNSET.fullmatch(word.text)]
+        if unset:
+            draft.remarks.append(f"{document.path}: never set, and taken as empty: {', '.join(unset[:6])}")
+        values, lines, _ = options_of([word for word in command[place + 1 :] if word.text not in unset])
+        started = {key: values.pop(key, None) for key in OF_PROCESS}  # a fork's, under mpirun
+        launcher, _, _ = options_of(command[:place])
+        if isinstance(started["world_size"], int):
+            launcher.setdefault("nproc_per_node", started["world_size"])
+        tasks = None if "nproc_per_node" in launcher else tasks_before(whole, document.path)
+        if tasks is not None and (tasks.each or 1) > 1 and tasks.nodes:  # one may start others
+            launcher = {"nproc_per_node": tasks.each, "nnodes": tasks.nodes}
+        settings = Settings(document.path, values, lines | {"program": command[place].line})
+        if why := other_model(command[place].text, "model" in draft.given):
+            hint = "" if "model" in draft.given else "add --model"
+            draft.warn("program", settings.where("program"), why, "model", hint)
+        read_arguments(Keys(draft, settings, row, DEFAULTS), launcher)
+        return
+    raise InvalidJob(f"{document.path}: no training with --num-layers in it", "name the script that starts one")
+
+
+def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
+    """All arguments of a training."""
+    if keys.has("num_experts"):
+        keys.defaults = {**keys.defaults, **DEFAULTS_OF_EXPERTS}
+    draft, mindspeed = keys.draft, keys.framework.name == "mindspeed"
+    draft.put("trainer", keys.framework.name, Origin(FILE, f"{keys.settings.path}: {keys.framework.title}'s arguments"))
+    if "method" not in draft.values:
+        _method(keys, mindspeed)
+    config = config_of(keys) if keys.has("num_layers") or "model" not in draft.values else None
+    if config and "model" not in draft.given:
+        keys.put("model", config, "num_layers")
+    keys.copy("sequence_length", "seq_length", "whole")
+    parallel = read_parallel(keys, launcher)
+    read_batch(keys, parallel)
+    half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
+    if half:
+        keys.put("dtype", half, half)
+        if keys.flag("grad_reduce_in_bf16"):  # a buffer in bf16, of which the step copies a shard to fp32
+            keys.put("grad_dtype", "bf16", "grad_reduce_in_bf16")
+    else:
+        keys.put("precision", "fp32", "bf16")
+    name = (keys.text("optimizer") or "adam").lower()
+    momentum = keys.number("sgd_momentum")
+    names = {"adam": "adamw", "sgd": "sgd" if momentum == 0 else "sgd-momentum"}
+    if name in ("adam", "sgd", "lion", "muon"):
+        keys.put("optimizer", names.get(name, name), "optimizer")
+    else:
+        keys.warn("optimizer", f"optimizer {name[:20]} is not modelled: adamw is counted in its place")
+    backend = (keys.text("attention_backend") or "auto").lower()
+    flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
+    if keys.text("transformer_impl") == "local" and not mindspeed:
+        keys.warn("transformer_impl", "layers are counted as Transformer Engine's, but for their attention")
+        flash = bool(keys.flag("use_flash_attn"))
+    kernel = "flash" if half else "sdpa"
+    put_attention(keys, kernel if flash else "eager", 0.1, "attention_backend", "use_flash_attn")
+    _masks(keys, mindspeed)
+    if keys.number("hidden_dropout") != 0:
+        draft.remarks.append(
+            f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks "
+            "are left out: two bytes of each layer, token and hidden element; add --hidden-dropout 0.0"
+        )
+    read_recompute(keys)
+    read_knobs(keys)
+    _adapter(keys)
+    _close(keys)
+
+
+def _method(keys: Keys, mindspeed: bool) -> None:
+    """``--stage`` of MindSpeed; pretraining and SFT are the same to memory."""
+    stage = (keys.text("stage") or "sft").lower() if mindspeed else "sft"
+    methods = {"sft": "sft", "dpo": "dpo", "simpo": "simpo", "orm": "reward", "rm": "reward", "pairwise": "reward"}
+    if stage not in methods:
+        raise keys.settings.error("stage", f"{stage[:20]!r} is not modelled", f"modelled: {', '.join(methods)}")
+    method = "ipo" if stage == "dpo" and keys.text("dpo_loss_type") == "ipo" else methods[stage]
+    keys.put("method", method, *(["stage"] if keys.has("stage") else []))
+
+
+def read_parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
+    """Sizes of the mesh, the number of GPUs; data-parallel ranks."""
+    model = 1
+    for name, job_key in SIZES.items():
+        size = keys.whole(name)
+        if size is not None and (size > 1 or keys.has(name)):
+            keys.put(job_key, size, name)
+        if name.split("_")[0] in ("tensor", "pipeline", "context"):
+            model *= size or 1
+    if (keys.whole("tensor_model_parallel_size") or 1) > 1:
+        keys.put("sequence_parallel", bool(keys.flag("sequence_parallel")), "sequence_parallel")
+    each, nodes = launcher.get("nproc_per_node"), launcher.get("nnodes", 1)
+    gpus = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 0
+    world = keys.draft.options.get("num_gpus") or gpus
+    if gpus:
+        keys.put("num_gpus", gpus)
+        if isinstance(nodes, int) and nodes > 1:
+            keys.put("gpus_per_node", each)
+    elif not world:
+        keys.assume("num_gpus", model, "no launcher says on how many GPUs it runs: those that hold one copy")
+    layers, stages = keys.whole("num_layers") or 1, keys.whole("pipeline_model_parallel_size") or 1
+    chunk = keys.whole("num_layers_per_virtual_pipeline_stage")
+    chunks = keys.whole("num_virtual_stages_per_pipeline_rank")
+    if chunk and stages > 1:
+        keys.put("virtual_pipeline", max(1, layers // (stages * chunk)), "num_layers_per_virtual_pipeline_stage")
+    elif chunks and stages > 1:
+        keys.put("virtual_pipeline", chunks, "num_virtual_stages_per_pipeline_rank")
+    on = bool(keys.flag("use_distributed_optimizer"))
+    if on and not world and "cluster" not in keys.draft.given:
+        keys.draft.ask("num_gpus", keys.settings.path, "the optimizer is shared among GPUs, and nothing says how many")
+    keys.put("sharding", "distributed-optimizer" if on else "ddp", "use_distributed_optimizer")
+    return max(1, int(world or model) // model)
+
+
+def read_batch(keys: Keys, ranks: int) -> None:
+    """Micro-batch, and micro-batches of the global batch."""
+    micro = keys.whole("micro_batch_size") or 1
+    keys.put("batch_size", micro, "micro_batch_size")
+    total = keys.whole("global_batch_size")
+    if total:
+        keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * ranks)), "global_batch_size")
+
+
+def _masks(keys: Keys, mindspeed: bool) -> None:
+    """The data loader's mask of all tokens by all tokens, one byte each; MindSpeed's ways of context parallelism."""
+    length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size") or 1
+    made = not keys.flag("no_create_attention_mask_in_dataloader")
+    if made and not mindspeed and length * length * micro >= MASK:
+        keys.draft.remarks.append(
+            f"{keys.settings.path}: each micro-batch comes with an attention mask of {length * length * micro:,} "
+            "bytes, which is left out; add --no-create-attention-mask-in-dataloader"
+        )
+    if mindspeed and (keys.whole("context_parallel_size") or 1) > 1:
+        word = keys.text("context_parallel_algo") or "ulysses_cp_algo"
+        ways = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p"}
+        if word in ways:
+            put_inner(keys, "megatron", "cp_comm_type", ways[word], "context_parallel_algo")
+        else:
+            keys.warn("context_parallel_algo", f"{word[:30]} is counted as Megatron's ring")
+    keys.skip("context_parallel_algo")
+
+
+def read_recompute(keys: Keys) -> None:
+    """``checkpoint_activations`` is what full recomputation was called until 2022."""
+    kind = keys.text("recompute_granularity") or (
+        "full" if keys.flag("checkpoint_activations") else "selective" if keys.flag("recompute_activations") else "none"
+    )
+    kind = kind.lower()
+    if kind not in ("full", "selective", "none"):
+        raise keys.settings.error("recompute_granularity", f"{kind[:20]!r} is not known", "use full or selective")
+    keys.put("gradient_checkpointing", kind, "recompute_granularity", "recompute_activations", "checkpoint_activations")
+
+
+def read_knobs(keys: Keys) -> None:
+    """Settings that memplan has under Megatron's own names."""
+    if layout := layout_of(keys.names("num_layer_list") or ()):
+        put_inner(keys, "megatron", "pipeline_model_parallel_layout", layout, "num_layer_list")
+    for flag, name in NEGATIONS.items():
+        if keys.flag(flag):
+            put_inner(keys, "megatron", name, False, flag)
+    for name in (*Megatron.model_fields, *OTHER_NAMES):
+        if name == "attention_dropout" or (name not in keys.defaults and not keys.has(name)):
+            continue
+        value = keys.get(name)
+        if is_template(value):
+            raise keys.settings.error(name, f"{str(value)[:40]!r} stands for something else", "write the value out")
+        if name in ("recompute_modules",) and isinstance(value, str):
+            value = value.split()
+        put_inner(keys, "megatron", OTHER_NAMES.get(name, name), value, name)
+
+
+def _adapter(keys: Keys) -> None:
+    """MindSpeed's adapters: names of Megatron's fused linears."""
+    rank, alpha = keys.whole("lora_r"), keys.number("lora_alpha")
+    given = keys.names("lora_target_modules") or ()
+    targets = [part for name in given for part in FUSED_LINEARS.get(name, (name,))]
+    if rank:
+        keys.put("lora", {"r": rank, "alpha": alpha, "targets": targets or "all-linear"}, "lora_r")
+
+
+def _close(keys: Keys) -> None:
+    """Arguments that bear and are on, and names that neither Megatron nor MindSpeed-LLM has; the rest do not bear."""
+    for key, why in NOT_MODELLED.items():
+        value = keys.get(key)
+        if value not in (None, False, "", "none"):
+            keys.warn(key, why, DECIDES.get(key))
+    for key, value in keys.settings.values.items():
+        if keys.took(key) or key in KNOWN or value in (None, False):
+            continue
+        if BEARING.fullmatch(key):
+            keys.warn(key)
+        elif not is_known(key):
+            keys.warn(key, f"no argument of {keys.framework.title}'s that is known")
+
+
+FRAMEWORK = Framework(
+    "megatron",
+    "Megatron-LM",
+    "core 0.16",
+    recognise,
+    read,
+    write,
+    extends=OTHERS,
+    trainer="megatron",
+    same_model=felt_shape,
+)

@@ -1,0 +1,292 @@
+"""NeMo RL's YAML (SFT, DPO, reward models, GRPO), and ``run_dpo.py --config … key=value``.
+
+Its policy trains under FSDP2 (DTensor: weights in fp32, gathered in bf16) or on Megatron; the reference waits on the
+host. What generates sleeps on the same GPUs, or has its own. Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/automodel/
+setup.py, models/megatron/setup.py, algorithms/dpo.py, algorithms/grpo.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.critics import as_the_policy, read_name
+from memplan.frameworks.documents import Document, words
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import count_larger, put
+from memplan.frameworks.nemo_rl.engine import GENERATION, read_engine
+from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, SIZES, STAGES
+from memplan.frameworks.nemo_rl.source import of_document, trainings
+from memplan.frameworks.own_words.names import OTHERS, bound_images
+from memplan.units import ceil_div
+
+POLICY, DTENSOR, MEGATRON = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
+OWN = words("train_micro_batch_size train_global_batch_size dtensor_cfg megatron_cfg max_total_sequence_length")
+"""Keys of a policy that are NeMo RL's alone."""
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """A policy with its batch or its backend; its entry points in a command."""
+    if document.form == "shell":
+        return tuple(launch.program for launch in trainings(document))[:1]
+    if document.form != "yaml":
+        return ()
+    policy, over = document.settings.values.get("policy"), document.settings.values.get("defaults")
+    if isinstance(policy, Mapping) and OWN & set(policy) and {"defaults", "cluster", *METHODS} & document.keys:
+        return ("policy",)
+    parents = [str(each) for each in (over if isinstance(over, list) else [over])]
+    if isinstance(policy, Mapping) and all(each.endswith((".yaml", ".yml")) for each in parents):
+        return ("defaults",)
+    beside = {"policy", "cluster", "checkpointing", "loss_fn", "data_plane", "logger", *METHODS} & document.keys
+    return ("defaults",) if beside and any(PARENT.fullmatch(each) for each in parents) else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """One training."""
+    keys = Keys(draft, of_document(document, draft), FRAMEWORK, DEFAULTS)
+    method = _method(keys)
+    megatron = bool(keys.flag(f"{MEGATRON}enabled"))
+    keys.skip(f"{DTENSOR}enabled", f"{DTENSOR}_v2")
+    name = "nemo-rl-megatron" if megatron else "nemo-rl"
+    draft.put("trainer", name, Origin(FILE, f"{keys.settings.path}: NeMo RL's settings"))
+    keys.put("method", method)
+    keys.copy("model", f"{POLICY}model_name")
+    bound_images(keys, f"{POLICY}model_name", megatron)
+    gpus = _gpus(keys, method)
+    copies = _sizes(keys, "megatron_cfg" if megatron else "dtensor_cfg", gpus)
+    _batch(keys, method, gpus // copies)
+    if megatron:
+        _megatron(keys)
+    else:
+        _dtensor(keys, gpus)
+    _method_settings(keys, method)
+    if method == "ppo":
+        _value(keys, MEGATRON if megatron else DTENSOR)
+    if method in ONLINE:
+        read_engine(keys)
+    _close(keys, megatron)
+
+
+def _method(keys: Keys) -> str:
+    """Of the section at the top, or the entry point."""
+    tops = {key.partition(".")[0] for key in keys.settings.values}
+    program = str(keys.draft.facts.get("program") or "")
+    said = next((METHODS[word] for word in METHODS if word in program.split("_")), "")
+    said = said or next((METHODS[word] for word in METHODS if f"run_{word}" in program), "")
+    found = said or next((METHODS[word] for word in METHODS if word in tops), "")
+    if not found:
+        raise keys.settings.error("", "neither grpo, dpo, sft nor rm is a section of it", "add --method")
+    return found
+
+
+def _gpus(keys: Keys, method: str) -> int:
+    """GPUs of the cluster, without those that generate alone."""
+    each, nodes = keys.whole("cluster.gpus_per_node") or 1, keys.whole("cluster.num_nodes") or 1
+    keys.skip("cluster.segment_size", "cluster.name")
+    total = each * nodes
+    apart = method in ONLINE and keys.flag(f"{GENERATION}colocated.enabled") is False
+    if apart:
+        those = keys.whole(f"{GENERATION}colocated.resources.num_nodes")
+        of_node = keys.whole(f"{GENERATION}colocated.resources.gpus_per_node")
+        theirs = (those or 1) * (of_node or each) if nodes == 1 or those is None else those * each
+        total -= theirs
+        keys.draft.facts["apart"] = theirs
+        if total > 0 and (keys.has("cluster.gpus_per_node") or keys.has("cluster.num_nodes")):
+            keys.draft.trains_on(total, keys.settings.path)
+    given = keys.draft.options.get("num_gpus")
+    if given is not None:
+        return max(1, int(given))
+    total = max(1, total)
+    keys.put("num_gpus", total, "cluster.gpus_per_node", "cluster.num_nodes")
+    if total > each:
+        keys.put("gpus_per_node", each, "cluster.gpus_per_node")
+    return total
+
+
+def _sizes(keys: Keys, backend: str, gpus: int) -> int:
+    """Degrees of parallelism; how many GPUs one copy of a batch takes."""
+    inner = 1
+    for name, job_key in SIZES[backend]:
+        size = keys.whole(f"{POLICY}{backend}.{name}") or 1
+        if backend == "dtensor_cfg" and size > 1:
+            why = "what its GPUs divide is counted as whole on each, which takes more"
+            keys.bound(f"{POLICY}{backend}.{name}", why, "parallelism")
+            continue
+        divides = job_key == "expert_tensor_parallel" and "expert_parallel" in keys.draft.values
+        if size > 1 or divides:
+            keys.put(job_key, size, f"{POLICY}{backend}.{name}")
+        inner *= size if not job_key.startswith("expert") else 1
+    other = "dtensor_cfg" if backend == "megatron_cfg" else "megatron_cfg"
+    keys.skip(*(f"{POLICY}{other}.{name}" for name, _ in SIZES[other]))
+    return max(1, min(inner, gpus))
+
+
+def _batch(keys: Keys, method: str, copies: int) -> None:
+    """A micro-batch of sequences, or of tokens; micro-batches of a step."""
+    length = keys.whole(f"{POLICY}max_total_sequence_length")
+    if length is None:
+        keys.draft.ask("sequence_length", keys.settings.where("policy"), "max_total_sequence_length is not there")
+        length = int(keys.draft.options.get("sequence_length") or 2048)
+    else:
+        keys.put("sequence_length", length, f"{POLICY}max_total_sequence_length")
+    micro = keys.whole(f"{POLICY}train_micro_batch_size") or 1
+    said = f"{POLICY}train_micro_batch_size"
+    packed = _packed(keys, method, length)
+    for part in ("sequence_packing", "dynamic_batching"):
+        tokens = keys.number(f"{POLICY}{part}.train_mb_tokens") if keys.flag(f"{POLICY}{part}.enabled") else None
+        if tokens:
+            micro, said = max(1, ceil_div(int(tokens), length)), f"{POLICY}{part}.train_mb_tokens"
+            if not packed:
+                keys.draft.remarks.append(f"{keys.settings.path}: micro-batches of up to {int(tokens)} tokens are "
+                                          f"counted as {micro} of {length}")  # fmt: skip
+    if not packed:
+        keys.put("batch_size", micro, said)
+    total = keys.whole(f"{POLICY}train_global_batch_size") or micro
+    keys.put(
+        "gradient_accumulation_steps",
+        max(1, ceil_div(total, micro * max(1, copies))),
+        f"{POLICY}train_global_batch_size",
+    )
+
+
+def _packed(keys: Keys, method: str, length: int) -> bool:
+    """Whether sequences are packed into one row of so many tokens, by the update and by the scores before it."""
+    at = f"{POLICY}sequence_packing."
+    tokens = keys.number(f"{at}train_mb_tokens") if keys.flag(f"{at}enabled") else None
+    if not tokens or method in ("dpo", "reward") or "batch_size" in keys.draft.given:
+        return False
+    keys.put("token_budget", max(int(tokens), length), f"{at}train_mb_tokens")
+    scored = keys.number(f"{at}logprob_mb_tokens")
+    if method not in ("grpo", "ppo") or not scored or scored == tokens:
+        return True
+    if not keys.flag(f"{MEGATRON}enabled"):
+        keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
+    elif scored > tokens:
+        count_larger(keys, f"{at}logprob_mb_tokens", int(scored), max(int(tokens), length))
+    return True
+
+
+def _dtensor(keys: Keys, gpus: int) -> None:
+    """FSDP2: weights and states in fp32, products in ``precision``."""
+    word = keys.text(f"{POLICY}precision") or "bfloat16"
+    precision = {"bfloat16": "bf16-amp", "float16": "fp16-amp", "float32": "fp32"}.get(word)
+    if precision is None:
+        raise keys.settings.error(f"{POLICY}precision", f"{word[:20]!r} is not known", "bfloat16, float16 or float32")
+    keys.put("precision", precision, f"{POLICY}precision")
+    keys.put("sharding", "fsdp2" if gpus > 1 else "none")
+    on = keys.flag(f"{DTENSOR}activation_checkpointing") or keys.flag(f"{POLICY}activation_checkpointing_enabled")
+    keys.put("gradient_checkpointing", "full" if on else "none", f"{DTENSOR}activation_checkpointing")
+    if keys.flag(f"{POLICY}sequence_packing.enabled"):
+        keys.put("attention", "flash", f"{POLICY}sequence_packing.enabled")
+    if keys.flag(f"{DTENSOR}cpu_offload") and gpus > 1:
+        put_inner(keys, "fsdp", "cpu_offload", True, f"{DTENSOR}cpu_offload")
+    every = keys.flag(f"{DTENSOR}lora_cfg.match_all_linear") is not False
+    _adapter(keys, f"{DTENSOR}lora_cfg.", "all-linear" if every else "")
+    at = f"{POLICY}optimizer.name"
+    name = (keys.text(at) or "torch.optim.AdamW").rsplit(".", 1)[-1].lower()
+    fused, each = keys.flag(f"{POLICY}optimizer.kwargs.fused"), keys.flag(f"{POLICY}optimizer.kwargs.foreach")
+    if name in ("adamw", "adam"):
+        keys.put("optimizer", "adamw", at)
+        impl = "fused" if fused else "loop" if each is False else "foreach"
+        keys.put("optimizer_impl", impl, f"{POLICY}optimizer.kwargs.foreach")
+    else:
+        keys.warn(at, f"optimizer {name[:30]} is not modelled: adamw is counted in its place", "optimizer")
+
+
+def _adapter(keys: Keys, at: str, every: str) -> None:
+    """LoRA of either backend; ``every``: what is adapted whatever is named."""
+    if not keys.flag(f"{at}enabled"):
+        return
+    found = [name.strip("[]'\" ").rsplit(".", 1)[-1] for name in keys.names(f"{at}target_modules") or ()]
+    names = [name for name in found if name]
+    dropout, targets = keys.number(f"{at}dropout") or 0.0, every or names or "all-linear"
+    passed = [name.strip("[]'\" *") for name in keys.names(f"{at}exclude_modules") or ()] if not every else []
+    adapter = {"r": keys.whole(f"{at}dim") or 8, "dropout": dropout, "targets": targets, "exclude_modules": passed}
+    if [name for name in passed if not name.isidentifier()]:
+        keys.warn(f"{at}exclude_modules", "modules that this pattern leaves out are counted as adapted", "adapters")
+        adapter["exclude_modules"] = []
+    keys.put("lora", adapter, f"{at}enabled")
+    if not every and not names and at.startswith(MEGATRON):  # Megatron-Bridge peft/module_matcher.py: match
+        why = "without target_modules the head has an adapter too, which is not counted"
+        keys.warn(f"{at}enabled", why, "adapters")
+
+
+def _megatron(keys: Keys) -> None:
+    """Megatron's policy: bf16 weights, states in fp32, divided by its distributed optimizer."""
+    if (keys.text(f"{POLICY}precision") or "bfloat16") != "bfloat16":
+        keys.warn(f"{POLICY}precision", "Megatron's weights are counted in bf16", "precision")
+    if str(keys.get(f"{MEGATRON}attention_backend") or "flash").rpartition(".")[2] not in ("flash", "fused", "auto"):
+        keys.warn(f"{MEGATRON}attention_backend", "attention is counted as flash's", "attention")
+    sharded = keys.flag(f"{MEGATRON}optimizer.use_distributed_optimizer") is not False
+    keys.put(
+        "sharding", "distributed-optimizer" if sharded else "ddp", f"{MEGATRON}optimizer.use_distributed_optimizer"
+    )
+    on, how = keys.flag(f"{MEGATRON}activation_checkpointing"), keys.text(f"{MEGATRON}recompute_granularity") or "full"
+    keys.put("gradient_checkpointing", how if on else "none", f"{MEGATRON}activation_checkpointing")
+    modules = keys.names(f"{MEGATRON}recompute_modules")
+    if on and how == "selective" and modules:
+        put_inner(keys, "megatron", "recompute_modules", list(modules), f"{MEGATRON}recompute_modules")
+    if keys.flag(f"{MEGATRON}sequence_parallel") and keys.draft.values.get("tensor_parallel"):
+        keys.put("sequence_parallel", True, f"{MEGATRON}sequence_parallel")
+    for name in STAGES:
+        if keys.whole(f"{MEGATRON}{name}"):
+            put_inner(keys, "megatron", name, keys.whole(f"{MEGATRON}{name}"), f"{MEGATRON}{name}")
+    if keys.flag(f"{MEGATRON}optimizer.optimizer_cpu_offload"):
+        keys.put("offload", ["optimizer"], f"{MEGATRON}optimizer.optimizer_cpu_offload")
+    name = (keys.text(f"{MEGATRON}optimizer.optimizer") or "adam").lower()
+    if name not in ("adam", "adamw"):
+        keys.warn(f"{MEGATRON}optimizer.optimizer", f"{name[:20]} is counted as adam", "optimizer")
+    _adapter(keys, f"{MEGATRON}peft.", "")
+    overrides = [key for key in keys.settings.values if key.startswith(f"{MEGATRON}model_overrides.")]
+    for key in overrides:
+        keys.warn(key, "an override of Megatron's own settings is not followed", "model")
+
+
+def _method_settings(keys: Keys, method: str) -> None:
+    """Reference, SFT term, groups."""
+    if method == "dpo" and keys.number("dpo.sft_loss_weight"):
+        keys.put("sft_term", True, "dpo.sft_loss_weight")
+    if method in ("grpo", "ppo"):
+        key = "loss_fn.reference_policy_kl_penalty"
+        keys.put("reference", "offloaded" if keys.number(key) else "none", key)
+        group = keys.whole(f"{method}.num_generations_per_prompt") or 1
+        values = {**keys.draft.values, **keys.draft.options}
+        gpus = int(values.get("num_gpus") or 1)
+        if group > 1 and (values.get("batch_size", 1) * values["gradient_accumulation_steps"] * gpus) % group == 0:
+            put(keys, "group_size", group, f"{method}.num_generations_per_prompt")
+
+
+def _value(keys: Keys, backend: str) -> None:
+    """PPO's value model: an engine of its own, on the same cards in turn with the policy's."""
+    own = backend.replace("policy.", "value.")
+    same = ("activation_checkpointing", "recompute_granularity", *(name for name, _ in SIZES[backend.split(".")[1]]))
+    pairs = {f"{own}{name}": f"{backend}{name}" for name in (*same, "enabled")}
+    as_the_policy(keys, pairs | {"value.precision": "policy.precision"})
+    read_name(keys, "value.model_name", f"{POLICY}model_name")
+    if "apart" in keys.draft.facts:
+        keys.bound("value.model_name", "what the value model holds is counted while the policy trains", "method")
+    length = int(keys.draft.values.get("sequence_length") or 0)
+    tokens = int(keys.draft.values.get("token_budget") or int(keys.draft.values.get("batch_size") or 1) * length)
+    size = (keys.whole("value.train_micro_batch_size") or 0) * length
+    if size > tokens:
+        count_larger(keys, "value.train_micro_batch_size", size, tokens, "the value model's")
+
+
+def _close(keys: Keys, megatron: bool) -> None:
+    """What is on and not modelled, and names that NeMo RL does not have; of the backend in use, and beside both."""
+    off = DTENSOR if megatron else MEGATRON
+    for key, (why, decides, above) in ON.items():
+        value = keys.get(key)
+        if key.startswith(off) or not (value is True or value not in (None, False, 0, 1, "none")):
+            continue
+        if above:
+            keys.bound(key, f"{why}, which takes more", decides)
+        else:
+            keys.warn(key, why, decides)
+    for key in keys.settings.values:
+        if not key.startswith(POLICY) or key.startswith((off, *(f"{name}." for name in HARMLESS))) or key in HARMLESS:
+            keys.skip(key)
+    keys.close()
+
+
+FRAMEWORK = Framework("nemo-rl", "NeMo RL", "0.6", recognise, read, trainer="nemo-rl", extends=OTHERS)

@@ -1,0 +1,45 @@
+"""OpenRLHF's online training beside its update: what generates, and the scores before the update.
+
+Source: OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ppo_utils/experience_maker.py.
+"""
+
+from __future__ import annotations
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.generating import VLLM, count_larger, put, put_engine, put_offload, read_fields
+from memplan.frameworks.own_words.names import PICTURES
+from memplan.units import ceil_div
+
+
+def read_scoring(keys: Keys, length: int, tokens: int, gpus: int) -> None:
+    """Log-probabilities before the update, in micro-batches of their own, where they are larger than the update's of so
+    many tokens, and no more than what all prompts of a rollout give to each GPU
+    (trainer/ppo_utils/experience_maker.py: split_rollout_samples)."""
+    micro, budget = "rollout.micro_batch_size", "rollout.max_tokens_per_gpu"
+    key = budget if keys.flag("train.dynamic_batch_enable") else micro
+    said, group = keys.whole(key) or 1, keys.get("rollout.n_samples_per_prompt") or 1
+    prompts = keys.whole("rollout.batch_size") or 0
+    each = ceil_div(prompts * group, gpus) if isinstance(group, int) and prompts else said
+    size = said if key == budget else min(said, each) * length
+    if size <= tokens:
+        return
+    if PICTURES.search(str(keys.draft.values.get("model"))):
+        count_larger(keys, key, size, tokens)
+    else:
+        keys.put("logprob_token_budget", size, key)
+
+
+def read_engine(keys: Keys, together: bool) -> None:
+    """vLLM in actors of Ray's, on the trainer's cards or its own; without engines the policy generates itself."""
+    engines = keys.whole("vllm.num_engines") or 0
+    beside = together and not keys.flag("train.async_enable")
+    if not engines:
+        put_engine(keys, "hf", "vllm.num_engines")
+        return
+    put_engine(keys, "vllm", "vllm.num_engines", separate=not beside, own=True)
+    read_fields(keys, VLLM, "vllm.")
+    if not beside:
+        put(keys, "num_gpus", engines * (keys.whole("vllm.tensor_parallel_size") or 1), "vllm.num_engines")
+        return
+    put(keys, "sleep", "1" if keys.flag("vllm.enable_sleep") else "none", "vllm.enable_sleep")
+    put_offload(keys, {"ds.enable_sleep": ("optimizer", "gradients")})

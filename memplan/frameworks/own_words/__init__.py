@@ -1,0 +1,1 @@
+"""A remedy in the words of the file that a job came from."""

@@ -1,0 +1,122 @@
+"""What several frameworks name alike: optimizers of transformers, targets of adapters, commands that name a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.documents import Settings
+from memplan.frameworks.hugging_face.arguments import OPTIMIZERS
+from memplan.frameworks.image_bounds import IMAGES, fill_packed
+from memplan.frameworks.launch import Launch
+from memplan.frameworks.shell.reader import Word, options_of, scalar
+from memplan.tables.optimizers import find_optimizer
+
+OTHERS = ("transformers", "trl", "memplan", "accelerate", "deepspeed")
+"""Frameworks whose keys stand in scripts of trainers with words of their own, too (``Framework.extends``)."""
+
+
+def put_hf_optimizer(keys: Keys, key: str, trainer: str, other: Mapping[str, str] | None = None) -> None:
+    """An optimizer under transformers' name; ``other`` are further names of the same."""
+    name = (keys.text(key) or "").lower()
+    name = (other or {}).get(name, name)
+    row = OPTIMIZERS.get(name)
+    if row is None:
+        if keys.has(key):
+            keys.warn(key, f"optimizer {str(keys.get(key))[:40]} is not modelled: adamw is counted in its place")
+        return
+    for job_key in ("optimizer", "optimizer_impl"):
+        if job_key in row:
+            keys.put(job_key, row[job_key], key)
+    library = row.get("library", "")
+    usual = find_optimizer(row["optimizer"], trainer)
+    if library and find_optimizer(row["optimizer"], trainer, library) != usual:
+        keys.put("optimizer_args", {"library": library}, key)
+
+
+_ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
+
+
+PICTURES = re.compile(
+    r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|internvl|gemma-3-(?:4|12|27)b|gemma-3n|pixtral"
+)
+"""Names of models that see images."""
+
+
+def bound_images(keys: Keys, key: str, megatron: bool = False) -> None:
+    """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
+    holds. On Megatron they are not counted."""
+    if not PICTURES.search(str(keys.get(key) or "")):
+        return
+    if megatron:
+        keys.warn(key, "if it is trained on images, these are not counted", "lengths")
+    else:
+        keys.draft.finishers[IMAGES] = partial(fill_packed, keys.settings.where(key), key)
+
+
+def remark_images(keys: Keys, key: str) -> None:
+    """A model that sees images, whose tower rests: what a sample's length holds of them is counted, their pass is
+    not."""
+    if "images" not in keys.draft.given and PICTURES.search(str(keys.get(key) or "")):
+        keys.draft.remarks.append(
+            f"{keys.settings.where(key)}: {key}: if it trains on images, their pass through the vision tower is not "
+            "counted: add --images"
+        )
+
+
+def module_names(pattern: str) -> tuple[str, ...]:
+    """The linears that a regular expression ends in: ``…\\.(q|k)_proj`` is q_proj and k_proj; empty where unclear."""
+    last = re.split(r"\\?\.", pattern)[-1]
+    if last != pattern:
+        last = _whole_group(pattern) or last
+    match = _ALTERNATIVES.fullmatch(last)
+    if match is None:
+        return ()
+    if match.group(4):
+        return (match.group(4),)
+    return tuple(f"{match.group(1)}{name}{match.group(3)}" for name in match.group(2).split("|"))
+
+
+def _whole_group(pattern: str) -> str:
+    """The last part of a path whose separators may be dots or escaped dots."""
+    found = re.search(r"(?:^|\.)(\w*\([\w|]+\)\w*|\w+)\$?$", pattern)
+    return found.group(1) if found else ""
+
+
+def lora_targets(names: tuple[str, ...], every: tuple[str, ...] = ("all-linear", "all")) -> str | list[str]:
+    """``targets`` of a list of names; one of ``every`` is all of them."""
+    return "all-linear" if any(name in every for name in names) else [name.rsplit(".", 1)[-1] for name in names]
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The same settings with some more or other values."""
+    return Settings(settings.path, {**settings.values, **values}, settings.lines, settings.prefix)
+
+
+def is_command_of(launch: Launch, programs: tuple[str, ...], verbs: tuple[str, ...] = ("train",)) -> bool:
+    """``llamafactory-cli train …``, or a script of that name; a program that is a script has no verb."""
+    if launch.program not in programs and not any(launch.program.endswith(f"/{name}") for name in programs):
+        return False
+    return launch.program.endswith(".py") or bool(launch.words and launch.words[0].text in verbs)
+
+
+def config_of(launch: Launch, draft: Draft) -> Settings:
+    """The settings of ``program train config.yaml key=value --key value``: the file's, under the options."""
+    words = list(launch.words[0 if launch.program.endswith(".py") else 1 :])
+    loose: list[Word] = []
+    while words and not words[0].text.startswith("-"):
+        loose.append(words.pop(0))
+    values, lines, _ = options_of(words)
+    for word in loose:
+        key, equals, text = word.text.partition("=")
+        if equals:
+            values[key], lines[key] = scalar(text), word.line
+    path = next((word for word in loose if word.text.endswith((".yaml", ".yml", ".json"))), None)
+    options = Settings(launch.path, values, {**lines, **({"config": path.line} if path else {})})
+    if path is None:
+        return options
+    inner = draft.follow(options, "config", path.text).settings
+    return Settings(inner.path, {**inner.values, **values}, {**inner.lines, **lines})

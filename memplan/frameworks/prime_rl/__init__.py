@@ -1,0 +1,1 @@
+"""prime-rl's TOML."""

@@ -1,0 +1,1 @@
+"""Python programs and notebooks, from the syntax tree; nothing of them is run."""

@@ -1,0 +1,148 @@
+"""The adapters that a program gives its model: PEFT's LoraConfig, TRL's get_peft_config, Unsloth's get_peft_model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
+from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
+from memplan.frameworks.programs.values import Thing, Unknown, known, plain
+from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED
+
+USUAL = ("q_proj", "v_proj")
+
+
+SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+UNSLOTH_DEFAULTS: Mapping[str, Any] = {"r": 16, "target_modules": list(SEVEN), "lora_alpha": 16, "lora_dropout": 0.0}
+"""unsloth 2026.8 models/llama.py: FastLlamaModel.get_peft_model."""
+
+
+UNSLOTH_HARMLESS = (
+    "random_state",
+    "max_seq_length",
+    "use_gradient_checkpointing",
+    "temporary_location",
+    "qat_scheme",
+    "*0",
+    "model",
+)
+
+
+CONFIGS = ("LoraConfig", "get_peft_model")
+
+
+def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
+    """Whether what is not quantised was cast to fp32: by a call, or not; by TRL where it makes the adapters."""
+    prepared = thing.values.get("prepared")
+    if str(draft.values.get("quantization")).startswith("gptq"):
+        return  # PEFT casts nothing beside GPTQ
+    if prepared is not None:
+        draft.put(
+            "kbit_upcast",
+            True,
+            Origin(FILE, f"{thing.places['prepared']}: {prepared.last if isinstance(prepared, Thing) else ''}"),
+        )
+    elif thing.values["class"] in UNSLOTH or TRAINERS[trainer.last] == "transformers" or "peft_config" in thing.values:
+        draft.put("kbit_upcast", False, Origin(FILE, f"{thing.place}: no prepare_model_for_kbit_training"))
+
+
+def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gathered, draft: Draft) -> None:
+    """What the trainer, or the model before it, is adapted by."""
+    place = trainer.places.get("peft_config") or (
+        thing.places.get("peft_config", thing.place) if thing else trainer.place
+    )
+    if isinstance(config, Thing) and config.last in CONFIGS:
+        _lora(config, gathered, draft)
+    elif isinstance(config, Thing) and config.last == "get_peft_config":
+        arguments = config.values.get("*0", config.values.get("model_args"))
+        for key, value in arguments.values.items() if isinstance(arguments, Thing) else ():
+            assert isinstance(arguments, Thing)
+            if key.startswith(("lora_", "use_")) and key != "use_bnb_nested_quant":
+                gathered.add(key, value, arguments.places.get(key, arguments.place), over=False)
+    elif isinstance(config, Thing) and config.own is None:
+        draft.warn(config.last, str(config.place), "adapters of this kind are not modelled", "adapters")
+    elif config is not None and config is not False:
+        text = config.text if isinstance(config, Unknown) else "made elsewhere"
+        draft.ask("lora", str(place), f"peft_config is {text}", HINTS["lora"])
+
+
+def _lora(config: Thing, gathered: Gathered, draft: Draft) -> None:
+    """PEFT's LoraConfig, or the arguments of Unsloth's get_peft_model, as a job has them."""
+    unsloth = config.last == "get_peft_model"
+    given = {**(UNSLOTH_DEFAULTS if unsloth else {"r": 8}), **config.values}
+    lora: dict[str, Any] = {}
+    for key, value in given.items():
+        where = str(config.places.get(key, config.place))
+        if key in NO_EFFECT or key == "lora_alpha" or value is None or (unsloth and key in UNSLOTH_HARMLESS):
+            continue
+        if key == "target_modules" and (several := _any_of(value)):
+            lora["targets"] = several
+            draft.remarks.append(f"{where}: target_modules {verb(value)}: all of them that the model has are counted")
+        elif not known(value):
+            _ask_lora(key, value, where, draft)
+        elif key in FIELDS:
+            lora[FIELDS[key]] = plain(value)
+        elif _bears(key, value):
+            draft.warn(key, where, "not modelled" if key in NOT_MODELLED else "not understood", "adapters")
+    if unsloth:
+        _ends(lora)
+    _targets(lora, config, draft)
+    draft.put("lora", lora, Origin(FILE, f"{config.place}: {config.last}"))
+
+
+def _any_of(value: Any) -> Any:
+    """All modules that one of several lists may name; nothing where these are not known."""
+    either = value.either if isinstance(value, Unknown) else ()
+    if not either or not all(known(each) and type(each) in (list, tuple) for each in either):
+        return None
+    return list(dict.fromkeys(str(name) for each in either for name in each))
+
+
+def _ends(lora: dict[str, Any]) -> None:
+    """Unsloth trains embeddings and the head whole where they are named among the targets (models/llama.py)."""
+    targets = lora.get("targets")
+    ends = [each for each in targets if each in ("lm_head", "embed_tokens")] if isinstance(targets, list) else []
+    if ends:
+        lora["targets"] = [each for each in targets or () if each not in ends]
+        lora["modules_to_save"] = list(dict.fromkeys([*(lora.get("modules_to_save") or ()), *ends]))
+
+
+def _bears(key: str, value: Any) -> bool:
+    """Whether another argument decides which modules are adapted: parts of a model that are left out."""
+    usual = key.startswith("finetune_") and value is True
+    return value is not False and not usual and key not in ("autocast_adapter_dtype", "*0")
+
+
+def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
+    text = value.text if isinstance(value, Unknown) else "made elsewhere"
+    if key == "lora_dropout":
+        draft.warn(key, where, f"its value is {text}: counted as 0", "")
+    else:
+        draft.ask("lora", where, f"{key} is {text}", HINTS["lora"])
+
+
+def _targets(lora: dict[str, Any], config: Thing, draft: Draft) -> None:
+    """Modules by name; PEFT's own for the model where none is named."""
+    targets = lora.get("targets")
+    where = str(config.places.get("target_modules", config.place))
+    if targets is None and "target_modules" in config.values and not known(config.values["target_modules"]):
+        lora.pop("targets", None)
+    elif targets is None and "target_parameters" not in config.values:
+        lora["targets"] = list(USUAL)
+        said = "q_proj and v_proj are counted, as PEFT takes for Llama, Mistral, Qwen and Gemma"
+        draft.remarks.append(f"{where}: target_modules is not set: {said}")
+    elif isinstance(targets, str) and targets != "all-linear":
+        if not re.fullmatch(r"\w+", targets):
+            draft.ask("lora", where, "target_modules is a pattern", "add --lora-targets with the modules' names")
+            lora.pop("targets")
+        else:
+            lora["targets"] = [targets]
+    if targets == ["all-linear"]:
+        lora["targets"] = "all-linear"
+    if isinstance(lora.get("modules_to_save"), str):
+        lora["modules_to_save"] = [lora["modules_to_save"]]

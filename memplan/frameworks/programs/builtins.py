@@ -1,0 +1,286 @@
+"""Calls of Python's own functions and of those beside it, as far as a program's text holds what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.joining import joined
+from memplan.frameworks.programs.paths import FILES
+from memplan.frameworks.programs.values import (
+    Function,
+    Method,
+    Ref,
+    Thing,
+    Unknown,
+    is_plain,
+    known,
+    overlay,
+    plain,
+    truth,
+)
+
+
+def of_plain(call: Call) -> Any:
+    """Methods of Python's own values."""
+    owner, name, args = call.owner, call.name, call.args
+    doubtful = bool(call.run.loops or call.run.doubts)
+    if isinstance(owner, dict):
+        return _of_mapping(owner, name, call, doubtful)
+    if isinstance(owner, list):
+        if name in ("append", "extend", "add", "insert"):
+            value = call.unknown() if doubtful else args[-1] if args else None
+            owner += value if name == "extend" and isinstance(value, list) else [value]
+            return None
+        return call.unknown()
+    if name in ("lower", "upper", "strip", "rstrip", "lstrip", "replace", "split", "startswith", "endswith") and known(
+        args
+    ):
+        try:
+            return getattr(owner, name)(*args)
+        except (TypeError, ValueError):
+            return call.unknown()
+    if name == "format" and known(args) and known(call.named) and len(owner) < 2000:
+        return (
+            owner.replace("{}", "%s", len(args)) % tuple(args)
+            if owner.count("{}") == len(args) and "%" not in owner
+            else call.unknown()
+        )
+    return call.unknown()
+
+
+def _of_mapping(owner: dict[Any, Any], name: str, call: Call, doubtful: bool) -> Any:
+    key, other = call.get(0, "key"), call.get(1, "default")
+    if name in ("get", "pop", "setdefault") and is_plain(key):
+        found = call.unknown() if f"?{key}" in owner or ("**" in owner and key not in owner) else owner.get(key, other)
+        if name == "pop" and not doubtful:
+            owner.pop(key, None)
+        return found
+    if name == "update" and key is not None and not isinstance(key, dict):
+        overlay(owner, call.unknown())
+        return None
+    if name == "update" and not doubtful:
+        owner |= {**(key or {}), **call.named}
+        return None
+    if name == "update":
+        more = {**(key or {}), **call.named}
+        text = f"depends on {call.run.doubts[-1]}" if call.run.doubts else "made in a loop"
+        owner |= {each: joined([owner.get(each), value], text, call.place) for each, value in more.items()}
+        return None
+    if name == "copy":
+        return dict(owner)
+    views = {"items": list(owner.items()), "keys": list(owner), "values": list(owner.values())}
+    return (
+        [tuple(each) if isinstance(each, tuple) else each for each in views[name]] if name in views else call.unknown()
+    )
+
+
+def _environment(call: Call) -> Any:
+    name, other = call.get(0, "key"), call.get(1, "default")
+    if name == "WORLD_SIZE" and call.run.machine.num_gpus:
+        return str(call.run.machine.num_gpus)
+    said = call.run.globals.names.get(f"os.environ.{name}")
+    if said is not None:
+        return said
+    if len(call.args) > 1 or "default" in call.named or name in ("LOCAL_RANK", "RANK"):
+        return other
+    whose = f"the environment's {name}"
+    return Unknown(whose, call.place, (), whose)
+
+
+def _number(kind: Callable[[Any], Any]) -> Callable[[Call], Any]:
+    def made(call: Call) -> Any:
+        value = call.get(0, "value")
+        try:
+            return kind(plain(value)) if known(value) and is_plain(plain(value)) else call.unknown()
+        except (TypeError, ValueError, OverflowError):
+            return call.unknown()
+
+    return made
+
+
+def _of_numbers(kind: Callable[..., Any]) -> Callable[[Call], Any]:
+    def made(call: Call) -> Any:
+        values = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], list) else call.args
+        numbers = bool(values) and all(isinstance(each, (int, float)) for each in values)
+        return kind(values) if numbers else call.unknown()
+
+    return made
+
+
+def _getattr(call: Call) -> Any:
+    owner, name = call.get(0, "o"), call.get(1, "name")
+    if not isinstance(name, str):
+        return call.unknown()
+    value = call.run.attribute(owner, name, call.node)
+    missing = isinstance(value, Method) or (isinstance(value, Ref) and not isinstance(owner, Ref))
+    if missing and isinstance(owner, Thing) and len(call.args) > 2 and owner.own is not None:
+        return call.args[2]
+    return call.unknown() if missing else value
+
+
+TYPES = {"dict": dict, "list": list, "tuple": tuple, "str": str, "int": int, "float": float, "bool": bool}
+
+
+def _isinstance(call: Call) -> Any:
+    """Of Python's own values and kinds; of anything else nobody knows."""
+    value, kind = call.get(0, "o"), call.get(1, "class")
+    several = kind if isinstance(kind, tuple) and not isinstance(kind, Ref) else (kind,)
+    kinds = [TYPES.get(each.name) if isinstance(each, Ref) else None for each in several]
+    if (
+        None in kinds
+        or isinstance(value, (Ref, Method))
+        or not (is_plain(value) or isinstance(value, (dict, list, tuple)))
+    ):
+        return call.unknown()
+    return isinstance(value, tuple(each for each in kinds if each))
+
+
+def _hasattr(call: Call) -> Any:
+    owner, name = call.get(0, "o"), call.get(1, "name")
+    if isinstance(owner, Thing) and isinstance(name, str) and (owner.own is not None or name in owner.values):
+        return name in owner.values or (owner.own is not None and owner.own.method(name) is not None)
+    return True if isinstance(owner, Ref) and owner.known else call.unknown()
+
+
+def _setattr(call: Call) -> None:
+    owner, name, value = call.args if len(call.args) == 3 else (None, "", None)
+    if isinstance(name, str):
+        call.run.put(owner, name, value, call.place)
+    elif isinstance(owner, Thing) and owner.name != "model" and not call.run.aside:
+        overlay(owner.values, call.unknown())
+
+
+def _mapping(call: Call) -> Any:
+    value = call.get(0, "o")
+    if call.name == "vars" and isinstance(value, Thing):
+        return value.values
+    found = value.values if isinstance(value, Thing) else value if isinstance(value, dict) else {}
+    if call.args and not isinstance(value, (Thing, dict)):
+        found = {"**": call.unknown()}
+    return {**found, **call.named}
+
+
+def _list(call: Call) -> Any:
+    value = call.get(0, "o")
+    if isinstance(value, Unknown) and value.either:
+        return value
+    return list(value) if isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method)) else (
+        value if value == "all-linear" else call.unknown() if call.args else [])  # fmt: skip
+
+
+def _card(call: Call) -> bool:
+    call.run.asked_card = True
+    return call.run.machine.bf16
+
+
+def _capability(call: Call) -> tuple[int, int]:
+    call.run.asked_card = True
+    return call.run.machine.capability
+
+
+def _properties(call: Call) -> Thing:
+    """``torch.cuda.get_device_properties(0)``: what the card says of itself, where it is named."""
+    card, place = call.run.machine, call.place
+    memory = card.memory or Unknown("the memory of the card", place)
+    values = {"total_memory": memory, "major": card.capability[0], "minor": card.capability[1]}
+    return Thing("device", place, values, dict.fromkeys(values, place))
+
+
+def _count(call: Call) -> Any:
+    return call.run.machine.num_gpus or call.unknown()
+
+
+def _begin(call: Call) -> Any:
+    """``fire.Fire(train)``, ``typer.run(train)``: with the command's options, else with its defaults."""
+    start = call.get(0, "component")
+    given = {key: value for key, value in call.run.machine.arguments.items() if isinstance(start, Function)
+             and key in [each.arg for each in (*start.node.args.args, *start.node.args.kwonlyargs)]}  # fmt: skip
+    return call.run.invoke(start, [], given, call.place) if isinstance(start, Function) else call.unknown()
+
+
+def _processes(call: Call) -> Any:
+    """``notebook_launcher(train, (), num_processes=2)``."""
+    start, args, count = call.get(0, "function"), call.get(1, "args", ()), call.get(2, "num_processes")
+    if isinstance(count, int):
+        call.run.globals.names["?num_processes"] = (count, call.place)
+    return (
+        call.run.invoke(start, list(args) if isinstance(args, (list, tuple)) else [], {}, call.place)
+        if isinstance(start, Function)
+        else None
+    )
+
+
+def _replaced(call: Call) -> Any:
+    owner = call.get(0, "obj")
+    if not isinstance(owner, Thing):
+        return call.unknown()
+    return Thing(owner.name, owner.place, {**owner.values, **call.named}, {**owner.places, **call.places}, owner.own)
+
+
+def _quantisation_of(call: Call) -> Any:
+    """TRL's ``get_quantization_config(model_args)`` (trl 0.8 to 1.16 trainer/utils.py)."""
+    given = call.get(0, "model_args")
+    values = given.values if isinstance(given, Thing) else {}
+    four, eight = (values.get(key, False) for key in ("load_in_4bit", "load_in_8bit"))
+    if not isinstance(given, Thing) or truth(four) is None or truth(eight) is None:
+        return call.unknown()
+    nested, kind = values.get("use_bnb_nested_quant", False), values.get("bnb_4bit_quant_type", "nf4")
+    said = {"load_in_4bit": four, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested}
+    named = {"load_in_8bit": True} if eight else said
+    return call._replace(args=[], named=named).thing("BitsAndBytesConfig") if four or eight else None
+
+
+FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
+    **FILES,
+    "os.environ.get": _environment,
+    "os.getenv": _environment,
+    "*.is_bfloat16_supported": _card,
+    "*.is_bf16_supported": _card,
+    "*.is_torch_bf16_gpu_available": _card,
+    "*.get_device_capability": _capability,
+    "torch.cuda.is_available": lambda call: True,
+    "hasattr": _hasattr,
+    "isinstance": _isinstance,
+    **dict.fromkeys(
+        (
+            "torch.backends.mps.is_available",
+            "torch.xpu.is_available",
+            "*.is_torch_xpu_available",
+            "*.is_torch_npu_available",
+            "*.is_torch_mps_available",
+            "*.is_torch_xla_available",
+        ),
+        lambda call: False,
+    ),
+    "*.get_device_properties": _properties,
+    "*.get_quantization_config": _quantisation_of,
+    "torch.cuda.device_count": _count,
+    "fire.Fire": _begin,
+    "typer.run": _begin,
+    "*.notebook_launcher": _processes,
+    "int": _number(int),
+    "float": _number(float),
+    "bool": lambda call: call.unknown() if truth(call.get(0, "o")) is None else truth(call.get(0, "o")),
+    "len": lambda call: (
+        len(call.args[0]) if call.args and isinstance(call.args[0], (list, dict, str)) else call.unknown()
+    ),
+    "min": _of_numbers(min),
+    "max": _of_numbers(max),
+    "round": _number(round),
+    "getattr": _getattr,
+    "setattr": _setattr,
+    "vars": _mapping,
+    "dict": _mapping,
+    "dataclasses.asdict": _mapping,
+    "dataclasses.replace": _replaced,
+    "list": _list,
+    "tuple": _list,
+    "set": _list,
+    "sorted": _list,
+    "*.snapshot_download": lambda call: call.get(0, "repo_id", call.get(0, "model_id")),
+    "copy.deepcopy": lambda call: call.get(0, "x"),
+    "copy.copy": lambda call: call.get(0, "x"),
+    "typing.cast": lambda call: call.get(1, "val"),
+}

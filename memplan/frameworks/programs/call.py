@@ -1,0 +1,41 @@
+"""One call of a program, with its arguments worked out."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import Place, Thing, Unknown, root_of
+
+
+class Call(NamedTuple):
+    """One call, with its arguments worked out."""
+
+    run: Run
+    args: list[Any]
+    named: dict[str, Any]
+    places: dict[str, Place]
+    place: Place
+    node: ast.Call
+    owner: Any = None
+    name: str = ""
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        return self.args[position] if len(self.args) > position else self.named.get(name, default)
+
+    def unknown(self) -> Unknown:
+        """That its result is not known."""
+        given = (self.owner, *self.args, *self.named.values())
+        return Unknown(written(self.node), self.place, (), next((root for root in map(root_of, given) if root), ""))
+
+    def thing(self, name: str) -> Thing:
+        """An object with its arguments, those without a name by their number."""
+        made = Thing(name, self.place, {}, {}, depth=len(self.run.doubts))
+        for number, value in enumerate(self.args):
+            made.set(f"*{number}", value, self.place)
+        for key, value in self.named.items():
+            made.set(key, value, self.places.get(key, self.place))
+        return made

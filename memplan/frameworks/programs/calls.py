@@ -1,0 +1,196 @@
+"""What calls of a program come to, by what is called: a function of its own, a method, a name of a library."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from memplan.frameworks.programs import models as python_models
+from memplan.frameworks.programs.builtins import FUNCTIONS, of_plain
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.hydra import hydra_config
+from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.parsers import PARSER, PARSERS, options
+from memplan.frameworks.programs.paths import OF_PATHS
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import (
+    Class,
+    Frame,
+    Function,
+    Method,
+    Place,
+    Ref,
+    Thing,
+    Unknown,
+    root_of,
+    truth,
+)
+
+CONFIGS = ("megatron.bridge.",)
+"""Libraries whose objects hold others: what is set within them, and what their methods make, is kept."""
+VALIDATES = ("model_validate", "parse_obj")
+"""pydantic's methods that make an object of a mapping."""
+ALL_LINEAR = re.compile(r"(find|get)_(all_)?(linear|target)_?(layers?|modules?|names?)?\w*|find_all_linear\w*")
+"""Names of functions that collect the model's linears for LoRA: QLoRA's ``find_all_linear_names`` and its copies."""
+
+
+def function(run: Run, callee: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
+    """A function of the program."""
+    if ALL_LINEAR.fullmatch(callee.node.name):
+        run.done.add(id(callee.node))
+        return "all-linear"
+    return run.invoke(callee, args, named, place)
+
+
+def bind(run: Run, callee: Function, frame: Frame, args: list[Any], named: dict[str, Any]) -> None:
+    """Parameters to what they are given, else to their defaults, else to nobody knows what."""
+    given, values = callee.node.args, list(args) if callee.bound is None else [callee.bound, *args]
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    defaults: dict[str, ast.expr | None] = dict(zip(names[::-1], given.defaults[::-1], strict=False))
+    defaults |= {each.arg: value for each, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value}
+    declared = options(run, callee)
+    config = hydra_config(run, callee) if not values and not named else None
+    declared |= {names[0]: config} if config is not None and names else {}
+    for name in (*names, *(each.arg for each in given.kwonlyargs)):
+        if values and name in names:
+            frame.names[name] = values.pop(0)
+        elif name in named:
+            frame.names[name] = named[name]
+        elif "**" in named:
+            frame.names[name] = named["**"]
+        elif name in declared:
+            frame.names[name] = declared[name]
+        elif name in defaults:
+            frame.names[name] = default(run, run.evaluate(defaults[name], callee.frame))
+        else:
+            whose = f"{name}, a parameter of {callee.node.name}()"
+            frame.names[name] = Unknown(whose, Place(callee.path, callee.node.lineno), (), whose)
+    if given.vararg:
+        frame.names[given.vararg.arg] = tuple(values)
+    if given.kwarg:
+        frame.names[given.kwarg.arg] = {key: value for key, value in named.items() if key not in frame.names}
+
+
+def default(run: Run, value: Any) -> Any:
+    """``field(default=8)``, ``typer.Option(8)``, ``Field(8)``: 8."""
+    if not isinstance(value, Thing) or value.last not in ("field", "Option", "Argument", "Field"):
+        return value
+    for key in ("default", "*0"):
+        if key in value.values and value.values[key] is not Ellipsis:
+            return value.values[key]
+    factory = value.values.get("default_factory")
+    if isinstance(factory, Thing) and factory.name == "lambda":
+        return factory.values["result"]
+    if isinstance(factory, Ref) and factory.name in ("list", "dict"):
+        return [] if factory.name == "list" else {}
+    if isinstance(factory, Class):
+        return run.made(factory, [], {}, {}, value.place)
+    return Unknown("a field that has no default", value.place)
+
+
+def element(run: Run, value: Any, node: ast.AST) -> Any:
+    """What a loop goes through, one of it."""
+    if isinstance(value, Thing) and value.name == "parameters":
+        one = Thing("parameter", value.place, dict(value.values), depth=len(run.doubts))
+        return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
+    if python_models.root_model(value) is not None:
+        return Method(value, "each", run.place(node))
+    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
+
+
+def assigned(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:
+    """An attribute was set."""
+    python_models.freeze(run, owner, name, value, place)
+
+
+def is_trainer(own: Class) -> bool:
+    """Whether a class of the program is a trainer with a change."""
+    return own.root is not None and own.root.last in python_models.TRAINERS
+
+
+def constructed(run: Run, thing: Thing, args: list[Any], named: dict[str, Any], places: dict[str, Place]) -> Thing:
+    """An object of a class of the program: of a trainer's, it is one."""
+    if thing.own is not None and thing.own.root is not None:
+        for number, value in enumerate(args):
+            thing.set(f"*{number}", value, thing.place)
+        for key, value in named.items():
+            thing.set(key, value, places.get(key, thing.place))
+        python_models.note_trainer(run, thing)
+    return thing
+
+
+def library(
+    run: Run,
+    callee: Any,
+    args: list[Any],
+    named: dict[str, Any],
+    places: dict[str, Place],
+    place: Place,
+    node: ast.Call,
+) -> Any:
+    """A call of what the program does not define."""
+    _note_length(run, callee, named, places, place)
+    run.functions += [each for each in (*args, *named.values()) if isinstance(each, Function) and each.bound]
+    if isinstance(callee, Method):
+        call = Call(run, args, named, places, place, node, callee.owner, callee.name)
+        return _method(call)
+    if not isinstance(callee, Ref):
+        return Call(run, args, named, places, place, node, callee).unknown()
+    if callee.name.startswith("deepspeed."):
+        run.sharded = run.sharded or place
+    call = Call(run, args, named, places, place, node, name=callee.name)
+    if callee.name in ("sys.exit", "exit", "quit"):
+        return Ref("sys.exit()")
+    work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)
+    if work is not None:
+        return work(call)
+    made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
+    if made is not None or not callee.known:
+        return call.unknown() if made is None else made
+    run.things.append(call.thing(callee.name))
+    return run.things[-1]
+
+
+def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str, Place], place: Place) -> None:
+    """``tokenizer(text, truncation=True, max_length=512)``."""
+    cuts = "max_length" in named and ("truncation" in named or "padding" in named)
+    if (
+        cuts
+        and truth(named.get("truncation", True)) is not False
+        and not (isinstance(callee, Ref) and "." in callee.name and callee.known)
+    ):
+        run.lengths.append((named["max_length"], places["max_length"]))
+    if "model_max_length" in named:
+        run.lengths.append((named["model_max_length"], places["model_max_length"]))
+
+
+def part(owner: Any) -> Any:
+    """``config.train`` of a config that a library made: an object of its own, once something is put into it."""
+    if not isinstance(owner, Method):
+        return owner
+    whole = part(owner.owner)
+    if not isinstance(whole, Thing) or not whole.name.startswith(CONFIGS):
+        return owner
+    if owner.name not in whole.values:
+        whole.set(owner.name, Thing(f"{whole.name}.{owner.name}", owner.place, depth=whole.depth), owner.place)
+    return whole.values[owner.name]
+
+
+def _method(call: Call) -> Any:
+    owner = call.owner
+    if isinstance(owner, Thing) and owner.name.startswith(CONFIGS):
+        made = call.thing(f"{owner.name}.{call.name}")
+        made.set("?self", owner, call.place)
+        return made
+    if call.name in ("is_bf16_supported", "get_device_capability"):
+        return FUNCTIONS[f"*.{call.name}"](call)
+    if isinstance(owner, Thing) and owner.last in ("Path", "file") and call.name in OF_PATHS:
+        return OF_PATHS[call.name](call)
+    if isinstance(owner, Thing) and call.name in PARSER and owner.last in PARSERS:
+        return PARSER[call.name](call)
+    if isinstance(owner, Class) and call.name in VALIDATES and len(call.args) == 1 and isinstance(call.args[0], dict):
+        return call.run.made(owner, [], call.args[0], {}, call.place)
+    if isinstance(owner, (str, dict, list)):
+        return of_plain(call)
+    return python_models.method(call)

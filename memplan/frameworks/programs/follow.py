@@ -1,0 +1,108 @@
+"""A program gone through once for what is known of its run, and the trainers that it makes."""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from functools import lru_cache
+from typing import Any
+
+from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.asking import SHELLS
+from memplan.frameworks.base import Draft
+from memplan.frameworks.documents import Document
+from memplan.frameworks.programs import calls as python_calls
+from memplan.frameworks.programs.files import Files
+from memplan.frameworks.programs.run import Known, Run
+from memplan.frameworks.programs.text import program_of
+from memplan.frameworks.programs.values import Thing
+from memplan.gpus import find_gpu
+
+MAKES = re.compile(r"Trainer\(")
+
+
+def known_of(draft: Draft) -> Known:
+    """What the options say of the card and of the GPUs."""
+    gpus = draft.options.get("num_gpus")
+    capability, memory = _card(draft.options.get("gpu"))
+    return Known(capability >= (8, 0), capability, memory, int(gpus) if gpus else None)
+
+
+def _card(gpu: Any) -> tuple[tuple[int, int], int]:
+    """Compute capability of a card, an Ampere's where it is known by its size alone, and its bytes."""
+    try:
+        card = find_gpu(str(gpu)) if gpu else None
+    except MemplanError:
+        card = None
+    if card is None:
+        return (8, 0), 0
+    major, _, minor = card.architecture.partition(".")
+    known = major.isdigit() and minor.isdigit()
+    return (int(major), int(minor)) if known else (8, 0), card.memory_bytes
+
+
+def followed(document: Document, known: Known) -> Run:
+    """The program, gone through once. Raises InvalidJob."""
+    key = (repr((known.arguments, known.places)), known.words)
+    run = _cached(document.text, document.path, key, _Held(known))
+    if run.known == known:
+        return run
+    if run.asked_machine:
+        return _cached(
+            document.text,
+            document.path,
+            (*key, known.bf16, known.capability, known.memory, known.num_gpus),
+            _Held(known),
+        )
+    run = copy(run)
+    run.known = known
+    return run
+
+
+class _Held:
+    """What is known, which the key before it tells already."""
+
+    def __init__(self, known: Known) -> None:
+        self.known = known
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def forget() -> None:
+    """Programs are gone through anew: files beside them may have changed."""
+    _cached.cache_clear()
+
+
+@lru_cache(maxsize=8)
+def _cached(text: str, path: str, key: tuple[Any, ...], held: _Held) -> Run:
+    return _go(text, path, held.known)
+
+
+def _go(text: str, path: str, known: Known) -> Run:
+    """Once; and again past conditions that end it, where it makes no trainer before them."""
+    run = _gone(text, path, known)
+    if run.trainers or not MAKES.search(text):
+        return run
+    try:
+        again = _gone(text, path, known, hopeful=True)
+    except InvalidJob:
+        return run
+    return again if again.trainers else run
+
+
+def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
+    starter = next((place.path for place in known.places.values() if place.path.endswith(SHELLS)), "")
+    program, run = program_of(text, path), Run(known, python_calls, Files(path, starter))
+    run.hopeful = hopeful
+    run.program(program.parts or [part for _, part in program.written])
+    return run
+
+
+def trainings(run: Run) -> list[Thing]:
+    """The trainers that are started; all where none is started in this file."""
+    started = [each for each in run.trainers if "?trained" in each.values]
+    return started or run.trainers

@@ -1,0 +1,190 @@
+"""What a trainer of a program is given, as settings: keys, values and places, and values that only a run knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.frameworks.asking import LORA
+from memplan.frameworks.base import ASSUMED, Draft, Origin
+from memplan.frameworks.deciding import subject_of
+from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.hugging_face.arguments import FIELDS
+from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
+from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
+from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
+
+ASKS: Mapping[str, str] = {
+    "per_device_train_batch_size": "batch_size",
+    "model_name_or_path": "model",
+    "max_length": "sequence_length",
+    "max_seq_length": "sequence_length",
+    "optim": "optimizer",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "max_completion_length": "completion_length",
+    "max_prompt_length": "sequence_length",
+    "beta": "reference",
+    "attn_implementation": "attention",
+    "load_in_4bit": "quantization",
+    "load_in_8bit": "quantization",
+    "dtype": "precision",
+    "torch_dtype": "precision",
+    "bf16": "precision",
+    "fp16": "precision",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "deepspeed": "sharding",
+    "fsdp": "sharding",
+    "use_peft": "lora",
+    "lora_r": "lora",
+    "lora_target_modules": "lora",
+}
+"""A setting -> the job's key that an option gives in its place."""
+HINTS = {"lora": LORA, "precision": "add --precision, such as --precision bf16"}
+LARGEST: Mapping[str, Any] = {
+    **dict.fromkeys(
+        words(
+            """per_device_train_batch_size per_device_eval_batch_size max_length max_seq_length max_completion_length
+            max_prompt_length"""
+        ),
+        max,
+    ),
+    "gradient_checkpointing": min,
+}
+"""Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
+WITHOUT = words("num_generations eval_strategy evaluation_strategy temperature packing")
+"""Settings that decide little where they are not known."""
+ONLINE = words("max_prompt_length beta")
+"""Those that decide something where a policy generates, and little elsewhere."""
+MODEL_HARMLESS = words(
+    """device_map trust_remote_code cache_dir token use_auth_token revision low_cpu_mem_usage use_cache local_files_only
+    max_memory offload_folder force_download resume_download code_revision pad_token_id rope_scaling num_labels id2label
+    label2id return_dict offload_state_dict use_safetensors ignore_mismatched_sizes eos_token_id bos_token_id
+    pretraining_tp from_tf proxies output_loading_info variant subfolder state_dict tp_plan problem_type
+    fix_tokenizer random_state max_lora_rank fast_inference gpu_memory_utilization class model_max_length
+    vllm_sampling_params unsloth_force_compile use_exact_model_name offload_embedding whisper_language whisper_task
+    auto_model unsloth_tiled_mlp text_only remove_unused_columns unsloth_num_chunks_for_logps _commit_hash
+    disable_log_stats unsloth_vllm_standby float8_kv_cache config padding_side add_eos_token weights_only"""
+)
+"""Arguments of ``from_pretrained`` without effect on memory, or with one that is read elsewhere."""
+
+
+SEQ2SEQ = words("predict_with_generate generation_max_length generation_num_beams generation_config sortish_sampler")
+"""Of Seq2SeqTrainingArguments: what evaluation generates by (transformers 5.23 training_args_seq2seq.py)."""
+
+
+LIBRARY = FIELDS | HARMLESS | MARKS | {key for keys in METHOD_KEYS.values() for key in keys} | {*TRAINER, *ASKS}
+LIBRARY |= {key for row in METHODS.values() for key in row}
+"""Arguments of the libraries' own: what a program adds to them, it reads itself."""
+
+
+@dataclass
+class Gathered:
+    """Settings of one training on their way to a reader."""
+
+    path: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    open: list[tuple[str, Unknown, Place]] = field(default_factory=list)
+    """Settings whose values are not known."""
+    bounds: dict[str, str] = field(default_factory=dict)
+    """Job's keys whose value is the one of several that needs the most memory, and why."""
+
+    def add(self, key: str, value: Any, place: Place, over: bool = True) -> None:
+        """A setting; ``over``: in place of an earlier one."""
+        if (key in self.places and not over) or key in SEQ2SEQ:
+            return
+        self.values.pop(key, None)
+        self.open = [each for each in self.open if each[0] != key]
+        self.places[key] = place
+        if key == "model_name_or_path" and value in (None, ""):
+            value = Unknown("not in the text", place)
+        if key == "model_name_or_path":
+            value = self._of_hub(value)
+        if known(value):
+            self.values[key] = plain(value)
+        else:
+            shown = value if isinstance(value, Unknown) else Unknown(described(value), place, (), root_of(value))
+            self.open.append((key, shown, place))
+
+    def _of_hub(self, value: Any) -> Any:
+        """Of a folder that is not here and a name of the Hub, as a program falls back on it, the name."""
+        names = value.either if isinstance(value, Unknown) else ()
+        if not all(isinstance(each, str) for each in names):
+            return value
+        hub = [each for each in names if not is_folder(each)]
+        if len(set(hub)) != 1 or len(hub) == len(names) or any(os.path.exists(each) for each in names):
+            return value
+        self.bounds["model"] = f"{value.place}: {verb(value)}: the folder is not here"
+        return hub[0]
+
+    def drop(self, key: str) -> None:
+        """Take a setting out, which is read elsewhere."""
+        self.values.pop(key, None)
+        self.open = [each for each in self.open if each[0] != key]
+
+    def settings(self) -> Settings:
+        """As a reader takes them."""
+        lines = {key: place.line for key, place in self.places.items()}
+        paths = {key: place.path for key, place in self.places.items() if place.path != self.path}
+        return Settings(self.path, self.values, lines, paths=paths)
+
+    def where(self, key: str) -> str:
+        """Place of a setting."""
+        return str(self.places[key]) if key in self.places else self.path
+
+    def ask(self, draft: Draft, online: bool) -> None:
+        """Ask for what is not known, by the job's key. ``online``: whether a policy generates."""
+        asked: set[str] = set()
+        for key, unknown, place in self.open:
+            if (key in ONLINE and not online) or self._bounded(key, unknown, place):
+                continue
+            job_key, what = ASKS.get(key, ""), f"{key} {verb(unknown)}"
+            if key == "gradient_accumulation_steps":
+                draft.remarks.append(
+                    f"{place}: {what}: gradients are accumulated over 1 step, which memory hardly feels"
+                )
+            elif job_key and job_key not in asked:
+                asked.add(job_key)
+                draft.ask(job_key, str(place), what, HINTS.get(job_key, ""))
+            elif key == "model_init_kwargs":
+                draft.warn(key, str(place), f"its value {verb(unknown)}", "quantisation")
+            elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
+                draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
+
+    def _bounded(self, key: str, unknown: Unknown, place: Place) -> bool:
+        """Whether of several values the one that needs most is taken, which is said."""
+        kind = bool if key == "gradient_checkpointing" else int
+        if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
+            return False
+        self.values[key] = LARGEST[key](unknown.either)
+        several = " and ".join(dict.fromkeys(str(each).lower() for each in unknown.either))
+        self.bounds[ASKS[key]] = f"{place}: {key} {verb(unknown)}: of {several} what needs the most is counted"
+        return True
+
+    def mark(self, draft: Draft) -> None:
+        """That of several values one is assumed, once the reader has taken it."""
+        for key, why in self.bounds.items():
+            if key in draft.origins:
+                draft.origins[key] = Origin(ASSUMED, why)
+
+
+def described(value: Any) -> str:
+    """What stands where a plain value is wanted."""
+    if isinstance(value, Method):
+        return f".{value.name} of something that the text does not hold"
+    if isinstance(value, Ref):
+        return f"{value.name}, which is not in this file"
+    if isinstance(value, Thing) and value.last == "Path":
+        return described(value.values.get("*0"))
+    if isinstance(value, (list, tuple, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((described(each) for each in inner if not known(each)), "not known")
+    return value.text if isinstance(value, Unknown) else "made by the program"
+
+
+def verb(unknown: Unknown) -> str:
+    """'is x.y', 'depends on n > 1'."""
+    return unknown.why if unknown.text.startswith("depends on ") else f"is {unknown.why}"

@@ -1,0 +1,56 @@
+"""Commands that start a program which lies beside them: ``torchrun train.py --lr 1`` is train.py under options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from memplan.errors import MemplanError
+from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.following import found_at, open_reference, program_at
+from memplan.frameworks.hugging_face.dialect_scripts import script_of
+from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.programs.follow import followed, trainings
+from memplan.frameworks.programs.models import things
+from memplan.frameworks.programs.run import Known
+from memplan.frameworks.programs.values import Place, Thing
+
+
+class Started(NamedTuple):
+    """A program that a command starts."""
+
+    launch: Launch
+    document: Document
+    known: Known
+
+
+def started(document: Document, known: Known | None = None) -> Started | None:
+    """The first program of a script that lies here and builds its training from what is known; None without one."""
+    for launch in launches(document):
+        path = program_at(document.path, launch.program)
+        if not path or script_of(launch.arguments(), launch.program) or found_at(document.path, path) is None:
+            continue
+        try:
+            program = open_reference(Settings(document.path, {}), "program", path)
+            under = with_options(launch, known or Known())
+            found = trainings(followed(program, under))
+        except MemplanError:
+            continue
+        if len(found) == 1 and _is_plain(found[0]):
+            return Started(launch, program, under)
+    return None
+
+
+def with_options(launch: Launch, known: Known) -> Known:
+    """What is known, with the command's options over the program's defaults."""
+    arguments = launch.arguments()
+    places = {key: Place(launch.path, line) for key, line in arguments.lines.items()}
+    return replace(known, arguments=arguments.values, places=places, words=launch.words)
+
+
+def _is_plain(trainer: Thing) -> bool:
+    """Whether a trainer has a library's model, and arguments that the program makes: more than a dialect tells."""
+    model = trainer.values.get("model", trainer.values.get("*0"))
+    found = things(model)
+    known = isinstance(model, str) or (bool(found) and "." not in str(found[0].values["class"]))
+    return known and isinstance(trainer.values.get("args"), Thing)

@@ -1,0 +1,263 @@
+"""The model that a trainer is given: its name, how it is loaded, what is checkpointed and frozen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks import processes
+from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.documents import words
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.programs.adapters import put_adapters, put_upcast
+from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
+from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
+from memplan.frameworks.programs.quantised import put_quantisation
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.unsloth import put_unsloth
+from memplan.frameworks.programs.values import OPTION, Ref, Thing, Unknown, plain, truth
+
+HEADS = re.compile(r"MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentation")
+"""Classes whose head or input is not a language model's."""
+SMALL = re.compile(r"SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice")
+"""Classes whose head is smaller than a language model's."""
+
+
+VISION = re.compile(r"Vision|ImageTextToText|VL|Llava|PaliGemma|Idefics|Mllama|Multimodal")
+
+
+def loaded_by_trainer(model: Any, trainer: Thing, arguments: Any, gathered: Gathered) -> Any:
+    """A model that TRL loads by its name, with ``model_init_kwargs``: in float32 where these say nothing else."""
+    holders = [each for each in (trainer, arguments) if isinstance(each, Thing) and "model_init_kwargs" in each.values]
+    kwargs = holders[0].values["model_init_kwargs"] if holders else None
+    if not isinstance(model, str) or not isinstance(kwargs, dict):
+        return model
+    gathered.drop("model_init_kwargs")
+    place = holders[0].places.get("model_init_kwargs", trainer.place)
+    said = {"dtype": "float32"} if kwargs.get("dtype") is None and kwargs.get("torch_dtype") is None else {}
+    values = {**said, **kwargs, "class": "AutoModelForCausalLM", "model_name_or_path": model}
+    return Thing("model", place, values, dict.fromkeys(values, place))
+
+
+def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
+    """Everything that the program says of the model into settings, and into the draft where no setting has a name for
+    it. ``old``: transformers 4, which loads fp32 where nothing is said.
+    """
+    place = trainer.places.get("model", trainer.place)
+    found = things(model)
+    if isinstance(model, str):
+        gathered.add("model_name_or_path", model, place)
+    elif not found:
+        _unknown(model, trainer, gathered, draft)
+    elif isinstance(model, Unknown) and any(each is not None and each not in found for each in model.either):
+        draft.warn("model", str(place), f"the trainer's model {verb(model)}: one of several is counted", "model")
+    thing = found[0] if found else None
+    if thing is not None:
+        _loading(thing, trainer, gathered, run, draft, old)
+    quantised = put_quantisation(thing, gathered, draft)
+    config = trainer.values.get("peft_config") or (thing.values.get("peft_config") if thing else None)
+    if thing is not None:
+        config = _started(config, thing, draft)
+    put_adapters(config, trainer, thing, gathered, draft)
+    if thing is None:
+        return
+    _checkpointing(thing, trainer, gathered, draft)
+    _images(thing, trainer, gathered, draft)
+    if quantised and ("lora" in draft.values or config is not None):
+        put_upcast(thing, trainer, draft)
+    if config is None:
+        _frozen(thing, draft)
+    if "adapter" in thing.values:
+        draft.ask(
+            "lora",
+            str(thing.places["adapter"]),
+            "adapters are loaded, whose rank the text does not hold",
+            HINTS["lora"],
+        )
+    if thing.values["class"] in UNSLOTH:
+        standby = str(run.globals.names.get("os.environ.UNSLOTH_VLLM_STANDBY")) == "1"
+        put_unsloth(thing, trainer, config, gathered, draft, standby)
+
+
+def _started(config: Any, thing: Thing, draft: Draft) -> Any:
+    """Of adapters that are made, or loaded where a run is resumed, those that are made."""
+    resumed = thing.values.get("adapter")
+    made = [each for each in config.either if each is not None] if isinstance(config, Unknown) else []
+    if not (isinstance(resumed, Unknown) and len(made) == 1):
+        return config
+    del thing.values["adapter"]
+    draft.remarks.append(f"{thing.places['adapter']}: adapters of a run that is resumed are taken for those it makes")
+    return made[0]
+
+
+def _unknown(model: Any, trainer: Thing, gathered: Gathered, draft: Draft) -> None:
+    """A model that is made where nobody reads."""
+    place = trainer.places.get("model", trainer.place)
+    either = model.either if isinstance(model, Unknown) else ()
+    if either and all(isinstance(each, str) for each in either):
+        gathered.add("model_name_or_path", model, place)
+        return
+    if isinstance(model, Unknown) and model.text.startswith(OPTION):  # a word of its command: TRL loads what it names
+        gathered.add("model_name_or_path", model, place)
+        return
+    own = isinstance(model, Thing) and model.own is not None
+    text = (
+        f"an object of {model.own.node.name}, the program's own" if own else getattr(model, "text", "not in the text")
+    )
+    gathered.add("model_name_or_path", Unknown(text, place), place)
+    what = f"the trainer's model is {text}"
+    if "peft_config" not in trainer.values:
+        draft.ask("lora", str(place), what, f"{HINTS['lora']}, or --no-lora")
+    draft.ask("quantization", str(place), what)
+    draft.ask("precision", str(place), what, HINTS["precision"])
+
+
+def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
+    values, unsloth = thing.values, thing.values["class"] in UNSLOTH
+    name, arguments = values["model_name_or_path"], trainer.values.get("args")
+    if name == PLACEHOLDER and isinstance(arguments, Thing) and arguments.values.get("?command") is False:
+        name = Unknown("the option --model_name_or_path of its command", thing.places["model_name_or_path"])
+    gathered.add("model_name_or_path", name, thing.places["model_name_or_path"])
+    for key in ("_attn_implementation", "attn_implementation", "use_flash_attention_2"):
+        if values.get(key) is not None:
+            gathered.add(key.lstrip("_"), values[key], thing.places[key])
+    dtype = next((key for key in ("dtype", "torch_dtype", "cast") if values.get(key) is not None), "")
+    if dtype:
+        gathered.add("dtype", values[dtype], thing.places[dtype])
+    elif unsloth:
+        gathered.add("dtype", "bfloat16" if run.known.bf16 else "float16", thing.place)
+        for key, on in (("bf16", run.known.bf16), ("fp16", not run.known.bf16)):
+            gathered.add(key, on, thing.place, over=False)
+    else:
+        gathered.add("dtype", "float32" if old and not _asks_quantised(thing) else "auto", thing.place)
+    _class(thing, trainer, draft)
+    for key in values:
+        if key not in READ and key not in MODEL_HARMLESS and key[:1] not in "*?" and truth(values[key]) is not False:
+            draft.warn(key, str(thing.places[key]))
+    if values.get("**") is not None:
+        draft.warn("**", str(thing.places.get("**", thing.place)), "more arguments than the text holds", "quantisation")
+    if (
+        plain(values.get("device_map")) in ("auto", "balanced", "sequential")
+        and int(draft.options.get("num_gpus") or 1) > 1
+    ):
+        uneven = values["device_map"] == "sequential" or values.get("max_memory") or trainer.values.get("ref_model")
+        uneven = uneven or isinstance(run.globals.names.get("os.environ.CUDA_VISIBLE_DEVICES"), str)
+        why = processes.SPREAD.replace("evenly ", "") if uneven else processes.SPREAD
+        processes.divided(draft, "device_map", str(thing.places["device_map"]), why)
+
+
+PLACEHOLDER = "facebook/opt-125m"
+"""The default of Alpaca's ModelArguments, and of all that was copied from them: nobody trains it."""
+READ = frozenset(
+    [
+        "model_name_or_path",
+        "attn_implementation",
+        "_attn_implementation",
+        "use_flash_attention_2",
+        "dtype",
+        "torch_dtype",
+        "cast",
+        "quantization_config",
+        "load_in_4bit",
+        "load_in_8bit",
+        "load_in_16bit",
+        "load_in_fp8",
+        "full_finetuning",
+        "max_seq_length",
+        "peft_config",
+        "prepared",
+        "checkpointing",
+        "bnb_4bit_compute_dtype",
+        "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant",
+        "bnb_4bit_quant_storage",
+        "generation_config",
+        "checkpointing_kwargs",
+        "frozen",
+        "partly_frozen",
+        "adapter",
+        "compile",
+        "use_gradient_checkpointing",
+        "is_parallelizable",
+        "model_parallel",
+        "train",
+    ]
+)
+"""Arguments and changes of a model that are read."""
+
+
+def _asks_quantised(thing: Thing) -> bool:
+    return any(thing.values.get(key) for key in ("quantization_config", "load_in_4bit", "load_in_8bit"))
+
+
+def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
+    said = thing.values["class"]
+    name = str(next(iter(said.either), "its class") if isinstance(said, Unknown) else said)
+    method = TRAINERS[trainer.last]
+    if "." in name or not re.search(r"Model|For|LMHead|Unsloth", name):
+        draft.warn(
+            "model", str(thing.place), f"{name} is a class of the project's own, counted as its checkpoint's", "model"
+        )
+    auto = thing.values.get("auto_model")
+    full = f"{name} {auto.last if isinstance(auto, Ref) else ''}"
+    if head := HEADS.search(full):
+        hint = "memplan counts language models, their rewards and their preferences"
+        raise NotKnown(f"{thing.place}: a head for {head.group()} is not modelled", hint)
+    small = SMALL.search(full)
+    if small and not (method == "reward" or ("SequenceClassification" in name and method == "ppo")):
+        why = f"a head for {small.group()} is counted as no less than the language model's and its loss"
+        draft.bound("model", str(thing.place), why, "method")
+        draft.finishers["head"] = _without_head
+    if thing.values.get("compile"):
+        draft.put("compile", True, Origin(FILE, f"{thing.places['compile']}: torch.compile"))
+
+
+HEADS_OF_CLASSES = words("score classifier classification_head qa_outputs")
+
+
+def _without_head(draft: Draft) -> None:
+    """A head for classes among the modules that are trained whole is counted as the language model's."""
+    lora = draft.values.get("lora")
+    if isinstance(lora, dict) and lora.get("modules_to_save"):
+        lora["modules_to_save"] = [name for name in lora["modules_to_save"] if name not in HEADS_OF_CLASSES]
+
+
+def _images(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> None:
+    """Rows that the trainer does not cut, of images and text: as long as the data makes them."""
+    name, kwargs = str(thing.values["class"]), gathered.values.get("dataset_kwargs")
+    uncut = isinstance(kwargs, Mapping) and bool(kwargs.get("skip_prepare_dataset")) and name not in UNSLOTH
+    sees = VISION.search(name) is not None
+    unsaid = not any(key in gathered.places for key in ("max_length", "max_seq_length", "max_prompt_length"))
+    if uncut or (sees and unsaid and name not in UNSLOTH):
+        draft.ask(
+            "sequence_length", str(trainer.place), "no argument cuts the data, images among it: it is as long as it is"
+        )
+    if sees and "images" not in draft.given:
+        draft.remarks.append(f"{thing.place}: what the vision tower makes of images is not counted: add --images")
+
+
+def _checkpointing(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> None:
+    """Checkpointing that the program turns on at the model, whatever the arguments say."""
+    prepared, on, place = (
+        thing.values.get("prepared"),
+        thing.values.get("checkpointing"),
+        thing.places.get("checkpointing"),
+    )
+    kwargs = thing.values.get("checkpointing_kwargs")
+    if isinstance(prepared, Thing) and on is None:
+        on, place = prepared.values.get("use_gradient_checkpointing", prepared.values.get("*1", True)), prepared.place
+        kwargs = prepared.values.get("gradient_checkpointing_kwargs", kwargs)
+    if on is not None and on is not False and place is not None:
+        gathered.add("gradient_checkpointing", on, place)
+        if isinstance(kwargs, dict):
+            gathered.add("gradient_checkpointing_kwargs", kwargs, place, over=False)
+
+
+def _frozen(thing: Thing, draft: Draft) -> None:
+    """Parameters that the program freezes itself, without adapters."""
+    for key in ("partly_frozen", "frozen"):
+        if key in thing.values:
+            why = "which parameters are trained is not followed: all are counted"
+            draft.bound("requires_grad", str(thing.places[key]), why, "freezing")
+            return

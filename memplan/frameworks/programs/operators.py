@@ -1,0 +1,99 @@
+"""Operators that are worked out, on values that stay small; parts of paths; an expression as it is written."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import posixpath
+from collections.abc import Callable
+from typing import Any
+
+from memplan.frameworks.programs.values import MAX_TEXT, Thing
+
+MAX_ITEMS = 400
+
+"""Elements of a list or a mapping that is looked into."""
+
+MAX_NUMBER = 10**18
+
+OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitOr: operator.or_,
+}
+
+COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
+}
+
+
+def path_of(path: Thing, text: str) -> Thing:
+    """Another path."""
+    return Thing(path.name, path.place, {"*0": text})
+
+
+PATHS: dict[str, Callable[[Thing], Any]] = {
+    "parent": lambda path: path_of(path, posixpath.dirname(path.values["*0"]) or "."),
+    "parents": lambda path: [path_of(path, posixpath.normpath(f"{path.values['*0']}/..{'/..' * n}")) for n in range(6)],
+    "name": lambda path: posixpath.basename(path.values["*0"]),
+}
+
+"""Attributes of a path."""
+
+
+def are_pairs(value: Any) -> bool:
+    """Whether it is a list of pairs."""
+    return isinstance(value, list) and all(isinstance(each, tuple) and len(each) == 2 for each in value)
+
+
+def small(value: Any) -> bool:
+    """Whether a value is small enough to be worked with."""
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    if isinstance(value, (list, dict)):
+        return len(value) <= MAX_ITEMS
+    return isinstance(value, (int, float)) and abs(value) < MAX_NUMBER
+
+
+def tame(op: ast.AST, left: Any, right: Any) -> bool:
+    """Whether a power or a product stays small."""
+    if isinstance(op, ast.Pow):
+        return (
+            isinstance(left, (int, float)) and isinstance(right, (int, float)) and abs(right) <= 30 >= abs(left) / 1e3
+        )
+    return all(isinstance(each, (int, float)) for each in (left, right)) or (
+        isinstance(left, str) and isinstance(right, int) and len(left) * right <= MAX_TEXT
+    )
+
+
+def written(node: ast.AST) -> str:
+    """An expression as it is written, in short; worked out once."""
+    found: str | None = getattr(node, "memplan_written", None)
+    if found is None:
+        found = _written(node)
+        node.memplan_written = found  # type: ignore[attr-defined]
+    return found
+
+
+def _written(node: ast.AST) -> str:
+    if len(getattr(node, "elts", ())) > 20 or len(getattr(node, "keys", ())) > 20:
+        return f"a {type(node).__name__.lower()}"
+    if getattr(node, "end_lineno", 0) != getattr(node, "lineno", 0) and not isinstance(node, (ast.Call, ast.IfExp)):
+        return f"an expression of several lines ({type(node).__name__})"
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except (RecursionError, ValueError):
+        return "an expression"
+    return text if len(text) <= 60 else f"{text[:57]}..."

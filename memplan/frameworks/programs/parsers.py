@@ -1,0 +1,144 @@
+"""Parsers of a program's options: argparse, click and Hugging Face's, with the values where nobody gives any."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.paths import FILES
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import (
+    Class,
+    Function,
+    Place,
+    Ref,
+    Thing,
+    is_open,
+    plain,
+    truth,
+    unknown_option,
+)
+
+NOWHERE: Mapping[str, Place] = MappingProxyType({})
+
+
+def options(run: Run, callee: Function) -> dict[str, Any]:
+    """Defaults that decorators give: ``@click.option("--lora-r", default=8)``."""
+    found: dict[str, Any] = {}
+    for each in callee.node.decorator_list:
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "option":
+            flags = [flag.value for flag in each.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
+            value = next((word.value for word in each.keywords if word.arg == "default"), None)
+            name = next((flag for flag in flags if not flag.startswith("-")), flags[-1] if flags else "")
+            if value is not None:
+                found[name.lstrip("-").replace("-", "_")] = run.evaluate(value, callee.frame)
+    return found
+
+
+PARSERS = ("ArgumentParser", "ArgParser", "HfArgumentParser", "TrlParser", "H4ArgumentParser")
+
+
+def _argument(call: Call) -> None:
+    """``parser.add_argument("--lora_r", default=8)``."""
+    flags = [each for each in call.args if isinstance(each, str)]
+    name = call.named.get("dest") or next((each for each in flags if each.startswith("--")), flags[0] if flags else "")
+    name = str(name).lstrip("-").replace("-", "_")
+    arguments, action = call.run.known.arguments, plain(call.named.get("action"))
+    value = call.named.get("default")
+    if "default" not in call.named and action in ("store_true", "store_false"):
+        value = action == "store_false"
+    elif "default" not in call.named and (truth(call.named.get("required")) or not flags[:1] or flags[0][:1] != "-"):
+        value = unknown_option(name, call.place)
+    where = call.run.known.places.get(name, call.places.get("default", call.place))
+    value, type_ = arguments.get(name, value), call.named.get("type")
+    if isinstance(type_, Ref) and type_.last == "Path" and isinstance(value, str):
+        value = Thing("pathlib.Path", where, {"*0": value})
+    call.owner.set(name, value, where)
+
+
+def _arguments_of(call: Call) -> Thing:
+    return Thing("arguments", call.place, dict(call.owner.values), dict(call.owner.places))
+
+
+def _of_file(call: Call) -> Any:
+    """``parser.parse_yaml_file(args.config)``: one of each, as the file fills it."""
+    name = FILES["str"](call._replace(args=[*call.args, *call.named.values()][:1]))
+    if not isinstance(name, str):
+        return _instances(call)
+    found = call.run.files.data(name)
+    if found is None:  # what it says nobody knows
+        return _instances(call, {})
+    values = found.settings.values
+    return _instances(call, values, {key: Place(found.path, found.settings.lines.get(key, 1)) for key in values})
+
+
+def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[str, Place] = NOWHERE) -> Any:
+    """``HfArgumentParser((ModelArguments, TrainingArguments))``: one of each, as the command fills it, or ``given``."""
+    known_places = call.run.known.places if given is None else at
+    classes = call.owner.values.get("*0", call.owner.values.get("dataclass_types"))
+    several = list(classes) if isinstance(classes, (list, tuple)) and not isinstance(classes, Ref) else [classes]
+    left, run = dict(call.run.known.arguments if given is None else given), call.run
+    taken = {name for each in several if isinstance(each, Class) for name in each.all_fields() if name in left}
+    found: list[Any] = []
+    for each in several:
+        mine = {name: left[name] for name in left if not isinstance(each, Class) or name in each.all_fields() or (
+            each.root is not None and name not in taken)}  # fmt: skip
+        places = {name: known_places[name] for name in mine if name in known_places}
+        if isinstance(each, Class):
+            made = run.made(each, [], mine, places, call.place)
+            made.values["?command"] = bool(left)
+            for name in [name for name in each.all_fields() if name not in mine and is_open(made.values[name])]:
+                made.values[name] = unknown_option(name, made.places[name])
+            found.append(made)
+        else:
+            rest = {name: value for name, value in mine.items() if name not in taken}
+            name = each.name if isinstance(each, Ref) else "arguments"
+            unsaid = UNSAID if name.endswith("ModelConfig") and left and "config" not in left else {}
+            filled = {**unsaid, **rest, "?command": bool(left)}
+            found.append(Thing(name, call.place, filled, places) if isinstance(each, Ref) else call.unknown())
+    return tuple(found)
+
+
+UNSAID = {
+    "attn_implementation": None, "load_in_4bit": False, "load_in_8bit": False, "use_peft": False,
+    "trust_remote_code": False, "model_revision": "main",
+}  # fmt: skip
+"""Defaults of TRL's ModelConfig that no version changed (model_config.py, 0.9 to 1.16)."""
+
+
+def _of_config(call: Call) -> Any:
+    """``TrlParser.parse_args_and_config()``: the command's options over what the file of its ``--config`` says."""
+    given, places = call.run.known.arguments, call.run.known.places
+    name = given.get("config")
+    found = call.run.files.data(name) if isinstance(name, str) else None
+    if found is None:
+        return _instances(call)
+    values = {key: value for key, value in found.settings.values.items() if key != "env"}
+    at = {key: Place(found.path, found.settings.lines.get(key, 1)) for key in values}
+    options = {key: value for key, value in given.items() if key != "config"}
+    return _instances(call, {**values, **options}, {**at, **{key: places[key] for key in options if key in places}})
+
+
+def _one_of(call: Call) -> Any:
+    return _instances(call) if call.owner.last not in ("ArgumentParser", "ArgParser") else _arguments_of(call)
+
+
+PARSER: Mapping[str, Callable[[Call], Any]] = {
+    "add_argument": _argument,
+    "add_argument_group": lambda call: call.owner,
+    "add_mutually_exclusive_group": lambda call: call.owner,
+    "set_defaults": lambda call: [call.owner.set(key, value, call.place) for key, value in call.named.items()] and None,
+    "parse_args": _one_of,
+    "parse_known_args": lambda call: (_one_of(call), []),
+    "parse_args_into_dataclasses": lambda call: (
+        (*_instances(call), []) if call.named.get("return_remaining_strings") else _instances(call)
+    ),
+    "parse_args_and_config": _of_config,
+    "parse_yaml_file": _of_file,
+    "parse_json_file": _of_file,
+    "parse_yaml_and_args": _instances,
+    "parse": lambda call: _instances(call)[0] if len(_instances(call)) == 1 else _instances(call),
+}

@@ -1,0 +1,87 @@
+"""Calls about paths and files: what they come to as text, and configs that lie beside a program."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.values import Thing, is_plain, plain
+
+
+def _text(call: Call) -> Any:
+    value = call.get(0, "object")
+    if isinstance(value, Thing) and value.last in ("Path", "PurePath"):
+        value = value.values.get("*0")
+    return str(plain(value)) if is_plain(plain(value)) else call.unknown()
+
+
+def _folder(call: Call) -> Any:
+    value = _text(call)
+    return posixpath.dirname(value) or "." if isinstance(value, str) else value
+
+
+def _path(call: Call) -> Any:
+    parts = [_text(call._replace(args=[each])) for each in call.args]
+    return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
+
+
+def _made_path(call: Call) -> Any:
+    """``Path("a", b)``: one path, whatever it is made of."""
+    text = _path(call)
+    return call._replace(args=[text], named={}).thing("pathlib.Path")
+
+
+def _file(call: Call) -> Any:
+    """``open(path)``, ``Path(path).open()``: a file whose path the text holds."""
+    name = _text(call)
+    return Thing("file", call.place, {"path": name}) if isinstance(name, str) else call.unknown()
+
+
+def _loaded(call: Call) -> Any:
+    """``yaml.safe_load(open("config.yaml"))``: what the config holds, where it lies beside the program."""
+    source = call.get(0, "stream", call.get(0, "fp"))
+    name = source.values.get("path", source.values.get("*0")) if isinstance(source, Thing) else source
+    document = call.run.files.data(name) if isinstance(name, str) else None
+    return dict(document.settings.values) if document is not None else call.unknown()
+
+
+def _exists(call: Call) -> Any:
+    """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
+    name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
+    return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+
+
+FILES: Mapping[str, Callable[[Call], Any]] = {
+    "os.path.join": _path,
+    **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
+    "os.path.dirname": _folder,
+    "os.path.realpath": _text,
+    **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),
+    "os.path.expanduser": _text,
+    "os.path.abspath": _text,
+    "str": _text,
+    "open": _file,
+    **dict.fromkeys(
+        (
+            "yaml.safe_load",
+            "yaml.load",
+            "yaml.full_load",
+            "json.load",
+            "json.loads",
+            "OmegaConf.load",
+            "omegaconf.OmegaConf.load",
+            "toml.load",
+            "tomllib.load",
+        ),
+        _loaded,
+    ),
+}
+
+
+OF_PATHS: Mapping[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("exists", "is_file"), _exists),
+    **dict.fromkeys(("expanduser", "resolve", "absolute", "as_posix"), lambda call: call.owner),
+    **dict.fromkeys(("open", "read_text", "read"), lambda call: call.owner),
+}

@@ -1,0 +1,97 @@
+"""How a program stores the weights that it does not train: bitsandbytes, GPTQ, AWQ, HQQ, or by a checkpoint's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
+from memplan.frameworks.programs.gathered import Gathered
+from memplan.frameworks.programs.models import UNSLOTH
+from memplan.frameworks.programs.values import Place, Thing, Unknown, known
+
+NAMED: tuple[tuple[str, str], ...] = (("bnb-4bit", "nf4-double"), ("gptq", "gptq-4bit"), ("awq", "awq-4bit"))
+"""What a checkpoint's name says of how it is stored."""
+WHOLE = re.compile(r"(?i)-(unsloth-)?bnb-4bit$")
+"""What Unsloth takes off a name where ``load_in_4bit`` is false (unsloth/models/loader_utils.py, get_model_name)."""
+
+
+def put_quantisation(thing: Thing | None, gathered: Gathered, draft: Draft) -> str:
+    """How the base is stored, into the draft; empty for not at all, or where it is asked for."""
+    if thing is None:
+        return ""
+    values = thing.values
+    for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
+        value = values.get(key)
+        if value is None or value is False:
+            continue
+        if not (value is True or isinstance(value, (Thing, dict))):
+            what = f"{key} is {value.text}" if isinstance(value, Unknown) else f"{key} is made elsewhere"
+            draft.ask("quantization", str(thing.places[key]), what)
+            return ""
+        said = {name: each for name, each in values.items() if name.startswith("bnb_4bit_")}
+        given = {"load_in_4bit": True, **said} if key == "load_in_4bit" and said else value
+        kind = _scheme(key, given, values["class"] in UNSLOTH, draft, thing.places[key])
+        if kind:
+            draft.put("quantization", kind, Origin(FILE, f"{thing.places[key]}: {key}"))
+        return kind
+    return _by_default(thing, gathered, draft)
+
+
+def _by_default(thing: Thing, gathered: Gathered, draft: Draft) -> str:
+    """Unsloth loads 4 bits where nothing is said; a checkpoint's name may say how it is stored."""
+    name, values = str(gathered.values.get("model_name_or_path", "")).lower(), thing.values
+    others = ("load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning", "load_in_fp8")
+    if values["class"] in UNSLOTH and not any(values.get(key) is not None for key in others):
+        draft.put("quantization", "nf4-double", Origin(DEFAULT, "Unsloth: load_in_4bit true"))
+        return "nf4-double"
+    if values["class"] in UNSLOTH and WHOLE.search(name):  # 4 bits are refused: Unsloth loads the model it was made of
+        whole = WHOLE.sub("", str(gathered.values["model_name_or_path"]))
+        gathered.add("model_name_or_path", whole, thing.places["model_name_or_path"])
+        return ""
+    kind = next((scheme for word, scheme in NAMED if word in name), "")
+    if kind:
+        draft.put("quantization", kind, Origin(FILE, f"{thing.places['model_name_or_path']}: the checkpoint's name"))
+    return kind
+
+
+def _scheme(key: str, value: Any, unsloth: bool, draft: Draft, place: Place) -> str:
+    """The job's word for a quantisation."""
+    if key == "load_in_8bit":
+        return "int8"
+    if key == "load_in_4bit" and value is True:
+        return "nf4-double" if unsloth else "fp4"  # BitsAndBytesConfig's own default
+    values = value.values if isinstance(value, Thing) else value
+    name = value.last if isinstance(value, Thing) else "BitsAndBytesConfig"
+    if name == "BitsAndBytesConfig":
+        return _bits(values, draft, place)
+    if name == "Mxfp4Config" and values.get("dequantize") is True:
+        return ""
+    bits = values.get("bits", values.get("nbits", values.get("*0", 4)))
+    found = {"GPTQConfig": "gptq-4bit", "AwqConfig": "awq-4bit", "HqqConfig": "hqq-4bit"}.get(name, "")
+    if not found or bits != 4:
+        draft.warn(
+            "quantization_config",
+            str(place),
+            f"{name} is not modelled with these bits" if found else f"{name} is not read",
+            "quantisation",
+        )
+        return ""
+    return found
+
+
+def _bits(values: Mapping[str, Any], draft: Draft, place: Place) -> str:
+    """BitsAndBytesConfig: load_in_8bit, load_in_4bit, bnb_4bit_quant_type (fp4), bnb_4bit_use_double_quant."""
+    words = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    unclear = next((each for each in words if not known(values.get(each)) or "**" in values), "")
+    if unclear:
+        text = getattr(values.get(unclear), "text", "made elsewhere")
+        draft.ask("quantization", str(place), f"{unclear} is {text}")
+        return ""
+    if values.get("load_in_8bit", values.get("*0")):
+        return "int8"
+    if not values.get("load_in_4bit", values.get("*1")):
+        return ""
+    kind = str(values.get("bnb_4bit_quant_type") or "fp4").lower()
+    return "nf4-double" if kind == "nf4" and values.get("bnb_4bit_use_double_quant") else kind

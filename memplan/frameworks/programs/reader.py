@@ -1,0 +1,200 @@
+"""Programs and notebooks that build their training themselves, with TRL's, transformers' or Unsloth's classes.
+
+The program is gone through without being run (``python_run``); what its trainer is given goes to the readers of TRL's
+and transformers' arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from memplan.errors import InvalidJob, NoTraining
+from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, model_hint, started_by
+from memplan.frameworks.base import FILE, Draft, Framework, Origin
+from memplan.frameworks.documents import Document, document_of
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.programs.follow import followed, known_of, trainings
+from memplan.frameworks.programs.launch import started
+from memplan.frameworks.programs.lengths import put_length
+from memplan.frameworks.programs.models import TRAINERS
+from memplan.frameworks.programs.reading import read_training
+from memplan.frameworks.programs.run import Known, Run
+from memplan.frameworks.programs.text import Program, program_of
+from memplan.frameworks.programs.usage import mark_shown, read_shown, shown_command, wants_options
+from memplan.frameworks.programs.values import Thing
+from memplan.frameworks.starters import starter_of
+from memplan.frameworks.transformers import read_launcher
+from memplan.spec.reading import unanswered
+
+NO_MODEL = "add --model, or check the script that starts it"
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Every program: whether it trains is found when it is read. Of commands, one that starts a program here."""
+    if document.form == "shell":
+        found = started(document)
+        return (found.launch.program,) if found else ()
+    return ("a program",) if document.form == "python" else ()
+
+
+def read(document: Document, draft: Draft) -> None:
+    """The training that a program builds. Raises NoTraining where it builds none, InvalidJob for several."""
+    if document.form == "shell":
+        _read_started(document, draft)
+        return
+    _read_program(document, known_of(draft), draft)
+
+
+def _read_started(document: Document, draft: Draft) -> None:
+    found = started(document, known_of(draft))
+    if found is not None:
+        draft.followed.append(str(Path(found.document.path).resolve()))
+        _read_program(found.document, found.known, draft)
+        read_launcher(found.launch, draft)
+
+
+def _read_program(document: Document, known: Known, draft: Draft) -> None:
+    program = program_of(document.text, document.path)
+    run = followed(document, known)
+    found = _trainers(run, document)
+    shown = shown_command(document, known) if len(found) == 1 and not known.arguments else None
+    if shown is not None and wants_options(found[0]):
+        known, launch = shown
+        run = followed(document, known)
+        found = _trainers(run, document)
+        read_shown(launch, draft)
+        draft.finishers["shown"] = lambda draft: mark_shown(known, draft)
+    for place in program.faults:
+        draft.warn("cell", place, "is no Python that can be read", "method" if not found else "")
+    if not found:
+        _without_trainer(document, program, draft)
+    elif len(found) > 1:
+        first, second = found[:2]
+        problem = f"{second.place}: a second training, {second.last} (the first: {first.place})"
+        raise InvalidJob(problem, "put each training in a file of its own")
+    else:
+        _read_one(found[0], run, program, document, draft)
+
+
+def _trainers(run: Run, document: Document) -> list[Thing]:
+    return [each for each in trainings(run) if document.place in (0, _place_of(each))]
+
+
+def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
+    _put_gpus(run, draft)
+    read_training(trainer, run, dict(program.pins), document.path, draft)
+    draft.finishers["model"] = lambda draft: _need_model(draft, run, document)
+    draft.finishers["sharded"] = lambda draft: _need_sharding(run, draft)
+    draft.finishers["adapters"] = lambda draft: _need_adapters(str(trainer.place), draft)
+    draft.finishers["lengths"] = lambda draft: put_length(run, TRAINERS[trainer.last], draft)
+    if run.asked_card:
+        has = "is taken as there" if run.known.bf16 else "the card does not have"
+        draft.remarks.append(f"{document.path}: the program asks the card for bfloat16, which {has}")
+
+
+def parts(document: Document) -> tuple[Document, ...]:
+    """One document for each training of a program; for a notebook that trains by commands alone, one for each cell of
+    them; the document itself where it has one, or none.
+    """
+    try:
+        program = program_of(document.text, document.path)
+        found = trainings(followed(document, Known()))
+    except InvalidJob:
+        return (document,)
+    if len(found) > 1:
+        return tuple(replace(document, place=_place_of(each)) for each in found)
+    shells = () if found else program.shells
+    cells = [document_of(text, place, "shell") for place, text in shells]
+    return tuple(cell for cell in cells if cell.commands) or (document,)
+
+
+def _put_gpus(run: Run, draft: Draft) -> None:
+    """What the program itself says of its processes."""
+    said = run.globals.names.get("?num_processes")
+    if isinstance(said, tuple):
+        draft.put("num_gpus", said[0], Origin(FILE, f"{said[1]}: num_processes"))
+        return
+    devices = run.globals.names.get("os.environ.CUDA_VISIBLE_DEVICES")
+    if isinstance(devices, str) and devices.strip().isdigit():
+        draft.put("num_gpus", 1, Origin(FILE, f"{run.start}: CUDA_VISIBLE_DEVICES {devices}"))
+
+
+def _place_of(trainer: Thing) -> int:
+    """The line of a trainer; of a notebook its cell."""
+    cell = trainer.place.path.rpartition(", cell ")
+    return int(cell[2]) if cell[1] else trainer.place.line
+
+
+def _without_trainer(document: Document, program: Program, draft: Draft) -> None:
+    """A loop of the program's own is unclear; anything else trains nothing."""
+    if program.faults:
+        raise NotKnown(f"{program.faults[0]}: no Python that can be read", "name a notebook of Python 3")
+    other = next(_others(program), None)
+    if other is not None:
+        why = "is made where nothing is followed to" if other[1] in TRAINERS else "is a trainer that is not read"
+        raise NotKnown(f"{other[0]}: {other[1]} {why}", "write its job in memplan's keys")
+    loop = next(_loops(program), None)
+    if loop is None:
+        raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
+    raise NotKnown(
+        f"{loop}: a training loop of the program's own, which is not read", "write its job in memplan's keys"
+    )
+
+
+def _need_sharding(run: Run, draft: Draft) -> None:
+    """A program that speaks to DeepSpeed runs under it; how, its launcher says."""
+    if run.sharded and not {"sharding", "zero_stage"} & {*draft.values, *draft.given}:
+        draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
+
+
+def _need_adapters(where: str, draft: Draft) -> None:
+    """Quantised weights are trained by adapters: where the text makes none, they come with a model of one's own."""
+    said = {*draft.values, *draft.given, *(each.asks for each in draft.unread)}
+    quantised = draft.values.get("quantization", "none") != "none"
+    if quantised and "lora" not in said and is_folder(str(draft.values.get("model", "./"))):
+        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained", LORA)
+
+
+def _need_model(draft: Draft, run: Run, document: Document) -> None:
+    """Raises NotKnown where nothing says which model is trained."""
+    if not run.known.words and any(OF_COMMAND.search(each.why) for each in draft.unread if each.asks):
+        starter = starter_of(document.path)
+        draft.unread[:] = started_by(starter, draft.unread) if starter else draft.unread
+    if not {"model", "total_params"} & {*draft.values, *draft.given}:
+        asked = next((each for each in draft.unread if each.asks == "model"), None)
+        others = ", ".join(dict.fromkeys(each.asks for each in draft.unread if each.asks not in ("model", "")))
+        if asked and (run.uncalled or ", a parameter of " in asked.why):
+            raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", "check the program that calls it")
+        text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
+        hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else NO_MODEL
+        hint = model_hint(unanswered(draft.unread, draft.options), hint)
+        raise NotKnown(f"{text}{f'; nor {others}' if others else ''}", hint)
+
+
+def _others(program: Program) -> Iterator[tuple[str, str]]:
+    """Trainers that a program makes, known or not."""
+    for part in program.parts:
+        for node in ast.walk(part.tree):
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if name.endswith("Trainer"):
+                yield f"{part.path}, line {getattr(node, 'lineno', 1)}", name
+
+
+def _loops(program: Program) -> Iterator[str]:
+    """Where gradients are made, but in the steps of a trainer that the file defines and leaves to others."""
+    for part in program.parts:
+        classes = [node for node in ast.walk(part.tree) if isinstance(node, ast.ClassDef)]
+        trainers = [node for node in classes if any(ast.unparse(base).endswith("Trainer") for base in node.bases)]
+        steps = {id(node) for each in trainers for node in ast.walk(each)}
+        for node in ast.walk(part.tree):
+            if id(node) in steps:
+                continue
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+                yield f"{part.path}, line {node.lineno}"
+
+
+FRAMEWORK = Framework("python", "Python", "", recognise, read, extends=("transformers", "trl"), follows=True)

@@ -1,0 +1,273 @@
+"""A training of a program: which trainer, of which version, with which arguments; handed to the readers of TRL's and of
+transformers' arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memplan.errors import InvalidJob, NoTraining
+from memplan.frameworks import transformers
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
+from memplan.frameworks.documents import words
+from memplan.frameworks.hugging_face.version import LAST, modelled, told
+from memplan.frameworks.pinned import pinned
+from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
+from memplan.frameworks.programs.model import loaded_by_trainer, put_model
+from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import Class, Ref, Thing, Unknown
+from memplan.frameworks.trl import reader as trl
+from memplan.frameworks.trl.keys import METHODS
+from memplan.frameworks.trl.methods import by_loss
+from memplan.frameworks.trl.online import COMPLETIONS
+from memplan.tables.trainer import version_key
+from memplan.tables.trainers import find_trainer
+
+OF_TRAINER = words(
+    """max_seq_length packing beta max_length max_prompt_length max_completion_length loss_type precompute_ref_log_probs
+    dataset_text_field label_smoothing model_init_kwargs neftune_noise_alpha dataset_kwargs num_of_sequences
+    precompute_ref_batch_size max_new_tokens response_length rpo_alpha generate_during_eval disable_dropout
+    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 fp16 optim padding_free"""
+)
+"""Arguments of trainers that are settings: TRL had them there until 0.12."""
+LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
+"""Methods of a trainer that a subclass changes the loss with."""
+GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
+"""Names of TRL's that went, and the last version that had them."""
+
+
+def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, draft: Draft) -> None:
+    """One trainer into the draft. Raises InvalidJob for a trainer that is not modelled."""
+    method = TRAINERS[trainer.last]
+    if method not in METHODS and method != "transformers":
+        raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
+    gathered, draft.facts["program"] = Gathered(path), path
+    arguments = _arguments(trainer)
+    cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
+    if cpu and arguments.values[cpu] is True:
+        raise NoTraining(
+            f"{arguments.places[cpu]}: {cpu}: it trains on the CPU", "check a program that trains on a GPU"
+        )
+    _gather(gathered, trainer, arguments, run)
+    model = trainer.values.get("model", trainer.values.get("*0"))
+    found = things(model)
+    unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
+    package = "transformers" if method == "transformers" else "trl"
+    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
+    version = _modelled(version, method, trainer, draft)
+    if version:
+        draft.options = {"trainer_version": version, **draft.options}
+        draft.put("trainer_version", version, Origin(DEFAULT, why))
+    since = version_key(str(draft.options.get("trainer_version") or "")) or (99,)
+    old = since < ((5,) if package == "transformers" else (0, 27))
+    beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""
+    old = version_key(beneath) < (5,) if beneath else old
+    _other_arguments(gathered, arguments, package, trainer, draft)
+    model = loaded_by_trainer(model, trainer, arguments, gathered)
+    put_model(model, trainer, gathered, run, draft, old=old)
+    _beside(gathered, trainer, method, draft)
+    _changed_loss(trainer, draft)
+    gathered.ask(draft, method in COMPLETIONS)
+    _read(gathered, method, trainer, draft)
+    gathered.mark(draft)
+    label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
+        package, f"transformers {version or transformers.FRAMEWORK.version}"
+    )
+    draft.read[-1] = f"{f'Unsloth, {label}' if unsloth else label} ({path})"
+
+
+def _modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
+    """The nearest version in which a method is modelled, which is said where it is another."""
+    ended, nearest = find_trainer("trl").methods.ended.get(method, ""), modelled(version, method)
+    if nearest != version:
+        draft.warn("trainer_version", str(trainer.place), f"TRL {version}'s {method} is counted as {nearest}'s", "loss")
+        return nearest
+    return LAST[method] if ended and not version and method in LAST else version
+
+
+def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None:
+    settings = gathered.settings()
+    if method == "transformers":
+        transformers.read_settings(settings, draft)
+        return
+    origin = Origin(FILE, f"{trainer.place}: {trainer.last}")
+    trl.read_settings(settings, draft, (by_loss(settings, method, draft), origin))
+
+
+def _arguments(trainer: Thing) -> Any:
+    """The trainer's arguments: by name, or the first thing among those without a name that is none of the models."""
+    if "args" in trainer.values:
+        return trainer.values["args"]
+    loose = [trainer.values[key] for key in ("*1", "*2", "*3") if key in trainer.values]
+    return next(
+        (each for each in loose if isinstance(each, Thing) and each.name != "model"), trainer.values.get("config")
+    )
+
+
+def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> None:
+    if isinstance(arguments, Thing):
+        for key, value in _settings(arguments):
+            gathered.add(key, value, arguments.places.get(key, arguments.place))
+    for key, value in trainer.values.items():
+        if key in OF_TRAINER:
+            gathered.add(key, value, trainer.places[key], over=False)
+
+
+def _settings(arguments: Thing) -> Iterator[tuple[str, Any]]:
+    added = set(arguments.own.all_fields()) - LIBRARY if arguments.own else set()
+    for key, value in arguments.values.items():
+        if key[:1] not in "*?" and key not in added:
+            yield key, value
+
+
+def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: Thing, draft: Draft) -> None:
+    """TrainingArguments in place of the trainer's own config have their own defaults; arguments from elsewhere none."""
+    if isinstance(arguments, Thing) and arguments.last in (
+        "TrainingArguments",
+        "Seq2SeqTrainingArguments",
+        "UnslothTrainingArguments",
+    ):
+        for key in ("gradient_checkpointing", "bf16") if package == "trl" else ():
+            gathered.add(key, False, arguments.place, over=False)
+    unsaid = "per_device_train_batch_size" not in gathered.places
+    if unsaid and isinstance(arguments, Thing) and arguments.values.get("?command") is False:
+        what = "the trainer's arguments are options of the program's command"
+        draft.ask("batch_size", str(arguments.place), what, "check the script that starts it, or add --batch-size")
+    elif arguments is not None and not isinstance(arguments, Thing):
+        what = arguments.text if isinstance(arguments, Unknown) else "made elsewhere"
+        where = str(trainer.places.get("args", trainer.place))
+        _ask_rest(gathered, f"the trainer's arguments are {what}", where, package, draft)
+    elif isinstance(arguments, Thing) and "**" in arguments.values:
+        where = str(arguments.places.get("**", arguments.place))
+        what = f"more arguments than the text holds: {arguments.values['**'].text}"
+        _ask_rest(gathered, what, where, package, draft)
+
+
+def _ask_rest(gathered: Gathered, what: str, where: str, package: str, draft: Draft) -> None:
+    """Ask for what memory depends on and arguments may say that nobody knows."""
+    keys = ["batch_size", "gradient_checkpointing", "optimizer", "precision"]
+    said = {ASKS[key] for key in gathered.places if key in ASKS and not key.endswith("dtype")}
+    for key in (*keys, *(["sequence_length"] if package == "trl" else [])):
+        if key not in said:
+            draft.ask(key, where, what, HINTS.get(key, ""))
+
+
+def _version(
+    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
+) -> tuple[str, str]:
+    """(version, why) whose defaults are taken; empty for the newest."""
+    if package in pins:
+        return pins[package], f"the file installs {package}=={pins[package]}"
+    holders = {"trainer": trainer, "args": arguments, "model": models[0] if models else None}
+    found = []
+    for where, thing in holders.items():
+        version, name = told(package, where, thing.values) if isinstance(thing, Thing) else ("", "")
+        if version and isinstance(thing, Thing):
+            title = "TRL" if package == "trl" else package
+            found.append(
+                (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
+            )
+    named = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
+    gone = {name: GONE[name] for name in named & GONE.keys()}
+    found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]
+    version, whose = pinned(run.start.partition(", cell ")[0], package)
+    found += [(version_key(version), version, f"{whose} pins {package} {version}")] if version else []
+    return min(found)[1:] if found else ("", "")
+
+
+def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:
+    """Models beside the one that is trained: a reference, rewards, a teacher."""
+    reference = trainer.values.get("ref_model", trainer.values.get("*1") if method in ("dpo", "kto") else None)
+    if things(reference) and method in ("dpo", "kto", "ppo", "online-dpo"):
+        draft.put("reference", "resident", Origin(FILE, f"{trainer.places.get('ref_model', trainer.place)}: ref_model"))
+    for key, setting in (("teacher_model", "teacher_model_name_or_path"), ("reward_model", "reward_model_path")):
+        _named(gathered, trainer, key, setting)
+    rewards = trainer.values.get("reward_funcs")
+    several = rewards if isinstance(rewards, list) else [rewards]
+    models = [each for each in several if isinstance(each, str) or things(each)]
+    if models:
+        gathered.add("reward_model_name_or_path", _name(models[0]), trainer.places.get("reward_funcs", trainer.place))
+    if len(models) > 1:
+        draft.warn(
+            "reward_funcs",
+            gathered.where("reward_model_name_or_path"),
+            "one of several reward models is counted",
+            "model",
+        )
+    judge = trainer.values.get("judge")
+    if isinstance(judge, Thing) and judge.last == "PairRMJudge":
+        gathered.add("judge", "pair_rm", trainer.places["judge"])
+
+
+def _named(gathered: Gathered, trainer: Thing, key: str, setting: str) -> None:
+    value = trainer.values.get(key)
+    if value is not None:
+        gathered.add(setting, _name(value), trainer.places[key])
+
+
+def _name(model: Any) -> Any:
+    found = things(model)
+    return found[0].values.get("model_name_or_path") if found else model
+
+
+MAKES = re.compile(
+    r"model\(|forward\(|backward\(|logits|hidden_states|attentions|\.clone\(|output_|outputs\[[1-9]|entropy|softmax"
+    r"|loss_f|nn\.|F\.|_step\(|teacher"
+)
+"""What a method does that makes more than the trainer's own does."""
+LOOKS_ON = ("isinstance", "len", "print", "hasattr")
+
+
+def _leaves_it(own: Class, name: str, method: str) -> bool:
+    """Whether a method only looks on, and lets the trainer's own do the work; or the model, whose loss is the trainer's
+    (``model(**inputs).loss``)."""
+    found = own.method(name)
+    body = "\n".join(ast.unparse(each) for each in found.node.body) if found else ""
+    alone = r"|\bmodel\(" if name == "compute_loss" and method == "transformers" else ""
+    calls = rf"super\([^()]*\)\.{name}\({alone}"
+    once = len(re.findall(calls, body)) == 1 and not MAKES.search(re.sub(calls, "", body))
+    return once and found is not None and not _hands_on(found.node, re.compile(calls))
+
+
+def _hands_on(node: ast.AST, made: re.Pattern[str]) -> bool:
+    """Whether what a call makes is given to another function, which may do anything with it."""
+    within = list(ast.walk(node))
+    bound = {
+        ast.unparse(target)
+        for each in within
+        if isinstance(each, ast.Assign) and made.search(ast.unparse(each.value))
+        for target in each.targets
+    }
+    calls = (each for each in within if isinstance(each, ast.Call) and ast.unparse(each.func) not in LOOKS_ON)
+    given = (ast.unparse(arg) for call in calls for arg in (*call.args, *(word.value for word in call.keywords)))
+    return not bound.isdisjoint(given)
+
+
+def _changed_loss(trainer: Thing, draft: Draft) -> None:
+    """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
+    own, by = trainer.own, TRAINERS[trainer.last]
+    changed = next((name for name in LOSS_PARTS if own and own.method(name) and not _leaves_it(own, name, by)), "")
+    if changed and trainer.own is not None:
+        method = trainer.own.method(changed)
+        where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)
+        draft.warn(changed, where, f"{trainer.own.node.name} has a {changed} of its own, which is not read", "loss")
+    if trainer.values.get("compute_loss_func") is not None:
+        draft.warn(
+            "compute_loss_func",
+            str(trainer.places["compute_loss_func"]),
+            "a loss of the program's own is not read",
+            "loss",
+        )
+    optimizers = trainer.values.get("optimizers")
+    first = optimizers[0] if isinstance(optimizers, tuple) and optimizers else optimizers
+    if first is not None and not (isinstance(first, Thing) and first.name in ("torch.optim.AdamW", "torch.optim.Adam")):
+        draft.warn(
+            "optimizers",
+            str(trainer.places["optimizers"]),
+            "an optimizer that the program makes is counted as the trainer's",
+            "optimizer",
+        )

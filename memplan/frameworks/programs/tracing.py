@@ -1,0 +1,62 @@
+"""Where the values of a program stand, and what those come from that nobody knows."""
+
+from __future__ import annotations
+
+import ast
+from itertools import islice
+from typing import Any
+
+from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.values import Frame, Function, Place, Thing, Unknown, root_of
+
+LOOKED_AT = 24
+"""Parts of an expression that are looked at for what it comes from."""
+
+
+class Tracing:
+    """Where a value stands and what it comes from; what goes through a program is its interpreter's."""
+
+    path: str
+    frame: Frame
+    """Of the expression that is worked out."""
+
+    def step(self, node: ast.AST) -> None:
+        """Count one more step. Raises InvalidJob beyond what a training's script takes."""
+        raise NotImplementedError
+
+    def call(self, node: ast.Call, frame: Frame) -> Any:
+        """What a call comes to."""
+        raise NotImplementedError
+
+    def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
+        """What a function of the program returns."""
+        raise NotImplementedError
+
+    def cut(self, node: ast.Subscript, bound: Any) -> None:
+        """``ids[:MAX_LENGTH]``: a row may be cut here."""
+        raise NotImplementedError
+
+    def place(self, node: ast.AST) -> Place:
+        """Where a node stands."""
+        return Place(self.path, getattr(node, "lineno", 1))
+
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Bind a name, an attribute, an element, or several of these."""
+        raise NotImplementedError
+
+    def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
+        """That a node's value is not known."""
+        return Unknown(written(node), self.place(node), either, self._root(node))
+
+    def _root(self, node: ast.AST) -> str:
+        """What an expression comes from: the first of its names that comes from something."""
+        for each in islice(ast.walk(node), LOOKED_AT):
+            owner, name = (each.value, each.attr) if isinstance(each, ast.Attribute) else (each, "")
+            try:
+                value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
+            except KeyError:
+                continue
+            root = root_of(value.values.get(name) if name and isinstance(value, Thing) else value)
+            if root:
+                return root
+        return ""

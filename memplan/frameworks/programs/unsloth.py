@@ -1,0 +1,134 @@
+"""Unsloth's own: its length, its checkpointing, and its kernels where they are modelled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
+from memplan.frameworks.documents import Settings
+from memplan.frameworks.fsdp_keys import refusal
+from memplan.frameworks.programs.gathered import Gathered
+from memplan.frameworks.programs.models import TRAINERS
+from memplan.frameworks.programs.values import Thing, Unknown, truth
+from memplan.models import load_model
+from memplan.tables.kernels import UNSLOTH as FAMILIES
+from memplan.tables.methods import METHODS
+
+ENGINE = {
+    "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
+    "max_seq_length": ("max_model_len", 2048),
+    "max_num_seqs": ("max_num_seqs", 256),
+}
+"""Of ``from_pretrained`` -> keys of ``rollout``, and Unsloth's defaults."""
+
+
+def put_unsloth(
+    thing: Thing, trainer: Thing, config: Any, gathered: Gathered, draft: Draft, standby: bool = False
+) -> None:
+    """Unsloth's own: its length, its kernels, its checkpointing, its engine. ``standby``: UNSLOTH_VLLM_STANDBY."""
+    length = thing.values.get("max_seq_length", 2048)
+    place = thing.places.get("max_seq_length", thing.place)
+    method = TRAINERS[trainer.last]
+    if not any(key in gathered.places for key in ("max_length", "max_seq_length")):
+        gathered.add("max_length", length, place)
+    if method == "transformers":
+        gathered.add("max_seq_length", length, place, over=False)
+    said = thing.values.get("use_gradient_checkpointing", "unsloth")
+    if isinstance(config, Thing):
+        said = config.values.get("use_gradient_checkpointing", "unsloth")
+        place = config.places.get("use_gradient_checkpointing", config.place)
+    on = truth(said)
+    gathered.add("gradient_checkpointing", Unknown("not known", place) if on is None else on, place)
+    if truth(thing.values.get("fast_inference", False)) is not False:
+        draft.finishers["engine"] = partial(_engine, thing, standby)
+    draft.facts["unsloth"] = (str(thing.place), said)
+    draft.finishers["unsloth batch"] = _raised
+    draft.finishers["unsloth"] = kernels
+
+
+def _raised(draft: Draft) -> None:
+    """A batch that holds no whole groups becomes one group (unsloth/models/rl.py, check_num_generations: of the batch
+    alone until 2025.11, later of what all GPUs accumulate)."""
+    values = {**draft.values, **draft.options}
+    batch, group = int(values.get("batch_size") or 8), int((values.get("rollout") or {}).get("group_size") or 8)
+    if values.get("method") != "grpo" or "batch_size" in draft.given or batch % group == 0:
+        return
+    where = draft.origins["batch_size"].text if "batch_size" in draft.origins else draft.facts["unsloth"][0]
+    step = batch * int(values.get("gradient_accumulation_steps") or 1) * int(values.get("num_gpus") or 1)
+    draft.values["batch_size"] = group
+    why = f"Unsloth raises a batch of {batch} to the {group} of num_generations"
+    draft.origins["batch_size"] = Origin(ASSUMED, f"{where}: {why}")
+    if step % group == 0:
+        draft.bound("per_device_train_batch_size", where, f"{why} in versions up to 2025.11", "batch", "batch_size")
+
+
+def _engine(thing: Thing, standby: bool, draft: Draft) -> None:
+    """vLLM in the trainer's process, whose weights are the trainer's modules (unsloth_zoo 2026.10 vllm_utils.py)."""
+    method, place = draft.options.get("method") or draft.values.get("method"), thing.places["fast_inference"]
+    if not METHODS[str(method)].online or truth(thing.values["fast_inference"]) is None:
+        draft.warn("fast_inference", str(place), "the generation engine beside the trainer is not counted", "engine")
+        return
+    before = draft.values.get("rollout") or {}
+    found = {key: before[key] for key in ("group_size",) if key in before}
+    found |= {"engine": "vllm", "placement": "colocate", "process": "same", "shared_weights": True}
+    for name, (key, usual) in ENGINE.items():
+        at = thing.places.get(name, thing.place)
+        draft.asked.setdefault(name, Settings(at.path, thing.values, {name: at.line}))
+        value = draft.tried.get(name, thing.values.get(name))
+        value = usual if value is None else value
+        if isinstance(value, (int, float)) and not refusal("rollout", key, value):
+            found[key] = value
+        else:
+            draft.warn(name, str(thing.places[name]), "no number that the engine takes", "engine")
+    if truth(thing.values.get("float8_kv_cache", False)):
+        found["kv_dtype"] = "fp8"
+    standby = standby or bool(truth(thing.values.get("unsloth_vllm_standby", False)))
+    draft.values["rollout"] = found | {"sleep": "1" if standby else "none"}
+    draft.origins["rollout"] = Origin(FILE, f"{place}: fast_inference")
+    _bounded(int(found.get("max_model_len") or 0), draft)
+
+
+def _bounded(longest: int, draft: Draft) -> None:
+    """Lengths that the program works out of its data: prompt and completion are no more than the engine takes."""
+    asked = [each for each in draft.unread if each.asks in ("sequence_length", "completion_length")]
+    if not asked or not longest or {"sequence_length", "completion_length"} & draft.given:
+        return
+    draft.unread[:] = [each for each in draft.unread if each not in asked]
+    together = any(re.search(r"-\s*\w*prompt", each.why) for each in asked)  # max_seq_length - max_prompt_length
+    why = f"{asked[0].why}: prompt and completion are {'together' if together else 'each'} at most max_seq_length"
+    draft.bound(asked[0].key, asked[0].where, why, "lengths", "sequence_length")
+    bounds = {"sequence_length": longest * (1 if together else 2), "completion_length": longest}
+    for key in {"sequence_length", *(each.asks for each in asked)}:
+        draft.values[key], draft.origins[key] = bounds[key], Origin(ASSUMED, f"{asked[0].where}: {why}")
+
+
+def kernels(draft: Draft) -> None:
+    """Unsloth's kernels where they are modelled for the job; elsewhere transformers' own layers, which hold more."""
+    where, checkpointing = draft.facts["unsloth"]
+    asked = "processes" in draft.facts or any(each.asks == "num_gpus" for each in draft.unread)
+    if not asked and "num_gpus" not in {*draft.given, *draft.values}:
+        draft.put("num_gpus", 1, Origin(FILE, f"{where}: Unsloth runs on one GPU where nothing starts more"))
+    given = {**draft.values, **draft.options}
+    modelled = given.get("method") == "sft" and given.get("lora") and int(given.get("num_gpus") or 1) == 1
+    if modelled and _family(given) in (*FAMILIES, ""):
+        draft.put("kernels", "unsloth", Origin(FILE, f"{where}: Unsloth"))
+        if checkpointing is True:
+            why = 'true is counted as "unsloth": layer inputs wait on the host'
+            draft.warn("use_gradient_checkpointing", where, why, "")
+        return
+    family = _family(given) or "this model"
+    what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
+    why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
+    draft.warn("FastLanguageModel", where, why, "")
+
+
+def _family(given: Mapping[str, Any]) -> str:
+    """The model's type; empty where it is not to be had now, which the job's own reading then says."""
+    try:
+        return str(load_model(given["model"], given.get("revision")).family) if given.get("model") else ""
+    except MemplanError:
+        return ""

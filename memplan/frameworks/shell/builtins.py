@@ -1,0 +1,235 @@
+"""A shell's own commands, as far as variables, arguments and small files come of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
+from memplan.frameworks.shell.nodes import Redirect
+from memplan.frameworks.shell.reader import MAX_LINE, MAX_WORDS, Word
+from memplan.frameworks.shell.syntax import Raw, Scanner
+from memplan.frameworks.shell.words import Variables
+
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[([^]=]*)\])?(\+?)=(.*)", re.DOTALL)
+DECLARES = ("export", "local", "readonly", "declare", "typeset")
+_SET = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.DOTALL)
+_STEP = re.compile(r"\s*(?:(\+\+|--)\s*(\w+)|(\w+)\s*(\+\+|--))\s*")
+_ECHO = "echo"
+MAX_FILES, MAX_FILE = 50, 64 * 1024
+
+
+class Builtins:
+    """What a shell's own commands do, for whoever goes through a script."""
+
+    path: str
+    variables: Variables
+    status: bool | str | None
+    files: dict[str, str]
+    locals: list[dict[str, Value | None]]
+    exported: set[str]
+    """Names of variables that a script started by this one has, too."""
+
+    def quoted(self, word: Word) -> str:
+        """A script in quotes."""
+        raise NotImplementedError
+
+    def sourced(self, word: Word) -> str:
+        """A script of another file, as if it stood here."""
+        raise NotImplementedError
+
+    def assign(self, raw: Raw) -> None:
+        """``NAME=value``, ``NAME+=value``, ``NAME=(…)``, ``NAME[place]=value``."""
+        match = ASSIGNED.match(raw.text)
+        assert match is not None
+        name, index, add, text = match.groups()
+        before = self.variables.values.get(name) if add or index is not None else None
+        notes = before.notes if before else frozenset()
+        if text.startswith("(") and text.endswith(")"):
+            items = (*_items(before), *self._array(text[1:-1], raw.line))[:MAX_WORDS]
+            value = Value(items[0].text if items else "", items)
+        elif index is not None:
+            value = self._placed(_items(before), index, self.variables.text(text, raw.line), raw.line)
+        elif before is not None and before.items is not None:
+            items = (Word(before.text + self.variables.text(text, raw.line), raw.line), *before.items[1:])
+            value = Value(items[0].text, items)
+        else:
+            value = Value(f"{before.text if before else ''}{self.variables.text(text, raw.line)}"[:MAX_LINE])
+        self.variables.values[name] = value._replace(notes=notes | self.variables.used)
+        self.variables.used.clear()
+
+    def _array(self, text: str, line: int) -> list[Word]:
+        tokens = Scanner(text, self.path, line).scan().tokens
+        return [
+            word for token in tokens if token.kind == "word" for word in self.variables.words(token.text, token.line)
+        ]
+
+    def _placed(self, items: tuple[Word, ...], index: str, text: str, line: int) -> Value:
+        """An array with one of its values set."""
+        place = self.variables.sum(index)
+        if place is None:
+            items = (*items, Word(f"[{index.strip(chr(34))}]={text}", line))
+        else:
+            items = (*items[:place], Word(text, line), *items[place + 1 :])
+        return Value(items[0].text, items[:MAX_WORDS])
+
+    def declare(self, sign: str, words: Sequence[Raw]) -> None:
+        """``export NAME=value``, ``local a=1 b``."""
+        for raw in words:
+            match = ASSIGNED.match(raw.text)
+            name = match.group(1) if match else raw.text
+            if sign == "export" or (sign == "declare" and words[0].text == "-x"):
+                self.exported.add(name)
+            if sign in ("local", "declare", "typeset") and self.locals and not name.startswith("-"):
+                self.locals[-1].setdefault(name, self.variables.values.get(name))
+            if match:
+                self.assign(raw)
+
+    def given(self, words: Sequence[Raw]) -> dict[str, str]:
+        """Variables in front of a command."""
+        found = {}
+        for raw in words:
+            name, _, text = raw.text.partition("=")
+            found[name] = shown(self.variables.text(text, raw.line))
+        return found
+
+    def arithmetic(self, text: str, line: int) -> bool | None:
+        """``((X = A * B))``, ``let``: names set; whether the last is other than nought."""
+        value: int | None = None
+        for part in text.split(",") if "(" not in text else [text]:
+            set_, step = _SET.fullmatch(part), _STEP.fullmatch(part)
+            if set_:
+                name, sign, rest = set_.groups()
+                value = self.variables.sum(f"{name} {sign} ({rest})" if sign else rest)
+                self._number(name, value)
+            elif step:
+                name = step.group(2) or step.group(3)
+                value = self.variables.sum(f"{name} {(step.group(1) or step.group(4))[0]} 1")
+                self._number(name, value)
+            else:
+                value = self.variables.sum(part)
+        return None if value is None else bool(value)
+
+    def _number(self, name: str, value: int | None) -> None:
+        text = unknown(f"${name}") if value is None else str(value)
+        self.variables.values[name] = Value(text, None, frozenset(self.variables.used))
+
+
+def _items(value: Value | None) -> tuple[Word, ...]:
+    """What an array holds already; of a text the text."""
+    if value is None:
+        return ()
+    return value.items if value.items is not None else (Word(value.text, 0),)
+
+
+def _set(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    """``set -- a b``; options of the shell itself mean nothing here."""
+    texts = [word.text for word in words]
+    if "--" in texts:
+        notes = frozenset(of.variables.used)
+        of.variables.arguments = [Value(text, None, notes) for text in texts[texts.index("--") + 1 :]]
+
+
+def _shift(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    count = words[0].text if words else "1"
+    if of.variables.arguments is not None:
+        of.variables.arguments = of.variables.arguments[int(count) if count.isdigit() and len(count) < 5 else 1 :]
+
+
+def _unset(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    for word in words:
+        of.variables.values.pop(word.text, None)
+
+
+def _eval(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> str:
+    return of.quoted(Word(" ".join(word.text for word in words), words[0].line)) if words else ""
+
+
+def _source(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> str:
+    """``source $HERE/models/small.sh``: a folder that is not known is taken for the script's own."""
+    if not words:
+        return ""
+    folder, _, rest = words[0].text.partition("/")
+    name = rest if UNKNOWN in folder else words[0].text
+    return of.sourced(words[0]._replace(text=name)) if name and UNKNOWN not in name else ""
+
+
+def _let(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    for word in words:
+        of.status = of.arithmetic(word.text, word.line)
+
+
+def _read(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    """``IFS=, read -ra NAMES <<< "a,b"``; what is read from elsewhere is not known."""
+    text = _input(of, redirects)
+    options = "".join(word.text for word in words if word.text.startswith("-"))
+    names = [word for word in words if word.text and not word.text.startswith("-")]  # of -d '' not the delimiter
+    text = text if "d" in options else text.partition("\n")[0]
+    parts = text.split(own["IFS"]) if own.get("IFS") else text.split()
+    parts = [text] if len(names) == 1 and "a" not in options else parts
+    for place, word in enumerate(names):
+        part = own.get("IFS", " ").join(parts[place:]) if word is names[-1] else "".join(parts[place : place + 1])
+        value = Value(unknown(f"${word.text}") if UNKNOWN in text else part)
+        if "a" in options and UNKNOWN not in text:
+            value = Value(parts[0] if parts else "", tuple(Word(each, word.line) for each in parts[:MAX_WORDS]))
+        of.variables.values[word.text] = value
+
+
+def _input(of: Builtins, redirects: Sequence[Redirect]) -> str:
+    """What a command is given to read, where the script itself holds it."""
+    for each in redirects:
+        if each.sign == "<<<":
+            return of.variables.text(each.target.text, each.target.line)
+        if each.body:
+            return each.body[0] if each.quoted else of.variables.document(each.body[0], each.target.line + 1)
+    return UNKNOWN
+
+
+def _written(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    """``cat <<EOF > file``, ``echo '{…}' > file``: a file of the script's own."""
+    bodies = [each for each in redirects if each.body]
+    targets = [each for each in redirects if each.sign in (">", ">>", ">|")]
+    names = [of.variables.text(each.target.text, each.target.line) for each in targets] or [
+        word.text
+        for word in words
+        if bodies and not word.text.startswith("-")  # tee
+    ]
+    if bodies:
+        text = _input(of, bodies[-1:])
+    elif own.get(_ECHO):
+        text = " ".join(word.text for word in words if word.text not in ("-n", "-e")) + "\n"
+    else:
+        return
+    if len(names) == 1 and len(text) <= MAX_FILE and len(of.files) < MAX_FILES:
+        before = of.files.get(names[0], "") if any(each.sign == ">>" for each in targets) else ""
+        of.files[shown(names[0])] = before[:MAX_FILE] + shown(text)
+
+
+def _echo(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    _written(of, words, redirects, {_ECHO: "yes"})
+
+
+def _nothing(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    of.status = True
+
+
+def _false(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
+    of.status = False
+
+
+BUILTINS: dict[str, Callable[[Builtins, list[Word], Sequence[Redirect], dict[str, str]], str | None]] = {
+    "set": _set,
+    "shift": _shift,
+    "unset": _unset,
+    "eval": _eval,
+    "source": _source,
+    ".": _source,
+    "let": _let,
+    "read": _read,
+    "cat": _written,
+    "echo": _echo,
+    "tee": _written,
+    "printf": _nothing,
+    "false": _false,
+    **dict.fromkeys((":", "true", "trap", "shopt", "ulimit", "cd", "pushd", "popd", "wait", "sleep"), _nothing),
+}

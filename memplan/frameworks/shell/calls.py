@@ -1,0 +1,183 @@
+"""The commands that a script would run, functions that it calls, and scripts in quotes that it starts shells with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.shell.builtins import Builtins
+from memplan.frameworks.shell.fields import Value, shown
+from memplan.frameworks.shell.nodes import Function, Node
+from memplan.frameworks.shell.reader import MAX_KEPT, MAX_TEXT, MAX_WORDS, SHORTER, Command, Word
+from memplan.frameworks.shell.words import Variables
+from memplan.frameworks.slurm import slurm_variables
+from memplan.frameworks.sourced import sourced_text
+
+MAX_CALLS = 20
+"""Functions that call each other, and scripts in quotes."""
+SHELLS = ("bash", "sh", "zsh")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+SUBMITS = "sbatch"
+_SCRIPT = ("-c", "-lc", "-ic", "-xc", "-ec")
+
+
+class Calls(Builtins):
+    """Commands, and what they call."""
+
+    def __init__(self, path: str) -> None:
+        text = {"HOME": "~", "PWD": ".", "BASH_SOURCE": path}
+        self.path = path
+        self.variables = Variables(path, {name: Value(value) for name, value in text.items()})
+        self._preset = dict(self.variables.values)
+        self.functions: dict[str, Function] = {}
+        self.called: set[str] = set()
+        self.files = {}
+        self.commands: list[Command] = []
+        self.calls: list[int] = []
+        """Lines of the calls of functions that are open."""
+        self.locals = []
+        self.exported = set()
+        self.children: list[str] = []
+        """Scripts that are gone through, one started by another."""
+        self.joined: list[int] = []
+        self.around: tuple[Word, ...] = ()
+        """What starts the shell whose script is gone through: srun and its options."""
+        self._size = self._kept = 0
+
+    def know(self, values: Mapping[str, str]) -> None:
+        """Variables that something else sets."""
+        self.variables.values |= {name: Value(value) for name, value in values.items()}
+
+    @abstractmethod
+    def body(self, nodes: Iterable[Node]) -> str:
+        """Commands one after the other; the word that ends them early, if one does."""
+
+    @abstractmethod
+    def inner(self, text: str, line: int) -> str:
+        """A script, or one in quotes."""
+
+    def emit(self, words: list[Word], own: dict[str, str]) -> str:
+        """A command that would run; of one that starts a shell with a script in quotes, that script's."""
+        for place in range(len(words) - 2):
+            if words[place].text.rsplit("/", 1)[-1] in SHELLS and words[place + 1].text in _SCRIPT:
+                return self.quoted(words[place + 2], tuple(words[:place]))
+        child = self.child(words, own)
+        if child is not None:
+            return child
+        self._size += sum(len(word.text) for word in words)
+        set_ = {name: value for name, value in self.variables.values.items() if self._preset.get(name) is not value}
+        environment = {name: shown(value.text) for name, value in set_.items()} | own
+        self._kept += len(environment)
+        line = words[0].line
+        if len(self.commands) >= MAX_WORDS or self._size > MAX_TEXT:
+            raise InvalidJob(f"{self.path}, line {line}: more than {MAX_WORDS} commands, or words in them", SHORTER)
+        if self._kept > MAX_KEPT:
+            raise InvalidJob(f"{self.path}, line {line}: too many commands and variables", SHORTER)
+        place = self.calls[0] if self.calls else line
+        texts = tuple(Word(shown(word.text), place if self.children else word.line) for word in words)
+        within = self.children[-1] if self.children else ""
+        self.commands.append(Command(texts, environment, place, self._remarks(words), self.around, within))
+        return ""
+
+    def child(self, words: list[Word], own: dict[str, str]) -> str | None:
+        """``bash train.sh 8 qwen``, ``sbatch -N 2 train.slurm qwen``: a script beside this one under its arguments and
+        what is exported; None for another command, or a script that is not here, or that is gone through already."""
+        names = [word.text.rsplit("/", 1)[-1] for word in words]
+        submits = names[0] == SUBMITS
+        shells = [place for place, name in enumerate(names) if name in SHELLS and not submits]
+        place = shells[0] + 1 if shells else 0
+        while shells and place < len(words) and words[place].text.startswith(("-", "+")):
+            place += 1
+        if submits:
+            place = next((place for place, word in enumerate(words) if word.text.endswith(SCRIPTS)), len(words))
+        name = words[place].text if place < len(words) else ""
+        named = name.endswith(SCRIPTS) and (shells or submits or "/" in name)
+        if not named or len(self.children) >= MAX_CALLS:
+            return None
+        path, text = sourced_text(self.path, name)
+        here = self.children[-1] if self.children else str(Path(self.path).resolve())
+        if not text or path in (*self.children, here):
+            return None
+        before, arguments, functions = self.variables.values, self.variables.arguments, self.functions
+        called, around, notes = self.called, self.around, frozenset(self.variables.used)
+        inherited = {key: value for key, value in before.items() if key in self.exported or key in self._preset}
+        self.variables.values = inherited | {key: Value(value, None, notes) for key, value in own.items()}
+        self.variables.values["BASH_SOURCE"] = Value(path)
+        asked = "".join(f"\n#SBATCH {word.text}" for word in words[1:place]) if submits else ""
+        self.know(slurm_variables(text + asked) if submits else {})
+        self.variables.arguments = [Value(word.text, None, notes) for word in words[place + 1 :]]
+        self.functions, self.called = {}, set()
+        self.around = (*around, *words[: shells[0] if shells else 0])
+        self.children.append(path)
+        self.calls.append(self.calls[0] if self.calls else words[0].line)
+        self.inner(text, words[0].line)
+        self.calls.pop()
+        self.children.pop()
+        self.variables.values, self.variables.arguments, self.functions = before, arguments, functions
+        self.called, self.around, self.status = called, around, "ran"
+        return ""
+
+    def sourced(self, word: Word) -> str:
+        """A script beside this one, as if it stood here. Raises InvalidJob for those that source each other."""
+        if len(self.calls) >= MAX_CALLS:
+            raise InvalidJob(f"{self.path}, line {word.line}: files that source each other without an end", SHORTER)
+        path, text = sourced_text(self.path, word.text)
+        before = self.variables.values["BASH_SOURCE"]
+        self.variables.values["BASH_SOURCE"] = Value(path)
+        self.calls.append(self.calls[0] if self.calls else word.line)
+        stop = self.inner(text, word.line)
+        self.calls.pop()
+        self.variables.values["BASH_SOURCE"] = before
+        self.status = "ran"
+        return stop if stop == "exit" else ""
+
+    def _remarks(self, words: list[Word]) -> tuple[str, ...]:
+        """What must be said with a command."""
+        used = sorted(self.variables.used)
+        names = [note[1:] for note in used if note[0] == "?"]
+        found = [f"{self.path}: a loop over {note[1:]} is taken, the first value" for note in used if note[0] == "@"]
+        if names:
+            more = ", …" if names[6:] else ""
+            found.append(f"{self.path}: set under a condition, of which the value before it or the first is taken: "
+                         f"{', '.join(names[:6])}{more}")  # fmt: skip
+        first, last = min(word.line for word in words), max(word.line for word in words)
+        broken = next((line for line in self.joined if first <= line <= last), 0)
+        if broken:
+            found.append(f"{self.path}, line {broken}: a shell ends the command here, before a comment or an empty "
+                         "line; the options behind it are counted")  # fmt: skip
+        return tuple(found)
+
+    def call(self, name: str, words: list[Word], line: int, passes: bool) -> str:
+        """A function with its arguments; ``passes``: with those that the script itself is given."""
+        if len(self.calls) >= MAX_CALLS:
+            raise InvalidJob(f"{self.path}, line {line}: functions call each other without an end", SHORTER)
+        arguments, notes = self.variables.arguments, frozenset(self.variables.used)
+        self.called.add(name)
+        self.calls.append(line)
+        self.locals.append({})
+        if not (passes and arguments is None):
+            self.variables.arguments = [Value(word.text, None, notes) for word in words]
+        stop = self.body(self.functions[name].body)
+        for key, before in self.locals.pop().items():
+            if before is None:
+                self.variables.values.pop(key, None)
+            else:
+                self.variables.values[key] = before
+        self.variables.arguments = arguments
+        self.calls.pop()
+        self.status = "ran"
+        return stop if stop == "exit" else ""
+
+    def quoted(self, word: Word, around: tuple[Word, ...] = ()) -> str:
+        """A script in quotes, for another shell or for ``eval``."""
+        if len(self.calls) >= MAX_CALLS:
+            raise InvalidJob(f"{self.path}, line {word.line}: scripts in quotes without an end", SHORTER)
+        self.calls.append(self.calls[0] if self.calls else word.line)
+        self.around, outer = (*self.around, *around), self.around
+        stop = self.inner(shown(word.text), word.line)
+        self.around = outer
+        self.calls.pop()
+        self.status = "ran"
+        return "" if stop in ("exit", "return") else stop

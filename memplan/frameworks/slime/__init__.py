@@ -1,0 +1,1 @@
+"""slime's scripts and programs."""

@@ -1,0 +1,277 @@
+"""ms-swift's arguments by name: spellings by version, defaults, bundled settings, and what memory does not feel.
+
+Sources: ms-swift 4.5 swift/arguments/, swift/trainers/arguments.py, swift/config/*.json; 3.12 swift/llm/argument/; 2.6
+swift/llm/utils/argument.py, swift/llm/ds_config/*.json; model ids of swift/model/ (ModelScope's and the Hub's).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.frameworks.documents import words
+from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
+from memplan.frameworks.hugging_face.arguments import OLD_DEFAULTS as OLD_TRAINER
+
+NEWEST, THIRD, SECOND = "4.5", "3.12", "2.6"
+"""Versions whose defaults are taken, by what a command's words are of."""
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "tuner_type": ("train_type", "sft_type"),
+    "model": ("model_id_or_path", "model_cache_dir"),
+    "per_device_train_batch_size": ("batch_size",),
+    "per_device_eval_batch_size": ("eval_batch_size",),
+    "target_modules": ("lora_target_modules",),
+    "target_regex": ("lora_target_regex",),
+    "modules_to_save": ("lora_modules_to_save",),
+    "lora_dropout": ("lora_dropout_p",),
+    "lora_bias": ("lora_bias_trainable",),
+    "quant_bits": ("quantization_bit",),
+    "torch_dtype": ("dtype",),
+    "use_liger_kernel": ("use_liger",),
+    "deepspeed": ("deepspeed_config_path",),
+    "vit_gradient_checkpointing": ("vit_use_gc",),
+    "ref_model": ("ref_model_id_or_path",),
+    "reward_model": ("reward_model_id_or_path",),
+    "teacher_model": ("teacher_model_name_or_path",),
+    "trainable_parameters": ("additional_trainable_parameters",),
+    "split_dataset_ratio": ("dataset_test_ratio",),
+    "val_dataset": ("custom_val_dataset_path",),
+    "max_completion_length": ("response_length", "max_new_tokens"),
+}
+"""What ms-swift 4 calls an argument: its names before."""
+OF_SECOND = words(
+    """sft_type model_id_or_path lora_target_modules template_type custom_train_dataset_path quantization_bit
+    lora_dropout_p train_dataset_sample check_dataset_strategy batch_size tuner_backend_swift self_cognition_sample
+    dataset_test_ratio"""
+)
+"""Arguments that went with ms-swift 3."""
+MARKS = words("tuner_type train_type sft_type rlhf_type swift_version")
+"""Arguments that tell a file of ms-swift's, beside a model."""
+MODELS = words("model model_type model_id_or_path load mcore_model ckpt_dir")
+
+DEFAULTS: dict[str, Any] = TRAINER | {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_checkpointing": True,
+    "tuner_type": "lora",
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "target_modules": ["all-linear"],
+    "freeze_vit": True,
+    "freeze_aligner": True,
+    "freeze_llm": False,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "torch_dtype": "auto",
+    "gradient_accumulation_steps": None,
+    "rlhf_type": "dpo",
+    "max_completion_length": 512,
+    "galore_rank": 128,
+    "galore_update_proj_gap": 50,
+    "cpo_alpha": 1.0,
+    "split_dataset_ratio": 0.0,
+}
+"""ms-swift 4."""
+BY_VERSION: dict[str, dict[str, Any]] = {
+    NEWEST: DEFAULTS,
+    THIRD: DEFAULTS | {"optim": OLD_TRAINER["optim"]},
+    SECOND: DEFAULTS
+    | {
+        "optim": OLD_TRAINER["optim"],
+        "target_modules": ["DEFAULT"],
+        "max_length": 2048,
+        "freeze_vit": False,
+        "freeze_aligner": False,
+        "split_dataset_ratio": 0.01,
+    },
+}
+METHODS: dict[str, str] = {
+    "sft": "sft",
+    "pt": "sft",
+    "dpo": "dpo",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "kto": "kto",
+    "cpo": "cpo",
+    "rm": "reward",
+    "ppo": "ppo",
+    "grpo": "grpo",
+    "gkd": "distill",
+}
+"""A command's word, or ``rlhf_type``, and the method. ``dpo`` and its like were commands of ms-swift 1 and 2."""
+PLAIN_SCALES = words("default last_round all ignore_empty_think ignore_think_prefix last_round_with_ignore_empty_think")
+"""Values of ``loss_scale`` that weigh each token with 0 or 1, so that the model's own loss serves."""
+ATTENTIONS = {
+    **dict.fromkeys(("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4"), "flash"),
+    "sdpa": "sdpa",
+    "eager": "eager",
+    "auto": "sdpa",
+}
+
+_BUCKETS = {
+    "allgather_partitions": True,
+    "allgather_bucket_size": 2e8,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 2e8,
+}
+_THIRD_STAGE = {
+    "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
+
+
+def deepspeed_of(name: str, version: str) -> dict[str, Any] | None:
+    """The settings that ms-swift bundles under a name, such as zero2, zero3_offload or default-zero3; None for others.
+
+    They overlapped communication until 3.2, and had DeepSpeed's own AdamW until 2.6.
+    """
+    word = name.lower().removeprefix("default-").replace("-", "_")
+    stage, offload = word[4:5], word[5:]
+    if not (word.startswith("zero") and stage in ("0", "1", "2", "3") and offload in ("", "_offload")):
+        return None
+    device = {"device": "cpu" if offload else "none", "pin_memory": True}
+    zero: dict[str, Any] = {"stage": int(stage), "contiguous_gradients": True, "offload_optimizer": device}
+    zero |= ({"offload_param": device} | _THIRD_STAGE) if stage == "3" else _BUCKETS
+    zero["overlap_comm"] = version == SECOND
+    found: dict[str, Any] = {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
+    return found | ({"optimizer": {"type": "AdamW"}} if version == SECOND else {})
+
+
+FSDP2: dict[str, Any] = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "reshard_after_forward": True,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "activation_checkpointing": True,
+    },
+}
+"""swift/config/fsdp2.json."""
+
+OWNERS: dict[str, str] = {
+    "01ai": "01-ai",
+    "qwen": "Qwen",
+    "ZhipuAI": "zai-org",
+    "OpenBMB": "openbmb",
+    "Shanghai_AI_Laboratory": "internlm",
+    "TeleAI": "Tele-AI",
+    "Tencent-Hunyuan": "tencent",
+    "PaddlePaddle": "baidu",
+    "MiniMax": "MiniMaxAI",
+    "openai-mirror": "openai",
+}
+"""Organisations of ModelScope whose models have the same names under another organisation on the Hub."""
+MIRRORED: dict[str, str] = {
+    "llama": "meta-llama",
+    "meta-llama": "meta-llama",
+    "gemma": "google",
+    "phi": "microsoft",
+    "mistral": "mistralai",
+    "mixtral": "mistralai",
+    "ministral": "mistralai",
+    "olmo": "allenai",
+}
+"""Of ModelScope's mirrors (``LLM-Research``, ``AI-ModelScope``): the Hub's organisation by a model's first word."""
+MIRRORS = ("LLM-Research", "AI-ModelScope", "modelscope")
+
+
+def hub_id(name: str) -> str:
+    """The Hub's name of a model that ModelScope has under another; any other name as it is."""
+    owner, slash, model = name.partition("/")
+    if not slash or "/" in model:
+        return name
+    if owner in MIRRORS:
+        first = next((word for word in sorted(MIRRORED, key=len, reverse=True) if model.lower().startswith(word)), "")
+        model = f"{model[:-3]}-hf" if owner == "modelscope" and model.endswith("-ms") else model
+        return f"{MIRRORED[first]}/{model}" if first else name
+    return f"{OWNERS.get(owner, owner)}/{model}"
+
+
+ENGINE = words(
+    """vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_pipeline_parallel_size vllm_data_parallel_size
+    vllm_max_model_len vllm_max_num_seqs vllm_enforce_eager vllm_device vllm_mode vllm_limit_mm_per_prompt
+    vllm_enable_prefix_caching vllm_disable_custom_all_reduce vllm_max_lora_rank vllm_enable_lora
+    vllm_use_async_engine vllm_quantization vllm_reasoning_parser vllm_engine_kwargs vllm_server_host vllm_server_port
+    vllm_server_base_url vllm_server_timeout vllm_server_group_port vllm_server_pass_dataset num_infer_workers
+    vllm_enable_expert_parallel vllm_speculative_config vllm_mm_processor_cache_gb sleep_level offload_model
+    offload_optimizer move_model_batches gc_collect_after_offload tensor_parallel_size async_generate
+    use_lmdeploy lmdeploy_device lmdeploy_cache_max_entry_count enable_flattened_weight_sync
+    vllm_disable_cascade_attn"""
+)
+"""Of the engine that generates: what it takes is its own, and counted nowhere here."""
+HARMLESS = words(
+    """dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio data_seed dataset_num_proc
+    load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob stopping_strategy
+    shuffle_buffer_size download_mode columns strict disable_auto_column_mapping model_name model_author
+    custom_dataset_info enable_cache template system truncation_strategy agent_template norm_bbox use_chat_template
+    padding_side loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking preserve_thinking
+    add_non_thinking_prefix disable_ignore_empty_think tools_prompt external_plugins custom_register_path
+    custom_plugin model_kwargs load_args load_data_args packing_num_proc packing_strategy lazy_tokenize use_hf
+    hub_token ignore_args_error model_type model_revision metric_warmup_step rope_scaling max_model_len
+    local_repo_path
+    check_model new_special_tokens acc_strategy train_dataloader_shuffle max_epochs aligner_lr vit_lr
+    resume_only_model eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config
+    extra_eval_args use_flash_ckpt add_version create_checkpoint_symlink early_stop_interval metric
+    eval_metric init_weights init_lora_weights use_rslora lorap_lr_ratio lora_lr_ratio safe_serialization
+    max_shard_size swanlab_token swanlab_project swanlab_workspace swanlab_exp_name swanlab_mode
+    swanlab_notification_method swanlab_webhook_url swanlab_secret stream temperature top_k top_p
+    repetition_penalty num_beams stop_words logprobs do_sample beta label_smoothing desirable_weight
+    undesirable_weight simpo_gamma rpo_alpha ld_alpha discopop_tau loss_weights center_rewards_coefficient
+    reference_free sft_alpha lmbda seq_kd gamma lam kl_coef cliprange vf_coef cliprange_value num_ppo_epochs
+    whiten_rewards num_mini_batches num_sample_generations missing_eos_penalty local_rollout_forward_batch_size
+    reward_funcs reward_weights log_completions num_iterations num_generations epsilon epsilon_high delta
+    cosine_min_len_value_wrong cosine_max_len_value_wrong cosine_min_len_value_correct cosine_max_len_value_correct
+    cosine_max_len repetition_n_grams repetition_max_penalty reward_model_plugin reward_model_type reward_template
+    multi_turn_scheduler multi_turn_func max_turns completion_length_limit_scope use_gym_env gym_env
+    dynamic_sample max_resample_times overlong_filter soft_max_length soft_cache_length scale_rewards
+    importance_sampling_level tau_pos tau_neg advantage_estimator kl_in_reward generation_batch_size
+    steps_per_generation min_p wandb_log_unique_prompts num_generations_eval rollout_importance_sampling_mode
+    rollout_importance_sampling_threshold log_rollout_offpolicy_metrics off_policy_sequence_mask_delta
+    ref_model_type ref_model_sync_steps ref_model_mixup_alpha teacher_model_type teacher_kl_coef
+    predict_with_generate eval_human ds3_gather_for_generation use_dft_loss template_type
+    custom_train_dataset_path train_dataset_sample val_dataset_sample check_dataset_strategy preprocess_num_proc
+    dataset_seed train_dataset_mix_ratio train_dataset_mix_ds self_cognition_sample test_oom_error save_safetensors
+    add_output_dir_suffix logging_strategy tuner_backend only_save_model push_hub_strategy acc_steps
+    dataset_enable_cache use_swift_lora check_model_is_latest use_loss_scale loss_scale_config_path eval_steps
+    hqq_axis swift_version galore_scale galore_proj_type galore_with_embedding galore_cos_threshold galore_gamma_proj
+    galore_queue_size lisa_step_interval adam_mini ref_model ref_adapters mcore_adapter num_labels problem_type
+    adalora_target_r adalora_tinit adalora_tfinal adalora_deltaT adalora_beta1 adalora_beta2
+    adalora_orth_reg_weight model_id_revision rank global_world_size local_world_size custom_dataset model_suffix
+    average_tokens_across_devices warmup_ratio deepspeed_elastic bnb_4bit_quant_storage bnb_4bit_compute_dtype
+    bnb_4bit_comp_dtype real_tau chord_enable_phi_function chord_mu_warmup_steps chord_mu_decay_steps chord_mu_peak
+    chord_mu_valley max_new_tokens experts_impl"""
+)
+"""Arguments of data, templates, rewards, logging and sampling."""
+NOT_MODELLED: dict[str, tuple[str, str]] = {
+    "freeze_parameters": ("weights are counted as trained", "freezing"),
+    "freeze_parameters_regex": ("weights are counted as trained", "freezing"),
+    "freeze_parameters_ratio": ("weights are counted as trained", "freezing"),
+    "trainable_parameters": ("which weights train is not read from their names", "freezing"),
+    "trainable_parameters_regex": ("which weights train is not read from their names", "freezing"),
+    "lisa_activated_layers": ("all layers are counted as trained at once", "freezing"),
+    "target_parameters": ("adapters of bare parameters (experts) are not read", "adapters"),
+    "galore_quantization": ("projections and weights are counted as they are without quantisation", "optimizer"),
+    "galore_proj_quant": ("projections are counted as they are without quantisation", "optimizer"),
+    "galore_optim_per_parameter": ("gradients are counted as held until the step", "optimizer"),
+    "use_tiled_mlp": ("feed-forwards are counted whole, not in tiles", "checkpointing"),
+    "device_map": ("layers are counted on one GPU, not divided over several", "parallelism"),
+    "max_memory": ("layers are counted on one GPU, not divided over several", "parallelism"),
+    "deepspeed_autotp_size": ("AutoTP is not modelled", "parallelism"),
+    "gkd_logits_topk": ("the teacher's logits are counted whole", "loss"),
+    "zero_hpz_partition_size": ("a second partition within the node is not counted", "parallelism"),
+    "chord_sft_dataset": ("the SFT batch beside the policy's is not counted", "batch"),
+    "use_unsloth": ("Unsloth's kernels are not counted", "attention"),
+}
+"""Arguments that bear and are not modelled, where they are on: why, and what of memory they decide."""
+FROM_ABOVE = words(
+    """freeze_parameters freeze_parameters_regex freeze_parameters_ratio lisa_activated_layers galore_quantization
+    galore_proj_quant galore_optim_per_parameter use_tiled_mlp gkd_logits_topk"""
+)
+"""Those of them without which no less is counted."""

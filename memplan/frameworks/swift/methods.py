@@ -1,0 +1,192 @@
+"""Which method of ms-swift a command means, the tokens of its sequences, and the models and the engine beside it.
+
+Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/llm/argument/rlhf_args.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import VLLM as ARGUMENTS
+from memplan.frameworks.generating import put, put_engine, put_offload, read_fields, warn_engine
+from memplan.frameworks.serving import put_server
+from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
+from memplan.presets import find_preset
+
+ONLINE = ("grpo", "ppo", "distill")
+PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo", "reward")
+
+
+def read_method(keys: Keys, verb: str) -> str:
+    """The command's word and, of ``rlhf``, ``rlhf_type`` and its loss. Raises InvalidJob for one that is not known."""
+    key = "rlhf_type" if verb == "rlhf" or (not verb and keys.has("rlhf_type")) else ""
+    word = (keys.text("rlhf_type") or "").lower() if key else verb or "sft"
+    if word not in METHODS:
+        raise keys.settings.error("rlhf_type", f"{word[:20]!r} is not modelled", f"modelled: {', '.join(METHODS)}")
+    method, losses = METHODS[word], [name.lower() for name in keys.names("loss_type") or ()]
+    if method == "dpo" and losses == ["ipo"]:
+        method = "ipo"
+    if method == "cpo" and losses and losses[0] == "simpo":
+        method = "simpo"
+    keys.put("method", method, *([key] if key else []))
+    if keys.has("loss_type") and not key:
+        keys.warn("loss_type", "a loss of its own is counted as cross-entropy", "loss")
+    keys.skip("loss_type", "rlhf_type")
+    task = (keys.text("task_type") or "causal_lm").lower()
+    if task == "seq_cls" or (keys.has("num_labels") and task == "causal_lm"):
+        key = "task_type" if keys.has("task_type") else "num_labels"
+        why = "a head for classes is counted as no less than the language model's and its loss"
+        keys.bound(key, why, "method")
+    elif task != "causal_lm":
+        keys.warn("task_type", f"a head for {task[:20]} is not modelled: the language model's is counted", "method")
+    return method
+
+
+def read_lengths(keys: Keys, method: str) -> None:
+    """``max_length``: of a sample, of a pack, or of online methods of a prompt."""
+    packed = bool(keys.flag("packing"))
+    name = "packing_length" if packed and keys.has("packing_length") else "max_length"
+    length = keys.whole(name)
+    keys.skip("max_length", "packing_length", "padding_free", "max_completion_length")
+    if method in ONLINE:
+        _online(keys, length)
+    elif length is None or length <= 0:
+        ask_length(keys)
+    elif packed and method in PAIRS:
+        keys.put("sequence_length", max(1, length // 2), name)
+        keys.draft.remarks.append(f"{keys.settings.where('packing')}: a pack of {length} tokens holds both of a pair")
+    else:
+        keys.put("sequence_length", length, name)
+
+
+def ask_length(keys: Keys) -> None:
+    """Nothing bounds a sample but the model's own longest sequence (template/base.py: max_model_len)."""
+    if "sequence_length" in keys.draft.given:
+        return
+    name = str(keys.draft.options.get("model") or keys.draft.values.get("model") or "").rpartition("/")[2]
+    preset = find_preset(name)
+    longest = preset["config"].get("max_position_embeddings") if preset else None
+    if longest:
+        why = f"without max_length samples are as long as the model's longest sequence: {longest} tokens"
+        keys.draft.bound("max_length", keys.settings.path, why, "lengths", "sequence_length")
+        keys.assume("sequence_length", int(longest), why)
+    else:
+        keys.draft.ask("sequence_length", keys.settings.path, "without max_length samples are as long as the data's")
+        keys.assume("sequence_length", 2048, "samples of at most 2048 tokens")
+
+
+def _online(keys: Keys, prompt: int | None) -> None:
+    completion = keys.whole("max_completion_length") or 512
+    if "completion_length" not in keys.draft.given:
+        keys.put("completion_length", completion, "max_completion_length")
+    if "sequence_length" in keys.draft.given:
+        return
+    longest = keys.whole("vllm_max_model_len") if keys.flag("use_vllm") else None
+    if (prompt is None or prompt <= 0) and longest and longest > completion:
+        why = "without max_length prompts are as long as the data's, and no longer than the engine takes"
+        keys.bound("vllm_max_model_len", why, asks="sequence_length")
+        keys.assume("sequence_length", longest + completion, why)
+    elif prompt is None or prompt <= 0:
+        keys.draft.ask("sequence_length", keys.settings.path, "without max_length prompts are as long as the data's")
+        keys.assume("sequence_length", 512 + completion, "512 tokens of a prompt, which nothing bounds")
+    else:
+        keys.put("sequence_length", prompt + completion, "max_length", "max_completion_length")
+
+
+def read_preference(keys: Keys, method: str, lora: bool) -> None:
+    """Terms of the loss, the reference, other models, and the engine that generates."""
+    keys.skip("cpo_alpha", "rpo_alpha", "beta", "sync_ref_model")
+    if method in ("cpo", "simpo"):
+        keys.put("sft_term", bool(keys.number("cpo_alpha")), "cpo_alpha")
+    if keys.number("router_aux_loss_coef"):
+        keys.put("router_aux_loss", True, "router_aux_loss_coef")
+    keys.skip("router_aux_loss_coef")
+    if keys.flag("precompute_ref_log_probs"):
+        keys.put("reference", "precomputed", "precompute_ref_log_probs")
+    if method == "grpo":
+        _grpo(keys, lora)
+    _models(keys, method)
+    _engine(keys, method)
+
+
+def _grpo(keys: Keys, lora: bool) -> None:
+    """No KL term, no reference; an entropy where it is logged or filters tokens."""
+    beta = keys.number("beta") if keys.has("beta") else 0.04
+    keys.put(
+        "reference", "none" if not beta else "adapter" if lora else "resident", *(["beta"] if keys.has("beta") else [])
+    )
+    temperature = keys.number("temperature") if keys.has("temperature") else 0.9
+    if temperature and temperature != 1:
+        keys.put("temperature", temperature, *(["temperature"] if keys.has("temperature") else []))
+    for key in ("log_entropy", "top_entropy_quantile"):
+        value = keys.number(key) if key == "top_entropy_quantile" else keys.flag(key)
+        if value and (value is True or value < 1):
+            keys.put("entropy", "metric", key)
+    keys.skip("temperature")
+
+
+def _models(keys: Keys, method: str) -> None:
+    """Reward models and teachers that stand on the trainer's cards."""
+    extra: list[dict[str, Any]] = []
+    if method in ("grpo", "ppo"):
+        extra = [{"role": "reward", "model": hub_id(name)} for name in keys.names("reward_model") or ()]
+    teacher = keys.text("teacher_model")
+    if teacher and method in ("distill", "grpo"):
+        extra.append({"role": "teacher", "model": hub_id(teacher)})
+        if keys.has("teacher_deepspeed"):
+            _teacher_sharding(keys)
+    keys.skip("reward_model", "teacher_model", "teacher_deepspeed", "offload_teacher_model", "teacher_model_server")
+    if extra and "extra_models" not in keys.draft.given:
+        keys.put("extra_models", extra, "teacher_model" if teacher else "reward_model")
+
+
+def _teacher_sharding(keys: Keys) -> None:
+    """A teacher that is shared among more ranks than the policy takes no more than is counted."""
+    stage = re.search(r"zero[-_]?([0-3])", str(keys.get("teacher_deepspeed")).lower())
+    why, own = "the teacher is counted as the policy's sharding has it", str(keys.draft.values.get("sharding") or "ddp")
+    if stage and own[-1:] <= stage[1] and own[-1:].isdigit():
+        keys.bound("teacher_deepspeed", why, "parallelism")
+    else:
+        keys.warn("teacher_deepspeed", why, "parallelism")
+
+
+VLLM = {f"vllm_{name}": inner for name, inner in ARGUMENTS.items()}
+BEARING = ("vllm_speculative_config", "vllm_engine_kwargs")
+OFFLOADS = {"offload_model": ("parameters",), "offload_optimizer": ("optimizer",)}
+
+
+def _engine(keys: Keys, method: str) -> None:
+    """vLLM in the trainer's processes, on a server, or, before 3.5, on the cards that no process trains on."""
+    if method in ONLINE and keys.flag("use_lmdeploy"):
+        warn_engine(keys, "use_lmdeploy", "LMDeploy beside the trainer is not counted")
+    elif method in ONLINE and keys.flag("use_vllm"):
+        _vllm(keys)
+    elif method in ONLINE:
+        put_engine(keys, "hf", "use_vllm")
+    keys.skip("use_vllm", *ENGINE)
+
+
+def _vllm(keys: Keys) -> None:
+    mode = (keys.text("vllm_mode") or "").lower()
+    hosts = next((key for key in ("vllm_server_host", "vllm_server_base_url") if keys.has(key)), "")
+    workers = keys.whole("num_infer_workers") or 0
+    apart = mode == "server" or bool(hosts) or 0 < workers <= keys.draft.facts.get("spare cards", 0)
+    put_engine(keys, "vllm", "use_vllm", separate=apart, own=False)
+    if apart and put_server(keys):
+        return
+    if workers and apart:
+        put(keys, "num_gpus", workers, "num_infer_workers")
+    read_fields(keys, VLLM)
+    for key in BEARING:
+        if keys.get(key) not in (None, "{}", {}):
+            keys.warn(key, "of the engine is not modelled", "engine")
+    if apart:
+        return
+    if keys.has("sleep_level"):
+        put(keys, "sleep", str(keys.whole("sleep_level")), "sleep_level")
+    if keys.has("move_model_batches"):
+        put_inner(keys, "sync", "gather", "unit", "move_model_batches")
+    put_offload(keys, OFFLOADS)

@@ -1,0 +1,103 @@
+"""Which of TRL's trainers a file or a command means, and that trainer's defaults by version."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
+from memplan.frameworks.documents import Settings
+from memplan.frameworks.hugging_face.arguments import DEFAULTS
+from memplan.frameworks.trl.keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
+from memplan.frameworks.trl.keys import TRAINER as TRL_TRAINER
+from memplan.tables.trainer import version_key
+
+
+def method_of(name: str) -> str:
+    """'examples/scripts/dpo_vlm.py' -> 'dpo'; empty where no word of it is a method."""
+    words = re.split(r"[^a-z0-9]+", name.rsplit("/", 1)[-1].lower())
+    if "online" in words and "dpo" in words:
+        return "online-dpo"
+    for word in words:
+        if word in COMMANDS or word in NOT_MODELLED:
+            return COMMANDS.get(word, word)
+    return ""
+
+
+def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Origin]:
+    """The trainer that a file of arguments is for. Raises InvalidJob where nothing says it."""
+    if "method" in draft.options:
+        return str(draft.options["method"]), Origin(FILE, "--method")
+    found = {
+        method: key for method, keys in METHOD_KEYS.items() for key in keys if settings.values.get(key) is not None
+    }
+    loss = _losses(settings)
+    if not found and loss and LOSSES.get(loss[0]):
+        found = {LOSSES[loss[0]]: "loss_type"}
+    if not found and settings.values.get("num_generations") is not None:
+        found = {"grpo": "num_generations"}
+    if len(found) == 1:
+        method, key = next(iter(found.items()))
+        return by_loss(settings, method, draft), Origin(FILE, f"{settings.where(key)}: {key}")
+    said = re.search(r"\btrl (\w+)|(\w*(?:dpo|sft|kto|grpo|rloo|orpo|cpo|reward)\w*)\.py\b", text)
+    word = method_of(said.group(1) or said.group(2)) if said else ""
+    if word in METHODS:
+        return by_loss(settings, word, draft), Origin(FILE, f"{settings.path}: {said.group() if said else ''}")
+    of_path = _of_path(settings.path)
+    if not found and of_path:
+        return by_loss(settings, of_path, draft), Origin(ASSUMED, f"the file's path says it: {settings.path}")
+    if len(found) > 1:
+        (one, a), (two, b) = list(found.items())[:2]
+        problem = f"{settings.where(a)}: {a} is of TRL's {one}, and {b} of its {two}"
+    else:
+        problem = f"{settings.path}: nothing says which of TRL's trainers reads it"
+    raise InvalidJob(problem, "add --method, such as --method dpo")
+
+
+def _of_path(path: str) -> str:
+    """The one method that a file's name, or the nearest folder with any, has a word of: recipes/dpo/config.yaml; empty
+    where there are two."""
+    for part in reversed(path.lower().split("/")):
+        words = re.split(r"[^a-z0-9]+", part)
+        found = {COMMANDS[word] for word in words if word in COMMANDS}
+        if found:
+            return found.pop() if len(found) == 1 and "online" not in words else ""
+    return ""
+
+
+def _losses(settings: Settings) -> list[str]:
+    value = settings.values.get("loss_type")
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)] if value is not None else []
+
+
+def by_loss(settings: Settings, method: str, draft: Draft) -> str:
+    """IPO is a loss of DPOTrainer, SimPO one of CPOTrainer."""
+    losses = _losses(settings)
+    if method == "dpo" and losses == ["ipo"]:
+        return "ipo"
+    if method == "cpo" and losses and losses[0] in ("simpo", "alphapo"):
+        return "simpo"
+    return method
+
+
+def defaults_of(method: str, version: str) -> dict[str, Any]:
+    """TRL's defaults by method and version; the newest where none is named."""
+    row = METHODS.get({"ipo": "dpo"}.get(method, method), {})
+    found = DEFAULTS | TRL_TRAINER | MODEL | row
+    since = version_key(version) or (99,)
+    if since < (1, 10) and "max_completion_length" in row:
+        found["max_completion_length"] = 256
+    if since < (0, 22):
+        found["gradient_checkpointing"] = False
+    if since < (0, 18):
+        found["bf16"] = False
+    if since < (0, 14) and method in ("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward"):
+        found["max_length"] = None if method in ("dpo", "ipo") and since >= (0, 12) else 512
+    if since >= (0, 29) and method in ("cpo", "simpo", "orpo"):
+        found["dtype"] = "auto"  # cpo.py and orpo.py read no ModelConfig.dtype, nor does their trainer (trl 1.16)
+    if since < (0, 29) and method in ("dpo", "ipo", "kto", "orpo", "cpo", "simpo"):
+        found["max_prompt_length"] = 512
+    if since < (0, 18) and method == "grpo":
+        found["beta"] = 0.04
+    return found

@@ -1,0 +1,143 @@
+"""verl's micro-batches: sequences of each GPU, of all GPUs together (0.1), or so many tokens.
+
+Source: verl 0.1 to 0.9 workers/fsdp_workers.py, workers/megatron_workers.py (normalisation by data-parallel ranks),
+utils/seqlen_balancing.py: rearrange_micro_batches.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.generating import count_larger, put
+from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
+from memplan.units import ceil_div
+
+REF, KL = "actor_rollout_ref.ref.", "algorithm.use_kl_in_reward"
+LENGTHS = ("data.max_response_length", "data.max_prompt_length", "data.max_length")
+
+
+def lengths_of(keys: Keys) -> tuple[int, int]:
+    """Tokens of a prompt and of a completion. Search-R1 joins what its turns generate and what they are answered, up to
+    ``max_prompt_length`` behind ``max_start_length`` (search_r1/llm_agent/generation.py: _update_right_side); what it
+    answers in one go, as SSRL trains, may be longer (TsinghuaC3I/SSRL verl/trainer/ppo/ray_trainer.py)."""
+    prompt = known(keys, "data.max_prompt_length", "sequence_length", 0)
+    response = known(keys, "data.max_response_length", "sequence_length", 0)
+    if not keys.has("data.max_start_length"):
+        return prompt, response
+    keys.skip("data.max_obs_length", "data.max_infer_length")
+    start = known(keys, "data.max_start_length", "sequence_length", 0)
+    return (start, prompt) if start >= response else (prompt, response)  # one that searches nothing answers at once
+
+
+def reference_key(keys: Keys) -> str:
+    """The setting by which there is a reference; to 0.3 there always is (main_ppo.py: role_worker_mapping)."""
+    said = (f"{ACTOR}use_kl_loss", KL)
+    always = said[0] if keys.draft.facts["verl"] in ("0.1", "0.2", "0.3") else ""
+    return next((key for key in said if keys.flag(key)), always)
+
+
+def of_tokens(keys: Keys, tokens: int, length: int, completion: int, key: str) -> int:
+    """A micro-batch that is packed up to so many tokens; a longer sequence is one by itself. Sequences in it."""
+    keys.put("token_budget", max(tokens, length), key)
+    keys.put("sequence_length", length, *LENGTHS)
+    if completion:
+        keys.put("completion_length", completion, LENGTHS[0])
+    return max(1, tokens // length)
+
+
+def update_batch(
+    keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, tokens_shared: int, megatron: bool
+) -> int:
+    """Completions of a micro-batch, micro-batches of a mini-batch, completions of a prompt. ``shared``: GPUs that hold
+    one copy of a sequence's work; ``tokens_shared``: those that divide its tokens. The tokens of a micro-batch."""
+    length, completion = lengths
+    ranks = max(1, gpus // shared)
+    group = known(keys, f"{ROLLOUT}n")
+    mini = ceil_div(known(keys, f"{ACTOR}ppo_mini_batch_size") * group, ranks)
+    key, batch = _micro(keys, ranks)
+    if keys.flag(f"{ACTOR}use_dynamic_bsz"):
+        key = f"{ACTOR}ppo_max_token_len_per_gpu"
+        tokens = known(keys, key, "batch_size", length) * tokens_shared
+        padded = not megatron and keys.flag(f"{MODEL}use_remove_padding") is False
+        batch = _of_rows(keys, mini, tokens // length, key) if padded else 0
+        batch = batch or of_tokens(keys, tokens, length, completion, key)
+        keys.skip(f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size")
+    if "token_budget" not in keys.draft.values:
+        keys.put("sequence_length", length, "data.max_response_length", "data.max_prompt_length")
+        if completion:
+            keys.put("completion_length", completion, "data.max_response_length")
+        if keys.flag(f"{ACTOR}use_dynamic_bsz") or key:
+            keys.put("batch_size", batch, key)
+        else:
+            keys.assume("batch_size", 1, f"{ACTOR}ppo_micro_batch_size_per_gpu is not set: one completion is assumed")
+    steps = max(1, ceil_div(mini, batch))
+    keys.put("gradient_accumulation_steps", steps, f"{ACTOR}ppo_mini_batch_size")
+    if group > 1 and (batch * steps * gpus) % group == 0:
+        put(keys, "group_size", group, f"{ROLLOUT}n")
+    update = keys.draft.values.get("token_budget", batch * length)
+    _scoring(keys, update, length, (ranks, tokens_shared), not megatron)
+    return int(update)
+
+
+PADDED = "tokens are counted without padding, and rows keep theirs: as many stand in one as there are"
+
+
+def _of_rows(keys: Keys, rows: int, least: int, key: str) -> int:
+    """Sequences of a micro-batch whose budget counts tokens without padding, where padding stays: short ones may all
+    stand in one. ``rows``: all there are; ``least``: how many do, were each at its longest."""
+    if rows > max(1, least):
+        keys.draft.bound(key, keys.settings.where(key), PADDED, "batch")
+    return rows
+
+
+def _micro(keys: Keys, ranks: int) -> tuple[str, int]:
+    """The key that says it, and sequences of each GPU; no key where none is set."""
+    each, whole = f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size"
+    if keys.get(each) is not None:
+        keys.skip(whole)
+        return each, known(keys, each, "batch_size")
+    if keys.get(whole) is not None:
+        return whole, max(1, known(keys, whole, "batch_size", ranks) // ranks)
+    return "", 1
+
+
+def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], counted: bool) -> None:
+    """Log-probabilities before the update, of the policy and of the reference: the larger micro-batch of both, where it
+    is not the update's. Where they are not ``counted`` by themselves (Megatron), the update is at a larger one."""
+    ranks, tokens_shared = divided
+    sizes, most = {}, _rollouts(keys, ranks)
+    for at in (ROLLOUT, REF) if reference_key(keys) else (ROLLOUT,):
+        budget, each, whole = (f"{at}log_prob_{name}" for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu",
+                                                                  "micro_batch_size"))  # fmt: skip
+        dynamic = keys.flag(f"{at}log_prob_use_dynamic_bsz")
+        dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
+        if dynamic:
+            key, size = budget, known(keys, budget, usual=0) * tokens_shared
+            if counted and size and keys.flag(f"{MODEL}use_remove_padding") is False:
+                size = _of_rows(keys, most, size // length, budget) * length
+        elif keys.get(each) is not None:
+            key, size = each, min(known(keys, each, usual=0), most) * length
+        else:
+            key, size = whole, min(known(keys, whole, usual=0) // ranks, most) * length
+        keys.skip(budget, each, whole)
+        sizes[key] = size
+    key, size = max(sizes.items(), key=lambda pair: pair[1])
+    if not counted and size > tokens:
+        count_larger(keys, key, size, tokens)
+    elif counted and size and size != tokens:
+        keys.put("logprob_token_budget", max(size, length), key)
+
+
+_OWN = re.compile(r"(?:env|agent|actor_rollout_ref\.(?:agent|env))\.|.*\.rollout\.n_\w+|.*turns?$")
+"""Settings of forks that may make other numbers of completions than ``n`` of each prompt."""
+
+
+def _rollouts(keys: Keys, ranks: int) -> int:
+    """Completions that each rank scores in all, which no micro-batch is larger than; without a bound in a fork that
+    makes others."""
+    prompts, group = keys.settings.values.get("data.train_batch_size"), keys.get(f"{ROLLOUT}n")
+    if not isinstance(prompts, int) or not isinstance(group, int) or any(map(_OWN.match, keys.settings.values)):
+        return 10**6
+    return max(1, ceil_div(prompts * group, ranks))

@@ -1,0 +1,125 @@
+"""EasyR1: a fork of verl with settings of its own, read as those of verl that they are.
+
+Source: hiyouga/EasyR1 0.3.2 verl/workers/actor/config.py, critic/config.py, trainer/config.py, workers/fsdp_workers.py,
+workers/actor/dp_actor.py (dynamic_batching: a micro-batch holds as many tokens as its sequences would at full length).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
+
+OF_MODEL = {
+    "model_path": "path",
+    "enable_gradient_checkpointing": "enable_gradient_checkpointing",
+    "trust_remote_code": "trust_remote_code",
+    "tokenizer_path": "tokenizer_path",
+    "lora.rank": "lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.target_modules": "target_modules",
+    "lora.exclude_modules": "exclude_modules",
+}
+OF_ACTOR = {
+    "global_batch_size": "ppo_mini_batch_size",
+    "micro_batch_size_per_device_for_update": "ppo_micro_batch_size_per_gpu",
+    "ulysses_size": "ulysses_sequence_parallel_size",
+    "optim.strategy": "optim.optimizer",
+    "fsdp.torch_dtype": "fsdp_config.model_dtype",
+    "fsdp.fsdp_size": "fsdp_config.fsdp_size",
+    "fsdp.enable_cpu_offload": "fsdp_config.offload_policy",
+    "fsdp.use_orig_params": "fsdp_config.use_orig_params",
+    "fsdp.mp_param_dtype": "fsdp_config.mixed_precision.param_dtype",
+    "fsdp.mp_reduce_dtype": "fsdp_config.mixed_precision.reduce_dtype",
+    "offload.offload_params": "fsdp_config.param_offload",
+    "offload.offload_optimizer": "fsdp_config.optimizer_offload",
+    "offload.param_offload": "fsdp_config.param_offload",
+    "offload.optimizer_offload": "fsdp_config.optimizer_offload",
+    "use_kl_loss": "use_kl_loss",
+    "entropy_coeff": "entropy_coeff",
+    "strategy": "strategy",
+    "padding_free": "padding_free",
+    "use_torch_compile": "use_torch_compile",
+    "model.freeze_vision_tower": "freeze_vision_tower",
+}
+OF_ROLLOUT = words(
+    "name n temperature dtype gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs enforce_eager"
+)
+NAMES = (
+    {f"worker.actor.model.{key}": f"{MODEL}{name}" for key, name in OF_MODEL.items()}
+    | {f"worker.actor.{key}": f"{ACTOR}{name}" for key, name in OF_ACTOR.items()}
+    | {f"worker.critic.model.{key}": f"critic.model.{name}" for key, name in OF_MODEL.items()}
+    | {
+        "worker.actor.padding_free": f"{MODEL}use_remove_padding",
+        "worker.actor.micro_batch_size_per_device_for_experience": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
+        "worker.critic.micro_batch_size_per_device_for_update": "critic.ppo_micro_batch_size_per_gpu",
+        "worker.critic.offload.offload_params": "critic.model.fsdp_config.param_offload",
+        "worker.critic.offload.offload_optimizer": "critic.model.fsdp_config.optimizer_offload",
+        "worker.critic.offload.param_offload": "critic.model.fsdp_config.param_offload",
+        "worker.critic.offload.optimizer_offload": "critic.model.fsdp_config.optimizer_offload",
+        "algorithm.use_kl_loss": f"{ACTOR}use_kl_loss",
+        **{f"worker.rollout.{name}": f"{ROLLOUT}{name}" for name in OF_ROLLOUT},
+        "worker.rollout.tensor_parallel_size": f"{ROLLOUT}tensor_model_parallel_size",
+    }
+)
+"""EasyR1's settings and verl's that they are."""
+DEFAULTS: dict[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "worker.actor.micro_batch_size_per_device_for_update": 4,
+    "worker.actor.micro_batch_size_per_device_for_experience": 16,
+    "worker.actor.model.lora.alpha": 64,
+    "worker.actor.optim.strategy": "adamw",
+    "worker.actor.padding_free": True,
+    "worker.rollout.gpu_memory_utilization": 0.6,
+    "worker.rollout.tensor_parallel_size": 2,
+}
+BEFORE = re.compile(
+    r"worker\.(?:actor\.(?:use_kl_loss|kl_loss_\w+|entropy_coeff)|\w+\.offload\.(?:param|optimizer)_offload)"
+)
+"""Settings that only EasyR1 0.1 has, whose rows are padded, and whose loss has the entropy in it (Seg-Zero
+verl/workers/actor/config.py, dp_actor.py)."""
+OLDER: dict[str, Any] = {
+    "worker.actor.padding_free": False,
+    "worker.actor.use_kl_loss": True,
+    "worker.actor.entropy_coeff": 0.001,
+}
+QUIET = re.compile(
+    r"""(?:data|algorithm|trainer|worker\.(?:rollout|reward|ref))\..*
+    |worker\.\w+\.(?:optim\.(?!strategy).*|clip_ratio\w*|kl_loss_\w+|loss_\w+|tau_\w+|ppo_epochs|max_grad_norm|dynamic_batching
+    |fsdp\.(?:enable_rank0_init|mp_buffer_dtype)|use_torch_compile)|config""",
+    re.VERBOSE,
+)
+"""Groups that the update's memory does not feel, but for what is read of them."""
+KEPT = words(
+    "data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes algorithm.adv_estimator"
+)
+WHOLE = words("worker.actor.fsdp.enable_full_shard worker.critic.fsdp.enable_full_shard")
+"""FULL_SHARD, which is what is counted."""
+OPTIMIZERS = {"adamw": "AdamW"}
+HALF = ("bf16", "bfloat16")
+
+
+def as_verl(settings: Settings) -> Settings:
+    """The settings under verl's names, each with its line; EasyR1's own defaults are in them."""
+    values: dict[str, Any] = {}
+    lines = dict(settings.lines)
+    paths = dict(settings.paths)
+    older = OLDER if any(map(BEFORE.fullmatch, settings.values)) else {}
+    for key, value in {**DEFAULTS, **older, **settings.values}.items():
+        name = NAMES.get(key, key)
+        if name in WHOLE and value is True:
+            continue
+        if name == key and key not in KEPT and QUIET.fullmatch(key):
+            continue
+        values[name] = OPTIMIZERS.get(str(value), value) if name.endswith("optim.optimizer") else value
+        if key in settings.lines:
+            lines[name] = settings.lines[key]
+            paths.update({name: settings.paths[key]} if key in settings.paths else {})
+    if values.get(f"{ACTOR}fsdp_config.model_dtype") in HALF and values[f"{ACTOR}optim.optimizer"] == "adamw_bf16":
+        values[f"{ACTOR}optim.optimizer"] = "AdamW"  # whose states have the dtype of their weights
+    without = settings.values.get("algorithm.disable_kl") is True
+    values["algorithm.use_kl_in_reward"] = not without  # in the loss or in the reward: a reference scores
+    values[f"{ACTOR}use_kl_loss"] = not without and values.get(f"{ACTOR}use_kl_loss") is True
+    return Settings(settings.path, values, lines, settings.prefix, paths)

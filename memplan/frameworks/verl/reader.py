@@ -1,0 +1,212 @@
+"""verl and what builds on it: overrides of ``main_ppo``, recipes and SFT trainers, in a command, a script, or as YAML.
+
+Dotted names throughout; defaults of the version that the settings tell (``verl_versions``).
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from memplan.errors import NoTraining
+from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.critics import read_critic
+from memplan.frameworks.deciding import no_less, subject_of
+from memplan.frameworks.documents import Document
+from memplan.frameworks.own_words.names import OTHERS
+from memplan.frameworks.verl.asking import VerlKeys, gpus, settled
+from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_batch
+from memplan.frameworks.verl.easyr1 import as_verl
+from memplan.frameworks.verl.fsdp import ulysses
+from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT
+from memplan.frameworks.verl.keys import SFT as NEW_SFT
+from memplan.frameworks.verl.megatron import degrees
+from memplan.frameworks.verl.names import sense
+from memplan.frameworks.verl.parts import copies_shared, read_engine, read_model, read_optimizer, strategy_of
+from memplan.frameworks.verl.reward import read_reward
+from memplan.frameworks.verl.rollout import read_rollout
+from memplan.frameworks.verl.sft import read_old_sft, read_sft
+from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, Given, given, marks
+from memplan.frameworks.verl.switches import read_switches
+from memplan.frameworks.verl.versions import changed, code_beside, version_of
+from memplan.frameworks.verl.write import write
+from memplan.spec.reading import MOST_NAMED, Unread
+
+TURNS = re.compile(rf"{re.escape(ROLLOUT)}(?:num|max|n)_(?:turns?|rounds?|generation_rounds?)")
+"""Of ``rollout`` itself: what verl and DeepEyes have in sections ends at the response's length."""
+TRAINED_REWARD = re.compile(r"reward_model\.(?:prime_model|model\.(?:update|optim))\b")
+"""PRIME's, which is updated at every step."""
+
+
+def recognise(document: Document) -> tuple[str, ...]:
+    """Its settings by name, whatever the module that they are given to is called."""
+    return marks(document)
+
+
+def read(document: Document, draft: Draft) -> None:
+    """One training, of a script or of YAML."""
+    found = given(document, draft)
+    if found.kind == EASY:
+        found = found._replace(settings=as_verl(found.settings), kind=RL)
+        version, title = "0.7", "EasyR1"
+    else:
+        draft.facts["verl beside"] = code_beside(found.settings.path)
+        version, title = version_of(found, draft.facts["verl beside"]), "verl"
+    found = found._replace(settings=settled(draft, found.settings))
+    usual = {RL: DEFAULTS, SFT: OLD_SFT, ENGINE: NEW_SFT}[found.kind]
+    draft.facts["verl"] = version
+    framework = FRAMEWORK._replace(title=title, version=version if title == "verl" else "0.3")
+    draft.read[-1:] = [f"{framework.label} ({document.path})"]
+    keys = VerlKeys(draft, found.settings, framework, changed(usual, version))
+    if version != FRAMEWORK.version:
+        draft.put("trainer_version", version, Origin("trainer", f"the settings are {title} {framework.version}'s"))
+    {RL: read_rl, SFT: read_old_sft, ENGINE: read_sft}[found.kind](keys, found)
+    name = draft.facts.get("verl trainer", "verl")
+    draft.put("trainer", name, Origin(FILE, f"{keys.settings.path}: {title}'s settings"))
+    _close(keys)
+
+
+def read_rl(keys: Keys, found: Given) -> None:
+    """PPO, GRPO, RLOO: the actor's update."""
+    if keys.flag("trainer.val_only"):
+        where = keys.settings.where("trainer.val_only")
+        raise NoTraining(f"{where}: trainer.val_only: verl validates and trains nothing", "take it out to train")
+    estimator = (keys.text("algorithm.adv_estimator") or "gae").lower().rpartition(".")[2]
+    method = METHODS.get(estimator, "grpo")
+    if estimator not in METHODS and estimator not in LIKE_GRPO:
+        method = _of_a_fork(keys, estimator)
+    if keys.flag("critic.enable") is False:
+        method = "grpo" if method == "ppo" else method
+    keys.put("method", method, "algorithm.adv_estimator")
+    prompt, response = lengths_of(keys)
+    strategy, said = strategy_of(keys, found)
+    megatron = strategy == "megatron"
+    at = f"{ACTOR}megatron." if megatron else f"{ACTOR}fsdp_config."
+    shared = copies_shared(keys, at) if megatron else ulysses(keys, ACTOR, at)
+    world = gpus(keys, 8, shared)
+    tokens_shared = degrees(keys, at).get("context_parallel", 1) if megatron else shared
+    tokens = update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
+    key = reference_key(keys)
+    rank = read_model(keys, MODEL, megatron)
+    host = not megatron or bool(keys.flag("actor_rollout_ref.ref.megatron.param_offload"))
+    keys.put("reference", ("adapter" if rank else "offloaded" if host else "resident") if key else "none", key or KL)
+    _entropy(keys)
+    temperature = keys.number(f"{ROLLOUT}temperature")
+    if temperature and temperature != 1:
+        keys.put("temperature", temperature, f"{ROLLOUT}temperature")
+    read_engine(keys, strategy, said, at, ACTOR, world)
+    read_switches(keys, MODEL, at)
+    if method == "ppo":
+        read_critic(keys, megatron, max(1, world // shared), tokens_shared)
+    read_optimizer(keys, f"{ACTOR}optim.")
+    _beside(keys, tokens)
+    read_rollout(keys, found.config, at)
+
+
+def _of_a_fork(keys: Keys, estimator: str) -> str:
+    """An estimator that verl does not have: with a critic where the file says one's batch or model, since verl's own
+    has a model of a folder that nobody has."""
+    critic = any(re.match(r"critic\.(?:model\.path|ppo_micro|ppo_max_token)", key) for key in keys.settings.values)
+    key = "algorithm.adv_estimator"
+    if critic:
+        keys.bound(key, f"{estimator[:30]} is counted with the critic that the file describes", "method")
+    else:
+        where = keys.settings.where(key)
+        keys.draft.remarks.append(f"{where}: {estimator[:30]} is counted as grpo: the file describes no critic")
+    return "ppo" if critic else "grpo"
+
+
+def _beside(keys: Keys, tokens: int) -> None:
+    """Models on the trainer's cards beside it."""
+    read_reward(keys, tokens)
+    if keys.flag("distillation.enabled"):
+        keys.warn("distillation.enabled", "the model that scores or teaches is not counted", "model")
+    trained = next((key for key in keys.settings.values if TRAINED_REWARD.match(key)), "")
+    if trained:
+        keys.warn(trained, "the reward model that is trained beside the policy is not counted", "model")
+
+
+def _entropy(keys: Keys) -> None:
+    """An entropy in the loss, or as a metric; before 0.4 it is always in the loss (dp_actor.py: update_policy)."""
+    if keys.number(f"{ACTOR}entropy_coeff") or keys.draft.facts["verl"] in ("0.1", "0.2", "0.3"):
+        keys.put("entropy", "loss", f"{ACTOR}entropy_coeff")
+    elif keys.flag(f"{ACTOR}calculate_entropy"):
+        keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
+    elif keys.framework.title == "EasyR1":  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
+        keys.put("entropy", "unscored")
+
+
+def _close(keys: Keys) -> None:
+    """Of what nobody took: what bears on memory and is on, and every name that verl does not have."""
+    budget = keys.draft.values.get("token_budget")  # no micro-batch is longer
+    strange = []
+    for key, value in keys.settings.values.items():
+        if keys.took(key) or value is None:
+            continue
+        off = value in ("", "null", -1) or value is False or (value is not True and value in (0, 1))
+        kind = sense(key)
+        if kind == "unknown":
+            generates = key.startswith(ROLLOUT)  # told as a whole
+            if TURNS.fullmatch(key) and isinstance(value, int) and value > 1 and not budget:
+                keys.warn(key, "turns of a fork's own may make sequences longer than the file says", "lengths")
+                continue
+            decides = "" if off or generates else subject_of(key.removeprefix("actor_rollout_ref."), value)
+            decides = _felt(keys, key, value, decides)
+            why = no_less(decides, key, value, keys.draft.values)
+            if why:
+                keys.bound(key, why, decides)
+            elif why is None and decides in ASKED:
+                _ask_instead(keys, key, value, decides)
+            elif (why is None and decides) or (not off and get_close_matches(key, keys.defaults, 1, A_SLIP)):
+                keys.warn(key, f"no setting of {keys.framework.label} that is known", decides)
+            elif not off:
+                strange.append(key)
+        elif kind == "bearing" and not off:
+            keys.warn(key)
+    if strange:
+        more = f" and {len(strange) - MOST_NAMED} more" if len(strange) > MOST_NAMED else ""
+        names = ", ".join(key[:60] for key in strange[:MOST_NAMED])
+        keys.draft.remarks.append(
+            f"{keys.settings.where(strange[0])}: no settings of {keys.framework.label} that are known, and none that "
+            f"memory feels by their names: {names}{more}"
+        )
+
+
+OF_A_GROUP = {
+    "data": ("lengths", "batch"),
+    "algorithm": ("model", "adapters", "lengths"),
+    "trainer": ("model", "adapters"),
+}
+"""What of memory a fork's own setting of these groups may decide: the others' are of rewards, steps and logs."""
+OF_LOG_PROBS = re.compile(r"loss_(?:impl|fn|func|function|mode|type|agg\w*)$")
+"""Which loss is made of the log-probabilities: of numbers of rows, whatever it is."""
+A_SLIP = 0.93
+"""How alike a setting is to one that it is a slip of."""
+ASKED = {"lengths": "sequence_length", "batch": "batch_size"}
+"""What of memory a fork's own setting decides -> the job's key that says it in its place."""
+
+
+def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
+    """What of memory a fork's own setting decides; nothing where its group does not, or where it is no more than what
+    is counted: verl-tool's lengths of parts (verl_tool/agent_loop/verltool_agent_loop.py: response_length)."""
+    decides = decides if decides in OF_A_GROUP.get(key.partition(".")[0], (decides,)) else ""
+    decides = "" if decides in ("loss", "method") and OF_LOG_PROBS.search(key) else decides
+    said = {**keys.draft.values, **keys.draft.options}
+    part = key.startswith("actor_rollout_ref.agent.") and isinstance(value, int)
+    return "" if part and decides == "lengths" and value <= int(said.get("sequence_length") or 0) else decides
+
+
+def _ask_instead(keys: Keys, key: str, value: Any, decides: str) -> None:
+    """A fork's own setting of lengths or batches, which only the user knows the meaning of."""
+    asks = ASKED[decides]
+    keys.skip(key)
+    if any(each.asks == asks for each in keys.draft.unread):
+        return
+    asks = "token_budget" if decides == "batch" and "token_budget" in keys.draft.values else asks
+    hint = f"add --{asks.replace('_', '-')}" if asks != "token_budget" else "add --set token_budget=…"
+    what = f"{key[:60]} {str(value)[:20]} is no setting of {keys.framework.label} that is known"
+    keys.draft.unread.append(Unread(key, keys.settings.where(key), what, decides, hint, asks))
+
+
+FRAMEWORK = Framework("verl", "verl", "0.9", recognise, read, write, generates=True, extends=OTHERS, trainer="verl")

@@ -1,0 +1,133 @@
+"""What generates in verl's reinforcement learning: the engine, its place, the weights' way to it, what then waits on
+the host.
+
+Source: verl 0.4 to 0.9 trainer/config/rollout/rollout.yaml, workers/config/rollout.py, workers/engine_workers.py
+(param_offload moves gradients too), utils/megatron_utils.py; recipes one_step_off_policy, fully_async_policy.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memplan.frameworks.base import Keys
+from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.generating import (
+    FELT,
+    SGLANG,
+    VLLM,
+    put,
+    put_bucket,
+    put_engine,
+    put_offload,
+    read_fields,
+    warn_engine,
+)
+from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.keys import ROLLOUT
+
+NAMES = {"vllm": "vllm", "vllm_spmd": "vllm", "vllm_async": "vllm", "vllm_omni": "vllm", "sglang": "sglang",
+         "sglang_async": "sglang", "hf": "hf", "naive": "hf"}  # fmt: skip
+FIELDS = {name: VLLM[name] for name in ("data_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+                                        "dtype", "quantization", "enforce_eager", "logprobs_mode")} | {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "expert_parallel_size": "expert_parallel",
+}  # fmt: skip
+"""Of ``rollout``, whichever the engine."""
+SHARE = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
+"""What ``gpu_memory_utilization`` is to each."""
+OFFLOADS = {
+    "param_offload": ("parameters", "gradients"),
+    "offload_params": ("parameters", "gradients"),
+    "grad_offload": ("gradients",),
+    "optimizer_offload": ("optimizer",),
+}
+BUCKETS = ("update_weights_bucket_megabytes", "checkpoint_engine.update_weights_bucket_megabytes")
+BEARING = ("disaggregation.enabled", "qat", "quantization_config_file")
+
+
+def read_rollout(keys: Keys, found_config: str, at: str) -> None:
+    """``found_config``: name of the config that the settings stand on; ``at``: where the actor's engine is."""
+    word = (keys.text(f"{ROLLOUT}name") or "vllm").lower()
+    said = [key for key in (f"{ROLLOUT}name", *keys.settings.values) if keys.has(key) and key.startswith(ROLLOUT)]
+    key = said[0] if said else f"{ROLLOUT}name"
+    name = NAMES.get(word) or next((engine for engine in SHARE if engine in word), None)  # a fork's own class of it
+    if name and word not in NAMES:
+        keys.draft.remarks.append(f"{keys.settings.where(key)}: {word[:40]} is counted as {name}")
+    apart = _apart(keys, found_config)
+    if name is None:
+        if not apart:
+            warn_engine(keys, key, f"the generation engine ({word[:20]}) beside the trainer is not counted")
+        return
+    put_engine(keys, name, key, separate=apart or None)
+    if keys.framework.title == "EasyR1":  # its engine is in the workers' processes: vllm_rollout_spmd.py
+        put(keys, "process", "same", key)
+        put(keys, "sleep", "1", key)
+    read_fields(keys, FIELDS, ROLLOUT)
+    if name in SHARE:
+        read_fields(keys, {"gpu_memory_utilization": SHARE[name]}, ROLLOUT)
+        _own(keys, name)
+    if keys.flag(f"{ROLLOUT}free_cache_engine") is False:
+        _awake(keys, name)
+    for each in BUCKETS:
+        put_bucket(keys, f"{ROLLOUT}{each}", 2**20)
+    if keys.flag(f"{ROLLOUT}layered_summon"):
+        put_inner(keys, "sync", "gather", "unit", f"{ROLLOUT}layered_summon")
+    for each in BEARING:
+        if keys.get(f"{ROLLOUT}{each}"):
+            keys.warn(f"{ROLLOUT}{each}", "is not modelled", "engine")
+    _offload(keys, at)
+
+
+def _awake(keys: Keys, name: str) -> None:
+    """``free_cache_engine: false``, which keeps the engine awake from 0.5 on. In 0.2 to 0.4 vLLM from 0.7 on sleeps
+    whatever it says (workers/sharding_manager/fsdp_vllm.py: __exit__), and older ones keep their cache."""
+    key, beside = f"{ROLLOUT}free_cache_engine", keys.draft.facts.get("verl beside", "")
+    sleeps = name == "vllm" and keys.framework.title == "verl" and keys.draft.facts["verl"] in ("0.2", "0.3", "0.4")
+    if sleeps and beside == "0.4":
+        keys.draft.remarks.append(f"{keys.settings.where(key)}: verl 0.4 lets vLLM sleep whatever {key} says")
+        return
+    put(keys, "sleep", "none", key)
+    if sleeps and "sleep" not in (keys.draft.options.get("rollout") or {}):
+        why = "the engine is counted as awake: before 0.5 verl lets vLLM from 0.7 on sleep, whatever this says"
+        hint = "add --set rollout.sleep=1"
+        keys.draft.bound(key, keys.settings.where(key), why, "engine", "rollout.sleep", hint)
+
+
+def _offload(keys: Keys, at: str) -> None:
+    """What waits on the host while the engine generates; where a critic trains too, what both move."""
+    put_offload(keys, {f"{at}{each}": parts for each, parts in OFFLOADS.items()})
+    actor = keys.draft.values.get("trainer_offload")
+    if keys.draft.values["method"] != "ppo" or not actor:
+        return
+    places = ("critic.model.fsdp_config.", "critic.fsdp.", "critic.megatron.")
+    said = [(f"{place}{each}", parts) for place in places for each, parts in OFFLOADS.items()]
+    moved = {part for key, parts in said if keys.flag(key) for part in parts}
+    both = [part for part in actor if part in moved]
+    if both != list(actor):
+        keys.draft.values["trainer_offload"] = both
+        key = next((key for key, _ in said if keys.has(key)), f"{at}param_offload")
+        why = "the critic stays on the card: so is the policy counted"
+        keys.bound(key, why, "engine")
+
+
+def _apart(keys: Keys, config: str) -> bool:
+    """Whether the engine has cards of its own, and how many."""
+    asynchronous = bool(re.search(r"fully_async|one_step_off", config))
+    if not asynchronous and keys.flag("actor_rollout_ref.hybrid_engine") is not False:
+        return False
+    for at in ("rollout.", ROLLOUT):
+        if keys.has(f"{at}n_gpus_per_node"):
+            size = known(keys, f"{at}n_gpus_per_node") * known(keys, f"{at}nnodes")
+            put(keys, "num_gpus", size, f"{at}n_gpus_per_node")
+            break
+    return True
+
+
+def _own(keys: Keys, name: str) -> None:
+    """``engine_kwargs.vllm``: arguments as the engine calls them, stronger than verl's."""
+    at = f"{ROLLOUT}engine_kwargs.{name}."
+    read_fields(keys, VLLM if name == "vllm" else SGLANG, at)
+    for inner in FELT:
+        if keys.get(f"{at}{inner}"):
+            keys.warn(f"{at}{inner}", "of the engine is not modelled", "engine")

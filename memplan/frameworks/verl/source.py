@@ -1,0 +1,231 @@
+"""verl's settings by dotted name, of nested YAML or of a command's overrides, and whose trainer they are of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memplan.errors import InvalidJob
+from memplan.frameworks.base import Draft
+from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.following import open_reference
+from memplan.frameworks.shell.reader import Word, scalar
+
+RL, SFT, ENGINE, EASY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1"
+"""Trainers: of reinforcement learning; the older and the newer of supervised fine-tuning; EasyR1's."""
+_SFT_PROGRAM = re.compile(r"\b(fsdp_sft_trainer|sft_trainer(?:_ray)?)\b")
+_NO_TRAINING = re.compile(r"\bmain_(generation|eval)\w*|model_merger|\bdiagnose\b|preprocess")
+"""Programs that train nothing."""
+_OVERRIDE = re.compile(r"['\"]?(\+{0,2}|~)([A-Za-z_]\w*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
+_NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
+_MARKS = re.compile(
+    r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|\bsft_trainer|model\.partial_pretrain="
+)
+WITHOUT_DOT = ("ulysses_sequence_parallel_size", "use_remove_padding", "engine", "model_engine", "config")
+"""Names that stand at the top of a config and mean something; others are variables of the shell."""
+CONFIGS = re.compile(r"(ppo|dapo|gspo|sppo|entropy|prime|spin|r1|rl|grpo|gen|\w*fully_async\w*|\w*one_step_off\w*)?_?"
+                     r"(ppo_|dapo_)?(megatron_|fsdp_)?trainer(_engine)?|sft_trainer(_engine)?|rl")  # fmt: skip
+"""Names of verl's own configs and its recipes', whose defaults are verl's for what memory feels."""
+
+
+class Given(NamedTuple):
+    """What a file says of one training."""
+
+    settings: Settings
+    kind: str
+    """RL, SFT, ENGINE or EASY."""
+    added: frozenset[str] = frozenset()
+    """Names with a plus before them: the config of that version has them not."""
+    config: str = ""
+    """Name of the Hydra config."""
+
+
+MICRO_BATCHES = {"micro_batch_size_per_gpu", "micro_batch_size", "max_token_len_per_gpu"}
+"""Any of which a config of supervised fine-tuning has under ``data``."""
+
+
+def marks(document: Document) -> tuple[str, ...]:
+    """What tells verl's files: names of its settings."""
+    if document.form == "shell":
+        return ("actor_rollout_ref",) if _MARKS.search(document.text) else ()
+    values = document.settings.values
+    if document.form != "yaml":
+        return ()
+    if isinstance(values.get("actor_rollout_ref"), Mapping):
+        return ("actor_rollout_ref",) if {"actor", "model", "rollout"} & set(values["actor_rollout_ref"]) else ()
+    if str(values.get("_target_")).startswith("verl."):
+        return ("_target_",)
+    worker, data = values.get("worker"), values.get("data")
+    if isinstance(worker, Mapping) and isinstance(worker.get("actor"), Mapping):
+        return ("worker",)
+    batched = isinstance(data, Mapping) and MICRO_BATCHES & set(data)
+    if batched and "trainer" in document.keys:
+        return ("data",)
+    if _default_config(values) in ("ppo_trainer", "ppo_megatron_trainer"):
+        return ("actor_rollout_ref",)
+    generates = isinstance(data, Mapping) and "rollout" in document.keys and "model" in document.keys
+    return ("rollout",) if generates else ()
+
+
+def given(document: Document, draft: Draft) -> Given:
+    """The training of a file. Raises InvalidJob where there is none."""
+    if document.form == "shell":
+        return _of_script(document, draft)
+    settings, found = document.settings, marks(document)
+    if not {"actor_rollout_ref", "worker", "data"} & set(found):
+        part = "a part of verl's configuration" if "_target_" in found else "verl's generation or evaluation"
+        raise InvalidJob(f"{settings.path}: {part}, no training", "name the script that starts one")
+    own = _plain(settings)
+    kind = RL if "actor_rollout_ref" in found else EASY if "worker" in found else ENGINE
+    model = own.values
+    if kind == ENGINE and ("model.partial_pretrain" in model or "engine.strategy" not in model):
+        older = "data.max_token_len_per_gpu" not in model and "model.path" not in model
+        kind = SFT if older else ENGINE
+    return _over(draft, Given(own, kind), "", _default_config(settings.values))
+
+
+def _default_config(values: Mapping[str, Any]) -> str:
+    """The config that a YAML begins with: the first of its ``defaults``."""
+    defaults = values.get("defaults")
+    named = [each for each in defaults if isinstance(each, str)] if isinstance(defaults, list) else []
+    return next((each for each in named if each != "_self_"), "")
+
+
+def _plain(settings: Settings) -> Settings:
+    values = {key: value for key, value in flat(settings.values) if not key.startswith(("defaults", "hydra"))}
+    return Settings(settings.path, referred(values), settings.lines)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def referred(values: dict[str, Any]) -> dict[str, Any]:
+    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name."""
+
+    def one(value: Any) -> Any:
+        match = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}", str(value))
+        if match is None or not isinstance(value, str):
+            return value
+        if match.group(2) is None and match.group(1) not in values:
+            return value
+        found = values.get(match.group(1))
+        return found if found is not None and not is_template(found) else scalar(match.group(2) or "null")
+
+    return {key: one(value) for key, value in values.items()}
+
+
+def _of_script(document: Document, draft: Draft) -> Given:
+    """The overrides of the first training that a script starts, over the config that it names."""
+    for words in (list(command.words) for command in document.commands):
+        texts = " ".join(word.text for word in words if "=" not in word.text)
+        if _NO_TRAINING.search(texts):
+            continue
+        values, lines, added = _overrides(words)
+        kind = _kind(values, texts)
+        if not kind:
+            continue
+        handed = next((word for word in words if re.search(r"\.(sh|bash)$", word.text)), None)
+        if handed is not None:
+            why = "the script that these settings are handed to is not here: what it sets itself is not known"
+            draft.warn(handed.text[-60:], f"{document.path}, line {handed.line}", why, "model", "name that script")
+        if kind in (SFT, ENGINE):
+            counts = _torchrun(words)
+            values |= counts
+            lines |= dict.fromkeys(counts, words[0].line)
+        settings = Settings(document.path, values, lines)
+        path, name = _config(words, values)
+        return _over(draft, Given(settings, kind, added, name), path, name)
+    raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
+
+
+def _kind(values: Mapping[str, Any], texts: str) -> str:
+    """The trainer that a command starts; empty for none."""
+    groups = {key.partition(".")[0] for key in values}
+    if "actor_rollout_ref" in groups:
+        return RL
+    if "worker" in groups:
+        return EASY
+    program = _SFT_PROGRAM.search(texts)
+    if program and {"data", "model"} & groups:
+        return SFT if program.group(1) == "fsdp_sft_trainer" else ENGINE
+    if "data" not in groups or not {"model", "engine"} & groups:
+        return ""
+    return SFT if "model.partial_pretrain" in values else ENGINE if "engine" in groups else ""
+
+
+def _overrides(words: list[Word]) -> tuple[dict[str, Any], dict[str, int], frozenset[str]]:
+    """``key=value``, ``+key=value``, ``++key=value`` by dotted name, later ones stronger; names that a plus adds."""
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    added = set()
+    for word in words:
+        match = _OVERRIDE.fullmatch(word.text)
+        name = match.group(2) if match else ""
+        if match is None or ("." not in name and name not in WITHOUT_DOT):
+            continue
+        values[name], lines[name] = scalar(match.group(3).strip("\"'")), word.line
+        if match.group(1) == "+":
+            added.add(name)
+    return values, lines, frozenset(added)
+
+
+def _config(words: list[Word], values: Mapping[str, Any]) -> tuple[str, str]:
+    """Folder and name of the config that a command names: Hydra's options, or EasyR1's ``config=``."""
+    found = {"path": "", "name": ""}
+    for place, word in enumerate(words):
+        match = re.match(r"--config[-_](path|name|dir)(?:=(.*))?$", word.text, re.DOTALL)
+        if match:
+            text = match.group(2) or (words[place + 1].text if place + 1 < len(words) else "")
+            found["name" if match.group(1) == "name" else "path"] = text.strip("\"'")
+    return found["path"], str(values.get("config") or found["name"])
+
+
+def _over(draft: Draft, own: Given, path: str, name: str) -> Given:
+    """The settings over their config's, where it is beside the script or in the project; else verl's own stand for it,
+    said where its name is not one of verl's."""
+    short = re.sub(r"\.ya?ml$", "", name.rpartition("/")[2])
+    if not name:
+        return own
+    for reference in _places(own.settings.path, path, name if name.endswith(("yaml", "yml")) else f"{name}.yaml"):
+        try:
+            document = open_reference(own.settings, "config", reference)
+        except InvalidJob:
+            continue
+        draft.followed.append(document.path)
+        base = _plain(document.settings)
+        values, lines = dict(own.settings.values), dict(own.settings.lines)
+        paths = dict.fromkeys(lines, own.settings.path)
+        merged = Settings(base.path, referred({**base.values, **values}), {**base.lines, **lines}, "", paths)
+        return own._replace(settings=merged, config=_default_config(document.settings.values) or short)
+    if not CONFIGS.fullmatch(short):
+        where = own.settings.where("config") if "config" in own.settings.values else f"{own.settings.path}, line 1"
+        draft.warn(f"config {short[:60]}", where, "the config is not here: verl's own defaults stand for it", "model",
+                   "run from the project's folder")  # fmt: skip
+    return own._replace(config=short)
+
+
+def _places(script: str, path: str, name: str) -> Iterator[str]:
+    """Where a config may be, as seen from the script or the project: as it is written, or its end beside the script."""
+    parts = [part for part in f"{path}/{name}".split("/") if part not in ("", ".")]
+    yield "/".join(parts)
+    for start in range(1, len(parts)):
+        yield "/".join(parts[start:])
+
+
+def _torchrun(words: list[Word]) -> dict[str, Any]:
+    """How many processes torchrun starts on a node, and on how many nodes: numbers, or what stands for them."""
+    found: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        if not _NPROC.match(word.text):
+            continue
+        text = word.text.partition("=")[2] or (words[place + 1].text if place + 1 < len(words) else "")
+        name = "trainer.nnodes" if "nodes" in word.text else "trainer.n_gpus_per_node"
+        found[name] = int(text) if text.isdigit() and len(text) < 7 else text
+    return found

@@ -1,0 +1,1 @@
+"""XTuner's configs."""

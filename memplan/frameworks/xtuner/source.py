@@ -1,0 +1,158 @@
+"""Where XTuner's settings stand: a config of Python, gone through without being run, under a command's options."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memplan.frameworks.base import Draft
+from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.programs.follow import followed
+from memplan.frameworks.programs.run import Known
+from memplan.frameworks.programs.text import program_of
+from memplan.frameworks.programs.values import Method, Ref, Thing, Unknown, known, plain
+from memplan.frameworks.shell.reader import options_of, scalar
+from memplan.frameworks.transformers import only_launch
+from memplan.frameworks.xtuner.configs import own
+
+_PROGRAM = re.compile(r"(?:.*/)?tools/train\.py|xtuner\.tools\.train")
+_OWN = re.compile(r"\bxtuner\b")
+TOP = (
+    "model",
+    "train_dataloader",
+    "optim_wrapper",
+    "strategy",
+    "max_length",
+    "sequence_parallel_size",
+    "runner_type",
+    "framework",
+)
+"""Names of a config that a training is built of."""
+MOST = 3000
+
+
+def starts(document: Document) -> Iterator[Launch]:
+    """Commands that train: ``xtuner train CONFIG``, its ``tools/train.py`` with a config of Python."""
+    for launch in launches(document):
+        first = launch.words[0].text if launch.words else ""
+        train = launch.program.rsplit("/", 1)[-1] == "xtuner" and first == "train" and len(launch.words) > 1
+        if train or (_PROGRAM.fullmatch(launch.program) and first.endswith(".py")):
+            yield launch
+
+
+def told(document: Document) -> bool:
+    """Whether a file of Python is a config of XTuner's, or a program of its newer trainer."""
+    text = document.text
+    if document.form != "python" or not _OWN.search(text):
+        return False
+    config = re.search(r"^model\s*=|read_base\(\)", text, re.MULTILINE) and re.search(
+        r"^(train_dataloader|optim_wrapper|train_cfg)\s*=|read_base\(\)", text, re.MULTILINE
+    )
+    return bool(config) or ("xtuner.v1" in text and "TrainerConfig(" in text)
+
+
+def of_document(document: Document, draft: Draft) -> Settings:
+    """By dotted name; a command's options under their own names. Raises NotKnown for XTuner 1."""
+    if document.form != "shell":
+        return _of_config(document)
+    launch = only_launch(list(starts(document)))
+    draft.facts["launch"] = launch
+    words = launch.words[1:] if not launch.program.endswith(".py") else launch.words
+    values, lines, loose = options_of(words)
+    given = values.pop("cfg_options", None)
+    here = Settings(launch.path, {}, {"config": launch.command.line})
+    reference = loose[0].text if loose else ""
+    inner = _named(here, reference, draft)
+    said = {key: value for key, value in values.items() if key in ("deepspeed", "launcher")}
+    for text in [given] if isinstance(given, str) else given if isinstance(given, list) else ():
+        key, equals, value = str(text).partition("=")
+        said |= {key: scalar(value)} if equals else {}
+    places = {key: lines.get(key, lines.get("cfg_options", launch.command.line)) for key in said}
+    paths = dict.fromkeys(places, launch.path)
+    return Settings(inner.path, {**inner.values, **said}, {**inner.lines, **places}, paths=paths)
+
+
+def _named(here: Settings, reference: str, draft: Draft) -> Settings:
+    """The config that a command names: a file, or one of XTuner's own."""
+    if reference.endswith(".py"):
+        return _of_config(draft.follow(here, "config", reference))
+    known_as = own(reference)
+    if known_as is None:
+        what = f"{reference[:60] or 'no config'} is no config of XTuner's that is known here"
+        raise NotKnown(f"{here.where('config')}: {what}", f"xtuner copy-cfg {reference[:60]} ., and name that file")
+    draft.remarks.append(f"{here.where('config')}: {reference} is taken as XTuner 0.1.23 has it")
+    return Settings(f"XTuner's {reference}", known_as)
+
+
+def _of_config(document: Document) -> Settings:
+    """What the names of a config come to."""
+    if "xtuner.v1" in document.text:
+        raise NotKnown(f"{document.path}: a training of XTuner 1, which is not read", "write the job in memplan's keys")
+    names = followed(document, Known()).globals.names
+    if not isinstance(names.get("model"), Mapping):
+        what = (
+            "its model is made elsewhere, in a config that is not here" if "read_base" in document.text else "no model"
+        )
+        raise NotKnown(
+            f"{document.path}: model is not known: {what}", "name the config that XTuner writes to its work_dir"
+        )
+    if str(names.get("framework", "")) == "huggingface":
+        raise NotKnown(
+            f"{document.path}: framework huggingface of XTuner is not read", "write the job in memplan's keys"
+        )
+    values: dict[str, Any] = {}
+    for key in TOP:
+        if key in names:
+            _flat(key, names[key], values)
+    return Settings(document.path, values, _lines(document))
+
+
+def _flat(name: str, value: Any, values: dict[str, Any]) -> None:
+    """Nested mappings and lists under dotted names."""
+    if len(values) > MOST or name.count(".") > 12:
+        return
+    if isinstance(value, Thing) and value.name != "lambda":
+        value = {"type": value.name, **value.values}
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _flat(f"{name}.{key}", each, values)
+    elif (
+        isinstance(value, (list, tuple))
+        and not isinstance(value, (Ref, Method))
+        and any(isinstance(each, (Mapping, Thing)) for each in value)
+    ):
+        for place, each in enumerate(value[:50]):
+            _flat(f"{name}.{place}", each, values)
+    else:
+        values[name] = _shown(value)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, Method):
+        owner = _shown(value.owner)
+        return f"{owner}.{value.name}"
+    if isinstance(value, Unknown):
+        return f"${{{value.text[:60]}}}"
+    return plain(value) if known(value) else str(value)[:60]
+
+
+def _lines(document: Document) -> dict[str, int]:
+    """Where the names at a config's top are given their values."""
+    found: dict[str, int] = {}
+    for part in program_of(document.text, document.path).parts:
+        for node in part.tree.body:
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Name):
+                    found[target.id] = node.lineno
+    return found
+
+
+def last(value: Any) -> str:
+    """The last part of a class's name: of ``xtuner.model.SupervisedFinetune``, ``torch.float16``."""
+    return str(value or "").strip("'\"").rpartition(".")[2]
