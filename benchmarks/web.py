@@ -112,7 +112,7 @@ def timed(client: http.client.HTTPConnection, asked: dict[str, Any]) -> float:
 
 
 def connected(port: int) -> http.client.HTTPConnection:
-    for _ in range(100):
+    for _ in range(600):
         client = http.client.HTTPConnection("127.0.0.1", port)
         try:
             client.connect()
