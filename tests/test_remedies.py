@@ -274,6 +274,18 @@ def test_shorter_sequences_say_what_they_cut() -> None:
 
 
 @pytest.mark.slow
+def test_where_only_shorter_sequences_do_the_first_keep_the_most_of_the_data() -> None:
+    """One change alone would cut a sequence to a sixteenth; three more keep half of it."""
+    job = {"model": "llama-3.1-8b", "method": "dpo", "trainer": "llamafactory", "gpu": "24GB", "lora": {"r": 16},
+           "sequence_length": 4096, "batch_size": 2}  # fmt: skip
+    longest, fewest = (each.changes for each in estimate(job).remedies[:2])
+    assert longest["sequence_length"] == 2048 > fewest["sequence_length"]
+    assert longest["quantization"] == "nf4"
+    twice = {**job, **longest, "sequence_length": 4096, "completion_length": 4096}
+    assert estimate(twice).verdict.fits != "yes"  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
 def test_what_is_free_comes_before_what_is_not_and_length_last() -> None:
     remedies = estimate({"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "h100-80gb", "num_gpus": 4,
                          "sharding": "zero2", "batch_size": 4, "gradient_checkpointing": "none"}).remedies  # fmt: skip

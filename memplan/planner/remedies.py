@@ -107,7 +107,19 @@ def of_tier(around: Around, tier: int, known: Found, slow: bool = False) -> Foun
         found += _smallest(around, own, each, tier == tiers.FREE, is_new, slow)
         if found:
             break
+    if tier == tiers.SHORTER and not known:
+        found += _longest(around, own, pools[-1])
     return sorted(found, key=_order)
+
+
+def _longest(around: Around, own: Sequence[Move], pool: Sequence[Move]) -> Found:
+    """The smallest set around the longest sequences with which the job can fit at all: others keep less of the data."""
+    for move in own:
+        if move.axis == "shorter" and around.hopeful((move,), pool):
+            for size in range(2, MOST + 1):
+                if found := around.fitting(_beside(around, (move,), size, pool), 1):
+                    return found
+    return []
 
 
 def _smallest(
