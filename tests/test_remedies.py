@@ -286,6 +286,15 @@ def test_where_only_shorter_sequences_do_the_first_keep_the_most_of_the_data() -
 
 
 @pytest.mark.slow
+def test_the_scales_of_a_4_bit_base_are_quantised_before_sequences_are_cut() -> None:
+    job = {"model": "llama-3.1-70b", "method": "sft", "trainer": "trl", "lora": {"r": 8}, "quantization": "nf4",
+           "dtype": "bf16", "gpu": "46.5GiB", "sequence_length": 2048, "gradient_checkpointing": "full"}  # fmt: skip
+    changes = [each.changes for each in estimate(job).remedies]
+    assert {"quantization": "nf4-double"}.items() <= changes[0].items()
+    assert "sequence_length" not in changes[0]
+
+
+@pytest.mark.slow
 def test_what_is_free_comes_before_what_is_not_and_length_last() -> None:
     remedies = estimate({"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "gpu": "h100-80gb", "num_gpus": 4,
                          "sharding": "zero2", "batch_size": 4, "gradient_checkpointing": "none"}).remedies  # fmt: skip

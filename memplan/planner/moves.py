@@ -11,7 +11,7 @@ from memplan.planner import rollout_moves, tiers
 from memplan.planner.axes import values
 from memplan.planner.changes import LEAST_LENGTH, change
 from memplan.planner.space import HEADS, Space, batches, can_be_told, data_ranks, layouts, offloading
-from memplan.planner.wider_moves import cards, stored
+from memplan.planner.wider_moves import cards, stored, twice_quantised
 from memplan.planner.words import layout_name
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -80,6 +80,8 @@ def moves(job: Job, recipe: Recipe) -> list[Move]:
         Move(each.axis, each.title, each.keys, each.ranks, setup=each.setup, tier=tiers.of_axis(each.axis))
         for each in rollout_moves.rollout_moves(job, recipe)
     ]
+    ranks = recipe.parallel.data
+    found += [Move("quantization", each.title, each.keys, ranks, tier=each.tier) for each in twice_quantised(space)]
     found += [*_stored(job, recipe), *_cards(space, recipe)]
     return list({repr(move.keys): move for move in found if move.keys}.values())
 

@@ -1,4 +1,4 @@
-"""Changes around a job that a plan on the cards at hand has not: weights stored in 16 bit, and more cards."""
+"""Changes around a job that a plan on the cards at hand has not: weights stored in fewer bits, and more cards."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -45,6 +45,13 @@ def stored(job: Job, recipe: Recipe) -> Iterator[Wider]:
         yield Wider(f"mixed precision ({half})", wanted | {"precision": mixed}, tiers.LITTLE)
     elif scheme == half == "bf16":
         yield Wider("weights and optimizer states in bf16", wanted, tiers.TRAINING)
+
+
+def twice_quantised(space: Space) -> Iterator[Wider]:
+    """A base in NF4 with its scales quantised, too (bitsandbytes' ``bnb_4bit_use_double_quant``)."""
+    keys: Keys = {"quantization": "nf4-double"}
+    if space.job.quantization == "nf4" and can_be_told(space, keys):
+        yield Wider("double quantization", keys, tiers.LITTLE)
 
 
 def cards(space: Space, recipe: Recipe) -> Iterator[Wider]:
