@@ -106,6 +106,12 @@ def test_every_name_finds_its_card_however_it_is_spelt(name: str) -> None:
         ("NVIDIA GeForce RTX 3070 Laptop GPU", "rtx-3070-laptop-8gb"),
         ("GeForce RTX 2070 with Max-Q Design", "rtx-2070-laptop-8gb"),
         ("4090d", "rtx-4090-d-24gb"),
+        ("1080ti", "gtx-1080-ti-11gb"),
+        ("gtx1070", "gtx-1070-8gb"),
+        ("NVIDIA GeForce GTX 1660 SUPER", "gtx-1660-super-6gb"),
+        ("titanxp", "titan-xp-12gb"),
+        ("NVIDIA TITAN X (Pascal)", "titan-x-pascal-12gb"),
+        ("Tesla M40", "m40-24gb"),
         ("RTX 5090 D", "rtx-5090-d-32gb"),
         ("4060 ti 16gb", "rtx-4060-ti-16gb"),
         ("H800", "h800-80gb"),
@@ -341,10 +347,10 @@ def test_local_knows_drivers_names(nvidia_smi: Driver, driver_name: str, total: 
 
 
 def test_an_unknown_local_card_gets_the_lowest_known_share_and_says_so(nvidia_smi: Driver) -> None:
-    nvidia_smi(says("NVIDIA GeForce GTX 1080 Ti, 11264, 0"))
+    nvidia_smi(says("NVIDIA GeForce GTX 980 Ti, 6144, 0"))
     gpu = find_gpu("local")
     share = min(known.usable_bytes / known.memory_bytes for known in GPUS.values() if known.vendor == "nvidia")
-    assert gpu.usable_bytes == pytest.approx(11264 * MiB * share, abs=1)
+    assert gpu.usable_bytes == pytest.approx(6144 * MiB * share, abs=1)
     assert gpu.usable_is_assumed
     assert gpu.architecture == "unknown"
     assert "lowest known" in gpu.source

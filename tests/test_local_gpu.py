@@ -97,7 +97,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
             "rtx-4000-sff-ada-20gb (local)",
             (20475 - 460 - 3534) * MiB,
         ),
-        (card("NVIDIA GeForce GTX 1080 Ti", memory(11264, 210, 0)), "geforce-gtx-1080-ti (local)", 11054 * MiB),
+        (card("NVIDIA GeForce GTX 980 Ti", memory(6144, 90, 0)), "geforce-gtx-980-ti (local)", 6054 * MiB),
     ],
     ids=["A10G", "T4", "RTX 4000 SFF Ada", "a card that the catalogue lacks"],
 )

@@ -16,7 +16,7 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
 JOB: dict[str, Any] = {"model": "smollm2-135m", "method": "sft", "dtype": "fp16", "sequence_length": 512}
-OLD = ("t4", "v100-32gb", "p100", "p40", "rtx-2080-ti-11gb", "titan-rtx-24gb")
+OLD = ("t4", "v100-32gb", "p100", "p40", "rtx-2080-ti-11gb", "titan-rtx-24gb", "1080ti", "titan x", "1660")
 LLAMA_FACTORY = """\
 model_name_or_path: smollm2-135m
 stage: sft
@@ -38,7 +38,7 @@ attn_implementation: flash_attention_2
 @pytest.mark.parametrize("gpu", OLD)
 def test_flash_attention_is_refused(gpu: str) -> None:
     """flash-attn: "FlashAttention only supports Ampere GPUs or newer"."""
-    with pytest.raises(InvalidJob, match=r"attention: flash does not run on .*it has [67]") as refused:
+    with pytest.raises(InvalidJob, match=r"attention: flash does not run on .*it has [567]") as refused:
         resolve(read_job({**JOB, "gpu": gpu, "attention": "flash"}))
     assert refused.value.hint == "use attention: sdpa"
 

@@ -88,8 +88,8 @@ def load_gpus() -> dict[str, Gpu]:
 
 
 def listed() -> list[Gpu]:
-    """Cards that can be bought or rented for a job, smallest first: no laptops, and of one name no rarer sizes."""
-    cards = (_preset(row["name"]) for row in _document()["gpus"] if "form" not in row and "usual" not in row)
+    """Cards to buy or rent for a job, smallest first: no laptops, none long gone, no rarer sizes of a name."""
+    cards = (_preset(row["name"]) for row in _document()["gpus"] if {"form", "usual", "sold"}.isdisjoint(row))
     return sorted(cards, key=lambda gpu: (gpu.usable_bytes, gpu.name))
 
 
@@ -165,5 +165,6 @@ def _from_size(text: str) -> Gpu:
         usable_bytes=size,
         usable_is_assumed=True,
         architecture="unknown",
-        source=f"{text} as written: {size} bytes, all taken as usable",
+        source=f"{text} as written: {size} bytes, all taken as usable; counted as a card with bf16 and flash attention "
+        "(Ampere, RTX 30, or later): an older one needs its name",
     )

@@ -21,10 +21,12 @@ _FILLERS |= {"aws", "azure", "gcp", "lambda", "modal", "runpod", "vast"}
 """Words that tell no two cards of the catalogue apart."""
 _NO_WORDS = _BRANDS | _FILLERS
 _SAME = {"mobile": "laptop", "notebook": "laptop", "maxq": "laptop", "portable": "laptop"}
-_JOINED = re.compile(r"(?<![0-9a-z.])((?:rtx)?[2-5]0[5-9]0)(ti|super|s|d|m)(super|s)?(?![0-9a-z])", re.ASCII)
+_JOINED = re.compile(
+    r"(?<![0-9a-z.])((?:[rg]tx)?(?:[1-5]0[5-9]0|16[56]0))(ti|super|s|d|m)(super|s)?(?![0-9a-z])", re.ASCII
+)
 """'4070ti', '4090d', '2070super', 'rtx4070tisuper'."""
 _SUFFIXES = {"s": "super", "m": "laptop"}
-_GLUED = re.compile(r"(?<![0-9a-z])rtx(?=[0-9])", re.ASCII)
+_GLUED = re.compile(r"(?<![0-9a-z])[rg]tx(?=[0-9])", re.ASCII)
 _PAIRS = re.compile(r"(?:([0-9]{1,3}) ?[x×*] ?([a-z0-9].*)|(.*[a-z0-9]) ?[x×*] ?([0-9]{1,3}))", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{4}", re.ASCII)
 _LONGEST = 60
@@ -86,7 +88,7 @@ def matches(wanted: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> l
         nearest_names = [name for name, left in found.items() if left == least]
         usual = [name for name in nearest_names if rows[name].get("usual", True)]
         return usual or nearest_names
-    packed = "".join(wanted).replace("rtx", "")
+    packed = "".join(wanted).replace("rtx", "").replace("gtx", "")
     whole = [name for name in rows if packed in ("".join(words_of(name)), "".join(_unsized(name)))]
     return whole or [name for name in rows if len(packed) > 1 and "".join(words_of(name)).startswith(packed)]
 
