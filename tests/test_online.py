@@ -140,7 +140,12 @@ def test_rloo_of_trl_is_that_of_its_newer_trainer() -> None:
         ("distill", {"loss_head": "fused"}, "no distribution over the vocabulary"),
         ("distill", {"entropy": "loss"}, "entropy: "),
         ("distill", {"sharding": "zero3", "num_gpus": 4}, "a teacher beside a sharded student"),
-        ("grpo", {"trainer": "trl", "trainer_version": "1.12", "kernels": "liger"}, "Liger's grpo loss"),
+        ("rloo", {"trainer": "trl", "trainer_version": "1.12", "kernels": "liger"}, "Liger's rloo loss"),
+        (
+            "grpo",
+            {"trainer": "trl", "trainer_version": "1.12", "kernels": "liger", "precision": "bf16-amp"},
+            "outside autocast",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_not_modelled_is_refused_by_its_key(method: str, keys: dict[str, Any], message: str) -> None:

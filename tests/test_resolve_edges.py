@@ -312,8 +312,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "use a shorter sequence, a larger context_length, or mixer_kernels torch",
     ),
     (
-        {"trainer": "trl", "trainer_version": "1.10", "method": "grpo", "loss_head": "fused"},
-        "loss_head: Liger's grpo loss is not modelled yet",
+        {"trainer": "trl", "trainer_version": "1.10", "method": "rloo", "loss_head": "fused"},
+        "loss_head: Liger's rloo loss is not modelled yet",
         "leave loss_head out",
     ),
     (

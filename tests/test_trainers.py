@@ -12,6 +12,7 @@ import pytest
 from traced_jobs import SMALL
 
 from memplan.engine.build import build_ledger
+from memplan.engine.losses.head_of_pass import reference_head, rollout_head
 from memplan.engine.micro_step import stages
 from memplan.engine.traces import Alive
 from memplan.errors import InvalidJob
@@ -199,6 +200,23 @@ def test_liger_keeps_the_gradients_that_it_makes_in_forward() -> None:
     assert kept["hidden gradient made in forward"] == 2 * LENGTH * 64 * 2
     chunk = next(tag for tag in policy.tail.forward["loss"].tags if tag.label == "logits of a chunk")
     assert chunk.elements == 2 * SMALL["vocab_size"], "512 tokens over 500 rounds"
+
+
+@pytest.mark.parametrize(("version", "measured"), [("1.6", 61_496_340), ("1.9", 22_866_068)])
+def test_ligers_grpo_loss_takes_what_its_own_code_was_measured_to_take(version: str, measured: int) -> None:
+    """Live storages of LigerFusedLinearGRPOLoss on CPU, compiled off, 4 x 128 tokens, h 64, V 32,000, its inputs left
+    out: liger-kernel 0.6.2, which TRL before 1.7 may have, and 0.8.5. What scores alone makes logits, as without it.
+    """
+    keys = {"method": "grpo", "trainer": "trl", "trainer_version": version, "precision": "bf16", "batch_size": 4}
+    found = recipe_of(**keys, completion_length=128, kernels="liger")
+    loss = stages(found)[0][0].tail.forward["loss"]
+    inputs = ("residual stream", "norm outputs", "norm statistics")
+    assert loss.size - sum(size for tag, size in loss.tags.items() if tag.label in inputs) == pytest.approx(
+        measured, rel=1e-3
+    )
+    plain = recipe_of(**keys, completion_length=128)
+    assert rollout_head(found, 4) == rollout_head(plain, 4)
+    assert reference_head(found, 4, 2) == reference_head(plain, 4, 2)
 
 
 def test_a_swapped_reference_takes_no_room_of_its_own() -> None:

@@ -55,6 +55,8 @@ HEAD_BYTES: dict[str, float] = {
     "liger": 8.0,
     "foak-chunks": 16.0,
     "liger-preference": 12.0,
+    "liger-policy": 12.0,
+    "liger-policy-blocks": 20.0,
     "tiled": 22.0,
     "cut-cross-entropy": 0.0,
     "compiled-unsloth-chunks": 10.0,

@@ -32,6 +32,8 @@ READS_HEAD = {
     "fused": "TRL's fused head",
     "liger": "Liger's loss",
     "liger-preference": "Liger's loss",
+    "liger-policy": "Liger's loss",
+    "liger-policy-blocks": "Liger's loss",
     "cut-cross-entropy": "cut cross-entropy",
     "chunked-log-probs": "the chunked head",
     "chunked-nll": "TRL's chunked_nll",

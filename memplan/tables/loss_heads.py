@@ -89,6 +89,14 @@ LOSS_HEADS: dict[str, tuple[str, str]] = {
         "a pair at a time; gradients are made in forward and kept",
         "liger-kernel 0.8.5 chunked_loss/fused_linear_preference.py",
     ),
+    "liger-policy": (
+        "a sequence at a time, by blocks or (before 0.8) all of its logits; gradients are made in forward and kept",
+        "liger-kernel 0.6.2 and 0.8.5 chunked_loss/fused_linear_ppo.py",
+    ),
+    "liger-policy-blocks": (
+        "2048 × 4096 logits at a time; gradients, the head's in fp32 too, are made in forward and kept",
+        "liger-kernel 0.8.5 chunked_loss/fused_linear_ppo.py",
+    ),
     "tiled": (
         "a tile of at most 1 GiB of fp32 logits at a time, which runs back at once; gradients made in forward stay",
         "deepspeed 0.19 runtime/sequence_parallel/ulysses_sp.py: TiledFusedLogitsLoss",

@@ -44,6 +44,8 @@ SHOWN_HEADS = {
     "liger": "fused",
     "foak-chunks": "fused",
     "liger-preference": "fused",
+    "liger-policy": "fused",
+    "liger-policy-blocks": "fused",
 }
 """The job's word for a head's program, where it is another: trainers do the same thing by different code."""
 

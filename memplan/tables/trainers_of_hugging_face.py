@@ -95,10 +95,12 @@ _LIGER_LOSSES = {
     "dpo": "liger-preference",
     "kto": "liger-preference",
     "ipo": "selective",
-    "grpo": "",
+    "grpo": "liger-policy",
     "rloo": "",
 }
-"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.19 to 1.14); its DPO loss has no ipo. Empty: not modelled."""
+"""``use_liger_loss``, later ``use_liger_kernel`` (trl 0.17 to 1.14); its DPO loss has no ipo. Empty: not modelled."""
+_LIGER_0_8 = _LIGER_LOSSES | {"grpo": "liger-policy-blocks"}
+"""trl 1.7 import_utils.py: LIGER_KERNEL_MIN_VERSION is 0.8.0."""
 _ONLINE_HEADS = {"online-dpo": "log-softmax", "distill": "jensen-shannon"}
 """Whatever the other losses do (trl 0.17 to 1.16, online_dpo_trainer.py, gkd_trainer.py)."""
 _FUSED = dict.fromkeys(("sft", "dpo", "ipo", "kto", *_GROUPED), "fused")
@@ -144,7 +146,7 @@ _TRL_0_16 = _TRL_0_7._replace(
     since="0.16",
     loss=_TRL_0_7.loss._replace(
         heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
-        liger_heads={"sft": "liger"},
+        liger_heads={"sft": "liger", "grpo": "liger-policy"},
         fused_heads=_LIGER_LOSSES,
         sft_term_of={"dpo": "copied", "ipo": "copied"},
     ),
@@ -190,7 +192,10 @@ _TRL_0_29 = _TRL_0_27._replace(
 _TRL_1_7 = _TRL_0_29._replace(
     since="1.7",
     loss=_TRL_0_29.loss._replace(
-        heads={**_TRL_0_29.loss.heads, "sft": "chunked-nll"}, router_term=_ROUTERS | _BALANCED
+        heads={**_TRL_0_29.loss.heads, "sft": "chunked-nll"},
+        liger_heads=_LIGER_0_8,
+        fused_heads=_LIGER_0_8,
+        router_term=_ROUTERS | _BALANCED,
     ),
     logits=_TRL_0_29.logits._replace(
         held=(*_ALL_BUT_SFT, *_GROUPED), metrics={"dpo": "pairs", "ipo": "pairs", "kto": "chosen-and-rejected"}

@@ -55,7 +55,10 @@ _KEPT = ("sft", "dpo", "ipo", "kto", "grpo")
 _SWIFT_3_5 = _SWIFT_3._replace(
     since="3.5",
     methods=Methods((*_SWIFT_3.methods.names, "distill")),
-    loss=_SWIFT_3.loss._replace(heads={"sft": "cross-entropy", "distill": "jensen-shannon", "*": "selective"}),
+    loss=_SWIFT_3.loss._replace(
+        heads={"sft": "cross-entropy", "distill": "jensen-shannon", "*": "selective"},
+        liger_heads={"sft": "liger", "grpo": "liger-policy"},
+    ),
     logits=_SWIFT_3.logits._replace(of_completions=_KEPT, rescaled=("grpo",)),
     source="ms-swift 3.8 trainers/mixin.py: get_use_logits_to_keep, prepare_logits_to_keep; "
     "trainers/rlhf_trainer/rlhf_mixin.py: get_per_token_logps",

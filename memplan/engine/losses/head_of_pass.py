@@ -13,6 +13,9 @@ from memplan.spec.routing import RouterLoss
 NO_ROUTERS = RouterLoss()
 SCORES = {"stacked-log-softmax": "logits", "liger-preference": "hidden"}
 """What the reference runs where the policy's program works on both: logits or hidden states alone."""
+UPDATES_ALONE = ("liger-policy", "liger-policy-blocks")
+"""Losses of the update: old and reference log-probabilities come of logits, as without them (trl 1.9 and ms-swift 4.5
+grpo_trainer.py: _get_per_token_logps_and_entropies)."""
 
 
 def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool = False) -> Head:
@@ -27,7 +30,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
     projected, sliced = _completion_lengths(recipe)
     teacher = recipe.teacher
     last = not has_reference_pass(recipe) or recipe.trainer.reference.first
-    program = _evaluated(recipe) if evaluated else _program(recipe)
+    program = _evaluated(recipe) if evaluated else _program(recipe) if graph else _scoring(recipe)
     loss = _in_pass(recipe, rows, program, logged=whole and (code.metrics_everywhere or last), graph=graph)
     return Head(
         loss._replace(
@@ -52,10 +55,11 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
 def _in_pass(recipe: Recipe, rows: int, program: str, *, logged: bool, graph: bool) -> Loss:
     """The loss in a pass over ``rows`` sequences, which runs a program of its own and may be ``logged``."""
     code = recipe.loss.code if graph else recipe.loss.code.scoring
+    head = program if recipe.loss.head in UPDATES_ALONE else recipe.loss.head
     own = code._replace(
         late_sft_term=code.late_sft_term if rows > recipe.batch.size else "",
         metrics=code.metrics if logged else "",
-        leaves_autocast=code.leaves_autocast and recipe.loss.head not in FUSED_PROGRAMS,
+        leaves_autocast=code.leaves_autocast and head not in FUSED_PROGRAMS,
     )
     return recipe.loss._replace(head=program, code=own, router=NO_ROUTERS)
 
@@ -74,6 +78,12 @@ def _evaluated(recipe: Recipe) -> str:
     program = _program(recipe)
     plain = recipe.trainer.loss.heads
     return plain.get(recipe.method.name, plain["*"]) if program == "liger" and recipe.trainer.name != "trl" else program
+
+
+def _scoring(recipe: Recipe) -> str:
+    """The program of a pass that only scores."""
+    program, plain = _program(recipe), recipe.trainer.loss.heads
+    return plain.get(recipe.method.name, plain["*"]) if program in UPDATES_ALONE else program
 
 
 def _completion_lengths(recipe: Recipe) -> tuple[int, int]:
@@ -107,7 +117,7 @@ def rollout_head(recipe: Recipe, rows: int) -> Head:
 def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
     """The head of the reference's pass: the policy's program without a graph, and the copies for the log."""
     code = recipe.loss.code
-    program = SCORES.get(recipe.loss.head, recipe.loss.head)
+    program = SCORES.get(recipe.loss.head, _scoring(recipe))
     projected, sliced = _completion_lengths(recipe)
     last = code.metrics_everywhere or not recipe.trainer.reference.first
     logged = last and rows == recipe.rows and program not in SCORES.values()

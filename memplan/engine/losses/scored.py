@@ -37,6 +37,8 @@ FUSED_PROGRAMS: Programs[Program] = Programs(
         "liger": "memplan.engine.losses.liger:liger",
         "foak-chunks": "memplan.engine.losses.liger:foak_chunks",
         "liger-preference": "memplan.engine.losses.liger:liger_preference",
+        "liger-policy": "memplan.engine.losses.liger_policy:by_version",
+        "liger-policy-blocks": "memplan.engine.losses.liger_policy:in_blocks",
         "tiled": "memplan.engine.losses.tiled_logits:tiled_logits",
         "cut-cross-entropy": "memplan.engine.losses.chunked_heads:cut_cross_entropy",
         "chunked-log-probs": "memplan.engine.losses.chunked_heads:verl_chunks",
