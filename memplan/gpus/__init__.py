@@ -165,6 +165,6 @@ def _from_size(text: str) -> Gpu:
         usable_bytes=size,
         usable_is_assumed=True,
         architecture="unknown",
-        source=f"{text} as written: {size} bytes, all taken as usable; counted as a card with bf16 and flash attention "
-        "(Ampere, RTX 30, or later): an older one needs its name",
+        source=f"{text} as written: {size} bytes, all taken as usable and counted as a card with bf16 and flash "
+        "attention (Ampere, RTX 30, or later): an older one needs its name",
     )
