@@ -219,6 +219,15 @@ def test_ligers_grpo_loss_takes_what_its_own_code_was_measured_to_take(version: 
     assert reference_head(found, 4, 2) == reference_head(plain, 4, 2)
 
 
+@pytest.mark.parametrize(("version", "head"), [("0.24", "selective"), ("0.27", "liger-policy")])
+def test_ligers_kernels_bring_its_grpo_loss_where_the_trainer_takes_the_one_switch_for_both(
+    version: str, head: str
+) -> None:
+    keys = {"method": "grpo", "trainer": "trl", "trainer_version": version, "precision": "bf16"}
+    assert recipe_of(**keys, kernels="liger").loss.head == head
+    assert recipe_of(**keys, loss_head="fused").loss.head == "liger-policy"
+
+
 def test_a_swapped_reference_takes_no_room_of_its_own() -> None:
     keys = {"method": "dpo", "trainer": "nemo-aligner"}
     recipe = recipe_of(**keys)

@@ -146,7 +146,7 @@ _TRL_0_16 = _TRL_0_7._replace(
     since="0.16",
     loss=_TRL_0_7.loss._replace(
         heads={"sft": "cross-entropy", "*": "selective"} | _ONLINE_HEADS,
-        liger_heads={"sft": "liger", "grpo": "liger-policy"},
+        liger_heads={"sft": "liger"},
         fused_heads=_LIGER_LOSSES,
         sft_term_of={"dpo": "copied", "ipo": "copied"},
     ),
@@ -166,6 +166,8 @@ _TRL_0_19 = _TRL_0_16._replace(
 _TRL_0_27 = _TRL_0_19._replace(
     since="0.27",
     checkpointing=Checkpointing(),
+    # before it use_liger_loss alone asks for it (trl 0.24 trainer/grpo_trainer.py), and use_liger_kernel for layers
+    loss=_TRL_0_19.loss._replace(liger_heads={"sft": "liger", "grpo": "liger-policy"}),
     source="trl 0.27 trainer/dpo_config.py, experimental/cpo/cpo_config.py: use_reentrant is False where not given",
 )
 _TRL_0_29 = _TRL_0_27._replace(

@@ -158,8 +158,9 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     _lengths(dialect, name)
     _losses_of(keys, name)
     _router_loss(keys)
-    if keys.flag("use_liger_loss"):
-        keys.put("kernels", "liger", "use_liger_loss")
+    if keys.flag("use_liger_loss"):  # GRPO's leaves the layers alone (trl 0.24 trainer/grpo_trainer.py)
+        key, value = ("loss_head", "fused") if name == "grpo" else ("kernels", "liger")
+        keys.put(key, value, "use_liger_loss")
     if keys.flag("activation_offloading"):
         keys.put("offload", ["activations"], "activation_offloading")
     read_online(keys, name)
