@@ -23,6 +23,7 @@ class Context(NamedTuple):
 MESSAGES = "out-of-memory messages of public threads"
 EAGER = "pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md"
 CONTEXTS = {
+    "5.2": Context(307, 320, 845, "a guess from 6.1"),
     "6.0": Context(307, 320, 580, "two out-of-memory messages of P100s in public logs (317 and 324 MiB); high as 8.6"),
     "6.1": Context(307, 320, 845, "a guess from 6.0; high as 8.0"),
     "7.0": Context(360, 379, 590, f"four {MESSAGES}, V100"),
