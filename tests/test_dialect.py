@@ -94,8 +94,9 @@ def test_an_adapter_by_its_many_names(options: str) -> None:
 @pytest.mark.slow
 def test_what_of_an_adapter_is_the_scripts_own_is_asked_for() -> None:
     base = f"{PLAIN} --model_max_length 256 "
+    both = "add --lora-r and --lora-targets, such as --lora-r 16 --lora-targets all-linear"
     for options, hint in (
-        ("--use_lora", "add --lora-r and --lora-targets"),
+        ("--use_lora", both),
         ("--use_lora --lora_r 8", "add --lora-targets, such as --lora-targets all-linear"),
     ):
         found = check(base + options)
@@ -108,7 +109,7 @@ def test_what_of_an_adapter_is_the_scripts_own_is_asked_for() -> None:
     assert job(f"{base} --use_lora False --lora_r 8").get("lora") is None
     for options, program in (("--load_in_4bit True", "train.py"), ("", "finetune_lora.py"), ("", "train_qlora.py")):
         found = check(base + options, program)
-        assert (found.fits, found.hint) == ("unclear", "add --lora-r and --lora-targets"), (options, program)
+        assert (found.fits, found.hint) == ("unclear", both), (options, program)
     assert job(base + "--use_lora", lora={"r": 2, "targets": ["q_proj"]})["lora"]["r"] == 2
 
 

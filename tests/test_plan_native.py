@@ -132,7 +132,9 @@ def test_where_it_cannot_run_there_is_none_and_it_is_said(keys: dict[str, Any], 
     job = {**FREE, "num_gpus": 4, **keys}
     job.pop("sharding")
     found = plan(read_job(job), wanted=1, suggest=False)
-    assert not [each for each in layouts(question(read_job(job)).space) if is_native(each)]
+    kept = [each for each in layouts(question(read_job(job)).space) if is_native(each)]
+    assert all(each.keys() >= {"expert_parallel"} and not each.keys() & set(NATIVE) for each in kept)
+    assert bool(kept) == (reason == "routed experts")
     assert [each.reason for each in found.rejected if each.name == "FSDP2 with TP, PP or CP" and reason in each.reason]
 
 
