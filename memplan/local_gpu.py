@@ -26,6 +26,11 @@ SHORT = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=cs
 TIMEOUT_SECONDS = 15
 """A driver that nothing keeps loaded starts anew for each question, about a second a card."""
 HOLDS_SECONDS = 5
+GENERATIONS = {
+    "Maxwell": "5.2", "Pascal": "6.1", "Volta": "7.0", "Turing": "7.5", "Ampere": "8.6", "Ada Lovelace": "8.9",
+    "Hopper": "9.0", "Blackwell": "12.0",
+}  # fmt: skip
+"""What the driver calls an architecture, and the compute capability of its consumer cards, where it has any."""
 _MiB = 1 << 20
 _HINT = "name a card (--gpu h100-80gb) or a size (--gpu 80GB)"
 _MOST_NAMED = 3
@@ -44,6 +49,8 @@ class Card(NamedTuple):
     uuid: str = ""
     whole: int = 0
     """Of a MIG instance: the number of its card, from 1."""
+    architecture: str = ""
+    """As the driver calls it: Pascal; nothing where it does not say."""
 
     @property
     def free(self) -> int:
@@ -83,7 +90,8 @@ def local_gpu(catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) 
     }
     if known:
         return known.model_copy(update=figures)
-    return Gpu.model_validate({**figures, "vendor": "nvidia", "architecture": "unknown"})
+    architecture = GENERATIONS.get(card.architecture, "unknown")
+    return Gpu.model_validate({**figures, "vendor": "nvidia", "architecture": architecture})
 
 
 def _short_name(card: Card, known: Gpu | None) -> str:
@@ -159,6 +167,7 @@ def _of_line(line: str) -> Card:
 def _of_gpu(gpu: "Element", number: int) -> Iterator[Card]:
     """The card; in MIG mode its instances, which is all that a job sees of it."""
     name, uuid = gpu.findtext("product_name") or "a card", gpu.findtext("uuid") or ""
+    architecture = (gpu.findtext("product_architecture") or "").strip()
     instances = gpu.findall("mig_devices/mig_device")
     if not instances and (gpu.findtext("mig_mode/current_mig") or "").strip() == "Enabled":
         raise InvalidJob(f"gpu: local, but {name} is in MIG mode and has no instance", "make one: nvidia-smi mig -cgi")
@@ -167,9 +176,11 @@ def _of_gpu(gpu: "Element", number: int) -> Iterator[Card]:
         if not total or used is None:
             raise InvalidJob(f"gpu: local, but nvidia-smi does not give the memory of {name!r}", _HINT)
         if device is gpu:
-            yield Card(name, total, used, _size(gpu, "reserved"), _processes(gpu), uuid)
+            yield Card(name, total, used, _size(gpu, "reserved"), _processes(gpu), uuid, 0, architecture)
         else:
-            yield Card(name, total, used, _size(device, "reserved"), (), device.findtext("uuid") or uuid, number)
+            yield Card(
+                name, total, used, _size(device, "reserved"), (), device.findtext("uuid") or uuid, number, architecture
+            )
 
 
 def _size(device: "Element", what: str) -> int | None:

@@ -110,6 +110,15 @@ def test_usable_is_what_the_driver_leaves_and_others_do_not_hold(
     assert not found.usable_is_assumed
 
 
+def test_a_card_that_the_catalogue_lacks_is_of_the_generation_that_the_driver_says(nvidia_smi: Driver) -> None:
+    """A new one would have bf16 and flash attention, which this one has not."""
+    text = card("NVIDIA GeForce GTX 980 Ti", memory(6144, 90, 0))
+    for said, bf16 in (("Maxwell", False), ("Ampere", True), ("of tomorrow", True)):
+        brand = f"</product_name><product_architecture>{said}</product_architecture>"
+        nvidia_smi(answer(text.replace("</product_name>", brand)))
+        assert find_gpu("local").has_bf16 is bf16
+
+
 def test_an_older_driver_does_not_say_what_it_keeps(nvidia_smi: Driver) -> None:
     nvidia_smi(answer(card("NVIDIA GeForce RTX 3090", memory(24576, None, 100))))
     assert find_gpu("local").usable_bytes == load_gpus()["rtx-3090-24gb"].usable_bytes - 100 * MiB
