@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
 from memplan.lengths.collators import longest_assumed
+from memplan.lengths.longest import at_longest, with_lengths
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies
 from memplan.report import Found, Report
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.comparison import Comparison
-    from memplan.drawn import Lengths
     from memplan.generated import Share
     from memplan.planner import Plans
     from memplan.spec.recipe import Recipe
@@ -53,14 +53,14 @@ def estimate(
     Raises memplan.errors.InvalidJob for a job that cannot be, ModelError for a model that is not obtainable or not
     known.
     """
-    given = as_input(job) if spec is None else as_input(job)._replace(spec=spec)
+    given = at_longest(as_input(job) if spec is None else as_input(job)._replace(spec=spec))
     recipe = resolve(given)
     report = build_report(recipe, False if recipe.method.generates else play)
     if recipe.method.generates:
         return report
+    report = with_lengths(given, report, run=True)
     return replace(
         report,
-        lengths=_drawn(given, recipe) if given.job.lengths is not None else None,
         assumptions=(*report.assumptions, *longest_assumed(given, recipe)),
         remedies=Found(lambda: remedies(given, report)),
         cards=Found(lambda: cards(given, report)),
@@ -76,13 +76,6 @@ def _shares(recipe: Recipe) -> tuple[Share, ...]:
     from memplan.planner.shares import shares
 
     return shares(recipe)
-
-
-def _drawn(given: JobInput, recipe: Recipe) -> Lengths | None:
-    """What batches of the job's lengths need."""
-    from memplan.lengths.runs import drawn_lengths
-
-    return drawn_lengths(given, recipe)
 
 
 def compare(

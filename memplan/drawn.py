@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memplan.units import format_bytes
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class MicroBatch:
@@ -64,3 +66,22 @@ class Lengths:
     played: Played | None
     unplayed: str
     """Why the allocator was not played through."""
+
+    @property
+    def words(self) -> str:
+        """How many of the runs die, in a few words; what the steps need where no card is named."""
+        if self.p_oom is None:
+            median, worst = format_bytes(self.p50.device_bytes), format_bytes(self.worst.device_bytes)
+            return f"drawn from its lengths: {median} for the median step, {worst} for the worst"
+        if not self.p_oom:
+            return f"none of {self.runs:,} runs drawn from its lengths dies"
+        dying = f"{share(self.p_oom)} of {self.runs:,} runs drawn from its lengths die"
+        return f"{dying}, of rows of {self.fatal_length:,} tokens and more"
+
+
+def share(part: float) -> str:
+    """'4 %'; '0.3 %' of what is little; '<0.1 %' of what is less."""
+    percent = 100 * part
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.0f} %" if percent >= 10 or percent == int(percent) else f"{percent:.1f} %"

@@ -203,9 +203,11 @@ def test_a_trainer_with_processes_of_its_own_is_no_data_parallel() -> None:
     assert any("DataParallel" in each["why"] for each in checked(hf, "clm.sh", num_gpus=8).unread)
 
 
-def test_lengths_that_are_not_drawn_are_said() -> None:
-    job = "model: qwen2.5-0.5b\nmethod: sft\nsequence_length: 512\nlengths: {p50: 100, p90: 200, p99: 400, max: 512}\n"
-    assert any(each.startswith("lengths not drawn") for each in checked(job, "job.yaml").assumed)
+def test_runs_that_are_drawn_from_lengths_are_said() -> None:
+    job = "model: qwen2.5-0.5b\nmethod: sft\nsequence_length: 512\nlengths: {p50: 100, p90: 200, p99: 300, max: 400}\n"
+    found = checked(job, "job.yaml")
+    assert found.text.endswith("; none of 100 runs drawn from its lengths dies")
+    assert "sequence_length 400 (the longest that comes, of 512 allowed)" in found.assumed
 
 
 @pytest.mark.parametrize(

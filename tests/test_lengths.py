@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
@@ -25,6 +26,7 @@ from memplan.lengths import batches as made
 from memplan.lengths import playing
 from memplan.lengths.distribution import Sample, distribution, longest_of
 from memplan.lengths.files import read_lengths
+from memplan.lengths.longest import judged
 from memplan.lengths.packing import (
     PACKED,
     Rows,
@@ -660,13 +662,44 @@ def test_without_lengths_the_longest_is_assumed_and_said(run: Run) -> None:
     assert report["lengths"]["runs"] == 100
 
 
+@pytest.mark.parametrize(
+    ("keys", "lengths", "longest"),
+    [
+        ({}, PERCENTILES, 256),
+        ({}, PERCENTILES | {"max": 200}, 200),
+        ({"trainer": "llamafactory"}, PERCENTILES | {"max": 201}, 208),
+        ({}, PERCENTILES | {"max": 200, "packing": "bfd"}, 256),
+        ({"trainer": "verl"}, PERCENTILES | {"max": 200}, 256),
+    ],
+    ids=["cut", "shorter", "padded to 8", "packed", "rows of one length"],
+)
+def test_the_estimate_is_of_the_longest_row_that_comes(keys: Any, lengths: Any, longest: int) -> None:
+    job = {**JOB, **keys}
+    found = memplan.estimate({**job, "lengths": {"played_steps": 0, **lengths}})
+    alone = memplan.estimate({**job, "sequence_length": longest})
+    assert found.to_dict()["per_gpu"] == alone.to_dict()["per_gpu"]
+
+
 @pytest.mark.slow
-def test_lengths_move_no_figure_but_their_own(run: Run) -> None:
-    plain, with_lengths = (
-        json.loads(run("--json", *more)[1]) for more in ((), ("--lengths", "mean=300,sigma=99,max=900"))
-    )
-    assert plain["per_gpu"] == with_lengths["per_gpu"]
-    assert plain["verdict"] == with_lengths["verdict"]
+def test_jobs_that_are_compared_or_planned_are_drawn_too() -> None:
+    job = {**JOB, "gpu": "2GB", "lengths": PERCENTILES}
+    rows = memplan.compare(job, vary={"batch_size": [1, 4096]}).rows
+    dying = {row.changes["batch_size"]: row.report.lengths and row.report.lengths.p_oom for row in rows}
+    assert dying == {1: 0.0, 4096: 1.0}
+    best = memplan.plan({**job, "gpu": "24GB"}).plans[0]
+    assert best.report.lengths is not None
+    assert best.report.lengths.p_oom == 0
+
+
+@pytest.mark.parametrize(("p_oom", "died", "fits"), [(0.0, False, "yes"), (0.02, False, "no"), (0.0, True, "tight")])
+def test_a_run_that_dies_is_no_yes(p_oom: float, died: bool, fits: str) -> None:
+    report = memplan.estimate({**JOB, "gpu": "24GB", "lengths": {**PERCENTILES, "played_steps": 2}})
+    assert report.lengths is not None
+    assert report.lengths.played is not None
+    run = replace(report.lengths.played, died=died)
+    verdict = judged(report, replace(report.lengths, p_oom=p_oom, played=run))
+    assert verdict is not None
+    assert (verdict.fits, verdict.missing_bytes > 0) == (fits, fits != "yes")
 
 
 def test_a_file_that_is_not_there_is_one_line(run: Run) -> None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import warn
-from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
@@ -113,7 +112,7 @@ def _added(values: Mapping[str, Any]) -> list[str]:
 
 
 def _job(target: str | None, values: Mapping[str, Any]) -> "tuple[str, JobInput]":
-    given = read_undrawn({**values, "target": target})
+    given = options.read_given({**values, "target": target})
     return str(target or given.job.model or "the job"), given
 
 

@@ -14,7 +14,6 @@ from memplan.errors import EXIT_DONE, UsageError
 if TYPE_CHECKING:
     from memplan.lengths.dataset import Length
     from memplan.render.blocks import Block
-    from memplan.spec.reading import JobInput
 
 HELP = """The lengths of a data set's rows in tokens: percentiles, a histogram, and the file that --lengths takes.
 
@@ -104,13 +103,3 @@ def _view(path: str, ordered: list[int]) -> Any:
         return [Heading(title, "strong"), *histogram_blocks(ordered, width)]
 
     return view
-
-
-def read_undrawn(values: Mapping[str, Any]) -> "JobInput":
-    """The job of a command that draws no lengths, which is said where it has them."""
-    from memplan.cli.options import read_given
-
-    given = read_given(values)
-    if given.job.lengths is not None:
-        warn("lengths: not drawn here: each row counts as long as sequence_length; memplan estimate draws them")
-    return given

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.edge import note, warn
-from memplan.cli.lengths import read_undrawn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, UsageError, did_you_mean
@@ -86,7 +85,7 @@ def search(values: Mapping[str, Any]) -> "Plans":
     allow = [name.strip().lower() for name in (values.get("allow") or "").split(",") if name.strip()]
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        given = with_usual_trainer(read_undrawn(values))
+        given = with_usual_trainer(options.read_given(values))
         return search_plans(given, allow, wanted, bool(values.get("pareto")), ask, tell=bar, price=price)
 
 
@@ -107,7 +106,7 @@ def _within(values: Mapping[str, Any]) -> "Plans":
     price = _price(values.get("price"))
     with Bar() as bar:
         bar("reading the model's config", 0, 0)
-        return within(with_usual_trainer(read_undrawn(values)), size, meter, bar, price)
+        return within(with_usual_trainer(options.read_given(values)), size, meter, bar, price)
 
 
 def _price(text: str | None) -> float | None:

@@ -9,6 +9,7 @@ from memplan.comparison.result import CompareRow, Comparison, Impossible
 from memplan.cost import card, speed
 from memplan.engine.allocator.reserved import Seek
 from memplan.errors import InvalidJob
+from memplan.lengths.longest import at_longest, with_lengths
 from memplan.report import SCHEMA_VERSION, Report
 from memplan.reporting import build_report
 from memplan.resolve import resolve_training
@@ -70,7 +71,9 @@ def priced_cases(cases: Sequence[Case], any_first: bool = False) -> tuple[list[t
 
 def _priced(case: Case, play: Seek) -> Report | InvalidJob:
     try:
-        return build_report(resolve_training(case.given), play)
+        given = at_longest(case.given)
+        report = build_report(resolve_training(given), play)
+        return with_lengths(given, report) if play else report
     except InvalidJob as error:
         return error
 

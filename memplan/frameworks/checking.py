@@ -119,6 +119,7 @@ def _check(
     path = document.path
 
     def work() -> Checked:
+        from memplan.lengths.longest import at_longest, with_lengths
         from memplan.reporting import build_report
         from memplan.resolve import resolve
 
@@ -130,7 +131,8 @@ def _check(
             return _on_this_machine(read_opened(document, under, beside, framework))
 
         def answer(given: JobInput) -> Checked:
-            report = build_report(resolve(given), None)
+            given = at_longest(given)
+            report = with_lengths(given, build_report(resolve(given), None))
             if report.verdict is None:
                 raise _NoCard
             return _answer(path, given, report, advise)
@@ -228,7 +230,8 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
-        text = f"{WORDS[verdict.fits]} {cards}: {reason}"
+        drawn = f"; {report.lengths.words}" if report.lengths else ""
+        text = f"{WORDS[verdict.fits]} {cards}: {reason}{drawn}"
     line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
     if advise and report.verdict.fits == "no" and not report.unclear:
@@ -273,9 +276,8 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
     yield from (f"without {each.key} (--without)" for each in given.unread if each.why == LEFT_OUT)
-    if given.job.lengths is not None:
-        yield "lengths not drawn (each row counts as long as sequence_length; memplan estimate draws them)"
-    elif report.verdict is not None and report.verdict.fits == "no" and report.job.get("completion_length"):
+    short = report.verdict is not None and report.verdict.fits == "no"
+    if short and given.job.lengths is None and report.job.get("completion_length"):
         yield "lengths at their longest (each prompt and answer as long as the file lets it be: shorter ones take less)"
 
 

@@ -27,8 +27,9 @@ Z95 = 1.959964
 """Standard deviations of a normal distribution within which 95 % lie."""
 
 
-def drawn_lengths(given: JobInput, recipe: Recipe) -> Report | None:
-    """What the job needs of batches drawn from its lengths; None where it names none. Raises InvalidJob."""
+def drawn_lengths(given: JobInput, recipe: Recipe, run: bool) -> Report | None:
+    """What the job needs of batches drawn from its lengths; None where it names none. ``run``: one is played through
+    the allocator, too. Raises InvalidJob."""
     lengths = given.job.lengths
     if not isinstance(lengths, Lengths):
         return None
@@ -39,7 +40,8 @@ def drawn_lengths(given: JobInput, recipe: Recipe) -> Report | None:
     fatal = needs.fatal(every[-1]) if recipe.hardware.gpu else None
     died = None if recipe.hardware.gpu is None else sum(max(run) >= fatal for run in runs) if fatal else 0
     p_oom, low, high = (None, None, None) if died is None else wilson(died, len(runs))
-    play, unplayed = played(needs.recipe, runs[0][: lengths.played_steps]) if lengths.played_steps else (None, "")
+    first = runs[0][: lengths.played_steps if run else 0]
+    play, unplayed = played(needs.recipe, first) if first else (None, "")
     return Report(
         drawn=made.sequences.words,
         batches=made.words,

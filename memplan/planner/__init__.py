@@ -8,6 +8,7 @@ search one step away from a job as it is.
 
 from collections.abc import Sequence
 
+from memplan.lengths.longest import at_longest
 from memplan.planner.changes import AS_IT_IS, NAMES, changed, checked, sets
 from memplan.planner.planning import (
     WANTED,
@@ -54,7 +55,7 @@ def plan(
     ``suggest``: where nothing fits, what would have to change; ``price``: of a GPU hour.
     Raises UsageError for a job without a card.
     """
-    allowed, asked = checked(allow), question(given)
+    allowed, asked = checked(allow), question(at_longest(given))
     first = search(asked, wanted, tell)
     check_legal(first)
     tried: Tried = {(): (first, ())}

@@ -11,6 +11,7 @@ from math import inf
 
 from memplan.cost import card, seconds, speed
 from memplan.errors import UsageError
+from memplan.lengths.longest import at_longest
 from memplan.planner.budget_lines import lines
 from memplan.planner.budget_result import ALLOCATED, DEVICE, Budget, Row
 from memplan.planner.budget_search import Search, Sized
@@ -36,6 +37,7 @@ def within(given: JobInput, size: int, meter: str, tell: Tell = nothing, price: 
     """The fastest way to run the job within a budget of one of its meters. Raises UsageError where there is no sense in
     one, InvalidJob for a job that cannot be."""
     tell("finding what can be made again", 0, 0)
+    given = at_longest(given)
     assumed = _check(given)
     ways = Ways(without_ways(given))
     _check_engine(ways.none.recipe, size)

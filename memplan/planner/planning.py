@@ -13,6 +13,7 @@ from memplan.cost.rates import Device
 from memplan.errors import InvalidJob, UsageError
 from memplan.generic import generic_model
 from memplan.gpus import find_gpu
+from memplan.lengths.longest import with_lengths
 from memplan.models import load_model
 from memplan.planner.candidates import Candidate, Candidates, Floored, Refused
 from memplan.planner.degrees import native_obstacle
@@ -173,7 +174,8 @@ def shown(
     asked: Question, of: Candidate, priced: Priced, training: tuple[str, ...] = (), price: float | None = None
 ) -> Plan:
     """A plan with its report, its speed and, at a ``price`` of a GPU hour, its cost."""
-    report = build_report(resolve(job_input(asked, of, priced)), None)
+    given = job_input(asked, of, priced)
+    report = with_lengths(given, build_report(resolve(given), None))
     assert report.recipe is not None
     name = plan_name({**of.keys, **priced.keys})
     found, peak = speed(report.recipe), report.per_gpu.peak_instant

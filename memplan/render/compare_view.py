@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memplan.drawn import share
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
 from memplan.render.difference_view import difference_blocks
@@ -116,16 +117,28 @@ def _judged(comparison: "Comparison") -> bool:
     return any(row.fits for row in comparison.rows)
 
 
+def _drawn(comparison: "Comparison") -> bool:
+    """Whether runs were drawn from the lengths of the data, with a card to fit."""
+    return any(row.report.lengths is not None and row.report.lengths.p_oom is not None for row in comparison.rows)
+
+
+def _dying(row: "CompareRow") -> str:
+    found = row.report.lengths
+    return share(found.p_oom) if found is not None and found.p_oom is not None else ""
+
+
 def _columns(comparison: "Comparison", *titles: str) -> tuple[Column, ...]:
     """The job, its peak and saving, figures, and the verdict."""
     columns = [Column(SINGULAR[comparison.of], wrap=True), Column("peak", right=True, style="strong")]
     columns += [Column(title, right=True) for title in ("saving", "speed", *titles)]
+    columns += [Column("runs that die", right=True)] if _drawn(comparison) else []
     return (*columns, *([Column("fits")] if _judged(comparison) else []))
 
 
 def _row(comparison: "Comparison", row: "CompareRow", *figures: Cell) -> tuple[Cell, ...]:
     peak, saving = format_bytes(row.report.per_gpu.allocated_bytes, 1), _saving(row, comparison.baseline)
-    return (row.title, peak, saving, _speed(row), *figures, *([_fits(row)] if _judged(comparison) else []))
+    drawn = [_dying(row)] if _drawn(comparison) else []
+    return (row.title, peak, saving, _speed(row), *figures, *drawn, *([_fits(row)] if _judged(comparison) else []))
 
 
 def _table(comparison: "Comparison", width: int) -> Iterator[Block]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from memplan.drawn import Lengths, Played
+from memplan.drawn import Lengths, Played, share
 from memplan.render.blocks import Block, Column, Heading, Prose, Table, bar
 from memplan.report import Report
 from memplan.units import format_bytes
@@ -73,14 +73,6 @@ def _run(run: Played) -> str:
     end = "; then no room is left" if run.died else ""
     most = f"{format_bytes(run.allocated_bytes)} allocated at most"
     return f"One run played through the caching allocator: {held}, {most}{retries}{end}."
-
-
-def share(part: float) -> str:
-    """'4 %'; '0.3 %' of what is little; '<0.1 %' of what is less."""
-    percent = 100 * part
-    if 0 < percent < 0.1:
-        return "<0.1 %"
-    return f"{percent:.0f} %" if percent >= 10 or percent == int(percent) else f"{percent:.1f} %"
 
 
 BARS = 12

@@ -110,6 +110,9 @@ def _plans(found: "Plans", width: int) -> Iterator[Block]:
         cells: list[Cell] = [str(number), plan.name, speed, format_bytes(needs, 1), format_bytes(spare, 1)]
         peak, most = instant_words(plan.memory_limit)[0], LIMITS[plan.speed.limited_by]
         rows.append((*cells, *([peak, most] if roomy else [])))
+        drawn = plan.report.lengths
+        if drawn is not None:
+            rows.append(("", Span(drawn.words, "bad" if drawn.p_oom else "dim"), "", "", "", *("" for _ in cells[5:])))
         if not roomy:
             rows.append(("", Span(f"peaks at {peak}; most time: {most}", "dim"), "", "", ""))
     yield Heading("Plans")

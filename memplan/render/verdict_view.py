@@ -42,6 +42,8 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
     elif report.engine is not None and stands_apart(report):
         yield Prose(apart_words(report.engine, (report.job.get("rollout") or {}).get("num_gpus")), "dim")
     yield Prose(_reason(report, verdict), "dim")
+    if report.lengths is not None:
+        yield Prose(f"{report.lengths.words[:1].upper()}{report.lengths.words[1:]}.")
     crossing = report.per_gpu.first_crossing
     if crossing is not None:
         held = format_bytes(crossing.device_bytes)
