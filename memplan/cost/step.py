@@ -7,6 +7,7 @@ section 2.2). Ignored: data loading, logging, evaluation, stragglers, uneven exp
 time for each operation.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.cost.generation import generating
@@ -43,7 +44,6 @@ from memplan.cost.traffic import (
     tensor_parallel,
 )
 from memplan.cost.work import ModelWork, model_work
-from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
 NO_HEAD = Head(0.0, 0.0)
@@ -95,6 +95,8 @@ class Prepared(NamedTuple):
     """Seconds of fetching the weights from the host for one pass."""
     host: bool
     """Something else waits for the host."""
+    others: tuple[tuple[ModelWork, Shape], ...]
+    """Of forwards without a graph of other models: the residents', then the critic's."""
 
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
@@ -104,12 +106,16 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = any(is_offloaded(recipe, what) for what in ("optimizer", "activations"))
     fetched = fetched_seconds(recipe, sizes)
-    return Prepared(work, shape_of(recipe, work), over, sizes, data, ending, shares(recipe), fetched, waits)
+    critic, works = recipe.others.critic, [model_work(model.spec) for model in recipe.others.residents]
+    works += [model_work(critic.spec)] if critic is not None else []
+    others = tuple((each, without_training(shape_of(recipe, each))) for each in works)
+    return Prepared(work, shape_of(recipe, work), over, sizes, data, ending, shares(recipe), fetched, waits, others)
 
 
 def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
     """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
-    work, shape, over, sizes, data, ending, of, fetched, waits = ready or prepared(recipe, device, rates)
+    ready = ready or prepared(recipe, device, rates)
+    work, shape, over, sizes, data, ending, of, fetched, waits, scoring = ready
     given, rates = rates, on_host(rates, device.host)
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = _remembered(work, shape._replace(rows=rows), device, rates)
@@ -123,7 +129,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     backward = (trained.backward + trained.again) * share + head.backward + adding_seconds(recipe, sizes, device, rates)
     activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
-    others = share * _other_passes(recipe, work, trained, head, share, data.forward, device, rates)
+    scored = [_scored(recipe, *each, rows, (head is not NO_HEAD) / share, device, rates) for each in scoring]
+    others = share * _other_passes(recipe, work, trained, head, share, data.forward, scored, rates)
     exposed = _waited(max(data.forward, fetched), hidden * forward, rates)
     exposed += _waited(max(data.backward, fetched), hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
@@ -204,7 +211,7 @@ def _other_passes(
     head: Head,
     share: float,
     gathered: float,
-    device: Device,
+    scored: Sequence[float],
     rates: Rates,
 ) -> float:
     """Seconds of one micro-step's passes beside the trained one, as if the stage with its share of the layers, and its
@@ -213,11 +220,12 @@ def _other_passes(
     A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
     is offloaded comes to the card, each rank's share of it, for each of its forwards; in NeMo-Aligner weights are
     swapped once for a whole step, and back (utils/utils.py: cpu_weight_swap). ``gathered``: seconds that the
-    policy's weights take to gather, for which sharded models wait as it does.
+    policy's weights take to gather, for which sharded models wait as it does. ``scored``: of the forwards of each
+    resident model, then of the critic.
     """
     own = trained.forward + head.forward / share
     own += _waited(gathered * recipe.parallel.pipeline, rates.overlap * own, rates)
-    total, headed = 0.0, head is not NO_HEAD
+    total = 0.0
     if recipe.method.pairs:
         total += SCORING.get(recipe.loss.pair_pass, 0.0) * own
     if recipe.method.kl_rows:
@@ -230,20 +238,19 @@ def _other_passes(
         parts = recipe.parallel.tensor * (max(recipe.sharding.ranks, 1) if gathered else 1)
         times = 2 / recipe.batch.accumulation if recipe.trainer.megatron else 1
         total += times * work.elements * recipe.numerics.itemsize / parts / HOST_BANDWIDTH
-    for model in recipe.others.residents:
-        seconds = _scored(recipe, model.spec, headed / share, device, rates)
+    for model, seconds in zip(recipe.others.residents, scored, strict=False):
         waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)
         total += seconds + (_waited(waits, rates.overlap * seconds, rates) if model.sharded else 0.0)
     if recipe.others.critic is not None:
-        total += 4 * _scored(recipe, recipe.others.critic.spec, headed / share, device, rates)
+        total += 4 * scored[-1]
     return total
 
 
-def _scored(recipe: Recipe, spec: ModelSpec, heads: float, device: Device, rates: Rates) -> float:
+def _scored(
+    recipe: Recipe, work: ModelWork, shape: Shape, rows: int, heads: float, device: Device, rates: Rates
+) -> float:
     """A forward without a graph of another model over the same rows; ``heads``: how often its head's."""
-    work = model_work(spec)
-    shape = without_training(shape_of(recipe, work))
-    layers = _remembered(work, shape, device, rates)
+    layers = _remembered(work, shape._replace(rows=rows), device, rates)
     return layers.forward + head_pass(recipe, work, device, rates).forward * heads
 
 

@@ -11,7 +11,7 @@ from memplan.engine.kept import kept_by_layers, kept_gathered
 from memplan.engine.ranks import few_classes, rank_class
 from memplan.engine.step_and_evaluation import evaluation_of
 from memplan.engine.tensors import count, model_weights
-from memplan.engine.totals import kept_in_megatron, states_alone, totalled, without_sharding
+from memplan.engine.totals import kept_in_megatron, remembered, states_alone, totalled, without_sharding
 from memplan.spec.recipe import Recipe
 
 
@@ -44,16 +44,19 @@ def resting(recipe: Recipe) -> int:
     first = rank_class(recipe).recipe
     if recipe.in_megatron:
         return states_alone(first) + kept_in_megatron(first)
-    return states_alone(first) + kept_by_layers(first) + kept_gathered(first)
+    return states_alone(first) + _kept(first)
 
 
-def at_least(recipe: Recipe, enough: float = inf) -> int:
+_kept = remembered(lambda parts: kept_by_layers(parts.recipe) + kept_gathered(parts.recipe))
+
+
+def at_least(recipe: Recipe, enough: float = inf, rests: int | None = None) -> int:
     """Bytes that the high device figure is not below: every kind of row but what a sharding gathers and reduces. Rows
     only add up, and so do the shares that segments lose of what comes and goes; what segments of other streams keep is
     left out, and in Megatron's layers all that does not rest (``resting``). Of a pipeline's stages no further one is
-    asked than the first with more than is ``enough``.
+    asked than the first with more than is ``enough``. ``rests``: ``resting``, where it is known.
     """
-    most = resting(recipe)
+    most = resting(recipe) if rests is None else rests
     if not most or recipe.in_megatron:
         return most
     for of in few_classes(recipe):

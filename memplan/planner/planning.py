@@ -138,12 +138,13 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
     whole = len(of.legal)
     found = best(
         of.legal,
-        pricing,
+        pricing.lean,
         lambda priced: priced.fits,
         wanted,
         lambda priced: tell("pricing plans", priced, whole),
         pricing.misses_by,
     )
+    found.plans = [(each, pricing(each)) for each, _ in found.plans]
     return Searched(of, found, pricing)
 
 

@@ -18,7 +18,7 @@ from memplan.tables.engines import era_of
 from memplan.tables.families import WITHOUT_FLASH
 from memplan.units import DTYPE_BYTES
 
-EXPANDABLE = Allocator.model_construct(expandable_segments=True)
+PLAIN, EXPANDABLE = Allocator.model_construct(), Allocator.model_construct(expandable_segments=True)
 
 
 class Free(NamedTuple):
@@ -61,7 +61,7 @@ ROWS = (
         "expandable segments (PYTORCH_CUDA_ALLOC_CONF)",
         {"allocator": {"expandable_segments": True}},
         {"hardware.allocator": EXPANDABLE},
-        lambda recipe: recipe.hardware.allocator == Allocator.model_construct() and _may_expand(recipe),
+        lambda recipe: recipe.hardware.allocator == PLAIN and _may_expand(recipe),
     ),
     Free(
         "views",
@@ -135,6 +135,8 @@ class Pricing:
         self.rows = tuple(row for row in ROWS if row.name in free)
         self.alone: dict[Hashable, int] = {}
         """By how much updates alone are too large, whatever generates beside them."""
+        self._leanest: tuple[Recipe, Keys, Recipe] | None = None
+        """Of the recipe that was asked for last: the same object again, of which more is known by now."""
 
     def variants(self, recipe: Recipe) -> list[tuple[Keys, Recipe]]:
         """The recipe as it is, then with more and more that costs nothing."""
@@ -143,19 +145,34 @@ class Pricing:
             found += [({**keys, **row.keys}, each.varied(row.fields)) for keys, each in found if row.applies(each)]
         return sorted(found, key=lambda pair: len(pair[0]))
 
+    def leanest(self, recipe: Recipe) -> tuple[Keys, Recipe]:
+        """The last of the variants: with all that costs nothing."""
+        if self._leanest is None or self._leanest[0] is not recipe:
+            keys, found = Keys(), recipe
+            for row in self.rows:
+                if row.applies(found) and row.is_told(found):
+                    keys, found = {**keys, **row.keys}, found.varied(row.fields)
+            self._leanest = recipe, keys, found
+        return self._leanest[1:]
+
     def __call__(self, candidate: Candidate) -> Priced:
         """A candidate's price."""
         return self.of(candidate.recipe)
+
+    def lean(self, candidate: Candidate) -> Priced:
+        """Its price with all that costs nothing: it fits where any of its prices does."""
+        return self._at_least(candidate.recipe)
 
     def short_at_least(self, recipe: Recipe, quickly: bool = False) -> int:
         """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be.
         ``quickly``: of a recipe whose resting bytes alone are too many, what of them is missing."""
         assert recipe.hardware.gpu is not None
-        leanest = self.variants(recipe)[-1][1]
+        leanest = self.leanest(recipe)[1]
         allowed = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
-        if quickly and (short := resting(leanest) - allowed) > 0:
-            return short
-        short = at_least(leanest, allowed) - allowed
+        rests = resting(leanest)
+        if quickly and rests > allowed:
+            return rests - allowed
+        short = at_least(leanest, allowed, rests) - allowed
         if short <= 0 and leanest.in_megatron and leanest.parallel.pipeline > 1:
             short = first_stage(leanest) - allowed
         return max(0, short)
@@ -171,7 +188,7 @@ class Pricing:
 
     def fits(self, recipe: Recipe) -> bool:
         """Whether it does with all that costs nothing."""
-        return not self.short_at_least(recipe, quickly=True) and self.of(recipe).fits
+        return not self.short_at_least(recipe, quickly=True) and self._at_least(recipe).fits
 
     def fewest(self, recipe: Recipe) -> list[Priced]:
         """Every set of what costs nothing with which it fits, and nothing of which can be left out."""
@@ -184,13 +201,15 @@ class Pricing:
 
     def of(self, recipe: Recipe) -> Priced:
         """The first variant that fits; the last one where none does."""
-        variants = self.variants(recipe)
-        keys, last = variants[-1]
-        least = Priced(peak(last, search=True), keys, last)
+        least = self._at_least(recipe)
         if not least.fits:
             return least
-        for keys, each in variants[:-1]:
+        for keys, each in self.variants(recipe)[:-1]:
             priced = Priced(peak(each, search=True), keys, each)
             if priced.fits:
                 return priced
         return least
+
+    def _at_least(self, recipe: Recipe) -> Priced:
+        keys, last = self.leanest(recipe)
+        return Priced(peak(last, search=True), keys, last)

@@ -45,13 +45,13 @@ class Tried(NamedTuple):
         return min((least_of_all(each.recipe) for each in self.of.legal), default=0)
 
     def _best(self, ordered: list[Candidate]) -> Found[Candidate, Priced]:
-        return best(ordered, self.pricing, lambda priced: priced.fits, 1, least=self.pricing.misses_by)
+        return best(ordered, self.pricing.lean, lambda priced: priced.fits, 1, least=self.pricing.misses_by)
 
     @property
     def fastest(self) -> str:
         """The name of the best plan, as the list has it first."""
-        candidate, priced = self._best(self.of.legal).plans[0]
-        return plan_name({**candidate.keys, **priced.keys})
+        candidate, _ = self._best(self.of.legal).plans[0]
+        return plan_name({**candidate.keys, **self.pricing(candidate).keys})
 
 
 def _keeps(each: Candidate) -> bool:
