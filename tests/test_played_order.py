@@ -1,6 +1,7 @@
 """Proves the order in which a play makes and lets go of things, which decides how the allocator's blocks lie: names as
 the framework's code holds them, kernels' own memory, the streams and events of FSDP1."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import PLAYED_RANKS, Room, played, ranks_of
-from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.replay import ELSEWHERE, StepEvents, play
 from memplan.engine.build import build_ledger
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest, stepped_by
+from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.play.resident import in_order
-from memplan.engine.play.wrapping import _buckets
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.wrapping import Loaded, _buckets, _wait
 from memplan.engine.tape.tags import KERNELS
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -26,6 +29,12 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 OLDER = {"trainer": "transformers", "trainer_version": "4.45", "precision": "bf16", "gradient_checkpointing": "full"}
 FSDP1: dict[str, Any] = {**OLDER, "num_gpus": 4, "sharding": "fsdp", "precision": "bf16-amp", "attention": "flash"}
+
+
+WIDE = {**TINY, "hidden_size": 2048, "intermediate_size": 8192}
+PACKED: dict[str, Any] = {
+    **FSDP1, "precision": "bf16", "autocast": True, "model": WIDE, "lora": {"r": 8}, "quantization": "nf4",
+}  # fmt: skip
 
 
 def recipe(**keys: Any) -> Recipe:
@@ -49,6 +58,11 @@ def before(events: StepEvents, first: str, second: str, start: str) -> bool:
     found = list(named(events))
     found = found[found.index(start) :]
     return found.index(first) < found.index(second)
+
+
+def wrapping(events: StepEvents) -> StepEvents:
+    """What is before the first pass."""
+    return events._replace(events=events.events[: next(at for at, name in events.marks if "." in name)], start=0)
 
 
 def held(events: StepEvents) -> int:
@@ -173,6 +187,37 @@ def test_fsdp1_beside_adapters_reaches_the_ledgers_peak() -> None:
     assert events is not None
     assert step_events(recipe(**keys)) is None
     assert events.peak == pytest.approx(max(build_ledger(of, detailed=False).totals()), rel=0.01)
+
+
+def test_ranks_that_are_sent_their_weights_run_ahead_of_what_sends_them() -> None:
+    """What they were sent is free only when it has come: a bucket of every unit, as far as a stream takes launches."""
+    of = recipe(**PACKED, fsdp={"cpu_ram_efficient_loading": True})
+    first = step_events(of)
+    assert first is not None
+    ahead = ran_ahead(first)
+    buckets = [size for number, size in first.events if size > 0 and first.tags[number].label == "broadcast bucket"]
+    assert len(buckets) == WIDE["num_hidden_layers"] + 1
+    assert held(wrapping(ahead)) - held(wrapping(first)) == pytest.approx(sum(buckets[:-1]), rel=0.1)
+    found = played(of, max(build_ledger(of, detailed=False).totals()), Room(1 << 40, 1 << 40))
+    assert not isinstance(found, str) and found.on_card is not None
+    assert found.on_card == held(ahead) - (held(ahead) - held(first)) // 4
+    assert (found.on_card + found.left_over, found.on_card - found.beneath) == (held(ahead), held(first))
+
+
+def test_a_stream_takes_so_many_launches_ahead() -> None:
+    units = [Loaded([4 * MiB] * 7, [], buckets=1, launches=100)] * 20
+    tape, launched = PlayTape(), deque[Loaded]()
+    for unit in units:
+        _wait(tape, launched)
+        launched.append(unit)
+    waiting = [int(name.rpartition(" ")[2]) for _, name in tape.marks if name.startswith(ELSEWHERE)]
+    assert waiting == [*range(11), *[10] * 9]
+
+
+def test_a_base_that_is_packed_on_the_card_is_whole_there_when_units_are_made() -> None:
+    kept = recorded(**PACKED, fsdp={"cpu_ram_efficient_loading": False})
+    labels = [name for name in named(kept) if name[1:] in ("weights before they are sharded", "flat shard")]
+    assert labels.index("+flat shard") == labels.count("+weights before they are sharded")
 
 
 def test_foaks_fused_head_is_foaks() -> None:

@@ -59,6 +59,9 @@ def loading(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loading:
         copied=copies_always(recipe.trainer) or itemsize != checkpoint,
         upcast=FP32 if upcasts and itemsize != FP32 else 0,
         stacks=_converts(recipe),
+        sent=recipe.quantised is not None
+        and job.fsdp.cpu_ram_efficient_loading is not False
+        and _may_pack_for_host(recipe),
     )
 
 
@@ -91,7 +94,7 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
     there; a loop of one's own does as it says, and as AnswerDotAI/fsdp_qlora does where it says nothing and weights
     wait on the host (train.py: load_and_quantize, low_memory)."""
     given, own = job.fsdp.cpu_ram_efficient_loading, recipe.trainer.name == "pytorch"
-    if recipe.sharding.name not in ("fsdp", "fsdp2") or not (own or recipe.trainer.models.transformers_4):
+    if not _may_pack_for_host(recipe):
         return False
     if given is None and own and several and recipe.sharding.fsdp.cpu_offload:
         notes.assume(
@@ -100,6 +103,11 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
         )
         return True
     return bool(given)
+
+
+def _may_pack_for_host(recipe: Recipe) -> bool:
+    by_own_loop = recipe.trainer.name == "pytorch"
+    return recipe.sharding.name in ("fsdp", "fsdp2") and (by_own_loop or recipe.trainer.models.transformers_4)
 
 
 def _converts(recipe: Recipe) -> bool:

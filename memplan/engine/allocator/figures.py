@@ -6,8 +6,8 @@ both steps run, after the allocator has given back whatever it can. It is never 
 ``TOLERANCE`` of the allocated peak above it.
 
 What the play leaves out, and real runs show: lengths that change from step to step, the driver's own placement, what
-loading has left. ``SPREAD`` is how far published runs of one GPU lie from their play, as a share of the bytes
-that come and go (``python benchmarks/reserved.py --published``).
+loading has left but for FSDP1's wrapping. ``SPREAD`` is how far published runs of one GPU lie from their play, as a
+share of the bytes that come and go (``python benchmarks/reserved.py --published``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from memplan.engine.allocator.replay import Playing, StepEvents, repeated
 from memplan.engine.allocator.reserved import Seek
 from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, allowed_bytes, settings_of
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
+from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
 from memplan.units import round_up
@@ -50,7 +51,8 @@ class Played(NamedTuple):
     moving: int
     """Allocated bytes that come and go within a step: the peak less what is there between steps."""
     endless: int
-    """Held on an unlimited card, at the last step's peak."""
+    """Held on an unlimited card, at the last step's peak: the mean of a node's ranks, where its first waited for what
+    it sent and the others did not."""
     on_card: int | None
     """Held on this card; None where the steps do not run on it, or no card is named."""
     retries: int
@@ -60,9 +62,10 @@ class Played(NamedTuple):
     sought: bool
     """``needs`` was looked for; else it is what is held, and so no less than needed."""
     left_over: int = 0
-    """Of a quantised base under FSDP1, as much as the rank holds of it: whether it is on the card already when units
-    are made of it, and what it leaves there, no play knows."""
-
+    """Above what is held: what a rank holds more than the mean; of a quantised base under FSDP1, where nobody has said
+    how it is loaded, also as much as the rank holds of it: it may be on the card when units are made of it."""
+    beneath: int = 0
+    """What the first rank of a node holds less than the mean."""
     let_go: int = 0
     """Bytes that came and went while the model was made."""
 
@@ -75,6 +78,19 @@ class Played(NamedTuple):
     def doubt(self) -> int:
         """Above what is needed."""
         return int(DOUBT * self.moving)
+
+
+class Rank(NamedTuple):
+    """One that is played."""
+
+    number: int | None = None
+    """None: the one that holds most."""
+    ahead: bool = False
+    """Its weights are sent to it by another."""
+
+    def steps(self, recorded: StepEvents) -> StepEvents:
+        """What was played, as it runs there."""
+        return ran_ahead(recorded) if self.ahead else recorded
 
 
 class Room(NamedTuple):
@@ -109,7 +125,7 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
 
 @uncollected()
 def _figures(
-    recipe: Recipe, plays: dict[int | None, StepEvents], settings: Settings, room: Room | None, seek: Seek
+    recipe: Recipe, plays: dict[Rank, StepEvents], settings: Settings, room: Room | None, seek: Seek
 ) -> Played:
     """Of the rank that holds most without end; what is needed is enough for each."""
     begun = {rank: beginning(recorded, settings) for rank, recorded in plays.items()}
@@ -131,9 +147,22 @@ def _figures(
     there: CachingAllocator | None = endless[rank]
     if room is None or most > room.most:
         there = _on_card(recipe, rank, begun[rank], room.most) if room and needs <= room.most else None
-    left_over = recorded.peak - moving if recipe.quantised is not None and flattens(recipe) else 0
-    held = there.peak_reserved if there else None
-    return Played(moving, most, held, there.retries if there else 0, needs, sought, left_over, recorded.let_go)
+    held = there.peak_reserved if there else most
+    apart = max(0, held - endless[Rank()].peak_reserved)
+    less = apart // min(recipe.sharding.ranks, recipe.hardware.gpus_per_node) if rank.ahead else 0
+    loading = recipe.moments.loading
+    untold = recorded.peak - moving if flattens(recipe) and loading.sent and loading.way == "card" else 0
+    return Played(
+        moving,
+        most - less,
+        held - less if there else None,
+        there.retries if there else 0,
+        needs,
+        sought,
+        less + untold,
+        apart - less if less else 0,
+        recorded.let_go,
+    )
 
 
 def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:
@@ -157,7 +186,7 @@ def _endless(begun: Playing) -> CachingAllocator:
     return playing.allocator
 
 
-def _on_card(recipe: Recipe, rank: int | None, begun: Playing, capacity: int) -> CachingAllocator | None:
+def _on_card(recipe: Recipe, rank: Rank, begun: Playing, capacity: int) -> CachingAllocator | None:
     """The allocator after the steps, and, where the cache was given back in them, after one more: what all later ones
     are like."""
     there = runs(begun, capacity)
@@ -167,8 +196,8 @@ def _on_card(recipe: Recipe, rank: int | None, begun: Playing, capacity: int) ->
         return there.allocator
     step = repeated(begun.recorded)
     if step is None:  # it leaves something to the next
-        recorded = step_events(recipe, LATER, rank)
-        later = runs(beginning(recorded, begun.allocator.settings), capacity) if recorded else None
+        recorded = step_events(recipe, LATER, rank.number)
+        later = runs(beginning(rank.steps(recorded), begun.allocator.settings), capacity) if recorded else None
     else:
         later = there.on(capacity, step)
         with suppress(OutOfMemory):
@@ -186,15 +215,18 @@ def ranks_of(recipe: Recipe) -> tuple[int | None, ...]:
     return (None, *sorted({i * (ranks - 1) // (few - 1) for i in range(few)} - {fullest}))
 
 
-def _plays(recipe: Recipe, recorded: StepEvents) -> dict[int | None, StepEvents]:
+def _plays(recipe: Recipe, recorded: StepEvents) -> dict[Rank, StepEvents]:
     """By rank, those that differ."""
-    plays: dict[int | None, StepEvents] = {None: recorded}
+    plays = {Rank(): recorded}
     for rank in ranks_of(recipe):
         if rank is None:
             continue
         own = on_rank(recorded, recipe, rank)
         if all(own.sizes != other.sizes for other in plays.values()):
-            plays[rank] = own
+            plays[Rank(rank)] = own
+    if flattens(recipe) and recipe.moments.loading.sent:
+        ahead = Rank(ahead=True)
+        plays[ahead] = ahead.steps(recorded)
     return plays
 
 

@@ -22,6 +22,8 @@ EMPTY_CACHE = "empty_cache"
 DONE = "done "
 """The mark, with a stream's number behind it, where the stream is known to have come so far: ``done 1``; or, with a
 count behind that, so far that it has still to do with so many of the blocks that were freed last: ``done 1 2``."""
+ELSEWHERE = "elsewhere "
+"""Before a mark: it holds on other ranks than a node's first, which do not get where that one does."""
 CONSTRUCTED = "constructed"
 """The mark where models, buffers and optimizers are made, and what their making took is let go of."""
 _LAST_STEP = ""

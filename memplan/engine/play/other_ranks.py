@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.allocator.replay import ELSEWHERE, StepEvents
 from memplan.engine.parallel.fsdp1.flat_parameters import stepped_by
 from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.step import OPTIMIZER
@@ -28,6 +28,14 @@ def of_rank(played: StepEvents, recipe: Recipe, rank: int) -> StepEvents:
     marks = tuple((_moved(at, moved), name) for at, name in played.marks)
     tags = [*played.tags, *tape.tags]
     return played._replace(events=tuple(events), start=_moved(played.start, moved), marks=marks, tags=tags)
+
+
+def ran_ahead(played: StepEvents) -> StepEvents:
+    """The same steps on a rank that was sent its weights, and so did not wait where the first rank of its node did."""
+    apart = {name.removeprefix(ELSEWHERE) for _, name in played.marks if name.startswith(ELSEWHERE)}
+    waits = {name.rpartition(" ")[0] for name in apart}
+    marks = [(at, name.removeprefix(ELSEWHERE)) for at, name in played.marks if name not in waits]
+    return played._replace(marks=tuple(marks))
 
 
 def _end(played: StepEvents, start: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from memplan.engine.model_states import shard_elements
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.parallel.sharding import held
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.wrapping import wrapped, wraps
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights, tower_weights
 from memplan.spec.groups import Quantised
 from memplan.spec.groups import Resident as OtherModel
@@ -21,7 +21,7 @@ from memplan.units import ceil_div
 class Resident:
     """Weights, adapters, models beside them, buffers and workspaces."""
 
-    def __init__(self, recipe: Recipe, tape: Tape) -> None:
+    def __init__(self, recipe: Recipe, tape: PlayTape) -> None:
         self.tape, self.held = tape, list[Tensor]()
         adapter, holds = recipe.adapter, held(recipe)
         self.weights = weights = in_order(recipe.model, adapter is None, adapter)

@@ -2,28 +2,34 @@
 
 torch 2.13 distributed/fsdp/_init_utils.py (``_init_param_handle_from_module``: a unit is moved to the card, broadcast,
 put together, sharded, before the next one), _flat_param.py (``shard``), csrc/distributed/c10d/comm.cpp
-(``broadcast_coalesced``); accelerate 1.15 accelerator.py (``prepare_model``: shards of what is trained are cast to fp32
-when all are wrapped, the root first).
+(``broadcast_coalesced``), ProcessGroupNCCL.cpp (``recordStream``); accelerate 1.15 accelerator.py (``prepare_model``:
+shards of what is trained are cast to fp32 when all are wrapped, the root first).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memplan.engine.allocator.replay import DONE, ELSEWHERE
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens
 from memplan.engine.parallel.fsdp2.root import parts_of
 from memplan.engine.parallel.fsdp2.units import in_flat
 from memplan.engine.parallel.sharding import held
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.recipe import Recipe
 from memplan.units import MiB, ceil_div
 
 BUCKET_BYTES = 250 * MiB
 """``PARAM_BROADCAST_BUCKET_SIZE``; two are under way at a time."""
+SENDING = 4
+"""The stream of these broadcasts."""
+LAUNCHES = 1024
+"""That wait in a stream before the host has to (forums.developer.nvidia.com, thread 68937: about 1,000)."""
 
 
 class Loaded(NamedTuple):
@@ -36,17 +42,33 @@ class Loaded(NamedTuple):
     widened: int = 1
     """By how much the shard grows when it is cast."""
 
+    buckets: int = 1
+    """In which it is sent."""
+    launches: int = 2
+    """Kernels and copies on the stream that computes: buckets of several tensors are put together and copied out of,
+    then the flat parameter is made, and its shard is cloned."""
+
 
 def wraps(recipe: Recipe) -> bool:
     """FSDP1 makes flat parameters of a model that is loaded before, on the card."""
     return flattens(recipe) and not recipe.sharding.fsdp.cpu_offload
 
 
-def wrapped(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
+def wrapped(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> list[Tensor]:
     """The shards of all units, and what is beside them."""
     units, ranks = list(_units(recipe, weights)), recipe.sharding.ranks
     beside = [_new(tape, size, "quantisation state") for unit in units for size in unit.beside]
-    shards = [_sharded(tape, unit, ranks) for unit in units]
+    sent, there = recipe.moments.loading.sent, deque[list[Tensor]]()
+    if recipe.quantised is not None and not sent:
+        there += [_whole(tape, unit) for unit in units]
+    shards, launched = list[Tensor](), deque[Loaded]()
+    for unit in units:
+        if sent:
+            _wait(tape, launched)
+            launched.append(unit)
+        shards.append(_sharded(tape, unit, there.popleft() if there else _whole(tape, unit), ranks, sent))
+    if sent:
+        tape.synchronise()
     for i in (len(shards) - 1, *range(len(shards) - 1)):
         if units[i].widened > 1:
             shards[i] = _new(tape, shards[i].dim.elements * units[i].widened, "flat shard")
@@ -88,18 +110,38 @@ def _loaded(recipe: Recipe, weights: list[Weight]) -> Loaded:
         itemsize = recipe.numerics.itemsize if recipe.adapter is None else held(recipe).stored_itemsize(recipe, one)
         widened = max(widened, stored // itemsize) if recipe.adapter is None else 1
         sizes.append(one.elements * itemsize)
-    return Loaded(sizes, beside, widened)
+    buckets = _buckets(sizes)
+    return Loaded(
+        sizes, beside, widened, len(buckets), 2 + sum(1 + len(bucket) for bucket in buckets if len(bucket) > 1)
+    )
 
 
-def _new(tape: Tape, size: int, label: str) -> Tensor:
+def _new(tape: PlayTape, size: int, label: str) -> Tensor:
     return tape.new(Dim("n", size), 1, label, category="parameters")
 
 
-def _sharded(tape: Tape, unit: Loaded, ranks: int) -> Tensor:
-    sizes = unit.sizes
-    whole = [_new(tape, size, "weights before they are sharded") for size in sizes]
-    under_way = [_new(tape, sum(bucket), "broadcast bucket") for bucket in _buckets(sizes) if len(bucket) > 1]
-    under_way.clear()
+def _whole(tape: PlayTape, unit: Loaded) -> list[Tensor]:
+    return [_new(tape, size, "weights before they are sharded") for size in unit.sizes]
+
+
+def _wait(tape: PlayTape, launched: deque[Loaded]) -> None:
+    """The first rank waits for its copies from the host, and so for what it has sent. The others launch what their
+    stream takes before anything has come."""
+    tape.mark(f"{DONE}{SENDING}")
+    while sum(unit.launches for unit in launched) > LAUNCHES:
+        launched.popleft()
+    tape.mark(f"{ELSEWHERE}{DONE}{SENDING} {sum(unit.buckets for unit in launched)}")
+
+
+def _sharded(tape: PlayTape, unit: Loaded, whole: list[Tensor], ranks: int, sent: bool) -> Tensor:
+    sizes, at, under_way = unit.sizes, 0, list[Tensor]()
+    for bucket in _buckets(sizes):
+        under_way.append(_new(tape, sum(bucket), "broadcast bucket") if len(bucket) > 1 else whole[at])
+        at += len(bucket)
+    while under_way:
+        if sent:
+            tape.record(under_way[0], SENDING)
+        del under_way[0]
     flat = _new(tape, sum(sizes), "flat parameter before it is sharded")
     shard = _new(tape, ceil_div(sum(sizes), ranks), "flat shard")
     del whole, flat
