@@ -199,7 +199,8 @@ def test_ranks_that_are_sent_their_weights_run_ahead_of_what_sends_them() -> Non
     assert len(buckets) == WIDE["num_hidden_layers"] + 1
     assert held(wrapping(ahead)) - held(wrapping(first)) == pytest.approx(sum(buckets[:-1]), rel=0.1)
     found = played(of, max(build_ledger(of, detailed=False).totals()), Room(1 << 40, 1 << 40))
-    assert not isinstance(found, str) and found.on_card is not None
+    assert not isinstance(found, str)
+    assert found.on_card is not None
     assert found.on_card == held(ahead) - (held(ahead) - held(first)) // 4
     assert (found.on_card + found.left_over, found.on_card - found.beneath) == (held(ahead), held(first))
 
