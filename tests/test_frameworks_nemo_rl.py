@@ -55,6 +55,12 @@ def over(tmp_path: Path, base: str, more: str) -> JobInput:
     return read(tmp_path, f"defaults: grpo_below.yaml\n{more}")
 
 
+@pytest.mark.parametrize(("name", "sees"), [("/n/vision-mix/gemma-3-1b-pt", False), ("/n/gemma-3-4b-pt", True)])
+def test_models_that_read_text_alone_are_asked_for_no_images(tmp_path: Path, name: str, sees: bool) -> None:
+    found = read(tmp_path, DPO.replace("Qwen/Qwen2.5-0.5B", name), batch_size="1")
+    assert any(each.asks == "images" for each in found.unread) is sees
+
+
 def test_supervised_training_under_fsdp2(tmp_path: Path) -> None:
     found = read(tmp_path, SFT)
     job = found.job

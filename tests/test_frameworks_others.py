@@ -212,6 +212,13 @@ def test_what_stands_on_the_policys_gpus(
     assert rollout.sleep == (None if not together else "1" if "sleep" in more else "none")
 
 
+@pytest.mark.parametrize(("more", "trains"), [("", 2), ("--train.colocate_all", 8)])
+def test_gpus_that_generate_do_not_train(tmp_path: Path, more: str, trains: int) -> None:
+    path = tmp_path / "ppo.sh"
+    path.write_text(PPO_RAY + more, encoding="utf-8")
+    assert read_target(str(path), {"num_gpus": 8}).job.num_gpus == trains
+
+
 def test_ppo_without_ray_has_all_its_models_on_each_card(tmp_path: Path) -> None:
     path = tmp_path / "ppo.sh"
     options = "--pretrain Qwen/Qwen2.5-0.5B --reward_pretrain Qwen/Qwen2.5-1.5B --generate_max_len 512"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.frameworks import hydra
+from memplan.frameworks import hosted, hydra
 from memplan.frameworks.base import Framework
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference, open_written
@@ -40,6 +40,10 @@ GENERAL = ("transformers",)
 
 def parts(document: Document) -> tuple[Document, ...]:
     """One document for each training that a script or a program starts; the document itself where it starts none."""
+    inner = hosted.opened(document)
+    if inner is not document:
+        found = parts(inner)
+        return found if found != (inner,) else (document,)
     if document.form == "python" and not python.parts(document)[0].commands:
         return python.parts(document)
     if document.form not in ("shell", "python"):

@@ -21,7 +21,7 @@ from memplan.frameworks.llamafactory import v1 as llamafactory_v1
 from memplan.frameworks.llamafactory.keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
 from memplan.frameworks.llamafactory.towers import RESTING, rest, resting
 from memplan.frameworks.llamafactory.write import write
-from memplan.frameworks.own_words.names import PICTURES, config_of, is_command_of, lora_targets, remark_images
+from memplan.frameworks.own_words.names import config_of, is_command_of, lora_targets, may_see_images, remark_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
 from memplan.spec.freezing import LANGUAGE_MODEL
 
@@ -259,7 +259,7 @@ def _finetuning(keys: Keys) -> None:
         "targets": lora_targets(keys.names("lora_target") or ("all",)),
     }
     model = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "")
-    if PICTURES.search(model):  # visual.py: patch_target_modules
+    if may_see_images(model):  # visual.py: patch_target_modules
         lora["exclude_modules"] = [part for part in resting(keys) if part != LANGUAGE_MODEL]
     if keys.names("additional_target"):
         lora["modules_to_save"] = list(keys.names("additional_target") or ())

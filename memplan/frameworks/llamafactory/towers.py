@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images
-from memplan.frameworks.own_words.names import PICTURES
+from memplan.frameworks.own_words.names import may_see_images
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 RESTING = {
@@ -27,7 +27,7 @@ def rest(keys: Keys) -> None:
     model = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "")
     other = next((key for key, (_, rests) in RESTING.items() if keys.has(key) and keys.flag(key) != rests), "")
     on = resting(keys)
-    if reads_text_alone(model) or "freeze" in keys.draft.given or not (other or PICTURES.search(model)):
+    if reads_text_alone(model) or "freeze" in keys.draft.given or not (other or may_see_images(model)):
         return
     if "vision_tower" not in on or LANGUAGE_MODEL in on:
         fill_with_images(keys.draft, keys.settings.where(other), other)

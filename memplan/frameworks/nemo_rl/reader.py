@@ -7,6 +7,7 @@ setup.py, models/megatron/setup.py, algorithms/dpo.py, algorithms/grpo.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
@@ -251,8 +252,8 @@ def _method_settings(keys: Keys, method: str) -> None:
         keys.put("reference", "offloaded" if keys.number(key) else "none", key)
         group = keys.whole(f"{method}.num_generations_per_prompt") or 1
         values = {**keys.draft.values, **keys.draft.options}
-        gpus = int(values.get("num_gpus") or 1)
-        if group > 1 and (values.get("batch_size", 1) * values["gradient_accumulation_steps"] * gpus) % group == 0:
+        factors = (values.get("batch_size", 1), values["gradient_accumulation_steps"], values.get("num_gpus") or 1)
+        if group > 1 and math.prod(int(factor) for factor in factors) % group == 0:
             put(keys, "group_size", group, f"{method}.num_generations_per_prompt")
 
 

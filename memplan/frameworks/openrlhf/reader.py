@@ -30,7 +30,7 @@ from memplan.frameworks.openrlhf.keys import (
 )
 from memplan.frameworks.openrlhf.rollout import read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
-from memplan.frameworks.own_words.names import OTHERS, lora_targets
+from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
 from memplan.frameworks.shell.reader import Command, Word, options_of
 from memplan.units import ceil_div
 
@@ -103,6 +103,7 @@ def read_arguments(keys: Keys, program: str) -> None:
     draft.put("trainer", "openrlhf", Origin(FILE, f"{keys.settings.path}: openrlhf.cli.train_{program}"))
     of = "actor." if program == "ppo_ray" else "model."
     keys.copy("model", f"{of}model_name_or_path")
+    bound_images(keys, f"{of}model_name_or_path")
     _length(keys)
     gpus = _gpus(keys, program)
     method = _method(keys, program)
@@ -156,6 +157,8 @@ def _length(keys: Keys) -> None:
 def _gpus(keys: Keys, program: str) -> int:
     if "openrlhf alone" not in keys.draft.facts:
         each, nodes = keys.whole("actor.num_gpus_per_node") or 1, keys.whole("actor.num_nodes") or 1
+        if not keys.flag("train.colocate_all") and isinstance(keys.settings.values.get("actor.num_gpus_per_node"), int):
+            keys.draft.trains_on(each * nodes, keys.settings.path)
         keys.put("num_gpus", each * nodes, "actor.num_gpus_per_node")
         return each * nodes
     return int(keys.draft.options.get("num_gpus") or keys.draft.values.get("num_gpus") or 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import VLLM, count_larger, put, put_engine, put_offload, read_fields
-from memplan.frameworks.own_words.names import PICTURES
+from memplan.frameworks.own_words.names import may_see_images
 from memplan.units import ceil_div
 
 
@@ -23,7 +23,7 @@ def read_scoring(keys: Keys, length: int, tokens: int, gpus: int) -> None:
     size = said if key == budget else min(said, each) * length
     if size <= tokens:
         return
-    if PICTURES.search(str(keys.draft.values.get("model"))):
+    if may_see_images(keys.draft.values.get("model")):
         count_larger(keys, key, size, tokens)
     else:
         keys.put("logprob_token_budget", size, key)

@@ -12,7 +12,9 @@ from memplan.frameworks.documents import Settings
 from memplan.frameworks.hugging_face.arguments import OPTIMIZERS
 from memplan.frameworks.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.launch import Launch
+from memplan.frameworks.local_models import within
 from memplan.frameworks.shell.reader import Word, options_of, scalar
+from memplan.presets import find_preset
 from memplan.tables.optimizers import find_optimizer
 
 OTHERS = ("transformers", "trl", "memplan", "accelerate", "deepspeed")
@@ -46,10 +48,17 @@ PICTURES = re.compile(
 """Names of models that see images."""
 
 
+def may_see_images(model: object) -> bool:
+    """Whether a model's name speaks of images, and is not that of one that is known to read text alone."""
+    name = str(model or "")
+    known = find_preset(name.rpartition("/")[2]) or within(name) if PICTURES.search(name) else {"config": ()}
+    return known is None or "vision_config" in known["config"]
+
+
 def bound_images(keys: Keys, key: str, megatron: bool = False) -> None:
     """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
     holds. On Megatron they are not counted."""
-    if not PICTURES.search(str(keys.get(key) or "")):
+    if not may_see_images(keys.get(key)):
         return
     if megatron:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")
@@ -60,7 +69,7 @@ def bound_images(keys: Keys, key: str, megatron: bool = False) -> None:
 def remark_images(keys: Keys, key: str) -> None:
     """A model that sees images, whose tower rests: what a sample's length holds of them is counted, their pass is
     not."""
-    if "images" not in keys.draft.given and PICTURES.search(str(keys.get(key) or "")):
+    if "images" not in keys.draft.given and may_see_images(keys.get(key)):
         keys.draft.remarks.append(
             f"{keys.settings.where(key)}: {key}: if it trains on images, their pass through the vision tower is not "
             "counted: add --images"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from memplan.frameworks.base import Keys
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images, one_of_area, room_of
-from memplan.frameworks.own_words.names import PICTURES
+from memplan.frameworks.own_words.names import may_see_images
 
 
 def _limit(keys: Keys) -> int:
@@ -32,7 +32,7 @@ def read_images(keys: Keys, environment: Mapping[str, str]) -> None:
     model = draft.options.get("model") or draft.values.get("model")
     if "images" in draft.given or "images" in draft.values or reads_text_alone(model):
         return
-    if not (said or tokens or PICTURES.search(str(model))):
+    if not (said or tokens or may_see_images(model)):
         return
     where = keys.settings.where("max_pixels" if keys.has("max_pixels") else name)
     if keys.flag("packing") or not (said.isdigit() or tokens.isdigit()):
