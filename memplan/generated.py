@@ -35,6 +35,8 @@ class Engine:
     """Why it does not start, or what is the matter; empty where nothing is."""
     hint: str = ""
     """What to change of the rollout's keys."""
+    may_start: bool = False
+    """It does not as expected, by less than is uncertain."""
 
 
 def as_engine(of: Generator, found: Figures) -> Engine:
@@ -56,6 +58,7 @@ def as_engine(of: Generator, found: Figures) -> Engine:
         starts=found.starts,
         why=found.why,
         hint=found.hint,
+        may_start=found.may_start,
     )
 
 

@@ -107,10 +107,11 @@ def _from_name(name: str, revision: str | None) -> ModelSpec:
 
 @lru_cache(maxsize=256)
 def _preset_of(name: str) -> str | None:
-    """The preset that answers to a name, its own or a Hub id: looked up once, as a sweep names a model in each row."""
-    from memplan.presets import find_by_hub_id, has_model
+    """The name by which a preset answers to a name, its own or a Hub id: looked up once, as a sweep names a model in
+    each row."""
+    from memplan.presets import find_by_hub_id, has_model, last_part
 
-    return name if has_model(name) else find_by_hub_id(name)
+    return name if has_model(name) else last_part(name) if find_by_hub_id(name) else None
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """Where presets are, and the model presets in them: one small JSON file a model, so that one estimate reads one file.
 
-A preset carries ``name``, ``hub_id``, ``title``, ``also`` (other Hub ids of the same architecture), ``source`` (where
-its values come from), ``parameters`` and ``config``, the keys of its config.json that decide the structure.
+A preset carries ``name``, ``hub_id``, ``title``, ``also`` (other Hub ids of the same architecture), ``differs`` (of one
+of these, the keys of its config.json that are its own), ``source`` (where its values come from), ``parameters`` and
+``config``, the keys of its config.json that decide the structure.
 """
 
 import json
@@ -87,8 +88,14 @@ def find_preset(name: str) -> Preset | None:
     path = presets_dir() / "models" / f"{folded}.json"
     if path.is_file():
         return read(path)
-    ends = (key for key, ids in _ids(path.parent) if folded in map(last_part, ids))
-    return next((read(path.parent / f"{key}.json") for key in ends), None)
+    found = (key for key, ids in _ids(path.parent) if folded in map(last_part, ids))
+    return next((_as_repository(read(path.parent / f"{key}.json"), folded) for key in found), None)
+
+
+def _as_repository(preset: Preset, name: str) -> Preset:
+    """The preset as the repository whose own name this is has it."""
+    hub_id = next(each for each in hub_ids(preset) if last_part(each) == name)
+    return {**preset, "hub_id": hub_id, "config": {**preset["config"], **preset.get("differs", {}).get(hub_id, {})}}
 
 
 def last_part(hub_id: str) -> str:

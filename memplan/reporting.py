@@ -43,8 +43,9 @@ def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
     verdict, alone = judge(fullest.to_fit, recipe.hardware.gpu, recipe.hardware.margin), _alone(recipe)
     refused = fullest.why_not or (alone is not None and not alone.starts)
     known = "no" if host.fits is False or refused else verdict.fits
-    if known == "no" and verdict.fits != "no" and host.fits is not False and fullest.joint is not None:
-        known = "tight" if fullest.joint.may_start else known
+    found = fullest.joint.start.figures if fullest.joint is not None else alone
+    if known == "no" and verdict.fits != "no" and host.fits is not False and found is not None and found.may_start:
+        known = "tight"
     known = "tight" if known == "yes" and host.crowded else known
     doubt = recipe.provenance.unclear or fullest.refused or (known == "no" and recipe.provenance.bounded)
     return replace(verdict, fits="unclear" if doubt else known)

@@ -13,7 +13,7 @@ from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.generation.cells import CELLS
-from memplan.engine.generation.figures import engine_figures
+from memplan.engine.generation.figures import engine_figures, request_rows
 from memplan.engine.generation.kv import layout
 from memplan.engine.generation.weights import block_bytes, padded_vocabulary, rotary_bytes, weights_bytes
 from memplan.errors import InvalidJob
@@ -24,6 +24,7 @@ from memplan.presets import model_names
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.job import Job
 from memplan.tables.choices import options_of_hint
+from memplan.tables.engine_defaults import Card, defaults_of
 from memplan.tables.engines import ERAS, LATEST, era_of
 from memplan.truth import default_folder
 from memplan.units import GiB, MiB
@@ -92,6 +93,16 @@ SAID = [
         18432,
         519681,
         31.72,
+    ),
+    (
+        "vllm",
+        "0.25.1",
+        "gemma-4-26b-a4b",
+        {"max_model_len": 262144, "max_num_batched_tokens": 2496},
+        83.89,
+        225280,
+        3875400,
+        14.78,
     ),
     ("vllm", "0.33.0", "llama-3.1-8b", {"max_model_len": 131072}, 56.214, 131072, 460496, 3.51),
     ("sglang", "0.5.5", "kimi-k2.5", {"tensor_parallel": 8}, 160.632, 70272, 2454421, 0),
@@ -250,6 +261,30 @@ def test_a_share_means_what_its_version_says() -> None:
     assert alone == beside == gpu.usable_bytes // 2
     alone, beside = budgets("sglang", "0.5.5")
     assert alone - beside == held // 2
+
+
+def test_what_sglang_leaves_free_is_by_its_version() -> None:
+    """Of 16,303 MiB: 2.9 GiB from 0.4.8 to 0.5.2 (a log of RTX 5080 has 0.818), 3.6 GiB later, 12 % before."""
+    card = Card(15 * GiB, 16303 * MiB, "12.0")
+    versions = ("0.4.6", "0.4.8", "0.5.2", "0.5.3")
+    assert [defaults_of("sglang", version, card, 1).share for version in versions] == [0.88, 0.818, 0.818, 0.771]
+    assert defaults_of("sglang", "0.4.9", Card(79 * GiB, 80 * GiB, "9.0"), 8).share == 0.831
+
+
+def test_sglang_has_rows_for_its_requests_outside_of_the_share() -> None:
+    """Llama 3.1 8B on 24 GB: between its cache and the end of its pools 1.25 GiB went, 2,048 requests of 131,072."""
+    assert request_rows(38141, 131072) / GiB == pytest.approx(1.0, abs=0.01)
+    assert request_rows(10**7, 4096) == 4096 * 4100 * 4
+    long, short = (said("llama-3.1-8b", "rtx-4090-24gb", tokens, engine="sglang") for tokens in (131072, 4096))
+    assert long.awake_bytes - short.awake_bytes > 0.9 * GiB
+
+
+def test_an_engine_alone_that_is_short_by_less_than_is_uncertain_may_start() -> None:
+    job: dict[str, Any] = {"model": "qwen2.5-7b", "method": "generate", "gpu": CARD}
+    at = {"gpu_memory_utilization": 0.3, "engine_version": "0.11.0"}
+    tokens = said(tokens=4096, **at).kv_tokens
+    found = [estimate(job | {"rollout": {**at, "max_model_len": tokens + more}}) for more in (-64, 2000, 20000)]
+    assert [each.verdict and each.verdict.fits for each in found] == ["yes", "tight", "no"]
 
 
 def test_what_is_free_is_looked_at_before_it_starts() -> None:
@@ -441,8 +476,8 @@ def test_the_ledger_holds_what_the_engine_says() -> None:
 
 @pytest.mark.slow
 def test_starts_that_were_published() -> None:
-    """No start is refused, none that died fits; weights on NVIDIA within 0.2 % or what two decimals of a GiB tell, but
-    for Qwen2-7B in vLLM 0.10.1 over two ranks (0.25 %); tokens of nine in ten caches within 12 %."""
+    """No start is refused, none that died fits; vLLM's weights on NVIDIA within 0.2 % or what two decimals of a GiB
+    tell, SGLang's, the fall of free memory, with kernels that load; tokens of nine in ten caches within 12 %."""
     found = accuracy([default_folder() / "rollout.json"]).figures
     errors: dict[str, list[float]] = {}
     for figure in found:
@@ -450,12 +485,12 @@ def test_starts_that_were_published() -> None:
         if figure.meter != "weights":
             errors.setdefault(figure.meter, []).append(off / figure.measured_bytes)
         elif not figure.id.endswith(("rocm", "xpu")):
-            errors.setdefault("weights", []).append(max(0, off - 8 * MiB) / figure.measured_bytes)
+            told = 8 * MiB if figure.trainer == "vllm" else 140 * MiB
+            errors.setdefault("weights", []).append(max(0, off - told) / figure.measured_bytes)
     assert sum(figure.meter == "starts" and figure.measured_bytes == 2 for figure in found) >= 6
     assert max(errors["starts"]) == 0
     assert max(errors["bytes of a token"]) == 0
-    assert sum(error > 0.002 for error in errors["weights"]) <= 3
-    assert max(errors["weights"]) < 0.0025
+    assert max(errors["weights"]) < 0.002
     tokens = sorted(errors["tokens of the cache"])
     assert tokens[len(tokens) // 2] < 0.01
     assert tokens[9 * len(tokens) // 10] < 0.12

@@ -13,6 +13,7 @@ import memplan.presets
 from memplan import arch
 from memplan.arch import FAMILIES, parse_config
 from memplan.errors import EXIT_MODEL, InternalError, ModelNotFound
+from memplan.models import load_model
 from memplan.presets import (
     Preset,
     every_model,
@@ -64,7 +65,8 @@ def test_parameters_are_what_the_config_describes(name: str) -> None:
 @over(NAMES)
 def test_a_preset_is_whole(name: str) -> None:
     preset = model_preset(name)
-    assert set(preset) - {"also", "license"} == REQUIRED
+    assert set(preset) - {"also", "differs", "license"} == REQUIRED
+    assert set(preset.get("differs", ())) <= set(preset.get("also", ()))
     assert preset["name"] == name
     assert preset["title"]
     assert preset["source"]
@@ -116,6 +118,18 @@ def test_no_hub_id_belongs_to_two_presets() -> None:
 def test_names_that_people_type(typed: str, found: str) -> None:
     assert has_model(typed)
     assert model_preset(typed)["name"] == found
+
+
+def test_a_repository_keeps_what_is_its_own() -> None:
+    """Engines are as long as the config's positions where nobody says: instruct and base models differ in them."""
+    longest = {
+        "qwen2.5-7b": 131072,
+        "Qwen/Qwen2.5-7B-Instruct": 32768,
+        "Qwen3-4B-Instruct-2507": 262144,
+        "Qwen/Qwen3-4B": 40960,
+    }
+    assert {name: load_model(name).max_positions for name in longest} == longest
+    assert model_preset("qwen2.5-7b-instruct")["hub_id"] == "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_hub_ids_in_any_case() -> None:

@@ -52,7 +52,8 @@ def engine_verdict(report: Report) -> Iterator[Block]:
     assert engine is not None
     card = verdict.gpu if verdict else report.job.get("gpu")
     if not engine.starts:
-        yield Heading(f"{engine.name} {engine.version} does not start on {card}: {engine.why}", "bad")
+        starts = "does not start" if verdict is None or verdict.fits != "tight" else "may not start"
+        yield Heading(f"{engine.name} {engine.version} {starts} on {card}: {engine.why}", "bad")
         yield Prose(f"Change: {options_of_hint(engine.hint)}")
         return
     style = "good" if verdict is None or verdict.fits == "yes" else "warn"

@@ -13,7 +13,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import LARGE, batched_tokens, defaults_of
+from memplan.tables.engine_defaults import LARGE, Card, batched_tokens, defaults_of
 from memplan.tables.engines import LATEST, era_of, version_of
 from memplan.tables.generation import (
     RAY_MOST,
@@ -143,7 +143,8 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     adapters = row.adapters and found.adapter is not None
     sleep = _level(asked, row, adapters, shared) if not separate else 0
     gpu = found.hardware.gpu
-    usual = defaults_of(row.engine, version, gpu.usable_bytes if gpu else LARGE, gpu.architecture if gpu else "", ranks)
+    card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else Card(LARGE, LARGE, "")
+    usual = defaults_of(row.engine, version, card, ranks)
     share = _share(asked, row, usual.share or era.default_share, separate, shared)
     if shared and sleep and gpu is not None:
         share = standby_share(gpu.usable_bytes, version_of(version) < (0, 11, 0))

@@ -17,7 +17,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import batched_tokens, defaults_of
+from memplan.tables.engine_defaults import Card, batched_tokens, defaults_of
 from memplan.tables.engines import LATEST, era_of
 from memplan.tables.methods import METHODS
 from memplan.units import DTYPE_BYTES
@@ -100,7 +100,8 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     longest = rollout.max_model_len or (spec.max_positions or LONGEST)
     if rollout.max_model_len is None:
         notes.assume(f"rollout.max_model_len: {longest}, the longest of the model's config")
-    usual = defaults_of(engine, version, gpu.usable_bytes, gpu.architecture, tensor * stages, server=True)
+    card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture)
+    usual = defaults_of(engine, version, card, tensor * stages, server=True)
     rows = rollout.max_num_seqs or usual.sequences
     tokens = rollout.max_num_batched_tokens or min(batched_tokens(era, usual.tokens, longest), rows * longest)
     given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization

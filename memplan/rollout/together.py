@@ -9,7 +9,6 @@ from typing import NamedTuple
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.contexts import context_bytes
 from memplan.engine.generation.figures import Figures, engine_figures
-from memplan.engine.generation.kv import layout
 from memplan.engine.ledger import Ledger
 from memplan.engine.totals import Totalled
 from memplan.errors import InvalidJob
@@ -23,10 +22,6 @@ from memplan.rollout.instants import NONE, At, Scene, added, instants
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
-from memplan.units import GiB
-
-DOUBT, LEAST = int(0.3 * GiB), GiB // 2
-"""How far a profile run may be off; and the least that communicators of several ranks take."""
 
 
 @lru_cache(maxsize=4096)
@@ -128,24 +123,6 @@ class Joint(NamedTuple):
         if figures is not None and not figures.starts:
             return figures.why, figures.hint
         return ("", "") if scorer is None or scorer.starts else (f"of the reward model: {scorer.why}", "")
-
-    @property
-    def may_start(self) -> bool:
-        """Whether an engine that does not start as expected does where its profile run and communicators take what they
-        may take at the least: the cache is short by no more than that is uncertain."""
-        figures, of = self.start.figures, self.of
-        if figures is None or figures.starts or of.kv_cache_memory or figures.budget > self.free:
-            return False
-        kept = figures.weights + figures.activation + figures.non_torch
-        doubt = DOUBT + max(0, figures.non_torch - LEAST) * (of.tensor_parallel > 1)
-        return kept + layout(of).request(of.max_model_len) <= figures.budget + doubt
-
-    @property
-    def free(self) -> int:
-        """Of the engine's card when it starts."""
-        alone = self.of.separate or self.of.first
-        held = 0 if alone else self.start.held.generating(True) + self.start.outside.expected
-        return self.start.usable - held
 
     def crossing(self, usable: int) -> Crossing | None:
         """The first instant of the run at which the card is full."""

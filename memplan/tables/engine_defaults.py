@@ -30,22 +30,38 @@ WIDE = {8: 80, 48: 80, 32: 80, 256: 512}
 LONGEST_WHOLE = 32_768
 """Tokens up to which V0 takes a prompt in one forward (vllm 0.7 engine/arg_utils.py: enable_chunked_prefill)."""
 BY_RANKS = ((1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81), (16, 0.79))
-"""SGLang's share before 0.5, by tensor parallel ranks."""
+"""SGLang's share before 0.4.8, by tensor parallel ranks."""
+LEFT_FREE = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (10**6, 32.0, 0.0))
+"""From 0.4.8 to 0.5.2: below so many GiB of the card, GiB that it leaves free, and for each rank (sglang 0.4.9
+server_args.py: reserved_mem)."""
 
 
-def defaults_of(engine: str, version: str, memory: int, capability: str, ranks: int, server: bool = False) -> Defaults:
-    """Where nobody says. ``memory``: the card's, in bytes; ``server``: not by its Python class."""
+class Card(NamedTuple):
+    """What decides them."""
+
+    usable: int
+    """Bytes, as torch says them."""
+    memory: int
+    """As nvidia-smi does."""
+    capability: str
+
+
+def defaults_of(engine: str, version: str, card: Card, ranks: int, server: bool = False) -> Defaults:
+    """Where nobody says. ``server``: not by its Python class."""
+    found, memory = version_of(version), card.memory
     if engine != "sglang":
-        found = version_of(version)
-        small = found < (0, 8, 5) or (capability == A100 and found >= (0, 9, 0))
-        if memory >= LARGE and not small:
-            huge = memory >= HUGE and found >= (0, 25, 0)
+        small = found < (0, 8, 5) or (card.capability == A100 and found >= (0, 9, 0))
+        if card.usable >= LARGE and not small:
+            huge = card.usable >= HUGE and found >= (0, 25, 0)
             return Defaults(8192 if server and not huge else 16384, 1024)
         return Defaults(2048 if server else 8192, 256)
     _, chunk, graphs = next(row for row in SGLANG if memory < row[0] * GiB)
     graphs = WIDE.get(graphs, graphs) if ranks >= 4 else graphs
-    if version_of(version) < (0, 5, 0):
+    if found < (0, 4, 8):
         return Defaults(chunk, graphs, next((share for most, share in BY_RANKS if ranks <= most), 0.79))
+    if found < (0, 5, 3):
+        free = next(free + each * ranks for below, free, each in LEFT_FREE if memory < below * GiB)
+        return Defaults(chunk, graphs, round(1 - free * GiB / memory, 3))
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * graphs + ranks / 8 * 1024
     if memory > 60 * GiB:
         reserved = max(reserved, 10 * 1024)

@@ -120,12 +120,14 @@ _CONSUMED = _ESTIMATED._replace(
     since=(0, 25, 0),
     source=f"vllm 0.33 {_WORKER}:545-820, config/vllm.py:601, config/model.py:2277",
     states=2,
-    in_flight=2,
     non_torch=220,
     sampler=8.0,
     graph_share=0.6,
     estimate=0.6,
     strands=False,
+)
+_FLYING = _CONSUMED._replace(
+    since=(0, 26, 0), source="vllm 0.26 v1/kv_cache_interface.py: max_in_flight_tokens; as 0.25 else", in_flight=2
 )
 _SGLANG = Era(
     "sglang",
@@ -146,7 +148,22 @@ _NEWEST = _POOLS._replace(
     source="sglang 0.5.23 configs/model_config.py: is_hybrid_swa_model; mem_cache/kv_cache_configurator.py",
     pools=(*_POOLS.pools, "gemma4", "mimo_v2", "step3p5"),
 )
-ERAS = (_OLD, _V0, _FIRST, _TOTAL, _APART, _COARSE, _CHUNKED, _WIDE, _ESTIMATED, _CONSUMED, _SGLANG, _POOLS, _NEWEST)
+ERAS = (
+    _OLD,
+    _V0,
+    _FIRST,
+    _TOTAL,
+    _APART,
+    _COARSE,
+    _CHUNKED,
+    _WIDE,
+    _ESTIMATED,
+    _CONSUMED,
+    _FLYING,
+    _SGLANG,
+    _POOLS,
+    _NEWEST,
+)
 
 
 def version_of(text: str) -> Version:

@@ -24,7 +24,15 @@ NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
+HOPPER = "9.0"
+DOUBT, LEAST = 300 * MiB, 512 * MiB
+"""How far a profile run may be off; and the least that communicators of several ranks take."""
 BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
+WORKSPACE = 384 * MiB
+"""FlashInfer's, before Hopper and after, where SGLang has other kernels (sglang 0.4.9 layers/attention/
+flashinfer_backend.py)."""
+RUNNING = (2048, 4096)
+"""Requests that SGLang has rows for, at least and at most (sglang 0.5.8 model_runner_kv_cache_mixin.py)."""
 RANKS = 16
 """Tensor parallel ranks that are advised at most: two nodes."""
 WARM_UP = 192 * MiB
@@ -53,6 +61,8 @@ class Figures(NamedTuple):
     """Context and communicators, which no sleep gives back."""
     pool: int
     """What sleep gives back: weights and cache."""
+    beside: int
+    """SGLang's rows of requests and workspace, outside of its share."""
     host_asleep: int
     """Pinned on the host for this rank while it sleeps."""
     starts: bool
@@ -60,6 +70,9 @@ class Figures(NamedTuple):
     """Why it does not start, or what is the matter."""
     hint: str
     """The one thing to change."""
+    may_start: bool = False
+    """It does not as expected, and does where its profile run and communicators take what they may take at the least:
+    the cache is short by no more than that is uncertain."""
 
 
 def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, advised: bool = True) -> Figures:
@@ -91,11 +104,16 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     wider = partial(_wider, of, gpu, free_at_start) if advised else int
     start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond, wider)
     apart = Band(0, 0, 0) if era.context_inside else context if era.nccl_inside else outside
-    awake = _awake(of, era, apart, budget, kept + kv, activation, graphs)
-    awake = _sum(awake, Band(0, 0, stranded(of, era, weights)))
+    tokens = cache.tokens(kv, of.max_model_len)
+    rows = request_rows(tokens, of.max_model_len) if era.share == "free" else 0
+    space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
+    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, graphs)
+    awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
     over = era.share != "free" and awake.expected > free.expected
     why, hint = reason(start, over)
-    asleep = _sum(outside, graphs, NON_TORCH) if of.sleep else awake
+    asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
+    doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
+    short = weights + activation + non_torch + cache.request(of.max_model_len) - budget
     return Figures(
         budget=budget,
         weights=weights,
@@ -104,16 +122,18 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         graphs=graphs.expected,
         kv=kv,
         kv_per_token=cache.token_bytes,
-        kv_tokens=cache.tokens(kv, of.max_model_len),
+        kv_tokens=tokens,
         concurrency=_concurrency(cache, kv, of),
         awake=awake,
         asleep=asleep,
         outside=outside,
-        pool=weights + kv,
+        pool=weights + kv + rows,
+        beside=rows + space,
         host_asleep=weights if of.sleep == 1 else 0,
         starts=not why,
         why=why,
         hint=hint,
+        may_start=bool(why) and not of.kv_cache_memory and budget <= max(there, 0) and short <= doubt,
     )
 
 
@@ -151,6 +171,14 @@ def stranded(of: Generator, era: Era, weights: int) -> int:
     1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
     replaced = era.strands and of.sleep and not of.kv_cache_memory and format_of(of) != "none"
     return weights if replaced else 0
+
+
+def request_rows(tokens: int, longest: int) -> int:
+    """SGLang's table of where a request's tokens are: int32 [requests, longest + 4], in bytes, of the requests that it
+    may run at once, 512 for each that its cache of ``tokens`` holds whole (sglang 0.5.8 mem_cache/memory_pool.py:
+    ReqToTokenPool). Alive with the cache, and given back with it."""
+    least, most = RUNNING
+    return min(max(512 * tokens // longest, least), most) * (longest + 4) * 4
 
 
 def _concurrency(cache: Layout, kv: int, of: Generator) -> float:

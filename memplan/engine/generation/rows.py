@@ -40,6 +40,9 @@ def engine_ledger(of: Generator, gpu: Gpu, detailed: bool = True) -> Ledger:
         "the most that a full batch needs, which the engine keeps free for good",
     )
     enter("KV cache", "kv_cache", _exact(found.kv), "what the budget leaves, taken at once", born=GENERATE)
+    if found.beside:
+        why = "where each request's tokens are, and FlashInfer's workspace: outside of the share"
+        enter("requests' rows and workspace", "workspaces", _exact(found.beside), why, born=GENERATE)
     enter("CUDA graphs", "workspaces", graphs, "captured for each size of a batch", "device", GENERATE)
     enter(
         "outside PyTorch",
