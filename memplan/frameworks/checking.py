@@ -263,7 +263,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     )
 
 
-DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "sharding")
+DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "eval_batch_size", "sharding")
 
 
 def _assumed(given: JobInput, report: Report) -> Iterator[str]:
@@ -271,7 +271,7 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
     for key in DECIDING:
         source = report.sources.get(key, "default")
         alone = key == "sharding" and report.job.get("num_gpus") == 1
-        if source not in ("file", "option") and key in report.job and not alone:
+        if source not in ("file", "option") and report.job.get(key) is not None and not alone:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"

@@ -1,5 +1,5 @@
 """Versions of TRL and transformers that a project pins: in requirements, pyproject.toml, setup.py, environment.yml, or
-the lock of uv or Poetry.
+the lock of uv or Poetry; last by what its scripts, its Dockerfile and its page install.
 
 What is installed decides what an argument means that is left out: TRL checkpoints activations by default from 0.22 on,
 transformers loads in the checkpoint's dtype from 5 on. A lower bound alone says nothing. The file nearest to what is
@@ -18,6 +18,9 @@ from memplan.tables.trainer import version_key
 
 NAMES = ("uv.lock", "poetry.lock", "requirements.txt", "pyproject.toml", "setup.py", "setup.cfg")
 _ALSO = re.compile(r"(requirements[\w.-]*\.txt|environment[\w.-]*\.ya?ml)")
+_INSTALLS = re.compile(r"[\w.-]+\.(?:sh|bash|slurm|sbatch)|Dockerfile|README\.md")
+MOST_INSTALLING = 60
+"""Scripts of one folder that are looked into."""
 MAX_BYTES = 4 * 1024 * 1024
 _LOCKED = re.compile(r'^name = "(trl|transformers)"\nversion = "(\d[\w.]*)"', re.MULTILINE)
 _NEEDED = re.compile(
@@ -27,6 +30,7 @@ _LISTED = re.compile(
     r"[\"'](trl|transformers)(?:\[[\w,\s-]*\])?\s*((?:(?:==|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)[\"';]"
 )
 """Of a list on one line: ``install_requires=["torch", "trl==0.11.4"]``."""
+_INSTALLED = re.compile(r"\b(trl|transformers)(?:\[[\w,]+\])?\s*==\s*v?(\d[\w.]*\w)")
 _POETRY = re.compile(r"^(trl|transformers)\s*=\s*(?:\{[^}\n]*version\s*=\s*)?\"([~^=]{0,2})(\d[\w.]*)", re.MULTILINE)
 
 
@@ -51,7 +55,8 @@ def _of_folder(folder: str) -> dict[str, tuple[str, str]]:
         return {}
     lists = sorted(name for name in here - set(NAMES) if _ALSO.fullmatch(name))
     found: dict[str, tuple[str, str]] = {}
-    for names in (*((name,) for name in NAMES if name in here), lists):
+    installing = sorted(name for name in here if _INSTALLS.fullmatch(name))[:MOST_INSTALLING]
+    for names in (*((name,) for name in NAMES if name in here), lists, installing):
         read = [(pin, os.path.join(folder, name)) for name in names for pin in _of_file(os.path.join(folder, name))]
         for (package, version), path in sorted(read, key=lambda each: version_key(each[0][1])):
             found.setdefault(package, (version, os.path.relpath(path)))
@@ -67,6 +72,9 @@ def _of_file(path: str) -> list[tuple[str, str]]:
 def _versions(text: str, name: str) -> list[tuple[str, str]]:
     if name.endswith(".lock"):
         return _LOCKED.findall(text)
+    if _INSTALLS.fullmatch(name):
+        commands = text.replace("\\\n", " ").splitlines() if "install" in text else ()
+        return [pin for line in commands if "install " in line for pin in _INSTALLED.findall(line)]
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     needed = [(package, _newest(spec)) for each in (_NEEDED, _LISTED) for package, spec in each.findall(lines)]
     dotted = [(package, sign, version) for package, sign, version in _POETRY.findall(lines)]

@@ -131,7 +131,7 @@ def values_of(key: str, value: Any, title: str) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return (*_shipped(title, offloads=True), True, "cpu", {"device": "cpu"})
     if key == "sharding" and str(value).startswith("zero"):
-        return (*_shipped(title, offloads=False), *VALUES[key, str(value)])
+        return (*_shipped(title, offloads=False), *VALUES.get((key, str(value)), ()))
     return VALUES.get((key, str(value)), (value, str(value)) if not isinstance(value, str) else (value, True))
 
 

@@ -33,6 +33,14 @@ UNSLOTH_HARMLESS = (
 )
 
 
+LESS = {
+    "lora_dropout": "counted as 0",
+    "bias": "counted as none",
+    "layers_to_transform": "adapters in every layer are counted, which takes more",
+}
+"""Arguments whose value, where it is not known, is counted so."""
+
+
 CONFIGS = ("LoraConfig", "get_peft_model")
 
 
@@ -120,8 +128,8 @@ def _bears(key: str, value: Any) -> bool:
 
 def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
     text = value.text if isinstance(value, Unknown) else "made elsewhere"
-    if key == "lora_dropout":
-        draft.warn(key, where, f"its value is {text}: counted as 0", "")
+    if key in LESS:
+        draft.warn(key, where, f"its value is {text}: {LESS[key]}", "")
     else:
         draft.ask("lora", where, f"{key} is {text}", HINTS["lora"])
 

@@ -280,6 +280,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "set": _list,
     "sorted": _list,
     "*.snapshot_download": lambda call: call.get(0, "repo_id", call.get(0, "model_id")),
+    "importlib.reload": lambda call: call.get(0, "module"),
     "copy.deepcopy": lambda call: call.get(0, "x"),
     "copy.copy": lambda call: call.get(0, "x"),
     "typing.cast": lambda call: call.get(1, "val"),

@@ -145,6 +145,8 @@ def library(
     work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)
     if work is not None:
         return work(call)
+    if args and any(args[0] is each for each in run.trainers):
+        return args[0]  # Unsloth's train_on_responses_only(trainer)
     made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
     if made is not None or not callee.known:
         return call.unknown() if made is None else made

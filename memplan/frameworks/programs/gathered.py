@@ -54,7 +54,8 @@ LARGEST: Mapping[str, Any] = {
     "gradient_checkpointing": min,
 }
 """Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
-WITHOUT = words("num_generations eval_strategy evaluation_strategy temperature packing")
+EVALUATES = words("eval_strategy evaluation_strategy")
+WITHOUT = words("num_generations temperature packing")
 """Settings that decide little where they are not known."""
 ONLINE = words("max_prompt_length beta")
 """Those that decide something where a policy generates, and little elsewhere."""
@@ -141,6 +142,8 @@ class Gathered:
         for key, unknown, place in self.open:
             if (key in ONLINE and not online) or self._bounded(key, unknown, place):
                 continue
+            if key == "per_device_eval_batch_size" and (online or not self._evaluates()):
+                continue
             job_key, what = ASKS.get(key, ""), f"{key} {verb(unknown)}"
             if key == "gradient_accumulation_steps":
                 draft.remarks.append(
@@ -154,8 +157,18 @@ class Gathered:
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
                 draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
 
+    def _evaluates(self) -> bool:
+        """Whether there is an evaluation, or may be."""
+        given = [self.values.get(key, "steps") for key in EVALUATES if key in self.places]
+        return any(str(each).rpartition(".")[2].lower() not in ("no", "false", "none") for each in given)
+
     def _bounded(self, key: str, unknown: Unknown, place: Place) -> bool:
         """Whether of several values the one that needs most is taken, which is said."""
+        if key in EVALUATES:  # "steps" if eval_dataset is not None else "no"
+            said = (each for each in unknown.either if isinstance(each, str) and each != "no")
+            self.values[key] = next(said, "steps")
+            self.bounds["eval_batch_size"] = f"{place}: {key} {verb(unknown)}: an evaluation is counted"
+            return True
         kind = bool if key == "gradient_checkpointing" else int
         if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
             return False

@@ -255,6 +255,9 @@ class Run(Statements):
             self.invoke(Function(begin.node, begin.frame, begin.path, thing), args, named, place)
         for name, value in () if begin else [*zip(fields, args, strict=False), *named.items()]:
             thing.set(name, value, places.get(name, place))
+        after = own.method("__post_init__")
+        if begin is None and after is not None:
+            self.invoke(Function(after.node, after.frame, after.path, thing), [], {}, place)
         return self.calls.constructed(self, thing, args, named, places)
 
     def _checked(self, own: Class, name: str, value: Any, place: Place) -> Any:
