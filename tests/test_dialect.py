@@ -150,6 +150,8 @@ def test_known_scripts_fill_in_what_is_theirs() -> None:
     assert (qlora["sequence_length"], qlora["quantization"], qlora["batch_size"]) == (1280, "nf4-double", 1)
     assert qlora["gradient_checkpointing"] == "full"
     assert job(f"{PLAIN}", "fastchat/train/train_mem.py")["attention"] == "flash"
+    Path("train_mem.py").write_text("replace_llama_attn_with_flash_attn()\n")
+    assert job(f"{PLAIN} --max_seq_length 128", "train_mem.py")["attention"] == "sdpa"
 
 
 @pytest.mark.slow

@@ -34,6 +34,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = { version = "0.8.6", extras = ["peft"] }\n', "0.8.6"),
         ("setup.py", "setup(install_requires=['torch', 'trl==0.7.4', 'peft'])\n", "0.7.4"),
         ("environment.yml", "dependencies:\n  - pip:\n    - trl==0.13.0\n", "0.13.0"),
+        ("job.sh", "module load cuda\npip install torch \\\n  trl==0.9.4\n", "0.9.4"),
+        ("README.md", "`pip install trl==0.8.6`\nor trl==0.1\n", "0.8.6"),
+        ("run.sh", "# trl==0.9.4 is what we had\npython train.py\n", ""),
         ("uv.lock", '[[package]]\nname = "trl"\nversion = "0.16.1"\nsource = { registry = "x" }\n', "0.16.1"),
     ],
 )

@@ -51,6 +51,8 @@ def asked(given: JobInput) -> set[str]:
          "        a[k] = merge(a[k], v) if k in a and isinstance(v, dict) else v\n    return a\n"
          "c = merge({'t': {'n': 1}}, {'t': {'n': 7}})", "c['t']['n']", 7),
         ("c = {'n': 9, 'm': 1}\nc.pop('n')", "c.get('n', 2)", 2),
+        ("@dataclass\nclass A:\n    n: int = None\n    def __post_init__(self):\n"
+         "        if self.n is None:\n            self.n = 6\na = A()", "a.n", 6),
         ("class C:\n    n = 5\nif not hasattr(C(), 'n'):\n    raise ValueError", "C().n", 5),
         ("n = 3\nif n == 3:\n    raise ValueError('choose another')", "n", 3),
     ],
@@ -230,3 +232,38 @@ def test_what_starts_the_command_that_a_program_shows(tmp_path: Path) -> None:
     given = read(tmp_path, f'"""\n{begin} train.py --bs 2 --model Qwen/Qwen3-4B\n"""\n{HEAD}{BY_OPTION}')
     assert (given.job.sharding, given.job.num_gpus) == ("zero3", 4)
     assert "its name says so" in given.origins["sharding"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [("'steps' if len(data) else 'no'", 8), ("cfg['eval']", 8), ("'no'", None), ("IntervalStrategy.NO", None)],
+)
+def test_an_evaluation_that_may_be_is_counted(tmp_path: Path, strategy: str, size: int | None) -> None:
+    args = f"SFTConfig(max_length=512, per_device_train_batch_size=2, eval_strategy={strategy})"
+    head = "from transformers import IntervalStrategy\n"
+    given = read(tmp_path, f"{head}{MODEL}SFTTrainer(model=model, args={args}).train()\n", gpu="h100-80gb")
+    assert (given.job.eval_batch_size, asked(given)) == (size, set())
+
+
+def test_a_trainer_that_a_function_hands_back_is_the_trainer(tmp_path: Path) -> None:
+    other = SFT.format(2).replace("t = ", "u = ").replace("t.train", "train_on_responses_only(u, 'x').train")
+    head = "from unsloth.chat_templates import train_on_responses_only\n"
+    (tmp_path / "train.py").write_text(f"{HEAD}{head}{MODEL}{SFT.format(1)}{MODEL}{other}")
+    from memplan.frameworks.reading import documents_of
+
+    assert len(documents_of(str(tmp_path / "train.py"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("r", "targets", "wanted"), [("cfg.r", "['q_proj']", "lora.r"), ("4", "cfg.t", "lora.targets")]
+)
+def test_of_adapters_what_the_text_has_is_not_asked_for(tmp_path: Path, r: str, targets: str, wanted: str) -> None:
+    lora = f"LoraConfig(r={r}, target_modules={targets}, layers_to_transform=cfg.layers)"
+    args = "SFTConfig(max_length=512, per_device_train_batch_size=2)"
+    text = f"{MODEL}SFTTrainer(model=model, args={args}, peft_config={lora}).train()\n"
+    assert asked(read(tmp_path, text, gpu="h100-80gb")) == {wanted}
+    typed = {"lora.r": {"r": 2}, "lora.targets": {"targets": ["o_proj"]}}[wanted]
+    given = read(tmp_path, text, gpu="h100-80gb", lora=typed)
+    made = given.job.lora
+    assert (made.r, list(made.targets)) == ((2, ["q_proj"]) if wanted == "lora.r" else (4, ["o_proj"]))
+    assert asked(given) == set()

@@ -327,6 +327,14 @@ def test_the_loss_head_is_the_trainers(keys: dict[str, Any], head: str) -> None:
     assert recipe(**keys).loss.head == head
 
 
+def test_attention_is_eager_before_the_class_has_sdpa() -> None:
+    sft = {"trainer": "transformers", "method": "sft"}
+    for version, form in (("4.35.2", "eager"), ("4.36", "sdpa"), ("5.0", "sdpa")):
+        assert recipe(**sft, trainer_version=version).operators.attention == form
+    assert recipe(**sft, trainer_version="4.31", attention="flash").operators.attention == "flash"
+    assert "transformers 4.31 has no sdpa for llama" in str(refusal(**sft, trainer_version="4.31", attention="sdpa"))
+
+
 def test_soft_capped_scores_run_in_eager_attention() -> None:
     found = resolve(read_job({"model": GEMMA2}))
     assert found.operators.attention == found.provenance.job["attention"] == "eager"

@@ -11,6 +11,8 @@ SUCH: Mapping[str, str] = {
     "model": "--model Qwen/Qwen2.5-7B",
     "method": "--method sft",
     "lora": "--lora-r 16 --lora-targets all-linear",
+    "lora.r": "--lora-r 16",
+    "lora.targets": "--lora-targets all-linear",
     "quantization": "--quantization none",
     "precision": "--precision bf16",
     "batch_size": "--batch-size 1",
@@ -43,11 +45,13 @@ _ARGUMENT = re.compile(r"\$\{?(\d{1,2})\b")
 
 MODEL = f"add --model, such as {SUCH['model']}"
 LORA = f"add --lora-r and --lora-targets, such as {SUCH['lora']}"
+OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
+"""Arguments of LoRA -> what asks for them alone."""
 
 
 def option_of(key: str) -> str:
     """What to type for a key of the job, whole, so that it can be typed as it stands."""
-    option = f"add --{key.replace('_', '-')}"
+    option = f"add --{key.replace('_', '-').replace('.', '-')}"
     return f"{option}, such as {SUCH[key]}" if SUCH.get(key, "").startswith(option[4:]) else option
 
 
@@ -77,6 +81,15 @@ def one_hint(unread: Iterable[Unread]) -> str:
     bare = {command, *(option_of(key).partition(",")[0] for key in asked)}
     others = dict.fromkeys(each.hint for each in deciding if each.asks not in SUCH and each.hint not in bare)
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
+
+
+_POSITIONS = re.compile(r"longer than the (\d+) positions")
+
+
+def within_positions(hint: str, warnings: Iterable[str]) -> str:
+    """A hint whose length is one that the model has positions for, where a report warns of it."""
+    found = next(filter(None, map(_POSITIONS.search, warnings)), None)
+    return hint.replace(SUCH["sequence_length"], f"--sequence-length {found.group(1)}") if found else hint
 
 
 def model_hint(unread: Iterable[Unread], hint: str = MODEL) -> str:

@@ -17,8 +17,8 @@ from memplan.errors import (
     NoTraining,
     UsageError,
 )
-from memplan.frameworks.asking import MODEL, model_hint, one_hint
-from memplan.frameworks.documents import Document
+from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
+from memplan.frameworks.documents import Document, words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training
 from memplan.frameworks.larger import on_its_own, spread
@@ -222,7 +222,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"
         deciding = [each for each in given.unread if each.decides]
-        hint = one_hint(deciding)
+        hint = within_positions(one_hint(deciding), report.warnings)
         where = f"{deciding[0].where}: " if deciding else where
     else:
         engine = report.engine
@@ -263,7 +263,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     )
 
 
-DECIDING = ("method", "model", "gpu", "num_gpus", "sequence_length", "images", "batch_size", "eval_batch_size", "sharding")
+DECIDING = words("method model gpu num_gpus sequence_length images batch_size eval_batch_size sharding")
 
 
 def _assumed(given: JobInput, report: Report) -> Iterator[str]:

@@ -30,7 +30,7 @@ SUBJECTS: Mapping[str, str] = {
 LITTLE = re.compile(
     r"^(eval|save|log|logging|hub|wandb|report|data|dataset|dataloader|tokenizer|lr|learning|warmup|seed|push|test|val)_"
     r"|_(dir|name|path|file|files|rate|steps|ratio|epochs|seed|prob|coef|coeff|weight|alpha|dropout|interval|url|key|format"
-    r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc)$"
+    r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc|shard_size)$"
 )
 """Names that speak of something else, whatever words are in them."""
 MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)")

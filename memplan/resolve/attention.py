@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
@@ -11,8 +13,8 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recipe import Recipe
-from memplan.tables.families import WITHOUT_FLASH
-from memplan.tables.trainer import Trainer
+from memplan.tables.families import SDPA_SINCE, WITHOUT_FLASH
+from memplan.tables.trainer import Trainer, version_key
 from memplan.units import DTYPE_BYTES
 
 OTHER_CLASSES = ("litgpt", "nemo-aligner")
@@ -25,6 +27,11 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
     Raises InvalidJob for what no kernel computes, and for what transformers refuses.
     """
     own = trainer.megatron or trainer.name in OTHER_CLASSES
+    late = _before_sdpa(job, trainer, spec) if job.attention == "sdpa" else ""
+    if late and notes.is_given("attention"):
+        raise InvalidJob(f"attention: {late}", "use attention: eager, or flash", {"attention": "eager"})
+    if late:
+        return notes.fill("attention", "eager", "trainer", late)
     if job.attention == "flash":
         job = _on_its_card(job, trainer, spec, notes)
     if job.attention == "flash" and spec.family in WITHOUT_FLASH and not own:
@@ -64,6 +71,17 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
             "with padded batches say padded: true"
         )
     return notes.plain("attention", job.attention)
+
+
+def _before_sdpa(job: Job, trainer: Trainer, spec: ModelSpec) -> str:
+    """Why attention is no sdpa: the class has none in this version of transformers."""
+    version, inline = job.trainer_version or "", job.model if isinstance(job.model, Mapping) else {}
+    text = inline.get("text_config")  # of a model that a script puts together from a language model's class and a tower
+    family = str(text.get("model_type")) if isinstance(text, Mapping) else spec.family
+    since = SDPA_SINCE.get(family, "") if trainer.name == "transformers" and version else ""
+    if not since or version_key(version) >= version_key(since):
+        return ""
+    return f"transformers {version} has no sdpa for {family}: {since} is the first that has"
 
 
 def _groups_without_flash(job: Job, trainer: Trainer, spec: ModelSpec) -> bool:

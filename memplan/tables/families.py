@@ -41,6 +41,18 @@ WITHOUT_FLASH = frozenset(
 """Model types whose class says ``_supports_flash_attn = False``, or does not say it: from_pretrained raises ValueError
 (transformers 5.23 modeling_utils.py: _flash_attn_can_dispatch)."""
 
+SDPA_SINCE = {
+    **dict.fromkeys(("llama", "falcon", "gpt_bigcode", "bart"), "4.36"),
+    **dict.fromkeys(("mistral", "mixtral"), "4.37"),
+    **dict.fromkeys(("phi", "stablelm"), "4.39"),
+    **dict.fromkeys(("bert",), "4.41"),
+    **dict.fromkeys(("gpt2", "gpt_neox"), "4.42"),
+    **dict.fromkeys(("phi3", "roberta", "xlm-roberta", "albert", "mbart"), "4.45"),
+    **dict.fromkeys(("opt", "distilbert"), "4.46"),
+}
+"""Model types whose class came before its SDPA, and the first version that has it, and takes it where nobody asks for
+another: before that attention is eager (``_supports_sdpa`` in models/*/modeling_*.py of transformers 4.36 to 4.48)."""
+
 PROBABILITIES_ALONE = frozenset(("probabilities",))
 _NOTHING: frozenset[str] = frozenset()
 _EVERYTHING = frozenset(("probabilities", "branches", "inner", "front"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from memplan.frameworks.asking import LORA
 from memplan.frameworks.base import FILE, Keys, Origin
+from memplan.frameworks.following import found_at, program_at
 from memplan.frameworks.hugging_face.dialect_names import MEANINGS, NAMES
 from memplan.frameworks.hugging_face.dialect_scripts import Script
 from memplan.frameworks.own_words.names import lora_targets, module_names
@@ -78,7 +79,10 @@ def read_adapter(dialect: Dialect) -> None:
     if not (lora or off) and mode is None and "program" not in keys.draft.facts:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
-            keys.warn(rank, "whether adapters are on is the script's own: say --lora-r, or --lora none", "adapters")
+            typed = f"add --lora-r {keys.whole(rank)} --lora-targets all-linear, or --lora none"
+            keys.draft.ask(
+                "lora", keys.settings.where(rank), f"{rank}: whether adapters are on is the script's own", typed
+            )
     made = isinstance(keys.draft.values.get("lora"), dict)  # by a program of its own
     parts = _parts(dialect, rank) if lora and not made else None
     for meaning in ("alpha", "dropout", "targets", "saved", "bias", "dora", "rslora"):
@@ -205,6 +209,23 @@ def read_lengths(dialect: Dialect) -> None:
             keys.bound(name, why, "lengths", "sequence_length")
 
 
+_PATCH = re.compile(r"replace_(\w+?)_attn_with_flash")
+
+
+def _with_flash(dialect: Dialect) -> bool:
+    """Whether the program is the variant with flash attention (train_mem.py of FastChat and LLaVA): for every model,
+    or, where it is here and patches one family's layers alone, for that family's."""
+    keys, here = dialect.keys, dialect.keys.settings.path
+    if not dialect.program.endswith("_mem.py"):
+        return False
+    program = found_at(here, program_at(here, dialect.program))
+    text = program.read_text("utf-8", "replace")[:10_000] if program else "flash_attention_2"
+    name = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "").lower()
+    patched = _PATCH.findall(text)
+    own = any(family in name or (family == "llama" and "vicuna" in name) for family in patched)
+    return own or (not patched and "flash" in text)
+
+
 def read_kernels(dialect: Dialect) -> None:
     """Checkpointing, attention and Liger under the scripts' own names."""
     keys, flash, plain = dialect.keys, dialect.one("flash"), dialect.one("no-flash")
@@ -216,8 +237,7 @@ def read_kernels(dialect: Dialect) -> None:
         flash = ""
     if flash and str(keys.get(flash)).lower() != "auto" and keys.flag(flash):
         keys.put("attention", "flash", flash)
-    of_name = dialect.program.endswith("_mem.py")  # train_mem.py of FastChat and LLaVA
-    if of_name and not (flash or keys.get("attn_implementation")):
+    if _with_flash(dialect) and not (flash or keys.get("attn_implementation")):
         where = f"{keys.settings.path}: {dialect.program}: the flash attention variant of the script"
         keys.draft.put("attention", "flash", Origin(FILE, where))
     if plain:

@@ -79,6 +79,7 @@ lora              use_lora                    QwenLM/Qwen finetune.py
 lora              use_peft                    shibing624/MedicalGPT training/supervised_finetuning.py
 lora              use_peft_lora               huggingface/peft examples/sft/train.py
 lora              peft_enable                 huggingface/smollm vision/smolvlm2
+lora              peft_enabled                jonathanlu31/final_project src/reasoning/configs.py
 lora              enable_lora                 users of LLaVA
 lora              is_lora                     users of Alpaca
 lora              low_rank_training           dvlab-research/LongLoRA fine-tune.py

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.frameworks.asking import OF_LORA
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
@@ -131,7 +132,7 @@ def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
     if key in LESS:
         draft.warn(key, where, f"its value is {text}: {LESS[key]}", "")
     else:
-        draft.ask("lora", where, f"{key} is {text}", HINTS["lora"])
+        draft.ask(OF_LORA.get(key, "lora"), where, f"{key} is {text}", "" if key in OF_LORA else HINTS["lora"])
 
 
 def _targets(lora: dict[str, Any], config: Thing, draft: Draft) -> None:

@@ -16,6 +16,7 @@ from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLE
 from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
+from memplan.frameworks.trl.online import COMPLETIONS
 
 ASKS: Mapping[str, str] = {
     "per_device_train_batch_size": "batch_size",
@@ -40,6 +41,12 @@ ASKS: Mapping[str, str] = {
     "use_peft": "lora",
     "lora_r": "lora",
     "lora_target_modules": "lora",
+    "use_flash_attention_2": "attention",
+    "precompute_ref_log_probs": "reference",
+    "vllm_max_model_len": "rollout.max_model_len",
+    "vllm_max_model_length": "rollout.max_model_len",
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "rollout.tensor_parallel",
 }
 """A setting -> the job's key that an option gives in its place."""
 HINTS = {"lora": LORA, "precision": "add --precision, such as --precision bf16"}
@@ -55,8 +62,10 @@ LARGEST: Mapping[str, Any] = {
 }
 """Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
 EVALUATES = words("eval_strategy evaluation_strategy")
-WITHOUT = words("num_generations temperature packing")
+WITHOUT = words("num_generations temperature packing bf16_full_eval fp16_full_eval")
 """Settings that decide little where they are not known."""
+OF_ONE_SIZE = ("dpo", "kto", "grpo", "rloo")
+"""Methods whose losses of another name make the same tensors, as far as they are modelled."""
 ONLINE = words("max_prompt_length beta")
 """Those that decide something where a policy generates, and little elsewhere."""
 MODEL_HARMLESS = words(
@@ -66,7 +75,8 @@ MODEL_HARMLESS = words(
     pretraining_tp from_tf proxies output_loading_info variant subfolder state_dict tp_plan problem_type
     fix_tokenizer random_state max_lora_rank fast_inference gpu_memory_utilization class model_max_length
     vllm_sampling_params unsloth_force_compile use_exact_model_name offload_embedding whisper_language whisper_task
-    auto_model unsloth_tiled_mlp text_only remove_unused_columns unsloth_num_chunks_for_logps _commit_hash
+    auto_model supports_gradient_checkpointing unsloth_tiled_mlp
+    text_only remove_unused_columns unsloth_num_chunks_for_logps _commit_hash
     disable_log_stats unsloth_vllm_standby float8_kv_cache config padding_side add_eos_token weights_only"""
 )
 """Arguments of ``from_pretrained`` without effect on memory, or with one that is read elsewhere."""
@@ -136,8 +146,9 @@ class Gathered:
         """Place of a setting."""
         return str(self.places[key]) if key in self.places else self.path
 
-    def ask(self, draft: Draft, online: bool) -> None:
-        """Ask for what is not known, by the job's key. ``online``: whether a policy generates."""
+    def ask(self, draft: Draft, method: str) -> None:
+        """Ask for what is not known, by the job's key."""
+        online = method in COMPLETIONS
         asked: set[str] = set()
         for key, unknown, place in self.open:
             if (key in ONLINE and not online) or self._bounded(key, unknown, place):
@@ -145,7 +156,9 @@ class Gathered:
             if key == "per_device_eval_batch_size" and (online or not self._evaluates()):
                 continue
             job_key, what = ASKS.get(key, ""), f"{key} {verb(unknown)}"
-            if key == "gradient_accumulation_steps":
+            if key == "loss_type" and method in OF_ONE_SIZE:
+                draft.remarks.append(f"{place}: {what}: {method}'s usual loss is counted")
+            elif key == "gradient_accumulation_steps":
                 draft.remarks.append(
                     f"{place}: {what}: gradients are accumulated over 1 step, which memory hardly feels"
                 )

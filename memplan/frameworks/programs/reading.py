@@ -23,7 +23,6 @@ from memplan.frameworks.programs.values import Class, Ref, Thing, Unknown
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
 from memplan.frameworks.trl.methods import by_loss
-from memplan.frameworks.trl.online import COMPLETIONS
 from memplan.tables.trainer import version_key
 from memplan.tables.trainers import find_trainer
 
@@ -71,7 +70,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     put_model(model, trainer, gathered, run, draft, old=old)
     _beside(gathered, trainer, method, draft)
     _changed_loss(trainer, draft)
-    gathered.ask(draft, method in COMPLETIONS)
+    gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
     gathered.mark(draft)
     label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
