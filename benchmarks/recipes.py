@@ -89,7 +89,9 @@ def held(row: Mapping[str, Any]) -> Held:
     if found is None:
         return Held(row["id"], 0, "", None, None, str(row["layout"]), first, took)
     candidate, cost = found
-    fits = "yes" if cost.fits else f"no, {format_bytes(cost.short)} short"
+    verdict = cost.figures.verdict
+    said_of_it = verdict.fits if verdict else "no"
+    fits = said_of_it if cost.fits else f"{said_of_it}, {format_bytes(cost.short)} short"
     ahead = candidate.seconds / plans[0][0].seconds - 1 if plans else None
     said = row.get("tokens_per_second")
     off = promised(asked, candidate) / said - 1 if said else None

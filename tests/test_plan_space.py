@@ -44,6 +44,7 @@ def degrees(keys: dict[str, Any]) -> str:
     options = keys.get("megatron", {})
     found += ["around"] if options.get("account_for_embedding_in_pipeline_split") else []
     found += [f"last{options[key]}" for key in ("num_layers_in_last_pipeline_stage",) if key in options]
+    found += ["laid"] if "pipeline_model_parallel_layout" in options else []
     return " ".join(found)
 
 
@@ -71,7 +72,13 @@ def test_powers_of_two_and_divisors() -> None:
                 *("t2", "t2 c2", "t2 p2", "t2 p2 v3", "t4"),
             ],
         ),
-        (7, ["", "c2", "c4", "p2 c2 last3", "p2 last3", "p4 last1", "t2", "t2 c2", "t2 p2 last3", "t4"]),
+        (
+            7,
+            [
+                *("", "c2", "c4", "p2 c2 last3", "p2 last3", "p4 last1", "t2", "t2 c2", "t2 p2 last3", "t4"),
+                *("p2 v2 c2 laid", "p2 v2 laid", "t2 p2 v2 laid"),
+            ],
+        ),
     ],
 )
 def test_degrees_of_megatron_are_all_that_divide(layers: int, expected: list[str]) -> None:
@@ -82,8 +89,8 @@ def test_degrees_of_megatron_are_all_that_divide(layers: int, expected: list[str
 @pytest.mark.parametrize(
     ("layers", "gpus", "expected"),
     [
-        (5, 30, {"p2 last2", "p3 last1", "p5"}),
-        (9, 24, {"p2 last4", "p3", "p3 v3"}),
+        (5, 30, {"p2 last2", "p2 v2 laid", "p3 last1", "p5"}),
+        (9, 24, {"p2 last4", "p2 v4 laid", "p3", "p3 v3", "p4 v2 laid"}),
         (
             10,
             12,
@@ -93,9 +100,15 @@ def test_degrees_of_megatron_are_all_that_divide(layers: int, expected: list[str
     ],
 )
 def test_stages_of_megatron_with_and_without_a_rest(layers: int, gpus: int, expected: set[str]) -> None:
-    """Every stage has a layer at least: nine layers in stages of three leave none for a fourth."""
+    """Every stage has a layer at least: nine layers in stages of three leave none for a fourth. Of uneven ones the most
+    chunks are tried, unless their number is fixed."""
     found = on_megatron(layers, num_gpus=gpus, sequence_length=LEAST_TOKENS)
     assert {text for text in found if text.startswith("p")} == expected
+    asked = space(
+        trainer="megatron", num_gpus=gpus, sequence_length=LEAST_TOKENS, model={**LLAMA, "num_hidden_layers": layers}
+    )
+    two = {degrees(keys) for keys in megatron(asked._replace(fixed={"virtual_pipeline": 2}))}
+    assert {text.split()[1] for text in two if text.startswith("p")} == {"v2"}
 
 
 def test_what_megatron_divides_at_most() -> None:

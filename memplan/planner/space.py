@@ -5,12 +5,13 @@ as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot
 What cannot be is left to ``resolve``, whose reasons are told.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
 from memplan.planner.degrees import (
     LEAST_TOKENS,
+    MOST_CHUNKS,
     MOST_CONTEXT,
     MOST_PIPELINE,
     MOST_TENSOR,
@@ -21,6 +22,7 @@ from memplan.planner.degrees import (
 )
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
+from memplan.spec.pipeline_layout import evenest, layout
 from memplan.tables.methods import METHODS
 from memplan.tables.trainer import Trainer, names_method
 from memplan.tables.trainers import TRAINERS, find_trainer
@@ -170,9 +172,8 @@ def _agrees(keys: Keys, wanted: Mapping[str, Any]) -> bool:
 
 def megatron(space: Space) -> list[Keys]:
     """Degrees of Megatron's parallelism: powers of two of tensor ranks within a node, with their sequence parallelism;
-    stages that divide the layers, or the layers with embedding and loss as one each, or of equal ones but for a shorter
-    last, which has the loss; chunks that divide a stage;
-    a context split in powers of two; experts in powers of two. Gradients and weights are sent beside the computation.
+    stages and their chunks (``_falls``); a context split in powers of two; experts in powers of two. Gradients and
+    weights are sent beside the computation.
     """
     spec, found = space.spec, []
     heads, layers = max(spec.num_heads, 1), spec.num_layers
@@ -180,9 +181,6 @@ def megatron(space: Space) -> list[Keys]:
     tensors = [t for t in twos(min(MOST_TENSOR, space.per_node, space.gpus)) if heads % t == 0]
     tensors = _fixed(space, "tensor_parallel", tensors)
     most = min(max(MOST_PIPELINE, space.fixed.get("pipeline_parallel", 1)), layers, space.gpus)
-    stages: list[tuple[int, Keys]] = [(p, {}) for p in range(1, most + 1) if layers % p == 0]
-    stages += [(p, AROUND) for p in range(2, most + 1) if layers % p and (layers + 2) % p == 0]
-    stages += [(p, shorter) for p in range(2, most + 1) if (shorter := _shorter_last(layers, p))]
     trainer = megatron_trainer(space)
     if trainer is None:
         return []
@@ -193,14 +191,14 @@ def megatron(space: Space) -> list[Keys]:
     lacks = trainer_of(space, trainer).methods.lacks.get(space.job.method, ())
     contexts = [1] if "context_parallel" in lacks else _fixed(space, "context_parallel", contexts)
     chunked = "virtual_pipeline" not in lacks
-    for t, (p, around), c in product(tensors, stages, contexts):
+    mtp = space.job.megatron.mtp_num_layers
+    wanted = space.fixed.get("virtual_pipeline") if chunked else 1
+    falls = {p: list(_falls(layers, p, mtp, wanted)) for p in range(1, most + 1)}
+    for t, p, c in product(tensors, falls, contexts):
         if space.gpus % (t * p * c):
             continue
-        split = (layers + 2) // p if around is AROUND else 0 if around else layers // p
-        given = _fixed(space, "virtual_pipeline", chunks(split) if p > 1 and chunked else [1])
-        many = [v for v in given if v == 1 or (p > 1 and split and split % v == 0)]
         spread = [e for e in twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
-        for v, e in product(many, spread):
+        for (v, around), e in product(falls[p], spread):
             keys: Keys = {"sharding": "distributed-optimizer", "megatron": {**overlaps, **around}, **trainer}
             degrees = {"tensor_parallel": t, "pipeline_parallel": p, "virtual_pipeline": v}
             degrees |= {"context_parallel": c, "expert_parallel": e}
@@ -220,11 +218,24 @@ def _fixed(space: Space, key: str, degrees: list[int]) -> list[int]:
     return [space.fixed[key]] if key in space.fixed else degrees
 
 
-def _shorter_last(layers: int, stages: int) -> Keys:
-    """Where layers divide in no other way: equal stages but for the last, which has the rest; none if it had none."""
-    rest = layers - ceil_div(layers, stages) * (stages - 1)
-    divides = not layers % stages or not (layers + 2) % stages
-    return {} if divides or rest < 1 else {"num_layers_in_last_pipeline_stage": rest}
+def _falls(layers: int, stages: int, mtp: int, wanted: int | None) -> Iterator[tuple[int, Keys]]:
+    """Chunks of each stage, ``wanted`` where they are fixed, and what says how the layers fall into them: evenly; with
+    embedding and loss as a layer each; or, where neither divides, equal stages but for a shorter last, and the most
+    even layout of the most chunks, a power of two, as more of them leave less of a bubble and fewer layers in flight.
+    """
+    split = 0 if layers % stages else layers // stages
+    around = AROUND if not split and not (layers + 2) % stages else {}
+    split = (layers + 2) // stages if around else split
+    if split:
+        many = [wanted] if wanted else chunks(split)
+        yield from ((v, around) for v in many if v == 1 or (stages > 1 and split % v == 0))
+        return
+    rest, most = layers - ceil_div(layers, stages) * (stages - 1), layers // stages
+    if rest > 0 and wanted in (None, 1):
+        yield 1, {"num_layers_in_last_pipeline_stage": rest}
+    v = wanted or twos(min(MOST_CHUNKS, most))[-1]
+    if 1 < v <= most:
+        yield v, {"pipeline_model_parallel_layout": layout(evenest(layers, stages * v, mtp))}
 
 
 AROUND: Keys = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
