@@ -220,9 +220,8 @@ def _figures(of: TruthSet, row: TruthRow, report: Report) -> Iterator[Figure]:
 
 
 def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> Iterator[Figure]:
-    """What an engine alone said of itself: a meter each. One that died must not fit, one that started is not refused."""
-    device, alive = report.per_gpu.device_bytes, row.meters.get(STARTS) == 1
-    fits = report.verdict is not None and report.verdict.fits == "yes"
+    """What an engine alone said of itself, a meter each: one that died must not fit, one that started may start."""
+    device, fits = report.per_gpu.device_bytes, report.verdict is not None and report.verdict.fits == "yes"
     found = {
         "weights": engine.weights_bytes,
         "bytes of a token": engine.kv_bytes_per_token,
@@ -230,7 +229,7 @@ def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> I
         "cache": engine.kv_bytes,
         "asleep": engine.asleep_bytes,
         "device": device.expected,
-        STARTS: 1 if (fits or (alive and (engine.starts or engine.may_start))) else 2,
+        STARTS: 1 if fits or (row.meters.get(STARTS) == 1 and (engine.starts or engine.may_start)) else 2,
     }
     where = f"{engine.name} {engine.version}"
     facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), where)
