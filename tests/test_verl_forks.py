@@ -12,6 +12,7 @@ from memplan.frameworks.checking import check_file
 from memplan.frameworks.deciding import no_less, subject_of
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput
+from memplan.tables.trainers import find_trainer
 
 A, M, R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 RL = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {M}path=Qwen/Qwen2.5-0.5B \\
@@ -243,6 +244,23 @@ def test_scores_take_no_more_than_all_completions(tmp_path: Path, more: str, tok
 def test_openrlhf_scores_no_more_than_all_completions(tmp_path: Path) -> None:
     more = "--micro_rollout_batch_size 24 --rollout_batch_size 8 --n_samples_per_prompt 3"
     assert read(tmp_path, RLHF + more).job.logprob_token_budget == 3 * 1024
+
+
+def test_a_second_model_of_a_fork_s_own_is_told_once(tmp_path: Path) -> None:
+    own = "hinter.model.path=Qwen/Qwen2.5-0.5B hinter.actor.ppo_mini_batch_size=4 hinter.rollout.n=3"
+    assert deciding(read(tmp_path, f"{RL} {own} {R}free_cache_engine=True")) == {"hinter.model.path": "model"}
+
+
+@pytest.mark.parametrize("key", ["data.image_key=images", ""])
+def test_images_that_the_data_has(tmp_path: Path, key: str) -> None:
+    text = RL.replace("Qwen/Qwen2.5-0.5B", "google/gemma-4-e2b" if key else "google/medgemma-4b-it")
+    assert any(each.asks == "images" for each in read(tmp_path, f"{text} {key}").unread)
+
+
+def test_remedies_are_of_the_version() -> None:
+    for version, knows in (("0.1", False), ("0.5", True)):
+        row = find_trainer("verl", version)
+        assert ("fused" in row.switches["loss_head"], "fsdp2" in row.switches["sharding"]) == (knows, knows)
 
 
 @pytest.mark.parametrize(("gpus", "told"), [(4, True), (8, False)])

@@ -59,6 +59,10 @@ STRANGE = re.compile(r"not understood$|no (?:argument|setting) of .* that is kno
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
 
+VALUED = re.compile(r"add --[\w-]+ \d+")
+"""A hint with a number of the file's own."""
+
+
 def one_hint(unread: Iterable[Unread]) -> str:
     """What to type so that nothing is asked for a second time: the one hint that there is, or all of them in one; of
     keys that no framework has, how to say that they take nothing."""
@@ -75,10 +79,11 @@ def one_hint(unread: Iterable[Unread]) -> str:
         return hints[0] if hints else ""
     options = all(each.asks in SUCH for each in deciding)
     asked = {each.asks for each in deciding}
-    typed = " ".join(such for key, such in SUCH.items() if key in asked)
+    own = {each.asks: each.hint[4:] for each in deciding if VALUED.fullmatch(each.hint)}
+    typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"
-    bare = {command, *(option_of(key).partition(",")[0] for key in asked)}
+    bare = {command, *own.values(), *(option_of(key).partition(",")[0] for key in asked)}
     others = dict.fromkeys(each.hint for each in deciding if each.asks not in SUCH and each.hint not in bare)
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
 

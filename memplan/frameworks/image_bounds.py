@@ -54,7 +54,8 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
     packed = {name: int(draft.values[name]) for name in PACKED if name in draft.values and name not in draft.given}
     if not seen or not packed or not length:
         return
-    rows = max(ceil_div(max(packed.values()), length), int(draft.values.get("batch_size") or 1))
+    own = int(draft.values.get("batch_size") or 0)
+    rows = max(ceil_div(max(packed.values()), length), own)
     why = f"{draft.origins[next(iter(packed))].text}: rows of up to {max(packed.values())} tokens"
     for name in packed:
         del draft.values[name], draft.origins[name]
@@ -65,7 +66,7 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
         where,
         f"packed rows with images are counted as {rows} whole sequences",
         "batch",
-        "batch_size",
+        "" if own else "batch_size",
     )
 
 

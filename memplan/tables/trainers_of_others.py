@@ -66,6 +66,11 @@ _VERL = Trainer(
     switches=VERL,
     source="verl 0.9 workers/engine/fsdp/transformer_impl.py, utils/torch_functional.py: logprobs_from_logits",
 )
+_VERL_BEFORE = _VERL._replace(
+    parallelism=_VERL.parallelism._replace(syncs_each_batch=True),
+    logits=Logits(tempered_in_place=True),
+    source="verl 0.2 to 0.8 workers/actor/dp_actor.py: logits_rmpad.div_(temperature)",
+)
 ROWS = (
     Trainer(
         "llamafactory",
@@ -141,12 +146,11 @@ ROWS = (
         source="openrlhf 0.11 models/actor.py: logits in fp32, models/utils.py: log_probs_from_logits, "
         "cli/train_dpo.py, trainer/ray/ppo_actor.py, ppo_critic.py",
     ),
-    _VERL._replace(
+    _VERL_BEFORE._replace(
         since="0.1",
-        parallelism=_VERL.parallelism._replace(syncs_each_batch=True),
-        logits=Logits(tempered_in_place=True),
-        source="verl 0.2 to 0.8 workers/actor/dp_actor.py: logits_rmpad.div_(temperature)",
+        switches={**VERL, "loss_head": ("auto",), "sharding": ("fsdp",), "reshard_after_forward": (None,)},
     ),
+    _VERL_BEFORE._replace(since="0.4"),  # use_fused_kernels, fsdp2
     _VERL._replace(since="0.9"),
     Trainer(
         "litgpt",

@@ -43,22 +43,24 @@ _ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
 
 
 PICTURES = re.compile(
-    r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|internvl|gemma-3-(?:4|12|27)b|gemma-3n|pixtral"
+    r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|internvl|gemma-3-(?:4|12|27)b|gemma-3n|medgemma|pixtral"
 )
 """Names of models that see images."""
 
 
-def may_see_images(model: object) -> bool:
-    """Whether a model's name speaks of images, and is not that of one that is known to read text alone."""
+def may_see_images(model: object, said: bool = False) -> bool:
+    """Whether a model's name, or what else is ``said``, speaks of images, and it is not known to read text alone."""
     name = str(model or "")
-    known = find_preset(name.rpartition("/")[2]) or within(name) if PICTURES.search(name) else {"config": ()}
+    if not (said or PICTURES.search(name)):
+        return False
+    known = find_preset(name.rpartition("/")[2]) or within(name)
     return known is None or "vision_config" in known["config"]
 
 
-def bound_images(keys: Keys, key: str, megatron: bool = False) -> None:
+def bound_images(keys: Keys, key: str, megatron: bool = False, said: bool = False) -> None:
     """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
-    holds. On Megatron they are not counted."""
-    if not may_see_images(keys.get(key)):
+    holds. On Megatron they are not counted. ``said``: whether the file names images of its data."""
+    if not may_see_images(keys.get(key), said):
         return
     if megatron:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")

@@ -37,6 +37,8 @@ TURNS = re.compile(rf"{re.escape(ROLLOUT)}(?:num|max|n)_(?:turns?|rounds?|genera
 """Of ``rollout`` itself: what verl and DeepEyes have in sections ends at the response's length."""
 TRAINED_REWARD = re.compile(r"reward_model\.(?:prime_model|model\.(?:update|optim))\b")
 """PRIME's, which is updated at every step."""
+OTHER_MODEL = re.compile(r"\w+\.(?:model\.)?(?:model_)?path")
+"""What a group of a fork's own runs beside the policy: told once, for all that its settings say."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -140,16 +142,21 @@ def _entropy(keys: Keys) -> None:
 def _close(keys: Keys) -> None:
     """Of what nobody took: what bears on memory and is on, and every name that verl does not have."""
     budget = keys.draft.values.get("token_budget")  # no micro-batch is longer
-    strange = []
+    strange, groups = [], {name.partition(".")[0] for name in keys.defaults}
+    models = {key.partition(".")[0]: key for key in keys.settings.values if OTHER_MODEL.fullmatch(key)}
     for key, value in keys.settings.values.items():
         if keys.took(key) or value is None:
             continue
         off = value in ("", "null", -1) or value is False or (value is not True and value in (0, 1))
         kind = sense(key)
-        if kind == "unknown":
+        other = models.get(key.partition(".")[0]) if kind == "unknown" and key.partition(".")[0] not in groups else None
+        if other:
+            if key == other:
+                keys.warn(key, f"no setting of {keys.framework.label} that is known", "model")
+        elif kind == "unknown":
             generates = key.startswith(ROLLOUT)  # told as a whole
             if TURNS.fullmatch(key) and isinstance(value, int) and value > 1 and not budget:
-                keys.warn(key, "turns of a fork's own may make sequences longer than the file says", "lengths")
+                _ask_instead(keys, key, "turns of a fork's own may make sequences longer than the file says", "lengths")
                 continue
             decides = "" if off or generates else subject_of(key.removeprefix("actor_rollout_ref."), value)
             decides = _felt(keys, key, value, decides)
@@ -157,7 +164,8 @@ def _close(keys: Keys) -> None:
             if why:
                 keys.bound(key, why, decides)
             elif why is None and decides in ASKED:
-                _ask_instead(keys, key, value, decides)
+                what = f"{key[:60]} {str(value)[:20]} is no setting of {keys.framework.label} that is known"
+                _ask_instead(keys, key, what, decides)
             elif (why is None and decides) or (not off and get_close_matches(key, keys.defaults, 1, A_SLIP)):
                 keys.warn(key, f"no setting of {keys.framework.label} that is known", decides)
             elif not off:
@@ -197,15 +205,16 @@ def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
     return "" if part and decides == "lengths" and value <= int(said.get("sequence_length") or 0) else decides
 
 
-def _ask_instead(keys: Keys, key: str, value: Any, decides: str) -> None:
-    """A fork's own setting of lengths or batches, which only the user knows the meaning of."""
+def _ask_instead(keys: Keys, key: str, what: str, decides: str) -> None:
+    """A fork's own setting of lengths or batches, which only the user knows the meaning of; without it, the file's."""
     asks = ASKED[decides]
     keys.skip(key)
     if any(each.asks == asks for each in keys.draft.unread):
         return
     asks = "token_budget" if decides == "batch" and "token_budget" in keys.draft.values else asks
-    hint = f"add --{asks.replace('_', '-')}" if asks != "token_budget" else "add --set token_budget=…"
-    what = f"{key[:60]} {str(value)[:20]} is no setting of {keys.framework.label} that is known"
+    option = f"add --{asks.replace('_', '-')}" if asks != "token_budget" else "add --set token_budget=…"
+    said = keys.draft.values.get(asks, "") if asks != "token_budget" else ""
+    hint = f"{option} {said}".rstrip()
     keys.draft.unread.append(Unread(key, keys.settings.where(key), what, decides, hint, asks))
 
 

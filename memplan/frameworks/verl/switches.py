@@ -23,7 +23,8 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
     config = f"{at}hf_config_path"
     if keys.has(config) and keys.text(config) != keys.get(f"{at}path"):
         keys.warn(config, "the model is counted by the config of its own path")
-    bound_images(keys, f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", workers)
+    said = keys.settings.values.get("data.image_key") or keys.settings.values.get("data.video_key")
+    bound_images(keys, f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", workers, bool(said))
     if keys.flag(f"{engine}full_determinism"):
         keys.warn(f"{engine}full_determinism", DETERMINISTIC)
     if (keys.text("trainer.use_legacy_worker_impl") or "").lower() == "enable":
