@@ -40,7 +40,10 @@ JOBS: list[dict[str, Any]] = [
     {"model": "deepseek-v3", "num_gpus": 256, "expert_parallel": 32, "pipeline_parallel": 8,
      "gradient_accumulation_steps": 16, "gradient_checkpointing": "full",
      "megatron": {"num_layers_in_first_pipeline_stage": 6, "num_layers_in_last_pipeline_stage": 7}},
+    {"model": "kimi-k2", "num_gpus": 256, "expert_parallel": 64, "pipeline_parallel": 4, "virtual_pipeline": 8,
+     "gradient_accumulation_steps": 8, "megatron": {"pipeline_model_parallel_layout": "E(tt|)*29t|t|tL"}},
 ]  # fmt: skip
+LAID = ("--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout")
 IDS = [f"{job['model']}-{job['num_gpus']}" for job in JOBS]
 
 
@@ -83,6 +86,7 @@ def test_a_script_runs_with_arguments_that_megatron_has(keys: dict[str, Any], tm
     found, unknown = real_parser().parse_known_args(run(tmp_path))
     assert not unknown
     spec = load_model(keys["model"])
+    assert sum(getattr(found, name, None) is not None for name in LAID) <= 1  # arguments.py: validate_args
     assert vars(found)["--num-layers"] == spec.num_layers
     assert vars(found)["--hidden-size"] == spec.hidden_size
     assert vars(found)["--vocab-size"] == spec.vocab_size

@@ -191,7 +191,8 @@ def megatron(space: Space) -> list[Keys]:
     lacks = trainer_of(space, trainer).methods.lacks.get(space.job.method, ())
     contexts = [1] if "context_parallel" in lacks else _fixed(space, "context_parallel", contexts)
     chunked = "virtual_pipeline" not in lacks
-    mtp = space.job.megatron.mtp_num_layers
+    laid = trainer_of(space, trainer).can_be_told("pipeline_model_parallel_layout", True)
+    mtp = space.job.megatron.mtp_num_layers if laid else None
     wanted = space.fixed.get("virtual_pipeline") if chunked else 1
     falls = {p: list(_falls(layers, p, mtp, wanted)) for p in range(1, most + 1)}
     for t, p, c in product(tensors, falls, contexts):
@@ -218,10 +219,11 @@ def _fixed(space: Space, key: str, degrees: list[int]) -> list[int]:
     return [space.fixed[key]] if key in space.fixed else degrees
 
 
-def _falls(layers: int, stages: int, mtp: int, wanted: int | None) -> Iterator[tuple[int, Keys]]:
+def _falls(layers: int, stages: int, mtp: int | None, wanted: int | None) -> Iterator[tuple[int, Keys]]:
     """Chunks of each stage, ``wanted`` where they are fixed, and what says how the layers fall into them: evenly; with
     embedding and loss as a layer each; or, where neither divides, equal stages but for a shorter last, and the most
     even layout of the most chunks, a power of two, as more of them leave less of a bubble and fewer layers in flight.
+    ``mtp``: layers of multi-token prediction; None where the trainer takes no layout.
     """
     split = 0 if layers % stages else layers // stages
     around = AROUND if not split and not (layers + 2) % stages else {}
@@ -234,7 +236,7 @@ def _falls(layers: int, stages: int, mtp: int, wanted: int | None) -> Iterator[t
     if rest > 0 and wanted in (None, 1):
         yield 1, {"num_layers_in_last_pipeline_stage": rest}
     v = wanted or twos(min(MOST_CHUNKS, most))[-1]
-    if 1 < v <= most:
+    if 1 < v <= most and mtp is not None:
         yield v, {"pipeline_model_parallel_layout": layout(evenest(layers, stages * v, mtp))}
 
 

@@ -19,6 +19,7 @@ OWN_HEAD: Switches = MappingProxyType(
         "compile": (False,),
         "recompute_modules": (),
         "moe_token_dispatcher_type": ("alltoall",),
+        "pipeline_model_parallel_layout": (False,),
     }
 )
 """The loss is the trainer's code: no switch but those of ``kernels`` turns another on. Nothing else runs fused, is
@@ -182,6 +183,8 @@ MEGATRON_LM: Switches = MappingProxyType(
         **MEGATRON,
         "recompute_modules": ("layernorm", "moe_act", "mla_up_proj", "moe", "mlp"),
         "moe_token_dispatcher_type": ("alltoall", "flex"),
+        "pipeline_model_parallel_layout": (False, True),
     }
 )
-"""megatron-core 0.16 arguments.py: --recompute-modules, --moe-token-dispatcher-type."""
+"""megatron-core 0.16 arguments.py: --recompute-modules, --moe-token-dispatcher-type,
+--pipeline-model-parallel-layout."""

@@ -164,7 +164,7 @@ def _parallel(writing: Writing) -> Iterator[tuple[str, Any, str]]:
     if degrees.sequence:
         yield "sequence-parallel", True, ""
     yield "pipeline-model-parallel-size", degrees.pipeline, ""
-    if degrees.virtual > 1:
+    if degrees.virtual > 1 and not settings.pipeline_model_parallel_layout:  # which says it, and stands alone
         yield "num-virtual-stages-per-pipeline-rank", degrees.virtual, ""
     if degrees.context > 1:
         yield "context-parallel-size", degrees.context, ""
