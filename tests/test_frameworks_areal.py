@@ -119,3 +119,22 @@ def test_an_engine_alone_trains_nothing(tmp_path: Path) -> None:
 def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:
     assert read(tmp_path, GRPO, num_gpus=8).job.num_gpus == 4
     assert read(tmp_path, GRPO, num_gpus=2).job.num_gpus == 2
+
+
+CRITIC = """critic:
+  backend: ${actor.backend}
+  path: ${actor.path}
+  dtype: bfloat16
+  mb_spec: {max_tokens_per_mb: 4096}
+"""
+
+
+def test_a_critic_stays_beside_the_actor_with_settings_of_its_own(tmp_path: Path) -> None:
+    found = read(tmp_path, GRPO + CRITIC)
+    (critic,) = found.job.extra_models
+    assert (found.job.method, found.job.gradient_accumulation_steps) == ("ppo", 128 * 2048 // 10240 + 1)
+    assert (critic.role, critic.token_budget, critic.gradient_checkpointing) == ("critic", 4096, "none")
+    assert not decided(found)
+    recipe = resolve(found)
+    assert recipe.others.critic is not None
+    assert recipe.trainer.rollouts.critic == "own-step"

@@ -12,6 +12,7 @@ from typing import Any
 
 from memplan.errors import NoTraining
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.critics import as_the_policy, read_name
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
@@ -94,6 +95,8 @@ def read(document: Document, draft: Draft) -> None:
     _batch(keys, method)
     _engine(keys)
     _reference(keys, method)
+    if method == "ppo":
+        _critic(keys)
     _close(keys)
 
 
@@ -167,11 +170,12 @@ def _rollouts(keys: Keys, key: str, beside: bool) -> None:
 def _batch(keys: Keys, method: str) -> None:
     """Micro-batches of tokens; without a budget, whole sequences."""
     prompt = keys.whole("train_dataset.max_length") or 0
-    longest = prompt + (keys.whole("gconfig.max_new_tokens") or 0 if method in ("grpo", "ppo") else 0)
     tokens, where = keys.whole(TOKENS), keys.settings.where(TOKENS)
-    ranks, samples = int(keys.draft.facts["ranks"]), keys.whole("gconfig.n_samples") or 1 if method == "grpo" else 1
+    online, ranks = method in ("grpo", "ppo"), int(keys.draft.facts["ranks"])
+    samples = keys.whole("gconfig.n_samples") or 1 if online else 1
     rows = ceil_div((keys.whole("train_dataset.batch_size") or 1) * samples, ranks)
-    rows = ceil_div(rows, keys.whole(f"{ACTOR}ppo_n_minibatches") or 1) if method == "grpo" else rows
+    rows = ceil_div(rows, keys.whole(f"{ACTOR}ppo_n_minibatches") or 1) if online else rows
+    longest = prompt + (keys.whole("gconfig.max_new_tokens") or 0 if online else 0)
     halves = 2 if method in ("dpo", "reward") else 1
     keys.skip("actor.mb_spec.n_mbs", "actor.mb_spec.granularity", "actor.mb_spec.packing_algorithm")
     if tokens:
@@ -224,12 +228,25 @@ def _engine(keys: Keys) -> None:
 
 def _reference(keys: Keys, method: str) -> None:
     """A second model on the same GPUs where the KL term has a weight."""
-    if method == "grpo":
+    if method in ("grpo", "ppo"):
         weight = keys.number(f"{ACTOR}kl_ctl") if any(key.startswith("ref.") for key in keys.settings.values) else 0
         keys.put("reference", "resident" if weight else "none", f"{ACTOR}kl_ctl")
     keys.skip(f"{ACTOR}kl_ctl")
     if any(key.startswith("teacher.") for key in keys.settings.values):
         keys.draft.warn("teacher", keys.settings.where("teacher"), "the model that teaches is not counted", "model")
+
+
+def _critic(keys: Keys) -> None:
+    """A value model on the actor's GPUs, with micro-batches and checkpoints of its own; both stay there."""
+    own: dict[str, Any] = {}
+    tokens, on = keys.whole("critic.mb_spec.max_tokens_per_mb"), bool(keys.flag("critic.gradient_checkpointing"))
+    if tokens and tokens != keys.whole(TOKENS):
+        own["token_budget"] = max(tokens, int(keys.draft.values.get("sequence_length") or 0))
+    if on != bool(keys.flag(f"{ACTOR}gradient_checkpointing")):
+        own["gradient_checkpointing"] = "full" if on else "none"
+    as_the_policy(keys, {"critic.dtype": f"{ACTOR}dtype", "critic.backend": f"{ACTOR}backend"})
+    said = next((key for key in ("critic.gradient_checkpointing", "critic.mb_spec") if keys.has(key)), "critic.path")
+    read_name(keys, "critic.path", f"{ACTOR}path", own, said)
 
 
 def _close(keys: Keys) -> None:

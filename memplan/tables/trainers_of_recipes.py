@@ -43,15 +43,16 @@ _TORCHTUNE = Trainer(
 _AREAL = Trainer(
     "areal",
     "AReaL",
-    methods=Methods(("sft", "reward", "dpo", "grpo"), later=("ppo", "distill")),
+    methods=Methods(("sft", "reward", "dpo", "ppo", "grpo"), later=("distill",)),
     optimizer_impl="fused",
     parallelism=Parallelism("fsdp2", "fp32", reshards_root=True, sequence="ulysses"),
     loss=Loss(heads={"*": "sliced-log-softmax"}, router_term={"*": "unread"}),
     logits=Logits(held=("*",)),
     reference=Reference(first=True),
-    rollouts=Rollouts(scored=True),
+    rollouts=Rollouts(scored=True, critic="own-step"),
     switches=VERL,
-    source="inclusionAI/AReaL 1.0.4 areal/engine/fsdp_engine.py, fsdp_utils/parallel.py, utils/functional/",
+    source="inclusionAI/AReaL 1.0.4 areal/engine/fsdp_engine.py, fsdp_utils/parallel.py, utils/functional/, "
+    "trainer/rl_trainer.py: ppo_update of the actor, then of the critic",
 )
 _NEMO_RL = Trainer(
     "nemo-rl",
