@@ -47,7 +47,7 @@ def body_of(random: Random) -> tuple[str, str]:
     if random.random() < 0.5:
         body["job"]["gpu"] = random.choice(CARDS)
     if kind == "estimate":
-        body |= {"quick": True, "dressed": random.random() < 0.3}
+        body |= {"quick": True, "dressed": random.random() < 0.3} | random.choice([{}, {"play": False}])
     if kind == "diagnose":
         body = {"text": changed(random, OOM)[-3000:]}
     if kind == "check" or random.random() < 0.1:

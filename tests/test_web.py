@@ -75,6 +75,18 @@ def test_a_quick_answer_is_the_whole_one_without_searches(folder: str) -> None:
     assert json.loads(whole)["cards"]
 
 
+def test_a_first_look_is_a_quick_answer_but_for_what_is_played(folder: str) -> None:
+    """What the allocator makes of the step, and so the device's figures and the verdict."""
+    asked = ({"job": JOB, "quick": True} | more for more in ({"play": False}, {}))
+    look, quick = (json.loads(in_folder(folder, "estimate", json.dumps(body))[1]) for body in asked)
+    moved = {key for key, value in look.items() if value != quick[key]} | {
+        key for key, value in look["per_gpu"].items() if value != quick["per_gpu"][key]
+    }
+    assert look["per_gpu"]["reserved_bytes"]["why_not_played"] == "searches take the band"
+    assert {"per_gpu", "reserved_bytes", "device_bytes"} <= moved
+    assert moved <= {"per_gpu", "ranks", "verdict", "reserved_bytes", "device_bytes", "first_crossing"}
+
+
 SEARCHED = ("remedies", "cards", "from_sft", "shares")
 
 

@@ -139,6 +139,9 @@ def test_a_hundred_jobs_have_the_command_lines_figures_to_the_byte(
         report = report_of(with_usual_trainer(given_job(job)))
         assert (status, text) == (200, to_json(report_data(without_searches(report)))), job
         if number % 10 == 0:
+            look = report_of(with_usual_trainer(given_job(job)), play=False)
+            asked = json.dumps({"job": job, "quick": True, "play": False})
+            assert page.evaluate(ASK, ["estimate", asked]) == [200, to_json(report_data(without_searches(look)))], job
             words = [f"--set={key}={json.dumps(value)}" for key, value in job.items() if key != "model"]
             main(["estimate", job["model"], *words, "--json"])
             told = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """What is asked of the page, and the answer: a JSON body in, a status and a JSON text out, the same as ``--json``.
 
-With ``quick`` an estimate leaves out what takes a search; with ``dressed`` an answer has what the page shows beside it.
+With ``quick`` an estimate leaves out what takes a search, with ``play`` false also the play of the step through the
+allocator; with ``dressed`` an answer has what the page shows beside it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _estimate(call: Call) -> Any:
     from memplan.asked import report_data, report_of, ways_of, without_searches
 
     given = call.usual
-    report = report_of(given)
+    report = report_of(given, call.body.get("play"))
     return report_data(without_searches(report)) if call.body.get("quick") else report_data(report, ways_of(given))
 
 
@@ -96,7 +97,7 @@ JOB_AND_FILES: dict[str, type] = {
     "job": dict, "file": dict, "files": list, "beside": list, "dressed": bool, "lang": str,
 }  # fmt: skip
 KEYS: dict[str, dict[str, type]] = {
-    "estimate": JOB_AND_FILES | {"quick": bool},
+    "estimate": JOB_AND_FILES | {"quick": bool, "play": bool},
     "plan": JOB_AND_FILES | {"allow": list, "top": int, "maximize": str},
     "check": JOB_AND_FILES,
     "diagnose": JOB_AND_FILES | {"text": str},

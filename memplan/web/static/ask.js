@@ -1,8 +1,9 @@
 "use strict";
-// What is asked of the backend, and when: a quick answer as one types, the whole once one has stopped.
+// What is asked of the backend, and when: a first look at each key; once one pauses, the same with the step played through
+// the allocator, which decides the verdict; once one has stopped, the whole.
 (() => {
   const web = window.memplanWeb;
-  const AFTER_A_KEY = 40, BEFORE_THE_WHOLE = 350; // milliseconds
+  const AFTER_A_KEY = 40, BEFORE_THE_PLAY = 120, BEFORE_THE_WHOLE = 350; // milliseconds
   let asked = 0, timer = 0, controller = new AbortController(), last = "";
 
   const show = (status, error) => {
@@ -26,38 +27,45 @@
 
   const run = async (number, ask, body, signal, lang) => {
     const spoken = lang === "en" ? {} : { lang };
-    const began = performance.now();
-    const said = (words) => `${words} in ${Math.max(1, Math.round(performance.now() - began))} ms`;
-    const one = async (more) => {
+    const still = async (pause) => {
+      await new Promise((done) => setTimeout(done, pause));
+      return number === asked;
+    };
+    const one = async (more, words) => {
+      const began = performance.now();
       const [status, text] = await web.backend.ask(ask, JSON.stringify({ ...body, ...more, ...spoken }), signal);
-      if (number !== asked) return false;
+      if (number !== asked) return null;
       const found = JSON.parse(text);
       if (status !== 200) {
         drawn.replaceChildren();
         show("", found);
-        return false;
+        return null;
       }
       try {
         draw(ask, found);
       } catch (error) {
         console.error(error);
         show("", { error: "this answer cannot be drawn: " + error.message, hint: `memplan ${ask} --json prints it` });
-        return false;
+        return null;
       }
       drawn.dataset.whole = more.quick ? "no" : "yes";
-      show(said(more.quick ? "Answered" : "The whole answer"));
-      return true;
+      show(`${words} in ${Math.max(1, Math.round(performance.now() - began))} ms`);
+      return found;
     };
     try {
       drawn.setAttribute("aria-busy", "true");
       if (web.backend.loading) show(web.backend.loading);
       if (ask === "estimate") {
-        if (!(await one({ quick: true, dressed: true }))) return;
-        await new Promise((done) => setTimeout(done, BEFORE_THE_WHOLE));
-        if (number !== asked) return;
+        const first = await one({ quick: true, play: false, dressed: true }, "A first look");
+        if (!first) return;
+        if (first.verdict) {
+          drawn.querySelector(".verdict h2").prepend(window.memplan.spoken("At first look: "));
+          if (!(await still(BEFORE_THE_PLAY)) || !(await one({ quick: true, dressed: true }, "Answered"))) return;
+        }
+        if (!(await still(BEFORE_THE_WHOLE))) return;
         show("Looking for changes and cards with which it fits …");
       } else if (!web.backend.loading) show({ plan: "Searching …", check: "Checking …", diagnose: "Reading …" }[ask]);
-      await one({ dressed: true });
+      await one({ dressed: true }, "The whole answer");
     } catch (error) {
       if (number === asked && error.name !== "AbortError") show("", { error: "no answer: " + error.message, hint: web.backend.hint });
     } finally {
