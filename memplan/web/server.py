@@ -17,7 +17,7 @@ from memplan.web.answers import KINDS, LARGEST, MALFORMED, REFUSED
 from memplan.web.lanes import Answer, Kept, Lane, error
 from memplan.web.page import page_file
 
-KEPT_BYTES = 64 * 1024 * 1024
+KEPT_BYTES = 32 * 1024 * 1024
 """Of answers that were given, for those who ask the same."""
 SECONDS_TO_SEND = 20.0
 """For a body to arrive."""
