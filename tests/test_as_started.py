@@ -6,6 +6,7 @@ import pytest
 
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.sourced import project_of
+from memplan.frameworks.starters import _texts
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PARSED = """\
@@ -136,3 +137,44 @@ def test_the_config_of_a_command_stands_under_its_options(tmp_path: Path) -> Non
     (tmp_path / "dpo.yaml").unlink()  # what it says nobody knows: not even TRL's defaults stand
     lost = check_file(str(script), {"gpu": "h100-80gb", "num_gpus": 2})
     assert (lost.fits, "model is not known" in lost.text) == ("unclear", True)
+
+
+OWN = """\
+import argparse, yaml
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", default="a.yaml")
+c = yaml.safe_load(open(parser.parse_args().config))
+model = AutoModelForCausalLM.from_pretrained(c["base"], dtype="bfloat16")
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=c["rows"], max_length=256)).train()
+"""
+
+
+def test_a_config_is_read_as_the_programs_that_take_it() -> None:
+    Path("train.py").write_text(OWN)
+    Path("a.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 3\n")
+    Path("b.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 5\n")
+    found = check_file("a.yaml", CARD)
+    assert (found.fits, found.job["batch_size"]) == ("yes", 3), found.text
+    assert check_file("b.yaml", CARD).fits == "error"  # no program's own
+    Path("README.md").write_text("```\npython train.py --config b.yaml\n```\n")
+    Path("c.sh").write_text("python train.py --config sub/b.yaml\n")
+    _texts.cache_clear()
+    assert check_file("b.yaml", CARD).job["batch_size"] == 5
+
+
+def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
+    Path("a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\nuse_peft: false\n"
+        "bf16: true\ndataset_name: x\n"
+    )
+    Path("z3.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 4\n")
+    four = {"gpu": "80GB", "num_gpus": 4}
+    alone = check_file("a.yaml", {**four, "method": "sft"})
+    assert alone.job.get("sharding") in (None, "ddp"), alone.text
+    Path("run.sh").write_text("accelerate launch --config_file z3.yaml trl/scripts/sft.py --config a.yaml\n")
+    _texts.cache_clear()
+    found = check_file("a.yaml", four)
+    assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
+    assert any("zero3" in each and "as run.sh starts it" in each for each in found.assumed)

@@ -132,7 +132,7 @@ def test_functions_that_nothing_calls_train_by_what_others_give_them(tmp_path: P
 def test_a_folder_that_is_not_here_is_the_model_of_its_name(tmp_path: Path) -> None:
     for name, model in (
         ("/data/Qwen/Qwen9-9B/", "Qwen/Qwen9-9B"),
-        ("C:\\m\\qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B"),
+        ("C:\\m\\qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
     ):
         text = HEAD.replace('"Qwen/Qwen2.5-0.5B"', repr(name)) + MODEL + SFT.format(1)
         assert check_or_job(tmp_path, text) == model

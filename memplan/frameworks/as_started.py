@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,18 +14,69 @@ from memplan.frameworks.draft import ASSUMED, FILE
 from memplan.frameworks.following import found_at, program_at
 from memplan.frameworks.launch import launch_of
 from memplan.frameworks.parts import parts
-from memplan.frameworks.starters import runs, starters
+from memplan.frameworks.starters import names, naming, runs, starters
 from memplan.spec.reading import JobInput
 
+CONFIGS = (".yaml", ".yml", ".json")
 MOST_TRIED = 4
 """Scripts and commands that start one program, of which the first that says all is taken."""
+OF_A_LAUNCHER = ("TRL", "transformers", "LLaMA-Factory")
 SAID = ("model", "sequence_length", "batch_size", "sharding", "num_gpus")
 """Keys that are marked as the starter's."""
+
+
+def first_started(
+    document: Document, read: Callable[[Document], JobInput | None], alone: JobInput | None
+) -> JobInput | None:
+    """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
+    says by itself, whose model is the started one's too where it is a config."""
+    config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
+    named = alone.job.model if alone and config else None
+    for training, how in started_by_others(document):
+        try:
+            given = read(training)
+        except MemplanError:
+            continue
+        open_still = given is None or any(each.decides and not each.above for each in given.unread)
+        if given is None or open_still or given.job.model is None or named not in (None, given.job.model):
+            continue
+        if config and here not in given.opened:
+            continue  # it reads another
+        return marked(given, how)
+    return None
+
+
+def leaves_its_launcher(document: Document, given: JobInput) -> bool:
+    """Whether a config of the Trainer's arguments says nothing of how several GPUs share the work, which is its
+    launcher's to say."""
+    several = given.job.num_gpus != 1 and given.sources.get("sharding") not in (FILE, "option")
+    return document.path.endswith(CONFIGS) and several and given.framework.startswith(OF_A_LAUNCHER)
+
+
+def _of_config(here: Path) -> Iterator[tuple[Document, str]]:
+    """The trainings of the project that name a config: of its scripts, of its pages' commands, of its programs."""
+    for name, launch in islice(naming(here), MOST_TRIED):
+        shown = os.path.relpath(name)
+        try:
+            text = " ".join(word.text for word in launch.command.words) if launch else ""
+            found = parts(document_of(text, shown, "shell") if launch else open_document(shown))
+        except MemplanError:
+            continue
+        if name.endswith(".py"):
+            yield from started_by_others(document_of("", shown, "python"))
+            yield from ((each, f"as {shown} reads it") for each in found)
+            continue
+        for each in found:
+            words = (word for command in each.commands for word in command.words)
+            if any(names(word.text, name, here) for word in words):
+                yield each, f"as {shown} starts it"
 
 
 def started_by_others(document: Document) -> Iterator[tuple[Document, str]]:
     """The trainings of the project that start this program, or this script, and where each stands."""
     here = Path(document.path).resolve()
+    if here.suffix in CONFIGS and here.is_file():
+        yield from _of_config(here)
     if here.suffix not in (".py", *SHELLS) or not here.is_file():
         return
     for name, launch in islice(starters(str(here)), MOST_TRIED):

@@ -22,7 +22,7 @@ from memplan.frameworks.documents import Document, words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training
 from memplan.frameworks.larger import on_its_own, spread
-from memplan.frameworks.reading import documents_of, framework_of, read_opened
+from memplan.frameworks.reading import as_started, documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
@@ -123,19 +123,24 @@ def _check(
         from memplan.reporting import build_report
         from memplan.resolve import resolve
 
-        row = framework_of(document) if not framework else None
-        if row is not None and row.launches and "model" not in options:
-            return Checked(path, "skipped", f"{row.title}'s own file, no training: give it with --with")
-
-        def read(under: Mapping[str, Any]) -> JobInput:
-            return _on_this_machine(read_opened(document, under, beside, framework))
-
         def answer(given: JobInput) -> Checked:
             given = at_longest(given)
             report = with_lengths(given, build_report(resolve(given), None))
             if report.verdict is None:
                 raise _NoCard
             return _answer(path, given, report, advise)
+
+        try:
+            row = framework_of(document) if not framework else None
+        except InvalidJob:
+            if (started := as_started(document, options, beside)) is None:  # a config of a program's own
+                raise
+            return answer(_on_this_machine(started))
+        if row is not None and row.launches and "model" not in options:
+            return Checked(path, "skipped", f"{row.title}'s own file, no training: give it with --with")
+
+        def read(under: Mapping[str, Any]) -> JobInput:
+            return _on_this_machine(read_opened(document, under, beside, framework))
 
         given = read(options)
         try:

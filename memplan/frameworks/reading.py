@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memplan.errors import InvalidJob, MemplanError, UsageError
+from memplan.errors import InvalidJob, UsageError
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
-from memplan.frameworks.as_started import marked, started_by_others
+from memplan.frameworks.as_started import first_started, leaves_its_launcher
 from memplan.frameworks.asking import set_in
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Origin
 from memplan.frameworks.deciding import subject_of
@@ -62,9 +62,8 @@ def read_opened(
 ) -> JobInput:
     """The job of a file that is open, or of one training of a script (``documents_of``).
 
-    What a program, or a script, leaves to who starts it is taken from the first command of its project that does and
-    leaves nothing open, which is said; without one the question stays. ``options["without"]``: keys of the file that
-    take no memory, as the user knows.
+    What a program, a script or a config leaves to who starts it is taken from there (``as_started``), which is said.
+    ``options["without"]``: keys of the file that take no memory, as the user knows.
     """
     if "without" in options:
         options = dict(options)
@@ -73,23 +72,23 @@ def read_opened(
     try:
         given = _as_it_stands(document, options, beside, framework)
     except NotKnown:
-        started = _as_started(document, options, beside)
+        started = as_started(document, options, beside)
         if started is None:
             raise
         return started
     asked = any(each.asks and each.decides and not each.above for each in given.unread)
-    return (_as_started(document, options, beside) if asked else None) or given
+    if asked or leaves_its_launcher(document, given):
+        return as_started(document, options, beside, given) or given
+    return given
 
 
-def _as_started(document: Document, options: Mapping[str, Any], beside: Sequence[str]) -> JobInput | None:
-    for training, how in started_by_others(document):
-        try:
-            given = _as_it_stands(training, options, beside, "") if _whose(training)[0] else None
-        except MemplanError:
-            continue
-        if given and given.job.model is not None and not any(each.decides and not each.above for each in given.unread):
-            return marked(given, how)
-    return None
+def as_started(
+    document: Document, options: Mapping[str, Any], beside: Sequence[str], alone: JobInput | None = None
+) -> JobInput | None:
+    """The job of a program, a script or a config as the first of its project starts it that leaves nothing open."""
+    return first_started(
+        document, lambda each: _as_it_stands(each, options, beside, "") if _whose(each)[0] else None, alone
+    )
 
 
 def _as_it_stands(document: Document, options: Mapping[str, Any], beside: Sequence[str], framework: str) -> JobInput:
@@ -200,6 +199,7 @@ def draft_of(
             continue
         draft.read.append(f"{row.label} ({document.path})")
         draft.remarks += document.remarks
+        draft.followed.append(str(Path(document.path).resolve()))
         _read(document, row, draft)
     last = (IMAGES, "model")  # images need lengths that are settled, and a missing model is asked for with all else
     for name in sorted(draft.finishers, key=lambda name: last.index(name) if name in last else -1):
@@ -281,6 +281,7 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
         origins={key: origin.text for key, origin in said.items()},
         unread=unread,
         framework=draft.read[0].partition(" (")[0] if draft.read else "",
+        opened=tuple(draft.followed),
     )
 
 

@@ -22,6 +22,7 @@ MOST_FOLDERS, MOST_FILES = 400, 400
 TRIAL = re.compile(r"smoke|dry|debug|test|eval|help|stats|sample|diagnos|profil")
 """Options of a command that tries a program out, and names of scripts."""
 _SIGNS = re.compile(r"^[\s#$>*`]*(?:- )?(?:Usage:|Example:)?\s*`?")
+_PROGRAM = re.compile(r"\b([\w-]+\.py)\b")
 _LAUNCHERS = re.compile(r"\b(python3?|torchrun|accelerate|deepspeed|uv)\b")
 
 
@@ -46,6 +47,26 @@ def starters(path: str) -> Iterator[tuple[str, Launch | None]]:
         for launch in commands_in(text, name, here.name):
             if runs(found_at(path, program_at(path, launch.program)), here):
                 yield name, launch
+
+
+def naming(here: Path) -> Iterator[tuple[str, Launch | None]]:
+    """Scripts of the project that name a config, commands of its pages that do, with the page, then its programs."""
+    top = str(project_of(here.parent))
+    found = [(name, text) for name, text in _texts(top) if here.name in text and name != str(here)]
+    for name, text in found:
+        if name.endswith(SHELLS):
+            yield name, None
+            continue
+        for program in dict.fromkeys(_PROGRAM.findall(text)):
+            for launch in commands_in(text, name, program):
+                if any(names(word.text, name, here) for word in launch.words):
+                    yield name, launch
+    yield from ((name, None) for name, text in _texts(top, (".py",)) if here.name in text and "Trainer(" in text)
+
+
+def names(word: str, base: str, here: Path) -> bool:
+    """Whether a word of a command names this file: ``--config=runs/a.yaml`` does."""
+    return word.endswith(here.name) and found_at(base, word.rpartition("=")[2]) == here
 
 
 MOST_OF_A_DOOR = 8 * 1024
@@ -96,8 +117,8 @@ def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
 
 
 @lru_cache(maxsize=8)
-def _texts(top: str) -> tuple[tuple[str, str], ...]:
-    """Scripts and pages of a project: scripts first, as far as a person writes them."""
+def _texts(top: str, endings: tuple[str, ...] = (*SHELLS, *PAGES[:2])) -> tuple[tuple[str, str], ...]:
+    """Scripts and pages of a project, or its programs: scripts first, as far as a person writes them."""
     found: list[tuple[str, str]] = []
     for count, (folder, folders, files) in enumerate(os.walk(top)):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in LEFT)
@@ -105,6 +126,6 @@ def _texts(top: str) -> tuple[tuple[str, str], ...]:
             break
         for name in sorted(files):
             path = os.path.join(folder, name)
-            if name.endswith((*SHELLS, *PAGES[:2])) and os.path.getsize(path) <= MAX_BYTES:
+            if name.endswith(endings) and os.path.getsize(path) <= MAX_BYTES:
                 found.append((path, Path(path).read_text(encoding="utf-8", errors="replace")))
     return tuple(sorted(found, key=lambda each: not each[0].endswith(SHELLS)))

@@ -83,6 +83,8 @@ class JobInput(NamedTuple):
     """What of a framework's file was not understood, options aside."""
     framework: str = ""
     """Whose file was read: 'TRL 1.16'."""
+    opened: tuple[str, ...] = ()
+    """Paths of the files that were read for it."""
     source: Any = None
     """The frameworks' files it was read from, and the options over them (``memplan.frameworks.own_words.words``)."""
 

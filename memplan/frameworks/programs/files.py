@@ -42,6 +42,11 @@ class Files:
             self._data[reference] = next((each for each in found if each is not None), None)
         return self._data.get(reference)
 
+    @property
+    def read(self) -> list[str]:
+        """Paths of the configs that were opened."""
+        return [str(Path(each.path).resolve()) for each in self._data.values() if each is not None]
+
     def module(self, name: str, level: int, importer: str) -> Document | None:
         """The Python of ``import name``: in the program's folder, the project's or its ``src``, a relative one in the
         importer's."""

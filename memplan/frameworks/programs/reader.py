@@ -61,6 +61,7 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
     program = program_of(document.text, document.path)
     run = followed(document, known)
     found = _trainers(run, document)
+    draft.followed += run.files.read
     shown = shown_command(document, known) if len(found) == 1 and not known.arguments else None
     if shown is not None and wants_options(found[0]):
         known, launch = shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.documents import Settings
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.arguments import DEFAULTS
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
 from memplan.frameworks.trl.keys import TRAINER as TRL_TRAINER
@@ -26,7 +26,7 @@ def method_of(name: str) -> str:
 
 
 def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Origin]:
-    """The trainer that a file of arguments is for. Raises InvalidJob where nothing says it."""
+    """The trainer that a file of arguments is for. Raises NotKnown where nothing says it."""
     if "method" in draft.options:
         return str(draft.options["method"]), Origin(FILE, "--method")
     found = {
@@ -52,7 +52,7 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
         problem = f"{settings.where(a)}: {a} is of TRL's {one}, and {b} of its {two}"
     else:
         problem = f"{settings.path}: nothing says which of TRL's trainers reads it"
-    raise InvalidJob(problem, "add --method, such as --method dpo")
+    raise NotKnown(problem, "add --method, such as --method dpo")
 
 
 def _of_path(path: str) -> str:
