@@ -125,3 +125,11 @@ def test_accelerates_backend_is_read_and_written(tmp_path: Path, run: Run, monke
         run("estimate", "training_args.yaml", "--with", "accelerate.yaml", "--model", *job[:3], *length, "--json")[1]
     )["job"]
     assert (read["float8"], read["fsdp"]["float8_all_gather"]) == ("tensorwise", True)
+
+
+def test_axolotls_switch_is_read_and_written(tmp_path: Path, run: Run) -> None:
+    job = ("llama-3.1-8b", "--method", "sft", "--trainer", "transformers", "--num-gpus", "8", "--sharding", "fsdp2")
+    low = ("--float8", "tensorwise", "--set", "fsdp.float8_all_gather=true", "--precision", "bf16-amp")
+    assert run("emit", "axolotl", *job, *low, "--sequence-length", "2048", "-o", str(tmp_path))[0] == 0
+    read = json.loads(run("estimate", str(tmp_path / "axolotl.yaml"), "--num-gpus", "8", "--json")[1])["job"]
+    assert (read["float8"], read["fsdp"]["float8_all_gather"]) == ("tensorwise", True)

@@ -306,3 +306,9 @@ def test_a_process_that_is_told_how_many_there_are(
     found = read(tmp_path, f"{text} --world-size {world} --rank $RANK\n", file, **options)
     assert found.job.num_gpus == gpus
     assert not [each for each in found.unread if each.key in ("world_size", "rank")]
+
+
+def test_products_in_fp4_are_unclear(tmp_path: Path) -> None:
+    file, text = FILES["megatron"]
+    found = read(tmp_path, f"{text} --fp4-format e2m1 --fp4-recipe nvfp4\n", file)
+    assert ("fp4_format", "precision") in {(each.key, each.decides) for each in found.unread}

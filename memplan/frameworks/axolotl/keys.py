@@ -58,10 +58,8 @@ NOT_MODELLED = {
     "lisa_n_layers": "all layers are counted as trained",
     "layer_offloading": "layers on the host are counted on the GPU",
     "selective_checkpointing": "is not modelled: full checkpointing is counted",
-    "tiled_mlp": "feed-forwards are counted whole, not in tiles",
     "chunked_cross_entropy": "the loss is counted over all logits at once",
     "flash_attn_cross_entropy": "the loss is counted as PyTorch's",
-    "fp8": "products in fp8 are not modelled",
     "expert_parallel_size": "is not modelled",
     "experts_implementation": "experts are counted as transformers runs them",
     "use_scattermoe": "experts are counted as transformers runs them",
@@ -152,7 +150,7 @@ HARMLESS = words(
     dpo_norm_loss save_compressed llmcompressor lm_eval_tasks
     debug eta_min kd_ce_alpha kd_alpha kd_temperature kd_beta base_model_ignore_patterns
     gptq_disable_exllama full_finetune secrets volumes
-    liger_rms_norm_gated liger_use_token_scaling fp8_enable_fsdp_float8_all_gather
+    liger_rms_norm_gated liger_use_token_scaling
     fsdp_final_state_dict_type fp32_norm_classes expert_parallel_num_nvl_bytes
     expert_parallel_token_capacity expert_parallel_backend nemo_gym_enabled nemo_gym_dir nemo_gym_auto_clone
     nemo_gym_config_paths nemo_gym_head_port nemo_gym_server_timeout nemo_gym_verify_timeout nemo_gym_run_timeout

@@ -66,6 +66,7 @@ def read(document: Document, draft: Draft) -> None:
     read_kernels(keys, method)
     _losses(keys, method)
     _spread(keys)
+    _products(keys)
     warn_where_on(keys, NOT_MODELLED)
     ask_loaded(keys, "lora_model_dir")
     if keys.get("torch_compile") == "auto":
@@ -200,6 +201,20 @@ def _losses(keys: Keys, method: str) -> None:
         found.put("kernels", "liger", "use_liger_loss")
     if found.flag("sync_ref_model"):
         found.put("reference", "resident", "sync_ref_model")
+
+
+def _products(keys: Keys) -> None:
+    """torchao's tensorwise float8 under accelerate (core/trainers/base.py: additional_accelerator_args); tiles of
+    feed-forwards, whose backward holds a second gradient of their weights (monkeypatch/tiled_mlp/base.py: TiledMLP)."""
+    gathers, plain = keys.flag("fp8_enable_fsdp_float8_all_gather"), not (keys.text("adapter") or keys.has("deepspeed"))
+    if keys.flag("fp8") and not plain:
+        keys.warn("fp8", "products in fp8 are not modelled")
+    elif keys.flag("fp8"):
+        keys.put("float8", "tensorwise", "fp8")
+        if gathers:
+            fsdp_keys.put_inner(keys, "fsdp", "float8_all_gather", True, "fp8_enable_fsdp_float8_all_gather")
+    if keys.flag("tiled_mlp"):
+        keys.warn("tiled_mlp", "feed-forwards are counted whole, not in tiles", "checkpointing")
 
 
 def _spread(keys: Keys) -> None:

@@ -88,6 +88,8 @@ def _training(job: Job) -> dict[str, Any]:
         values["precompute_ref_log_probs"] = True
     if job.compile:
         values["torch_compile"] = True
+    if job.float8 == "tensorwise":
+        values |= {"fp8": True, "fp8_enable_fsdp_float8_all_gather": job.fsdp.float8_all_gather}
     if job.router_aux_loss:
         values["overrides_of_model_config"] = {"output_router_logits": True}
     return values | _kernels(job)

@@ -71,6 +71,7 @@ DECIDES = {
         "model",
     ),
     "num_layer_list": "parallelism",
+    "fp4_format": "precision",
     "grpo_group_size": "method",
 }
 """What of memory some of these decide, whose names do not say it."""
