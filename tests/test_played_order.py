@@ -128,12 +128,15 @@ def test_a_stream_frees_what_it_has_come_past(behind: int) -> None:
     assert held(events) == (3 + behind) * 30 * MiB
 
 
-def test_fsdp1_holds_what_its_host_has_not_waited_for() -> None:
-    """Two gathered units in forward, three in backward; without a limit on gathers, as many as there are."""
+def test_fsdp1_holds_what_its_host_has_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gathered units in forward, three in backward; without a limit on gathers, as many as a stream takes the
+    launches of."""
     limited, free = recorded(**FSDP1), recorded(**FSDP1, fsdp={"limit_all_gathers": False})
     assert limited.events == free.events
     assert set(limited.recorded.values()) == {(0,), (1,), (2,)}
     assert held(limited) < held(free)
+    monkeypatch.setattr("memplan.engine.play.fsdp1.LAUNCHES", 60)
+    assert held(limited) < held(recorded(**FSDP1, fsdp={"limit_all_gathers": False})) < held(free)
 
 
 def test_a_reentrant_checkpoint_gathers_for_the_recomputation_and_again_for_backward() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.group import Group
+from memplan.engine.play.wrapping import LAUNCHES
 from memplan.engine.tape.graph import Param, Tensor
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class Fsdp1(Fsdp2):
     freed: deque[dict[int, int]] | None = None
     """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then."""
 
+    launched: deque[tuple[int, dict[int, int]]] | None = None
+    """The same where the host waits for no event: it runs ahead by what a stream takes, and each launch makes a tensor
+    at most."""
     alone: dict[Param, Tensor] | None = None
     """Reduced gradients of adapters that are units of their own."""
     inputs: list[Tensor | None] | None = None
@@ -76,6 +80,11 @@ class Fsdp1(Fsdp2):
         if self.recipe.sharding.fsdp.limit_all_gathers:
             self.freed = self.freed or deque()
             self.freed.append(dict(self.tape.waiting_for))
+            return
+        self.launched = self.launched or deque()
+        self.launched.append((len(self.tape.tags), dict(self.tape.waiting_for)))
+        while len(self.tape.tags) - self.launched[0][0] > LAUNCHES:
+            self.tape.reached(self.launched.popleft()[1])
 
     def _wait(self, group: Group, *, forward: bool) -> None:
         """It is gathered straight into place."""
