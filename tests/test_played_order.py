@@ -135,7 +135,7 @@ def test_fsdp1_holds_what_its_host_has_not_waited_for(monkeypatch: pytest.Monkey
     assert limited.events == free.events
     assert set(limited.recorded.values()) == {(0,), (1,), (2,)}
     assert held(limited) < held(free)
-    monkeypatch.setattr("memplan.engine.play.fsdp1.LAUNCHES", 60)
+    monkeypatch.setattr("memplan.engine.play.fsdp1.LAUNCHES", 300)
     assert held(limited) < held(recorded(**FSDP1, fsdp={"limit_all_gathers": False})) < held(free)
 
 
