@@ -14,6 +14,7 @@ from stacks import plan_of
 from memplan.engine.bounds import at_least, resting
 from memplan.engine.kept import kept_by_layers
 from memplan.engine.layers.modules import Mode
+from memplan.engine.play import stacks
 from memplan.engine.play.cut import AFTER, BACKWARD, FORWARD, Cut
 from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape
@@ -111,3 +112,13 @@ def test_reentrant_checkpoints_of_some_layers_are_refused_where_others_make_the_
     resolve(read_job({**job, "gradient_checkpointing": "full"}))
     with pytest.raises(InvalidJob, match="refuses the second time"):
         resolve(read_job({**job, "gradient_checkpointing": "every:2"}))
+
+
+@pytest.mark.parametrize("style", ["plain", "checkpoint"])
+@pytest.mark.parametrize("config", [GEMMA, ZAMBA, DEBERTA, T5], ids=["gemma", "zamba", "deberta", "t5"])
+@pytest.mark.parametrize("length", [96, 101], ids=["whole", "rounded"])
+def test_what_many_rows_keep_follows_from_few(config: dict[str, Any], style: PassStyle, length: int) -> None:
+    plan = plan_of(config, AMP, 5, length, style, memory=length if config is T5 else 0)
+    kept, storages = stacks._kept(plan, Reached(embedding=True))
+    found = stacks.kept_at_least(plan, Reached(embedding=True))
+    assert kept - 2 * (plan.rows - 1) * storages * 512 <= found <= kept

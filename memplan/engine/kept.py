@@ -40,9 +40,9 @@ def kept_gathered(recipe: Recipe) -> int:
 def _kept(plan: PassPlan) -> int:
     """Of one pass, with what its layers would save more without kernels or the compiler (``rows/compiled.py``)."""
     if shares(plan.spec):
-        from memplan.engine.play.stacks import kept_of, layers_alone
+        from memplan.engine.play.stacks import kept_at_least, layers_alone
 
-        return kept_of(*layers_alone(plan._replace(gradients="keep"), False))
+        return kept_at_least(*layers_alone(plan._replace(gradients="keep"), False))
     traces, other = _traces(plan), unfused(plan)
     more = _with_casts(other, _traces(other)) - _with_casts(plan, traces) if other else 0
     return sum(trace.saved.size for trace in traces) + max(0, more)

@@ -111,6 +111,23 @@ class Adding(Ledger):
         return {kind: sums.closed() for kind, sums in self.kinds.items()}
 
 
+class Lasting(Adding):
+    """Sums of what is there at every instant alone, for which nobody has to know the instants."""
+
+    schedule = "named", "named"
+
+    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **more: Any) -> None:
+        """Add what names no instant."""
+        if not born and not dies:
+            super().add(name, category, size, **more)
+
+    def after(self, instant: str) -> str:
+        """Any."""
+        return self.schedule[0]
+
+    before = after
+
+
 class Totalled:
     """Several sections together: read as a ledger is (``schedule``, ``totals``, ``lasting``), without its rows."""
 
@@ -157,12 +174,12 @@ class _View:
         return getattr(self._parts, name)
 
 
-def _of_section(section: Callable[[Ledger, Any], None]) -> Remembered[dict[Kind, Sums]]:
+def _of_section(section: Callable[[Ledger, Any], None], sums: type[Adding] = Adding) -> Remembered[dict[Kind, Sums]]:
     """The sums of one section."""
 
     def run(recipe: Any, parts: Any) -> dict[Kind, Sums]:
         view: Any = _View(recipe, parts)
-        ledger = Adding(parts)
+        ledger = sums(parts)
         section(ledger, view)
         return ledger.closed()
 
@@ -192,6 +209,7 @@ class Remembering:
         made = {name: part.func for name, part in vars(parts).items() if isinstance(part, cached_property)}
         self.parts = {name: _of_part(part) for name, part in made.items()}
         self.names, self.rows = frozenset(made), tuple(_of_section(section) for section in sections)
+        self.lasting = _of_section(sections[0], Lasting)
         self.sections, self.met = tuple(sections), dict[tuple[int, ...], Totalled]()
         self.last: tuple[Recipe, _Parts] | None = None
         assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
@@ -218,14 +236,14 @@ class Remembering:
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
-        sums = self.rows[0](self.of(recipe).reading).get(("allocated", "gpu"))
+        sums = self.lasting(self.of(recipe).reading).get(("allocated", "gpu"))
         return sums.lasting if sums else 0
 
     def forget(self) -> None:
         """Start again with nothing remembered."""
         self.met.clear()
         self.last = None
-        for remembered in (*self.parts.values(), *self.rows):
+        for remembered in (*self.parts.values(), *self.rows, self.lasting):
             remembered.forget()
 
 

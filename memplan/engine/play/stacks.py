@@ -13,9 +13,10 @@ from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.tape import PlayedStorage
 from memplan.engine.play.weights import Weights, listed
-from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.graph import Tensor, dissolve
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.uncollected import uncollected
+from memplan.units import GPU_ROUNDING
 
 
 def layers_alone(plan: PassPlan, images: bool) -> tuple[PassPlan, Reached]:
@@ -35,15 +36,31 @@ def stack_of(plan: PassPlan, reached: Reached) -> Stack:
     passes = 2 if any(mixer.kind == "gated-recurrence" for mixer in plan.spec.mixers) else 1
     for _ in range(passes):  # what a step leaves to the next one is there when that begins
         played = Played(tape, kind(tape, weights, reached))
-    return Cut(played).stack()
+    found = Cut(played).stack()
+    tape.forget()
+    return found
+
+
+def kept_at_least(plan: PassPlan, reached: Reached) -> int:
+    """Bytes that are there when backward begins, at the least: forward alone is played, and nothing of a step before
+    it. What more rows keep is in proportion to them, but for a storage's rounding, and for experts, whose tokens are
+    rounded too.
+    """
+    if plan.rows <= 2 or any(run.layer.experts for run in plan.spec.runs):
+        return _kept(plan, reached)[0]
+    (one, _), (two, count) = (_kept(plan._replace(rows=rows), reached) for rows in (1, 2))
+    return one + (plan.rows - 1) * (two - one - count * GPU_ROUNDING)
 
 
 @lru_cache(maxsize=1024)
 @uncollected()
-def kept_of(plan: PassPlan, reached: Reached) -> int:
-    """Bytes that are there when backward begins: forward alone is played, and nothing of a step before it."""
+def _kept(plan: PassPlan, reached: Reached) -> tuple[int, int]:
+    """Bytes, and how many storages they are."""
     tape, weights, kind = _begun(plan)
-    return Played(tape, kind(tape, weights, reached), back=False).kept
+    played = Played(tape, kind(tape, weights, reached), back=False)
+    there = sum(1 if size > 0 else -1 for _, size in tape.events[: played.turn])
+    tape.forget()
+    return played.kept, there
 
 
 def _begun(plan: PassPlan) -> tuple[StackTape, Weights, type[StackRun]]:
@@ -75,6 +92,8 @@ class Played:
             run.outputs.clear()
         self.turn, self.kept = len(tape.events), tape.live
         if not back:
+            if node is not None:
+                dissolve(node)
             return
         tape.shared_casts, tape.grad_enabled = "", True
         if node is not None:

@@ -56,6 +56,11 @@ class PlayTape(Tape):
     """Every use of a parameter is noted, and where it ends (``notes.py``): modules are gathered one by one."""
     _running: Node | None = None
 
+    def forget(self) -> None:
+        """Let go of what is on record: the tape, which its storages name, is found by the collector of cycles alone."""
+        self.events.clear()
+        self.tags.clear()
+
     def __init__(self) -> None:
         super().__init__()
         self.events: list[tuple[int, int]] = []

@@ -172,3 +172,14 @@ def dependencies(start: Node) -> dict[Node, int]:
                 waiting[node] = 1
                 stack.append(node)
     return waiting
+
+
+def dissolve(start: Node) -> None:
+    """Let go of a graph that does not run back, whose nodes and frames name one another."""
+    stack = [start]
+    while stack:
+        node = stack.pop()
+        edges, node.edges = node.edges, []
+        node.frame = node.backward = None
+        node.saved = node.places = ()
+        stack += [edge[0] for edge in edges if edge is not None]
