@@ -199,3 +199,11 @@ def test_files_under_one_another(tmp_path: Path) -> None:
 def test_a_file_that_includes_itself_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(MemplanError, match="over one another"):
         read_toml(tmp_path, f'toml_files = ["rl.toml"]\n{RL}')
+
+
+def test_who_knows_the_version_says_whether_layers_are_checkpointed(tmp_path: Path) -> None:
+    text = '[model]\nname = "Qwen/Qwen2.5-0.5B"\nseq_len = 2048\n\n[loss]\ntype = "default"\n'
+    asked = read(tmp_path, text, "trainer.toml", num_gpus=8)
+    assert [each.asks for each in asked.unread if each.decides] == ["gradient_checkpointing"]
+    told = read(tmp_path, text, "trainer.toml", num_gpus=8, gradient_checkpointing="full")
+    assert not any(each.decides for each in told.unread)

@@ -197,6 +197,20 @@ def test_a_word_within_a_word(key: str, subject: str) -> None:
     assert subject_of(key) == subject
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "subject"),
+    [
+        ("own.context_parallel_size", 1, ""),
+        ("own.context_parallel_size", 2, "parallelism"),
+        ("own.tp", "1", ""),
+        ("own.zero_stage", 1, "parallelism"),
+        ("own.use_sequence_parallel", True, "parallelism"),
+    ],
+)
+def test_a_degree_of_one_divides_nothing(key: str, value: object, subject: str) -> None:
+    assert subject_of(key, value) == subject
+
+
 @pytest.mark.parametrize(("value", "less"), [("visual", True), ("true", True), ("false", False), ("none", False)])
 def test_what_a_switch_of_rest_names_takes_no_more(value: str, less: bool) -> None:
     assert bool(no_less("freezing", "freeze_prefix", value, {})) is less

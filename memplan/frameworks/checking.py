@@ -231,7 +231,8 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         where = f"{deciding[0].where}: " if deciding else where
     else:
         engine = report.engine
-        reason = f"the engine does not start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
+        stays = "may not" if verdict.fits == "tight" else "does not"
+        reason = f"the engine {stays} start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"

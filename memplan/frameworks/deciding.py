@@ -12,11 +12,11 @@ SUBJECTS: Mapping[str, str] = {
     "freezing": r"fr[eo]ez|trainable|tunable|^tune_|_tune$|only_optimi[sz]e",
     "checkpointing": r"grad\w*_checkpoint|activation_(checkpoint|offload|ckpt)|recompute|remat|grad_ckpt",
     "precision": r"bf16|fp16|fp32|bfloat16|float16|(^|_)half(_|$)|dtype|precision|(^|_)amp$|tf32_weights",
-    "lengths": r"(max|min|cutoff|seq|sequence|block|context|prompt|completion|response)\w*_(len|length|tokens|size)$"
-    r"|seq_?len|cutoff_len|pixels|max_\w*patch|image_size|num_images|packing$|pack_",
     "batch": r"batch|(^|_)(bsz|mbs|gbs|bs)$",
     "parallelism": r"parallel|zero_?(stage|opt|[0123])|^zero|fsdp|deepspeed|shard|offload|ulysses|^ds_|megatron"
     r"|(^|_)(tp|pp|cp|ep|dp|sp|vpp|etp)(_|$)",
+    "lengths": r"(max|min|cutoff|seq|sequence|block|context|prompt|completion|response)\w*_(len|length|tokens|size)$"
+    r"|seq_?len|cutoff_len|pixels|max_\w*patch|image_size|num_images|packing$|pack_",
     "processes": r"(num|n)_gpus|nproc|num_processes|nnodes|num_nodes|gpus_per|num_machines|world_size",
     "method": r"loss_type|rlhf|train(ing)?_(stage|method|type|mode)$|^stage$|objective|adv_estimator|^method$",
     "attention": r"attn|attention|flash|sdpa|kernel|liger|xformers|unsloth",
@@ -66,6 +66,9 @@ def subject_of_section(key: str, value: Mapping[object, object]) -> str:
     return subject_of(key) or next(filter(None, inner), "")
 
 
+DEGREE = re.compile(r"parallel_(size|degree)$|(^|_)(tp|pp|cp|ep|sp|vpp|etp)(_size|_degree)?$")
+
+
 def subject_of(key: str, value: object = True) -> str:
     """What of memory a key decides, one of ``SUBJECTS``; empty for nothing, or little.
 
@@ -76,7 +79,8 @@ def subject_of(key: str, value: object = True) -> str:
     last = name.rpartition(".")[2]
     subject = _by_name(last) or (_by_name(name.replace(".", "_")) if last != name and not LITTLE.search(last) else "")
     off = value is False or value in (0, "", "none", "None", "false", "False")
-    return "" if off and subject != "freezing" else subject
+    whole = value is not True and value in (1, "1") and DEGREE.search(last) is not None  # divides nothing
+    return "" if (off and subject != "freezing") or whole else subject
 
 
 HALVES = re.compile(r"(?i)(torch\.)?(bf16|bfloat16|fp16|float16|half)")

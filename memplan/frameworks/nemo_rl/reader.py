@@ -190,6 +190,8 @@ def _dtensor(keys: Keys, gpus: int) -> None:
         keys.put("optimizer", "adamw", at)
         impl = "fused" if fused else "loop" if each is False else "foreach"
         keys.put("optimizer_impl", impl, f"{POLICY}optimizer.kwargs.foreach")
+    elif "adam" in name and "8bit" in name.replace("_", ""):
+        keys.bound(at, f"optimizer {name[:30]} is counted as adamw, which takes more", "optimizer")
     else:
         keys.warn(at, f"optimizer {name[:30]} is not modelled: adamw is counted in its place", "optimizer")
 

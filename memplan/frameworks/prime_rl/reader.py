@@ -113,9 +113,9 @@ def read(document: Document, draft: Draft) -> None:
     _adapters(keys, said)
     if form == "rl":
         _engine(keys, said)
-    if not said & {*NEWER, *OLDER, f"{MODEL}ac"}:
-        keys.bound(f"{MODEL}ac", "nothing tells the version: without checkpointing, as until 0.6, which takes more",
-               "activations")  # fmt: skip
+    if not said & {*NEWER, *OLDER, f"{MODEL}ac"} and "gradient_checkpointing" not in draft.given:
+        why = "nothing tells the version: without checkpointing, as until 0.6, which takes more"
+        keys.bound(f"{MODEL}ac", why, "activations", "gradient_checkpointing")
     _close(keys)
 
 
