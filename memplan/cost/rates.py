@@ -28,10 +28,12 @@ what ``matmul`` charges that very shape for its last wave, its start and its wri
 at the same 0.86. gfx942: the MI325X; the older MI300X row stops at 0.514 with an earlier ROCm."""
 OTHER_PRODUCTS = 0.85
 """Where nobody published one: the middle of NVIDIA's."""
-SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "gfx942": 0.78}
+SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "10.0": 0.84, "10.3": 0.84, "gfx942": 0.78}
 """Of that rate, what a long step keeps, by architecture: under its power limit the clock gives way. A100: 1,305 of
 1,410 MHz under HPL (glennklockwood.com/garden/peak-FLOPS); H100 and MI300X: 720 and 620 TFLOP/s of products in
-training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Part 1: Training, December 2024)."""
+training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Part 1: Training, December 2024). A B200
+keeps no more than an H200: 1,420 and 652 TFLOP/s over the same products, 63 and 66 % (company.hpc-ai.com, B200 vs
+H200); so the H100's is taken of Blackwell, whose own nobody published."""
 OTHER_SUSTAINED = 0.9
 SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0}
 """Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf)."""
