@@ -142,7 +142,9 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     backend = (keys.text("attention_backend") or "auto").lower()
     flash = backend in ("auto", "flash", "fused") and keys.get("use_flash_attn") is not False
     if keys.text("transformer_impl") == "local" and not mindspeed:
-        keys.warn("transformer_impl", "layers are counted as Transformer Engine's, but for their attention")
+        plain = (keys.text("normalization") or "").lower() == "rmsnorm"  # torch's own, as Apex has none: it keeps more
+        said = "layers are counted as Transformer Engine's, but for their attention"
+        keys.warn("transformer_impl", said, "model" if plain else "")
         flash = bool(keys.flag("use_flash_attn"))
     kernel = "flash" if half else "sdpa"
     put_attention(keys, kernel if flash else "eager", 0.1, "attention_backend", "use_flash_attn")
