@@ -155,7 +155,6 @@ def layer_trace(
     p.checkpointed = style == "checkpoint"
     x = input_of(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "residual stream")
     boundary = x.storage.size if x.storage else 0
-    above = _waiting(layer, x)
     p.returned = [] if style == "reentrant" else None
     y = decoder_layer(p, layer, x)
     tape.end_hollow()
@@ -191,7 +190,7 @@ def layer_trace(
         tape = Tape(mode.numerics.autocast, category="recomputation", in_place=mode.in_place)
         p = Pass(tape, mode, rows, length)
         held = [input_of(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "checkpoints")]
-        above, read = {}, None
+        read = None
     start: list[Tensor | None] = [tape.gradient((dim, outgoing), "gradient of the residual stream")]
     if style == "reentrant":  # gradients of what nobody reads are zeros (CheckpointFunction.backward)
         zeros, p.returned = [tape.gradient(each, "gradients of unread outputs") for each in unread], []
@@ -215,6 +214,7 @@ def layer_trace(
     recomputed = peaks_of(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
     tape.await_others()
+    above: dict[Node, list[Tensor | None]] = {}
     if read is not None:
         above[read[0]] = [Tensor(*read[1], None) if mode.router.stacked else tape.gradient(read[1], "router logits")]
     tape.backward(node, start, above)
@@ -227,15 +227,6 @@ def layer_trace(
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
     return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits)
-
-
-def _waiting(layer: Layer, x: Tensor) -> dict[Node, list[Tensor | None]]:
-    """A layer's input of which a gradient waits already, as a view whose bytes are counted elsewhere: a state that
-    leaves the tower beside its last one.
-    """
-    if x.node is None or not getattr(layer, "intermediate", False):
-        return {}
-    return {x.node: [Tensor(x.dim, x.itemsize, None)]}
 
 
 def _read(mode: Mode, logits: Tensor | None) -> tuple[Node, tuple[Dim, int]] | None:

@@ -71,8 +71,6 @@ class Block(Described):
     """As ``Layer.narrow_input``."""
     projected_input: bool = False
     """As ``Layer.projected_input``."""
-    intermediate: bool = False
-    """Its input is one of those that leave the tower beside the last one's output."""
     cross: None = None
     """As ``Layer.cross``: it has none."""
     streams: int = 1

@@ -35,7 +35,6 @@ PROJECTIONS: dict[str, Projection] = {
 """A program for each ``Tower.projection``."""
 
 FP32 = 4
-Waiting = dict[Node, list[Tensor | None]]
 
 
 class TowerPlan(NamedTuple):
@@ -123,15 +122,13 @@ def peak(tape: Tape) -> int:
     return max((size for size, _ in tape.peaks.values()), default=0)
 
 
-def run_back(
-    plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int], before: Waiting | None = None
-) -> tuple[int, int]:
-    """(the most within the backward, gradients of weights it leaves). ``before``: as ``Tape.backward``."""
+def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, int]) -> tuple[int, int]:
+    """(the most within the backward, gradients of weights it leaves)."""
     if node is None:
         return 0, 0
     tape.gradient_mode = "sum" if plan.gradients in ("meet", "join") else plan.gradients
     tape.peaks.clear()
-    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1), before)
+    tape.backward(node, [tape.gradient(like)] + [None] * (node.outputs - 1))
     return peak(tape), sum(gradient.storage.size for gradient in tape.gradients if gradient.storage)
 
 

@@ -16,6 +16,8 @@ from memplan.spec.parts import Bare
 from memplan.spec.vision import Block, VisionAttention
 
 QKV = "queries, keys, values"
+TILES = "mask of tiles"
+"""What all blocks are given beside the states, where tiles of an image stand in one sequence."""
 
 
 def vit_block(p: Pass, block: Block, x: Tensor) -> Tensor:
@@ -86,6 +88,8 @@ def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
     """What the kernel adds to scores, where there is a mask."""
     if mixer.blocked:
         return _block_bias(p, itemsize)
+    if TILES in p.shared:
+        return p.shared[TILES]
     return aligned_bias(p.tape, p.tokens, p.length, itemsize) if p.mode.padded else None
 
 
