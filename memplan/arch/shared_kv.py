@@ -33,10 +33,9 @@ class Sharing(NamedTuple):
 
 
 def sharing(config: Config, kinds: Sequence[str]) -> list[Sharing]:
-    """The last ``num_kv_shared_layers`` layers read the keys and values of the last layer of their kind before them."""
+    """The last ``num_kv_shared_layers`` layers read the keys and values of the last layer of their kind before them,
+    which hands them on though no layer reads them (transformers 5.24 configuration_gemma4.py: kv_sharing_modes)."""
     count, shared = len(kinds), config.integer("num_kv_shared_layers", smallest=0)
-    if not shared:
-        return [Sharing()] * count
     first = count - shared
     if shared > count or set(kinds[:first]) != set(kinds):
         raise config.wrong(
@@ -47,7 +46,7 @@ def sharing(config: Config, kinds: Sequence[str]) -> list[Sharing]:
     for i, kind in enumerate(kinds):
         above = dict.fromkeys(other for j, other in enumerate(kinds) if j > i and j >= first)
         waits = tuple(sorted(other for other in above if i >= makers[other]))
-        makes_kv = kind if makers[kind] == i and kind in above else ""
+        makes_kv = kind if makers[kind] == i else ""
         made.append(Sharing(kind if i >= first else "", makes_kv, waits))
     return made
 

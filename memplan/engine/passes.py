@@ -176,7 +176,7 @@ def shares(spec: ModelSpec) -> bool:
         spec.encoder is not None
         or spec.has_layer_inputs
         or not forms.isdisjoint(("shared-block", "streams"))
-        or any(run.blocks or getattr(run.layer.mixer, "makes_kv", "") for run in runs)
+        or any(run.blocks or getattr(run.layer.mixer, "reads", "") for run in runs)
         or not kinds.isdisjoint(("disentangled", "gated-recurrence", "image-cross"))
     )
 

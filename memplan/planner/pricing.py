@@ -11,11 +11,10 @@ from memplan.engine.bounds import at_least, first_stage, resting
 from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
-from memplan.resolve.attention import OTHER_CLASSES
+from memplan.resolve.classes import has_own_classes
 from memplan.spec.allocator import Allocator
 from memplan.spec.recipe import Recipe
 from memplan.tables.engines import era_of
-from memplan.tables.families import WITHOUT_FLASH
 from memplan.units import DTYPE_BYTES
 
 PLAIN, EXPANDABLE = Allocator.model_construct(), Allocator.model_construct(expandable_segments=True)
@@ -42,9 +41,9 @@ def has_flash(recipe: Recipe) -> bool:
     README: Ampere and later), and some classes of transformers have it not."""
     if recipe.hardware.gpu is not None and not recipe.hardware.gpu.has_bf16:
         return False
-    own = recipe.trainer.megatron or recipe.trainer.name in OTHER_CLASSES
+    own = has_own_classes(recipe.trainer)
     narrow = recipe.numerics.itemsize < DTYPE_BYTES["fp32"] or recipe.numerics.autocast > 0
-    return narrow and (own or recipe.model.family not in WITHOUT_FLASH)
+    return narrow and (own or recipe.model.family not in recipe.trainer.models.without_flash)
 
 
 def _may_expand(recipe: Recipe) -> bool:

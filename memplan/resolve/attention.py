@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
+from memplan.resolve.classes import check_flash
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Stored
 from memplan.spec.gpu import Gpu
@@ -13,12 +14,9 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recipe import Recipe
-from memplan.tables.families import SDPA_SINCE, WITHOUT_FLASH
+from memplan.tables.families import SDPA_SINCE
 from memplan.tables.trainer import Trainer, version_key
 from memplan.units import DTYPE_BYTES
-
-OTHER_CLASSES = ("litgpt", "nemo-aligner")
-"""Trainers with model classes of their own, beside those that run on Megatron."""
 
 
 def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> str:
@@ -26,7 +24,6 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
 
     Raises InvalidJob for what no kernel computes, and for what transformers refuses.
     """
-    own = trainer.megatron or trainer.name in OTHER_CLASSES
     late = _before_sdpa(job, trainer, spec) if job.attention == "sdpa" else ""
     if late and notes.is_given("attention"):
         raise InvalidJob(f"attention: {late}", "use attention: eager, or flash", {"attention": "eager"})
@@ -34,12 +31,7 @@ def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
         return notes.fill("attention", "eager", "trainer", late)
     if job.attention == "flash":
         job = _on_its_card(job, trainer, spec, notes)
-    if job.attention == "flash" and spec.family in WITHOUT_FLASH and not own:
-        raise InvalidJob(
-            f"attention: the {spec.family} class of transformers does not support flash attention",
-            "leave attention out, or use " + ("eager" if spec.eager_only else "sdpa"),
-            {"attention": "eager" if spec.eager_only else "sdpa"},
-        )
+    check_flash(job, trainer, spec, notes)
     if job.attention == "flash" and stored.compute_itemsize == DTYPE_BYTES["fp32"] and not stored.autocast:
         raise InvalidJob(
             "attention: flash has no kernels for fp32 matmuls",

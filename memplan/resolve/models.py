@@ -7,6 +7,7 @@ from memplan.errors import InvalidJob
 from memplan.generic import generic_model
 from memplan.models import load_model
 from memplan.resolve.choices import with_method_head
+from memplan.resolve.classes import as_class_runs
 from memplan.resolve.dropouts import trained_without_dropout
 from memplan.resolve.encoders import check_task
 from memplan.resolve.notes import Notes
@@ -60,6 +61,7 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
     elif job.trainer_version and not newest_read(job.trainer) and len(TRAINERS[job.trainer]) == 1:
         notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {_one_version(job, trainer)}")
     check_task(job, method, trainer, spec, notes)
+    spec = as_class_runs(job, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     return method, trainer, trained_without_dropout(job, trainer, spec, notes)
 

@@ -147,7 +147,7 @@ def _reentrant(
 
 def _check_shared_states(spec: ModelSpec, again: Recompute) -> None:
     """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it."""
-    if again.is_partial and any(getattr(mixer, "makes_kv", "") for mixer in spec.mixers):
+    if again.is_partial and any(getattr(mixer, "reads", "") for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with some of its layers checkpointed: "
             "each that reads keys of a layer that is not would run that one's backward, which torch refuses the second "

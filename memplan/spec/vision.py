@@ -218,6 +218,15 @@ class Tower(Described):
     """What the class and those inside it name in ``_no_split_modules``, and FSDP2 thus wraps: blocks, or their
     attention alone; the embedding (but for its norms), a pooling head (unused), the projector."""
 
+    older: bool = False
+    """Its class is of transformers before 5.24."""
+
+    @property
+    def in_outputs(self) -> bool:
+        """The model's outputs hold those of the tower, until the loss is whole (transformers 5.24: image_outputs); not
+        in Llama 4, whose class fails there."""
+        return not self.older and not self.loss_within
+
     @property
     def crossed(self) -> bool:
         """Layers of the language model attend to what it gives, in place of tokens in the sequence."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from memplan.tables.families import WITHOUT_FLASH, WITHOUT_FLASH_BEFORE
 from memplan.tables.styles import CriticUpdate, EntropyUse, LoadedWeights, ReferenceFrom, RouterTerm, SftTerm, Upcast
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -31,6 +32,8 @@ class ModelClasses(NamedTuple):
     transformers_4: bool = False
     """Those of transformers before 5: checkpointing calls the layer as FSDP has wrapped it, where later the layer
     checkpoints itself, within its unit; experts are modules of their own."""
+    before_5_24: bool = False
+    """Those of transformers 5 up to 5.23."""
     repeats_flash: tuple[str, ...] = ()
     """Model types that repeat keys and values for flash attention, as for eager."""
     repeats_sdpa: bool = False
@@ -42,6 +45,16 @@ class ModelClasses(NamedTuple):
     """Its class has a head of its own where the checkpoint ties it to the embeddings: twice the weights."""
     freezes_tower: bool = False
     """Vision tower and projector are not trained where nobody says otherwise."""
+
+    @property
+    def newest(self) -> bool:
+        """Whether they may be those of the newest transformers that was read."""
+        return not (self.transformers_4 or self.before_5_24)
+
+    @property
+    def without_flash(self) -> frozenset[str]:
+        """Model types whose class refuses flash attention."""
+        return WITHOUT_FLASH if self.newest else WITHOUT_FLASH_BEFORE
 
 
 class Numerics(NamedTuple):

@@ -51,7 +51,7 @@ SHOWN_HEADS = {
 
 
 NEWEST = {
-    "transformers": "5.23",
+    "transformers": "5.24",
     "trl": "1.16",
     "llamafactory": "0.9.5",
     "openrlhf": "0.11",

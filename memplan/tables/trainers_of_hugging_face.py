@@ -1,6 +1,6 @@
 """The bare loop, the Hugging Face Trainer and TRL, by version.
 
-Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.23.
+Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.24.
 """
 
 from memplan.tables.styles import EntropyUse, RouterTerm, Upcast
@@ -76,12 +76,17 @@ _TRANSFORMERS_4_54 = _TRANSFORMERS_4_49._replace(
 )
 _TRANSFORMERS_5_0 = _TRANSFORMERS_4_54._replace(
     since="5.0",
-    models=ModelClasses(),
+    models=ModelClasses(before_5_24=True),
     numerics=_AMP._replace(weights="checkpoint"),
     optimizer_impl="fused",
     checkpointing=Checkpointing(on_if_quantised=True, from_first=True),
     source="transformers 5.23 trainer.py: adamw_torch_fused, from_pretrained dtype='auto'; modeling_utils.py: "
     "_set_gradient_checkpointing, every_n_layers",
+)
+_TRANSFORMERS_5_24 = _TRANSFORMERS_5_0._replace(
+    since="5.24",
+    models=ModelClasses(),
+    source="transformers 5.24 trainer.py, training_args.py: as 5.23; models/*/modeling_*.py: _supports_flash_attn",
 )
 
 _ROUTERS: dict[str, RouterTerm] = dict.fromkeys(("grpo", "rloo", "ppo", "online-dpo", "distill"), "unread")
@@ -230,6 +235,7 @@ ROWS = (
     _TRANSFORMERS_4_49,
     _TRANSFORMERS_4_54,
     _TRANSFORMERS_5_0,
+    _TRANSFORMERS_5_24,
     _TRL_0_7,
     _TRL_0_16,
     _TRL_0_19,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -27,6 +27,9 @@ from memplan.resolve.adapted_parts import PARTS
 from memplan.spec.freezing import LANGUAGE_MODEL, Patterns, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
+from memplan.tables.families import FAILING
+from memplan.tables.trainer import version_key
+from memplan.tables.trainers import NEWEST
 from memplan.trace.images import fill_tiles
 from memplan.trace.losses import MODEL_LOSSES, stacked_balance
 from memplan.trace.selective import selective_contexts
@@ -43,8 +46,6 @@ def build_model(
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     parsed = AutoConfig.for_model(config["model_type"], **settings)
     if recipe.trainer.models.unties:
-        parsed.tie_word_embeddings = False
-    if recipe.trainer.models.unties:
         parsed.tie_word_embeddings = parsed.get_text_config().tie_word_embeddings = False
     parsed.use_cache = False
     parsed.get_text_config().use_cache = False
@@ -58,11 +59,11 @@ def build_model(
         parsed.num_labels = 1
         if getattr(parsed.get_text_config(), "pad_token_id", None) is None:
             parsed.get_text_config().pad_token_id = parsed.pad_token_id = 0
-    _check_attention(recipe, maker._model_mapping.get(type(parsed), None))
+    _check_class(recipe, maker._model_mapping.get(type(parsed), None))
     attention: Any = "eager" if recipe.operators.attention == "eager" or not recipe.model.windows else "sdpa"
     if getattr(parsed, "audio_config", None) is not None:
         attention = {"": attention, "audio_config": "eager"}  # Gemma 4's class has no other
-    with torch.device(device), no_init_weights():
+    with torch.device(device), no_init_weights(), staying():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()
     if recipe.loss.head in MODEL_LOSSES:
@@ -86,14 +87,34 @@ def _balance(model: torch.nn.Module, stacked: bool) -> None:
         module.load_balancing_loss_func = stacked_balance if stacked else own
 
 
-def _gather_strays(model: torch.nn.Module, device: str) -> None:
-    """What a module makes on the host whatever the device is (xIELU's parameters) goes where the model is."""
-    for module in model.modules():
+def staying() -> Any:
+    """Modules stay where and what they are made: moving a fake parameter would swap tensors, which fake ones forbid.
+
+    Adapters are made where they belong; what a class casts while it is made (DeepSeek-V4 from transformers 5.24 on) is
+    what it keeps in fp32 when weights are loaded, too.
+    """
+    return mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
+
+
+def _held(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, Any], str, torch.Tensor]]:
+    """Each tensor of a model: its path, its module, the dictionary that holds it, its name there, and itself."""
+    for path, module in model.named_modules():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
-                if tensor is not None and tensor.device.type != torch.device(device).type:
-                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                    held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
+                if tensor is not None:
+                    yield f"{path}.{name}", module, held, name, tensor
+
+
+def _made_anew(tensor: torch.Tensor, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    made = torch.empty(tensor.shape, dtype=dtype, device=device)
+    return torch.nn.Parameter(made) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def _gather_strays(model: torch.nn.Module, device: str) -> None:
+    """What a module makes on the host whatever the device is (xIELU's parameters) goes where the model is."""
+    for _, _, held, name, tensor in _held(model):
+        if tensor.device.type != torch.device(device).type:
+            held[name] = _made_anew(tensor, tensor.dtype, device)
 
 
 def _keep_in_fp32(model: Any, dtype: torch.dtype) -> None:
@@ -102,14 +123,10 @@ def _keep_in_fp32(model: Any, dtype: torch.dtype) -> None:
     """
     patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
     kept = re.compile("|".join(patterns)) if patterns else None
-    for path, module in model.named_modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                wide = tensor is not None and tensor.dtype is dtype and name not in module._non_persistent_buffers_set
-                if kept is None or not wide or not kept.search(f"{path}.{name}"):
-                    continue
-                moved = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
-                held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
+    for path, module, held, name, tensor in _held(model) if kept else ():
+        persistent = name not in module._non_persistent_buffers_set
+        if tensor.dtype is dtype and persistent and kept and kept.search(path):
+            held[name] = _made_anew(tensor, torch.float32, tensor.device)
 
 
 def check_type(model_type: str) -> None:
@@ -163,9 +180,7 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         }
         or None,
     )
-    # Adapters are made where they belong: moving a fake parameter would swap tensors, which fake ones forbid.
-    stay = mock.patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
-    with torch.device(device), stay:
+    with torch.device(device), staying():
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     for each in whole:
         each.requires_grad_(True)
@@ -178,8 +193,11 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     return adapted
 
 
-def _check_attention(recipe: Recipe, found: Any) -> None:
-    """Raise InvalidJob for attention that the class does not have: transformers refuses it too."""
+def _check_class(recipe: Recipe, found: Any) -> None:
+    """Raise InvalidJob for a class that fails, and for attention that it does not have: transformers refuses it too."""
+    family, installed, newest = recipe.model.family, version("transformers"), NEWEST["transformers"]
+    if family in FAILING and version_key(installed)[:2] == version_key(newest):
+        raise InvalidJob(f"model: {FAILING[family]}", f"install another version than transformers {newest}")
     classes = found if isinstance(found, (list, tuple)) else [found]
     if recipe.operators.attention == "flash" and not all(
         getattr(each, "_supports_flash_attn", True) for each in classes

@@ -4,6 +4,7 @@ and that those without sdpa are described with eager attention alone."""
 from typing import Any
 
 import pytest
+import transformers
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -16,7 +17,7 @@ from memplan.arch import FAMILIES, parse_config
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
-from memplan.tables.families import WITHOUT_FLASH
+from memplan.tables.trainers import find_trainer
 
 MAKERS: tuple[Any, ...] = (
     AutoModelForCausalLM,
@@ -24,6 +25,7 @@ MAKERS: tuple[Any, ...] = (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
 )
+CLASSES = find_trainer("transformers", transformers.__version__).models
 BUILT = sorted(family for family in FAMILIES if family in CONFIG_MAPPING)
 
 
@@ -35,7 +37,7 @@ def class_of(family: str) -> Any:
 
 @pytest.mark.parametrize("family", BUILT)
 def test_flash_is_refused_where_the_class_refuses_it(family: str) -> None:
-    assert (family in WITHOUT_FLASH) == (not class_of(family)._supports_flash_attn)
+    assert (family in CLASSES.without_flash) == (not class_of(family)._supports_flash_attn)
 
 
 @pytest.mark.parametrize("family", [family for family in BUILT if not class_of(family)._supports_sdpa])

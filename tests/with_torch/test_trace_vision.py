@@ -3,11 +3,19 @@
 from typing import Any
 
 import pytest
+import transformers
 from traced_jobs import Job, traces
 
 from memplan.api import estimate
+from memplan.errors import InvalidJob, MemplanError
+from memplan.tables.families import FAILING
+from memplan.tables.trainers import find_trainer
 from memplan.trace.result import Trace
 
+pytestmark = pytest.mark.skipif(
+    not find_trainer("transformers", transformers.__version__).models.newest,
+    reason="from transformers 5.24 on the model's outputs hold those of its tower",
+)
 CLOSE = 0.003
 TEXT: Job = {
     "hidden_size": 512,
@@ -257,10 +265,8 @@ JOBS += [
 
 
 @pytest.fixture(scope="module")
-def traced() -> dict[int, Trace]:
-    found = traces(JOBS)
-    assert all(isinstance(each, Trace) for each in found), [str(each) for each in found if not isinstance(each, Trace)]
-    return dict(enumerate(found))  # type: ignore[arg-type]
+def traced() -> dict[int, Trace | MemplanError]:
+    return dict(enumerate(traces(JOBS)))
 
 
 def name(described: Job) -> str:
@@ -271,7 +277,11 @@ def name(described: Job) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(JOBS)), ids=[name(each) for each in JOBS])
-def test_estimate_agrees_with_the_trace(number: int, traced: dict[int, Trace]) -> None:
+def test_estimate_agrees_with_the_trace(number: int, traced: dict[int, Trace | MemplanError]) -> None:
+    found = traced[number]
+    if JOBS[number]["model"]["model_type"] in FAILING and isinstance(found, InvalidJob):
+        pytest.skip(found.message)
+    assert isinstance(found, Trace), found
     estimated = estimate(JOBS[number]).to_dict()["per_gpu"]["phases"]
-    for phase in traced[number].phases:
+    for phase in found.phases:
         assert estimated[phase.name] == pytest.approx(phase.allocated_bytes, rel=CLOSE), phase.name

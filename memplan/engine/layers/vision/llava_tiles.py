@@ -24,6 +24,7 @@ def anyres(j: Joint, x: Tensor) -> Tensor:
     packed = [pack(j, part, h) for part in ops.split(j.tape, tiles, images, one)]
     del tiles
     j.model_locals += packed
+    j.joined = True
     whole = Dim("T·h", images * j.batch.tokens * h)
     return ops.concatenate(j.tape, packed, whole, "image tokens")
 
@@ -31,7 +32,7 @@ def anyres(j: Joint, x: Tensor) -> Tensor:
 def pack(j: Joint, tiles: Tensor, h: int) -> Tensor:
     """``pack_image_features``: the tiles beside the first as one image, whose rows get a parameter each."""
     tape, batch = j.tape, j.batch
-    line = j.features.param("image_newline", h)
+    line = ops.cast(tape, j.features.param("image_newline", h), tiles.itemsize, "packed image")
     ends = ops.expand(tape, line, Dim("rows·h", max(batch.lines, 1) * h))
     if batch.squares == 1:
         base = ops.view(tape, tiles, tiles.dim, whole=False)
@@ -103,14 +104,27 @@ def patch_merger(j: Joint, x: Tensor) -> Tensor:
     return listed(j, feed(j, linears, x))
 
 
+def gathered_mean(j: Joint, x: Tensor) -> Tensor:
+    """``hidden_states[merge_index].mean(dim=1)`` (transformers 5.23)."""
+    picked = seen(j.tape, ops.copy(j.tape, x, "patches by token"))
+    return ops.scale(j.tape, picked, "patches by token")
+
+
+def added_mean(j: Joint, x: Tensor) -> Tensor:
+    """``temporal_merge``: shares in fp32, which ``index_add_`` keeps, added into zeros (transformers 5.24)."""
+    tape, label = j.tape, "patches by token"
+    shares = ops.with_constant(tape, ops.cast(tape, x, ops.FP32, label), ops.FP32, label)
+    size = x.dim, ops.FP32
+    node = tape.node((shares,), (shares,), lambda t, g: (t.gradient(size),))
+    return ops.cast(tape, tape.new(*size, label, node), x.itemsize, label)
+
+
 def averaged(j: Joint, x: Tensor) -> Tensor:
     """Kimi K2.5: final norm, the mean over an image's one frame, a norm of each patch, two linear modules."""
-    tape, part = j.tape, j.tower.projector
+    part = j.tower.projector
     x = norm(j.states, j.tower.after.norms[0], x, "h")
     j.model_locals.append(x)
-    picked = seen(tape, ops.copy(tape, x, "patches by token"))
-    x = ops.scale(tape, picked, "patches by token")
-    del picked
+    x = gathered_mean(j, x) if j.tower.older else added_mean(j, x)
     x = norm(j.states, part.norms[0], x, "h")
     found = listed(j, feed(j, part.linears, x))
     j.model_locals.append(found)

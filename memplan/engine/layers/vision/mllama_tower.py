@@ -131,14 +131,15 @@ def trace_mllama(plan: TowerPlan) -> TowerTrace:
     del making, states
     held = tape.live
     outputs.clear()
-    within = tape.live
+    own = held - tape.live
     leave_autocast(tape)
     saved = tape.live
+    copies = held - own - saved
+    outer = own * plan.tower.in_outputs
     if node is None:
-        return TowerTrace(most, saved, held - saved, 0, 0, 0)
-    own, copies = held - within, within - saved
+        return TowerTrace(most, saved, own - outer + copies, outer, 0, 0)
     # the gradient of the embedded sequence, whose backward comes before the tower's
     above = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize * plan.embedding_trained
     worst = saved + like[0].elements * like[1] + above
     back, gradients = run_back(plan, tape, node, like)
-    return TowerTrace(most, saved, own, copies, max(worst, back), gradients, True)
+    return TowerTrace(most, saved, own - outer, outer + copies, max(worst, back), gradients, True)

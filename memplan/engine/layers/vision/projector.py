@@ -31,6 +31,8 @@ class Joint:
         """What the model's outputs hold in place of the image tokens."""
         self.in_outputs = True
         """The model's outputs hold the image tokens until the loss is whole."""
+        self.joined = False
+        """The image tokens are joined of a list of each image's, which the tower's outputs hold."""
         self.tokens_local = False
         """The model's forward holds the image tokens as they are scattered, until it returns."""
 
@@ -48,6 +50,7 @@ def feed(j: Joint, linears: Sequence[Linear], x: Tensor, activation: str = "gelu
 def listed(j: Joint, x: Tensor) -> Tensor:
     """A list of each image's tokens, and ``torch.cat`` of it."""
     j.model_locals.append(x)
+    j.joined = True
     parts = ops.split(j.tape, x, j.images, Dim(x.dim.symbol, x.dim.elements // j.images))
     return ops.concatenate(j.tape, parts, x.dim, "image tokens")
 

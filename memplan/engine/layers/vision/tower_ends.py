@@ -182,14 +182,17 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
 
     with tape.at("projector"):
         x = given(states.dim("h", plan.tower.width), needs_grad, "image states", plan.vision_mode.residual_itemsize)
-        features = PROJECTIONS[plan.tower.projection](joint, x)
+        made = PROJECTIONS[plan.tower.projection](joint, x)
         del x
+        outer = outputs_of_tower(joint, made) if plan.tower.in_outputs else []
         embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
-        features = ops.cast(tape, features, itemsize, "image tokens")
+        features = ops.cast(tape, made, itemsize, "image tokens")
+        del made
         out = scatter(tape, embedded, (features, *joint.deep))
-    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local else [])]
-    outer = [features] if joint.in_outputs else joint.outputs
-    joint.deep.clear()
+    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local or plan.tower.in_outputs else [])]
+    if not plan.tower.in_outputs:
+        outer = [features] if joint.in_outputs else joint.outputs
+    joint.outputs, joint.deep = [], []
     most, cast, node, like = peak(tape), casts_of(tape), out.node, (out.dim, out.itemsize)
     del out, embedded, features
     leave_autocast(tape)
@@ -200,3 +203,9 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Piece(most, saved, back, gradients, cast, node is not None, everything - outputs, outputs - saved)
+
+
+def outputs_of_tower(joint: Joint, made: Tensor) -> list[Tensor]:
+    """``image_outputs``: the states of the tower, and the image tokens before those of several images are joined."""
+    held = [*joint.outputs, *joint.model_locals, *joint.deep]
+    return [each for each in held if each.storage is not made.storage] + ([] if joint.joined else [made])

@@ -109,10 +109,12 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     gradients += first.gradients
     trains = gradients > 0 or first.reached or got.reached
     copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[:used])
-    held, more = last.locals + got.beyond + copies, got.kept + got.leaf
-    idle = sum(layer.casts for layer in layers[used:]) if plain else 0
+    beside = got.beyond * plan.tower.in_outputs  # states and graphs of blocks that nobody reads
+    held, more = last.locals + got.beyond - beside + copies, got.kept + got.leaf
+    unread = layers[used:] if plain else ()  # whose graphs hold their copies, where they have some
+    idle = sum(max(0, layer.casts - layer.saved.size * plan.tower.in_outputs) for layer in unread)
     everything = got.saved + got.kept * (trains and grad) - copies + last.saved + got.leaf
-    outer = last.outputs + idle
+    outer = last.outputs + beside + idle
     if not trains:
         return TowerTrace(most + got.shared, everything, held, outer, 0, gradients, trains)
     return TowerTrace(most + got.shared, everything, held, outer, worst + more, gradients, trains, alone + more)

@@ -1,0 +1,75 @@
+"""Which version of a model's class runs: what it refuses, where it fails, what earlier ones did otherwise.
+
+A trainer's row says which classes it runs (``ModelClasses``); a version of transformers is known where the job names
+one of the Hugging Face Trainer. Models are described as the newest classes build them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memplan.errors import InvalidJob
+from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec, Run
+from memplan.tables.families import FAILING, FLASH_UNTIL
+from memplan.tables.trainer import Trainer
+
+OTHER_CLASSES = ("litgpt", "nemo-aligner")
+"""Trainers with model classes of their own, beside those that run on Megatron."""
+
+
+def has_own_classes(trainer: Trainer) -> bool:
+    """Whether a trainer runs model classes of its own, whatever those of transformers have."""
+    return trainer.megatron or trainer.name in OTHER_CLASSES
+
+
+def _names_newest(job: Job, trainer: Trainer) -> bool:
+    """Whether a job names a version of transformers, and it is of the newest classes."""
+    return trainer.name == "transformers" and bool(job.trainer_version) and trainer.models.newest
+
+
+def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
+    """The model as the trainer's version has it. Raises InvalidJob where the class of the named version fails; a remark
+    where the version may be another."""
+    if has_own_classes(trainer):
+        return spec
+    if not trainer.models.newest:
+        return _of_older_class(spec)
+    why = FAILING.get(spec.family)
+    if why and _names_newest(job, trainer):
+        raise InvalidJob(f"model: {why}", "use another version: trainer_version: 5.23")
+    if why:
+        notes.remark(f"model: {why}; it is counted as 5.23 runs it")
+    return spec
+
+
+@lru_cache(maxsize=64)
+def _of_older_class(spec: ModelSpec) -> ModelSpec:
+    """The model's outputs did not hold those of its tower (transformers 5.23 modeling_outputs.py), and Gemma 4 handed
+    no keys on where none are read (configuration_gemma4.py: kv_sharing_modes)."""
+    update: dict[str, object] = {"tower": spec.tower.model_copy(update={"older": True})} if spec.tower else {}
+    mixers = [run.layer.mixer for run in spec.runs]
+    if any(getattr(each, "makes_kv", "") for each in mixers) and not any(getattr(each, "reads", "") for each in mixers):
+        update["runs"] = tuple(_handing_nothing(run) for run in spec.runs)
+    return spec.model_copy(update=update) if update else spec
+
+
+def _handing_nothing(run: Run) -> Run:
+    mixer = run.layer.mixer and run.layer.mixer.model_copy(update={"makes_kv": ""})
+    return run.model_copy(update={"layer": run.layer.model_copy(update={"mixer": mixer})})
+
+
+def check_flash(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> None:
+    """Raise InvalidJob where transformers refuses flash attention to a class; a remark where some versions give it."""
+    if job.attention != "flash" or spec.family not in trainer.models.without_flash or has_own_classes(trainer):
+        return
+    if spec.family in FLASH_UNTIL and not _names_newest(job, trainer):
+        notes.remark(f"attention: {spec.family} has flash up to transformers 5.23, and 5.24 refuses it: use sdpa")
+        return
+    instead = "eager" if spec.eager_only else "sdpa"
+    raise InvalidJob(
+        f"attention: the {spec.family} class of transformers does not support flash attention",
+        f"leave attention out, or use {instead}",
+        {"attention": instead},
+    )
