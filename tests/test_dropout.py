@@ -124,7 +124,6 @@ def places(spec: ModelSpec) -> set[str]:
     ("family", "drops", "stays"),
     [
         pytest.param("gpt2", "probabilities branches front", "", id="every dropout of GPT-2 is a module"),
-        pytest.param("gptj", "probabilities branches front", "", id="so it is in GPT-J"),
         pytest.param("gpt_neox", "probabilities branches front", "probabilities", id="not GPT-NeoX's probabilities"),
         pytest.param("phi3", "probabilities branches", "probabilities", id="nor Phi-3's"),
         pytest.param("bloom", "probabilities branches", "branches", id="Bloom adds its branches by dropout_add"),

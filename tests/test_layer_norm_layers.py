@@ -248,9 +248,9 @@ def test_convolutions_of_gpt2_are_stored_transposed() -> None:
 
 
 def test_classes_with_eager_attention_alone() -> None:
-    for model_type in ("gptj", "codegen", "bloom", "mpt"):
+    for model_type in ("bloom", "mpt"):
         assert parse_config({"model_type": model_type}, "x").eager_only
-    for model_type in ("gpt2", "gpt_neox", "opt", "falcon"):
+    for model_type in ("gpt2", "gptj", "codegen", "gpt_neox", "opt", "falcon"):
         assert not parse_config({"model_type": model_type}, "x").eager_only
 
 
@@ -262,7 +262,7 @@ def test_codegen_makes_no_reward_model() -> None:
 def test_masks_and_tables_beside_the_parameters() -> None:
     assert parse_config({"model_type": "gpt_bigcode", "n_positions": 2048}, "x").buffer_bytes == 2048**2
     assert parse_config({"model_type": "gpt_neo"}, "x").buffer_bytes == 24 * 2048**2
-    assert parse_config({"model_type": "gptj"}, "x").buffer_bytes == 28 * 2048 * 64 * 4
+    assert parse_config({"model_type": "gptj"}, "x").buffer_bytes == 2048 * 64 * 4
 
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:

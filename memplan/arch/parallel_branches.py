@@ -78,7 +78,7 @@ def neox_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 def gptj_attention(family: Family, config: Config, window: int | None) -> Attention:
-    """rotary_dim of each head are turned in pairs by tables that each layer makes; scores in fp32."""
+    """rotary_dim of each head are turned in pairs, by tables that are interleaved for each layer."""
     width, turns = width_of_head(config), config.integer("rotary_dim")
     if turns % 2 or turns > width:
         raise config.wrong("rotary_dim", f"even and at most the width of a head ({width})", turns)
@@ -88,18 +88,17 @@ def gptj_attention(family: Family, config: Config, window: int | None) -> Attent
         ("qkv_proj", "out_proj") if fused else ("q_proj", "k_proj", "v_proj", "out_proj"),
         biases=(False, False),
         dropout="attn_pdrop",
-        rotary="concatenated",
+        rotary="half",
         rotary_dim=turns,
         rotary_tables="own",
         split_qkv=fused,
-        style=family.model_type,
-        eager_only=True,
+        style="interleaved",
     )
 
 
 def gptj_finish(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The head has a bias; each layer keeps an fp32 table of all positions."""
-    table = spec.num_layers * config.integer("max_position_embeddings") * config.integer("rotary_dim") * 4
+    """The head has a bias; an fp32 table of all positions."""
+    table = config.integer("max_position_embeddings") * config.integer("rotary_dim") * 4
     head = spec.head.model_copy(update={"bias": True})
     front = ("dropout",) if drops(config, "embd_pdrop") else ()
     spec = spec.model_copy(update={"head": head, "buffer_bytes": table, "front": front})

@@ -47,16 +47,21 @@ def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> 
 @lru_cache(maxsize=64)
 def _of_older_class(spec: ModelSpec) -> ModelSpec:
     """The model's outputs did not hold those of its tower (transformers 5.23 modeling_outputs.py), and Gemma 4 handed
-    no keys on where none are read (configuration_gemma4.py: kv_sharing_modes)."""
+    no keys on where none are read (configuration_gemma4.py: kv_sharing_modes). GPT-J and CodeGen had eager attention
+    alone, and a table of positions in each layer (modeling_gptj.py)."""
+    if any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers):
+        mixer = {"style": spec.family, "eager_only": True, "rotary": "concatenated"}
+        runs = tuple(_with_mixer(run, mixer) for run in spec.runs)
+        return spec.model_copy(update={"runs": runs, "buffer_bytes": spec.buffer_bytes * spec.num_layers})
     update: dict[str, object] = {"tower": spec.tower.model_copy(update={"older": True})} if spec.tower else {}
     mixers = [run.layer.mixer for run in spec.runs]
     if any(getattr(each, "makes_kv", "") for each in mixers) and not any(getattr(each, "reads", "") for each in mixers):
-        update["runs"] = tuple(_handing_nothing(run) for run in spec.runs)
+        update["runs"] = tuple(_with_mixer(run, {"makes_kv": ""}) for run in spec.runs)
     return spec.model_copy(update=update) if update else spec
 
 
-def _handing_nothing(run: Run) -> Run:
-    mixer = run.layer.mixer and run.layer.mixer.model_copy(update={"makes_kv": ""})
+def _with_mixer(run: Run, update: dict[str, object]) -> Run:
+    mixer = run.layer.mixer and run.layer.mixer.model_copy(update=update)
     return run.model_copy(update={"layer": run.layer.model_copy(update={"mixer": mixer})})
 
 

@@ -29,7 +29,8 @@ def trained_without_dropout(job: Job, trainer: Trainer, spec: ModelSpec, notes: 
 @lru_cache(maxsize=64)
 def _without_modules(spec: ModelSpec) -> ModelSpec | None:
     """None where its class has no such module, or none that drops."""
-    stays = FUNCTIONAL_DROPOUT.get(spec.family, PROBABILITIES_ALONE)
+    called = any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers)  # GPT-J's from 5.24 on
+    stays = PROBABILITIES_ALONE if called else FUNCTIONAL_DROPOUT.get(spec.family, PROBABILITIES_ALONE)
     runs = tuple(run.model_copy(update={"layer": _layer(run.layer, stays)}) for run in spec.runs)
     update: dict[str, object] = {"runs": runs}
     if "front" not in stays:

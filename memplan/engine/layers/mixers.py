@@ -20,6 +20,7 @@ STYLES: Programs[Program] = Programs(
     {
         "gptj": "memplan.engine.layers.attention.older_classes:gptj",
         "codegen": "memplan.engine.layers.attention.older_classes:gptj",
+        "interleaved": "memplan.engine.layers.attention.older_classes:interleaved",
         "gpt-neo": "memplan.engine.layers.attention.older_classes:gpt_neo",
         "gpt2-upcast": "memplan.engine.layers.attention.older_classes:gpt2_upcast",
         "bloom": "memplan.engine.layers.attention.older_classes:bloom",

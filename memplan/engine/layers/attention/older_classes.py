@@ -1,4 +1,4 @@
-"""Attention as older classes write it, each by itself: operations and locals are those of transformers 5.23.
+"""Attention as older classes write it, each by itself: operations and locals are those of transformers 5.23 and 5.24.
 
 ``Attention.style`` names the program (GPT-J, CodeGen, GPT-Neo, GPT-2 upcast, Bloom, MPT); 'standard', 'gpt2' and 'opt'
 are the one in ``softmax.py``.
@@ -7,6 +7,7 @@ are the one in ``softmax.py``.
 from __future__ import annotations
 
 from memplan.engine.layers.attention.eager import masked, scores_of
+from memplan.engine.layers.attention.sdpa import sdpa
 from memplan.engine.layers.attention.softmax import unfused
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.rotary import joined, turn
@@ -108,6 +109,32 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     out, weights = weighted(p, mixer, masked, v, v.itemsize)
     # ``query`` and ``key`` in fp32 are _attn's locals, ``k_rot`` and ``k_pass`` forward's (GPTJAttention)
     del tables, parts, wide, views
+    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+
+
+def interleaved(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
+    """GPT-J and CodeGen from transformers 5.24 on: any kernel; eager's scores in fp32. Tables have the dtype of the
+    embedding's output, CodeGen's are in fp32.
+    """
+    tape, parted, weights = p.tape, mixer.fused_qkv, None
+    q, k, v = views = projected(p, mixer, x)
+    if parted:
+        q, k, v = (ops.copy(tape, part, QKV) for part in views)
+    itemsize = ops.FP32 if parted else max(k.itemsize, p.mode.numerics.itemsize)
+    q, k, parts = turned(p, mixer, q, k, itemsize)
+    if parted:
+        q, k = (ops.cast(tape, each, v.itemsize, QKV) for each in (q, k))
+    if p.mode.operators.attention == "eager":
+        scores, _ = wide_scores(p, mixer, q, k)
+        del _  # temporaries of ``torch.matmul(query.to(torch.float32), …)``
+        scores = ops.scale(tape, scores, SCORES)
+        scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
+        held = [scores]
+        del scores  # ``attn_weights`` is rebound by softmax (eager_attention_forward)
+        out, weights = weighted(p, mixer, held, v, v.itemsize)
+    else:
+        out = sdpa(p, mixer, q, k, v, dims(p, mixer)[0])
+    del parts, views  # ``k_rot``, ``k_pass`` and ``qkv`` are forward's (GPTJAttention)
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
