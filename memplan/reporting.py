@@ -260,7 +260,7 @@ def _crossing(priced: Priced, instants: tuple[Instant, ...]) -> Crossing | None:
     gpu, found = priced.of.recipe.hardware.gpu, priced.joint
     assert isinstance(priced.ledger, Ledger)
     alone = first_crossing(priced.ledger, instants, priced.meters, priced.beside, priced.of.recipe)
-    if found is None or gpu is None or (alone is not None and alone.phase == "load"):
+    if found is None or gpu is None or (alone is not None and alone.phase in ("load", "resume")):
         return alone
     here = found.crossing(gpu.usable_bytes)
     return here or (alone if alone is not None and alone.phase in ("save", "merge") else None)

@@ -76,7 +76,7 @@ def test_a_job_has_the_phases_of_its_trainer_or_those_that_it_names(keys: dict[s
         ({"phases": "merge"}, "phases: merge: there is no adapter"),
         ({"phases": "evaluate"}, "phases: evaluate: there is no eval_batch_size"),
         ({"phases": "sync"}, "phases: sync: there is no engine that weights are sent to"),
-        ({"phases": "resume"}, "phases: unknown value 'resume'"),
+        ({"phases": "rewind"}, "phases: unknown value 'rewind'"),
         ({"phases": "save", "tensor_parallel": 2, "trainer": "megatron"}, "phases: save: under Megatron"),
     ],
 )
@@ -115,6 +115,7 @@ def test_nothing_of_the_step_moves() -> None:
 
 def test_every_instant_has_a_word() -> None:
     found = [moment("load"), moment("save"), moment("merge", phases="merge", lora={"r": 8})]
+    found.append(moment("resume", phases="resume"))
     assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.transfer"}
     assert moment_words("first-policy.loss") == instant_words("policy.loss")[0]
 
@@ -230,6 +231,34 @@ class TestSave:
 
     def test_adapters_alone_are_small(self) -> None:
         assert moment("save", num_gpus=1, lora={"r": 8}).host_bytes_per_node < GiB
+
+
+STATES = 2 * 4 * WHOLE
+"""AdamW's, of fp32 weights."""
+
+
+@pytest.mark.parametrize(
+    ("keys", "card", "host", "node"),
+    [
+        ({"num_gpus": 1, "trainer": "trl"}, 0, STATES, 0),
+        ({"trainer": "trl", "sharding": "ddp"}, 0, 0, 0),
+        ({"sharding": "ddp", "optimizer": "adamw-8bit"}, None, 0, 0),
+        ({"trainer": "pytorch", "trainer_version": None, "num_gpus": 1}, 2 * WHOLE, 0, 0),
+        ({"zero_stage": 2, "precision": "bf16-master"}, 0, 2 * WHOLE + (STATES + 4 * WHOLE) // 8, 0),
+        ({"zero_stage": 3, "precision": "bf16-master"}, 0, (STATES + 4 * WHOLE) // 8, 0),
+        ({"sharding": "fsdp", "precision": "bf16-amp"}, None, 4 * WHOLE, STATES),
+        ({"sharding": "fsdp2", "precision": "bf16-amp"}, 2 * 4 * TABLE + 4 * WHOLE // 8, 0, 4 * WHOLE + STATES),
+    ],
+    ids=["one", "ddp", "8-bit", "own loop", "zero 2", "zero 3", "fsdp", "fsdp2"],
+)
+def test_resuming_reads_where_the_framework_reads(keys: Keys, card: int | None, host: int, node: int) -> None:
+    found = moment("resume", phases="resume", **keys)
+    read = "_load_from_checkpoint", "serialization.py: load", "_load_checkpoint", "load_fsdp_model", "_init_optim"
+    new = [each for each in found.ledger if any(word in each.source for word in read)]
+    at = {place: sum(each.bytes for each in new if each.place == place) for place in ("gpu", "host", "node")}
+    assert at["host"] == pytest.approx(host, rel=1e-4)
+    assert at["node"] == pytest.approx(node, rel=1e-4)
+    assert at["gpu"] > 0 if card is None else at["gpu"] == pytest.approx(card, rel=1e-4)
 
 
 def test_merging_holds_the_largest_matrix_alone() -> None:

@@ -26,7 +26,8 @@ LINE = 120
 LIKELY = 2
 """The last rank of readings that say something of the moment by themselves."""
 OF_PHASE = {"forward": "forward", "loss": "forward", "backward": "backward", "reduce": "backward", "optimizer": "step",
-            "evaluate": "evaluate", "load": "load", "save": "save", "merge": "merge", "sync": "sync"}  # fmt: skip
+            "evaluate": "evaluate", "load": "load", "resume": "resume", "save": "save", "merge": "merge",
+            "sync": "sync"}  # fmt: skip
 """A report's phase of each moment."""
 
 

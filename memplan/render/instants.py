@@ -123,6 +123,8 @@ MOMENTS = {
     "load.reference": "the other models are read",
     "load.shard": "all is divided, or flattened",
     "load.states": "DeepSpeed's fp32 copies are made",
+    "resume.model": "the checkpoint's weights are read",
+    "resume.optimizer": "the checkpoint's states are read",
     "save.model": "the weights are written",
     "save.optimizer": "the optimizer's states are written",
     "merge.layer": "the largest matrix is merged",

@@ -36,9 +36,10 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     critic = recipe.others.critic
     if recipe.in_megatron or recipe.parallel.model > 1:
         what = "Megatron" if recipe.in_megatron else "model parallelism"
-        lacks |= dict.fromkeys(("load", "save", "merge"), f"under {what} it is not modelled")
+        lacks |= dict.fromkeys(("load", "resume", "save", "merge"), f"under {what} it is not modelled")
     if critic is not None and critic.apart:
-        lacks |= dict.fromkeys(("load", "first-step", "save", "merge"), "beside a critic's engine it is not modelled")
+        phases = ("load", "resume", "first-step", "save", "merge")
+        lacks |= dict.fromkeys(phases, "beside a critic's engine it is not modelled")
     if recipe.adapter is None:
         lacks["merge"] = "there is no adapter"
     if not recipe.batch.eval_size:

@@ -273,8 +273,8 @@ class Job(Frozen):
     evaluation: Evaluation = Evaluation.model_construct()
     """What evaluation keeps: keeps_logits, accumulation_steps, examples."""
     phases: Phases | None = None
-    """Moments beside the steady step: load, first-step, evaluate, save, merge, sync; all that the trainer has when not
-    given, none for none."""
+    """Moments beside the steady step: load, resume, first-step, evaluate, save, merge, sync; all that the trainer has
+    but resume when not given, none for none."""
     cluster: str | Cluster | None = None
     """Nodes that the job runs on: a preset such as dgx-h100, or {nodes, gpus_per_node, gpu, links, host_memory}."""
     gpu: str | None = None

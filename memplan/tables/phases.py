@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from memplan.tables.trainer import Trainer
 from memplan.units import words_of
 
-PHASES = ("load", "first-step", "evaluate", "save", "merge", "sync")
+PHASES = ("load", "resume", "first-step", "evaluate", "save", "merge", "sync")
 """In the order in which a job meets them."""
 Placed = Literal["host", "one process", "card"]
 

@@ -28,7 +28,7 @@ HOST = "host"
 GRADIENTS = SECTIONS.index(_enter_gradients)
 
 
-BESIDE_STEP = {"load": False, "save": True, "merge": True, "sync": True}
+BESIDE_STEP = {"load": False, "resume": True, "save": True, "merge": True, "sync": True}
 """The phases with rows of their own, and whether what lasts from step to step is there. The first step's rows are the
 step's, the evaluation's stand beside them."""
 

@@ -144,18 +144,19 @@ def _whole(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     gathered = max(units(recipe, weights).values()) if one else largest_bytes(recipe, weights)
     what = "unit" if one else "tensor"
     how = "distributed/fsdp/_state_dict_utils.py" if one else "distributed/checkpoint/state_dict.py: full_state_dict"
-    _gathering(ledger, f"the largest {what}, gathered", gathered, MODEL, f"torch 2.13 {how}")
+    gathering(ledger, f"the largest {what}, gathered", gathered, MODEL, f"torch 2.13 {how}")
     root = units(recipe, weights)["root"] if one else 0
     _kept(ledger, "the whole state dict", "parameters", whole_bytes(recipe, weights) + root, MODEL)
     trained = [weight for weight in weights if weight.trained]
-    states, ranks = _states(recipe, weights), recipe.sharding.ranks
+    states, ranks = own_states(recipe, weights), recipe.sharding.ranks
     state = max(units(recipe, trained).values()) if one else largest_bytes(recipe, trained)
     where = "_optim_utils.py: _optim_state_dict" if one else "distributed/checkpoint/state_dict.py"
-    _gathering(ledger, f"a state of the largest {what}, gathered", state, OPTIMIZER, f"torch 2.13 {where}")
+    gathering(ledger, f"a state of the largest {what}, gathered", state, OPTIMIZER, f"torch 2.13 {where}")
     _kept(ledger, "the whole optimizer's states", "optimizer_states", states * ranks, OPTIMIZER)
 
 
-def _gathering(ledger: Ledger, name: str, size: int, at: str, source: str) -> None:
+def gathering(ledger: Ledger, name: str, size: int, at: str, source: str) -> None:
+    """A unit or tensor that is whole on every card for a moment."""
     ledger.add(
         name,
         "gathered_parameters",
@@ -202,7 +203,7 @@ def _shards(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         )
     shards = recipe.sharding.ranks
     own = ((MODEL, "this rank's weights", "parameters", -(-whole_bytes(recipe, weights) // shards)),)
-    states = _states(recipe, weights)
+    states = own_states(recipe, weights)
     for at, name, category, size in (*own, (OPTIMIZER, "this rank's states", "optimizer_states", states)):
         ledger.add(
             name,
@@ -222,7 +223,7 @@ def _tensors(recipe: Recipe, weights: list[Weight]) -> list[tuple[Stepped, int]]
     return stepped_tensors(recipe, [weight for weight in weights if weight.trained], held(recipe))
 
 
-def _states(recipe: Recipe, weights: list[Weight]) -> int:
+def own_states(recipe: Recipe, weights: list[Weight]) -> int:
     """Bytes of the states that one rank's optimizer keeps."""
     return sum(sum(state_bytes(recipe, tensor)) * copies for tensor, copies in _tensors(recipe, weights))
 

@@ -1,0 +1,105 @@
+"""Resume: a checkpoint's weights and states are read into a model that is there already.
+
+transformers 5.23 trainer.py (_load_from_checkpoint: the weights' file to the host; _load_optimizer_and_scheduler: the
+optimizer's to the host of one process, to the card of each of several); accelerate 1.15 utils/fsdp_utils.py
+(load_fsdp_model, load_fsdp_optimizer); torch 2.13 optim/optimizer.py (load_state_dict takes tensors of its device as
+they are), distributed/checkpoint/state_dict.py (_init_optim_state: a step on zeros); deepspeed 0.19 runtime/engine.py
+(_get_all_zero_checkpoint_state_dicts: to the host, each process its own partition); bitsandbytes 0.50
+optim/optimizer.py (load_state_dict copies what it is given).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.zero.flat_groups import groups_of
+from memplan.engine.phases.parts import NODE, largest_bytes, units, whole_bytes
+from memplan.engine.phases.save import FP32, gathering, own_states
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+MODEL, OPTIMIZER = "resume.model", "resume.optimizer"
+INSTANTS = (MODEL, OPTIMIZER)
+"""The weights are read; the optimizer's states are."""
+WEIGHTS, STATES = "the checkpoint's weights", "states as they are read"
+CATEGORIES = {WEIGHTS: "parameters", STATES: "optimizer_states", "gradients of zeros": "gradients"}
+FSDP = "accelerate 1.15 utils/fsdp_utils.py: load_fsdp_model, load_fsdp_optimizer"
+ZERO = "deepspeed 0.19 runtime/engine.py: _load_checkpoint, _get_all_zero_checkpoint_state_dicts"
+
+
+def enter(ledger: Ledger, parts: Any) -> None:
+    """Every row of the phase, beside what lasts from step to step: the states are counted while weights are read, too,
+    and are then no less than what reading the states needs."""
+    recipe: Recipe = parts.recipe
+    weights: list[Weight] = [*parts.weights, *parts.critic_weights]
+    save = recipe.moments.saving
+    size = whole_bytes(recipe, [weight for weight in weights if weight.trained] if save.adapters else weights)
+    if save.way == "plain":
+        _plain(ledger, recipe, weights, size)
+    elif save.way in ("whole", "shards"):
+        _fsdp(ledger, recipe, weights, size)
+    else:
+        _zero(ledger, recipe, weights, size)
+
+
+def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
+    """Weights by way of the host; a loop of one's own may have them, and every rank's, on the card."""
+    own, copied = recipe.trainer.name == "pytorch", recipe.optimizer.row.library == "bitsandbytes"
+    states = own_states(recipe, weights)
+    trainer = "transformers 5.23 trainer.py: _load_from_checkpoint, _load_optimizer_and_scheduler"
+    if own:
+        why = "torch.load puts tensors where they were saved from, unless map_location says another place"
+        torch = "torch 2.13 serialization.py: load"
+        _enter(ledger, WEIGHTS, size, MODEL, "gpu", why=why, source=torch, dies=OPTIMIZER, low=0)
+    else:
+        why = "safetensors maps its files; older ones are copies in every process until the model has them"
+        _enter(ledger, WEIGHTS, 0, MODEL, NODE, why=why, source=trainer, high=size)
+    if own or recipe.parallel.world > 1:
+        why = "bitsandbytes copies the states that it is given, which are on the card"
+        _enter(ledger, STATES, states * copied, OPTIMIZER, "gpu", why=why, source=trainer)
+    else:
+        why = f"one process reads the optimizer's file to the host{', and bitsandbytes copies it' if copied else ''}"
+        _enter(ledger, STATES, states * (1 + copied), OPTIMIZER, "host", why=why, source=trainer)
+
+
+def _zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
+    """DeepSpeed: below stage 3 all weights, and each partition, by way of every process's host memory."""
+    if recipe.zero_stage < 3:
+        why = "every process reads the file of all weights to its host memory"
+        _enter(ledger, WEIGHTS, size, MODEL, "host", why=why, source=ZERO)
+    groups, ranks = groups_of(recipe, weights), max(1, recipe.sharding.ranks)
+    masters = sum(-(-group.elements // ranks) for group in groups) * FP32
+    why = "every process reads its partition, fp32 weights and states, to its host memory"
+    _enter(ledger, STATES, own_states(recipe, weights) + masters, OPTIMIZER, "host", why=why, source=ZERO)
+
+
+def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
+    """FSDP: whole files tensor by tensor, or each process its own part."""
+    one, whole, ranks = recipe.sharding.name == "fsdp", recipe.moments.saving.way == "whole", recipe.sharding.ranks
+    trained, states = [weight for weight in weights if weight.trained], own_states(recipe, weights)
+    first, every = "the first process reads the whole file", "every process reads the whole file"
+    why, place, part = (every, "host", size) if one else (first, NODE, size)
+    if not whole:
+        why, place, part = "every process reads its own part to the host", "host", -(-size // ranks)
+    _enter(ledger, WEIGHTS, part, MODEL, place, why=why, source=FSDP)
+    why, place, part = (first, NODE, states * ranks) if whole else (why, place, states)
+    _enter(ledger, STATES, part, OPTIMIZER, place, why=why, source=FSDP)
+    if whole or one:
+        what = "unit" if one else "tensor"
+        for name, at, those in (("the largest", MODEL, weights), ("a state of the largest", OPTIMIZER, trained)):
+            largest = max(units(recipe, those).values()) if one else largest_bytes(recipe, those)
+            gathering(ledger, f"{name} {what}, gathered", largest, at, FSDP)
+    if not one:
+        zeros = -(-whole_bytes(recipe, trained) // ranks)
+        why = "states are made by a step on gradients of zeros before they are read"
+        torch = "torch 2.13 distributed/checkpoint/state_dict.py: _init_optim_state"
+        place = "host" if recipe.sharding.fsdp.cpu_offload else "gpu"
+        _enter(ledger, "gradients of zeros", zeros, OPTIMIZER, place, why=why, source=torch, high=2 * zeros)
+
+
+def _enter(ledger: Ledger, name: str, size: int, at: str, place: str, **said: Any) -> None:
+    most = max(size, said.get("high", size))
+    category = CATEGORIES[name] if size or place != NODE else "file_pages"
+    rest = {"dies": at, "template": "elements × bytes", "numbers": (most,), **said}
+    ledger.add(name, category, size, at, place=place, **rest)
