@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import documents_of, read_target
 
 SKY = """resources:
@@ -68,3 +69,11 @@ def test_a_cluster_s_file_without_a_training_is_none(tmp_path: Path, text: str) 
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidJob):
         read_target(str(path), {})
+
+
+def test_changes_are_said_in_the_script_s_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(SKY.replace("_size 3", "_size 64"), encoding="utf-8")
+    found = check_file(str(path), {"gpu": "40GB", "num_gpus": 1})
+    assert found.fits == "no"
+    assert any(line.split(": ", 1)[1].startswith("--") for line in found.write)

@@ -212,10 +212,26 @@ def test_what_stands_on_the_policys_gpus(
     assert rollout.sleep == (None if not together else "1" if "sleep" in more else "none")
 
 
-@pytest.mark.parametrize(("more", "trains"), [("", 2), ("--train.colocate_all", 8)])
-def test_gpus_that_generate_do_not_train(tmp_path: Path, more: str, trains: int) -> None:
-    path = tmp_path / "ppo.sh"
-    path.write_text(PPO_RAY + more, encoding="utf-8")
+VERL_APART = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B trainer.n_gpus_per_node=4 "
+)
+LEARNERS = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_learners_per_node 2 1 "
+
+
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        (PPO_RAY, 2),
+        (f"{PPO_RAY} --train.colocate_all", 8),
+        (f"{VERL_APART} trainer.nnodes=1 rollout.n_gpus_per_node=4 actor_rollout_ref.hybrid_engine=False", 4),
+        (VERL_APART, 8),
+        (LEARNERS, 3),
+        (f"{LEARNERS} --single_gpu_mode", 8),
+    ],
+)
+def test_gpus_that_generate_do_not_train(tmp_path: Path, text: str, trains: int) -> None:
+    path = tmp_path / "rl.sh"
+    path.write_text(text, encoding="utf-8")
     assert read_target(str(path), {"num_gpus": 8}).job.num_gpus == trains
 
 

@@ -71,6 +71,8 @@ def _learners(keys: Keys) -> int:
     except ValueError:
         keys.draft.ask("num_gpus", keys.settings.where(name), f"{name} {str(given)[:40]}")
         return int(keys.draft.options.get("num_gpus") or 1)
+    if not keys.flag("single_gpu_mode"):
+        keys.draft.trains_on(sum(each), keys.settings.path)
     keys.put("num_gpus", sum(each), name)
     if len(each) > 1:
         keys.put("gpus_per_node", max(each), name)

@@ -45,7 +45,7 @@ def shown(line: Line, settings: Settings, document: Document) -> str:
     """``train.yaml, line 12: gradient_checkpointing: true``; as an option of a command, or an argument of a call."""
     short = line.name.removeprefix(settings.prefix)
     path = settings.paths.get(line.name, settings.path)
-    form = next((FORMS[end] for end in FORMS if path.endswith(end)), document.form)
+    form = document.form if path == document.path else next((FORMS[end] for end in FORMS if path.endswith(end)), "")
     there = settings.values.get(short) is not None
     where = settings.where(short) if there else path
     said = line._replace(name=settings.spelled.get(line.name, line.name))

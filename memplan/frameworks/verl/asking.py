@@ -74,10 +74,12 @@ def settled(draft: Draft, settings: Settings) -> Settings:
 
 def gpus(keys: Keys, usual: int, shared: int = 1) -> int:
     """GPUs in all: of a node times nodes; a node's where they are not known, or those that share one copy."""
+    said = [keys.raw(key) for key in ("trainer.n_gpus_per_node", "trainer.nnodes")]
+    each, nodes = (value if isinstance(value, int) else usual for value, usual in zip(said, (0, 1), strict=True))
+    if each and keys.settings.values.get("rollout.n_gpus_per_node"):  # recipes whose rollouts have GPUs of their own
+        keys.draft.trains_on(each * nodes, keys.settings.path)
     given = keys.draft.options.get("num_gpus")
     if given is not None:
-        said = [keys.raw(key) for key in ("trainer.n_gpus_per_node", "trainer.nnodes")]
-        each, nodes = (value if isinstance(value, int) else usual for value, usual in zip(said, (0, 1), strict=True))
         if each and each * nodes != int(given):
             where = keys.settings.where("trainer.n_gpus_per_node")
             of = f", {nodes} nodes of {each}" if nodes > 1 else ""
