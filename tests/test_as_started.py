@@ -178,3 +178,28 @@ def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
     found = check_file("a.yaml", four)
     assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
     assert any("zero3" in each and "as run.sh starts it" in each for each in found.assumed)
+
+
+def test_a_script_whose_program_is_not_read_is_no_launchers_own_file() -> None:
+    Path("run.sh").write_text("hostname\naccelerate launch --num_processes 2 loop.py\n")
+    found = check_file("run.sh", CARD)
+    assert (found.fits, found.text) == ("unclear", "unclear: loop.py is not here"), found.text
+    Path("loop.py").write_text("import torch\nloss.backward()\n")
+    assert check_file("run.sh", CARD).hint == "memplan check loop.py, which it starts"
+
+
+def test_a_path_of_another_machine_is_looked_for_by_its_end() -> None:
+    Path("src").mkdir()
+    Path("src/train.py").write_text(OWN)
+    Path("a.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 3\n")
+    Path("run.sh").write_text('ROOT="${ROOT:-/home/me/work}"\npython $ROOT/src/train.py --config a.yaml\n')
+    assert check_file("run.sh", CARD).job["batch_size"] == 3
+
+
+def test_a_variable_that_nobody_sets_is_no_answer_to_whether_one_did() -> None:
+    Path("a.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 3\n")
+    changed = OWN.replace("model =", "if os.environ.get('MINE'):\n    c['rows'] = 9\nmodel =")
+    Path("train.py").write_text(f"import os\n{changed}")
+    assert check_file("train.py", CARD).job["batch_size"] == 3
+    Path("run.sh").write_text("export MINE=1\npython train.py\n")
+    assert check_file("run.sh", CARD).job["batch_size"] == 9

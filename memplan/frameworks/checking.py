@@ -20,7 +20,7 @@ from memplan.errors import (
 from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.folders import is_training
+from memplan.frameworks.folders import is_training, launcher_alone
 from memplan.frameworks.larger import on_its_own, spread
 from memplan.frameworks.reading import as_started, documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
@@ -137,7 +137,7 @@ def _check(
                 raise
             return answer(_on_this_machine(started))
         if row is not None and row.launches and "model" not in options:
-            return Checked(path, "skipped", f"{row.title}'s own file, no training: give it with --with")
+            return Checked(path, "skipped", launcher_alone(row.title, document))
 
         def read(under: Mapping[str, Any]) -> JobInput:
             return _on_this_machine(read_opened(document, under, beside, framework))

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from memplan.errors import InvalidJob, MemplanError, UsageError
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document
+from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.following import found_at, program_at
+from memplan.frameworks.launch import launches
 from memplan.frameworks.reading import documents_of, framework_of
 from memplan.yaml_lines import MAX_BYTES
 
@@ -68,3 +71,17 @@ def _walked(folder: str) -> Iterator[str]:
         for name in sorted(files):
             if name.lower().endswith(endings) and not name.startswith("."):
                 yield os.path.normpath(os.path.join(place, name))
+
+
+def launcher_alone(title: str, document: Document) -> str:
+    """What is said of a launcher's own file. Raises NotKnown for a script, whose program is to be looked into."""
+    if document.form != "shell":
+        return f"{title}'s own file, no training: give it with --with"
+    launch = max(launches(document), key=lambda each: each.launcher not in ("", "python"))
+    program = found_at(document.path, program_at(document.path, launch.program))
+    if program is None:
+        raise NotKnown(f"{launch.where}: {launch.program} is not here", "run from the project's folder")
+    raise NotKnown(
+        f"{launch.where}: {launch.program} is not read as the script starts it",
+        f"memplan check {os.path.relpath(program)}, which it starts",
+    )

@@ -42,9 +42,11 @@ _MODULE = re.compile(r"\w+(\.\w+)*")
 
 def program_at(base: str, program: str) -> str:
     """The file of a program that a command names, by its path or as a module (``-m pkg.train``, in ``src/`` too); empty
-    where it is no file's name, or a module's that is not here."""
+    where it is no file's name, or a module's that is not here. Of a path of another machine the end that lies here."""
     if program.endswith(".py"):
-        return program
+        parts = program.split("/") if program.startswith("/") and not os.path.isfile(program) else []
+        ends = ("/".join(parts[place:]) for place in range(max(len(parts) - 3, 2), len(parts)))
+        return next((end for end in ends if found_at(base, end) is not None), program)
     path = f"{program.replace('.', '/')}.py"
     names = (path, f"src/{path}") if _MODULE.fullmatch(program) else ()
     return next((name for name in names if found_at(base, name) is not None), "")

@@ -33,12 +33,13 @@ class Files:
 
     def has(self, reference: str) -> bool:
         """Whether a config lies here."""
+        reference = _of_here(reference)
         return reference.endswith(DATA) and any(self._is(base, reference) for base in self.bases)
 
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
         if self.has(reference) and reference not in self._data:
-            found = (self._open(base, reference) for base in self.bases)
+            found = (self._open(base, _of_here(reference)) for base in self.bases)
             self._data[reference] = next((each for each in found if each is not None), None)
         return self._data.get(reference)
 
@@ -77,6 +78,11 @@ class Files:
             return None
         self.opened += 1
         return found
+
+
+def _of_here(reference: str) -> str:
+    """A path from the working directory whole, as ``Path(__file__).parents[1] / "a.yaml"`` comes to one."""
+    return os.path.abspath(reference) if os.path.isfile(reference) else reference
 
 
 def might_be(base: str, reference: str) -> bool:

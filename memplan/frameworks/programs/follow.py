@@ -43,7 +43,7 @@ def _card(gpu: Any) -> tuple[tuple[int, int], int]:
 
 def followed(document: Document, known: Known) -> Run:
     """The program, gone through once. Raises InvalidJob."""
-    key = (repr((known.arguments, known.places)), known.words)
+    key = (repr((known.arguments, known.places, known.environment)), known.words)
     run = _cached(document.text, document.path, key, _Held(known))
     if run.known == known:
         return run

@@ -45,7 +45,8 @@ def with_options(launch: Launch, known: Known) -> Known:
     """What is known, with the command's options over the program's defaults."""
     arguments = launch.arguments()
     places = {key: Place(launch.path, line) for key, line in arguments.lines.items()}
-    return replace(known, arguments=arguments.values, places=places, words=launch.words)
+    environment = {key: value for key, value in launch.command.environment.items() if "$" not in value}
+    return replace(known, arguments=arguments.values, places=places, words=launch.words, environment=environment)
 
 
 def _is_plain(trainer: Thing) -> bool:

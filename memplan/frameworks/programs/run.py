@@ -46,6 +46,8 @@ class Known:
     places: Mapping[str, Place] = field(default_factory=dict)
     words: tuple[Word, ...] = ()
     """All that stands behind the program there."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its script sets."""
 
     @property
     def machine(self) -> tuple[Any, ...]:
@@ -77,6 +79,7 @@ class Run(Statements):
         self.done: set[int] = set()
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.globals.names |= {f"os.environ.{name}": value for name, value in known.environment.items()}
         self.saved: dict[str, tuple[Thing, Any]] = {}
         """Models that the program saves, by their folders, with the adapters that are saved by themselves."""
         self.sharded: Place | None = None

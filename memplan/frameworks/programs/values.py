@@ -264,8 +264,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+UNSET = re.compile(r"the environment's (?!ACCELERATE|FSDP|WORLD|RANK|LOCAL|MASTER|SLURM|DEEPSPEED|CUDA|NPROC|OMPI)")
+"""A variable that nobody is seen to set, where a program asks whether one did; but what a launcher sets."""
+
+
 def truth(value: Any) -> bool | None:
     """Whether a value is true; None where nobody knows."""
+    if isinstance(value, Unknown) and value.text == value.root and UNSET.match(value.root):
+        return False
     if isinstance(value, (Unknown, Method)):
         answers = {truth(each) for each in value.either} if isinstance(value, Unknown) and value.either else {None}
         return answers.pop() if len(answers) == 1 else None
