@@ -267,6 +267,10 @@ def test_a_key_that_no_framework_has_may_be_said_to_take_no_memory() -> None:
     answered = checked(STRANGE, "run.sh", without=("attn_of_my_own",))
     assert (answered.fits, answered.exit_code) == ("yes", 0)
     assert "without attn_of_my_own (--without)" in answered.assumed
+    idle = checked(STRANGE, "run.sh", without=("attn_of_my_own", "hf_checkpoint"))
+    assert [each for each in idle.warnings if "nothing is left out" in each] == [
+        "--without hf_checkpoint: it is read, asked for, or not in the file: nothing is left out"
+    ]
 
 
 def test_what_is_known_to_take_memory_has_no_such_hint() -> None:

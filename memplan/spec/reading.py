@@ -241,7 +241,8 @@ LEFT_OUT = "left out, as --without says"
 
 
 def without(given: JobInput, keys: Iterable[str]) -> JobInput:
-    """The job without the doubt about keys of its file, whose values no option asks for."""
+    """The job without the doubt about keys of its file, whose values no option asks for; a key without one is told."""
+    keys = tuple(keys)
     left = [
         each._replace(why=LEFT_OUT, decides="", above=False) if each.key in keys and not each.asks else each
         for each in given.unread
@@ -249,7 +250,15 @@ def without(given: JobInput, keys: Iterable[str]) -> JobInput:
     said = tuple(
         f"without {each.key}, which takes no memory, as --without says" for each in left if each.why == LEFT_OUT
     )
-    return given._replace(unread=tuple(left), assumptions=(*given.assumptions, *said))
+    doubted = {each.key for each in left if each.why == LEFT_OUT}
+    idle = tuple(
+        f"--without {key}: it is read, asked for, or not in the file: nothing is left out"
+        for key in keys
+        if key not in doubted
+    )
+    return given._replace(
+        unread=tuple(left), assumptions=(*given.assumptions, *said), warnings=(*given.warnings, *idle)
+    )
 
 
 def understood(given: JobInput, what: str) -> JobInput:
