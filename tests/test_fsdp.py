@@ -173,6 +173,16 @@ def test_layers_that_are_kept_stay_through_the_reference_behind_them() -> None:
     assert kept[0].bytes == own.first_kept + sum(unit.gathered // 2 for unit in own.layers)
 
 
+def test_units_are_cast_on_one_rank_too() -> None:
+    """FSDP2 computes in copies whatever the ranks; FSDP1 leaves the model as it is."""
+    one, two = (recipe_of(num_gpus=ranks) for ranks in (1, 2))
+    assert one.in_units
+    assert two.in_units
+    assert not recipe_of(num_gpus=1, sharding="fsdp").in_units
+    gathered = [sum(row.bytes for row in build_ledger(of).rows if "gathered" in row.name) for of in (one, two)]
+    assert gathered[0] == pytest.approx(gathered[1], rel=0.01)
+
+
 def test_offload_moves_states_to_the_host() -> None:
     card, host = ledger_of(), ledger_of(fsdp={"cpu_offload": True})
     assert host.by_category("step.optimizer").get("optimizer_states", 0) == 0

@@ -258,5 +258,5 @@ def instants_of(recipe: Recipe, traced: TracedPass, point: str) -> list[str]:
         forward = forward[:-1] if traced.plan.head.waits else forward
         return ([f"{traced.plan.name}.gather"] if gathers(recipe) else []) + forward
     apart = recipe.others.critic is not None and recipe.others.critic.apart and traced.plan.name == CRITIC
-    reduce = [f"{traced.plan.name}.reduce"] if recipe.several or recipe.zero_stage >= 1 else []
+    reduce = [f"{traced.plan.name}.reduce"] if recipe.several or recipe.in_units or recipe.zero_stage >= 1 else []
     return traced.backward_instants() + reduce + ([CRITIC_STEP] if apart else [])

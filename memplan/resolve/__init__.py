@@ -97,7 +97,7 @@ def _trained(given: JobInput) -> Recipe:
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, split.name, steps, notes)
     job = kept_apart(job, attention, in_megatron, method, notes)
     again = checkpointing(job, trainer, spec, base, attention, notes)
-    layers = operators(job, trainer, spec, again.recompute, base, lora, attention, notes)
+    layers = operators(job, trainer, spec, again, base, lora, attention, notes)
     again = with_offload(job, trainer, split, again, layers.kernels, notes)
     chosen = optimizer(job, trainer, split, spec, steps, notes)
     check_shared(job, split, chosen.row, spec)

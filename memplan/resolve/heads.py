@@ -83,7 +83,7 @@ def head(
         head=name,
         to_fp32=wide,
         keeps_outputs=keeps,
-        fp32_outputs=wraps,
+        fp32_outputs=wraps or (keeps and own),
         code=code._replace(late_sft_term=made_of if made_of in ("viewed", "copied") else ""),
         sft_term=term and made_of != "free",
         pair_pass=job.pair_pass,

@@ -29,7 +29,7 @@ def operators(
     job: Job,
     trainer: Trainer,
     spec: ModelSpec,
-    again: Recompute,
+    again: Checkpointing,
     base: Base,
     lora: Targets | None,
     attention: str,
@@ -88,7 +88,7 @@ def _kernels(
     job: Job,
     trainer: Trainer,
     spec: ModelSpec,
-    again: Recompute,
+    again: Checkpointing,
     base: Base,
     lora: Targets | None,
     attention: str,
@@ -97,16 +97,16 @@ def _kernels(
     """What runs fused in each layer, around its ``attention``. Raises InvalidJob for what cannot be together."""
     stored = base.stored
     if job.compile:
-        return _compiled(job, spec, again, attention, notes)
+        return _compiled(job, trainer, spec, again, attention, notes)
     if job.kernels == "te":
         _check_te(trainer)
     if job.kernels == "unsloth":
-        return _unsloth(job, spec, again, stored, notes)
+        return _unsloth(job, spec, again.recompute, stored, notes)
     if job.kernels == "foak":
         return _foak(job, spec, stored, base, lora, notes)
     if job.kernels != "liger":
         return NO_KERNELS
-    if again.policy:
+    if again.recompute.policy:
         notes.assume(
             "kernels: Liger's functions are no operations of torch, so selective checkpointing makes them again"
         )
@@ -226,14 +226,17 @@ def _plain_layers(spec: ModelSpec) -> bool:
     return dense and all(type(layer.mixer) is Attention for layer in layers)
 
 
-def _compiled(job: Job, spec: ModelSpec, again: Recompute, attention: str, notes: Notes) -> Kernels:
+def _compiled(
+    job: Job, trainer: Trainer, spec: ModelSpec, again: Checkpointing, attention: str, notes: Notes
+) -> Kernels:
     for key, value in (("kernels", job.kernels), ("quantization", job.quantization), ("attention", attention)):
         if value not in ("none", "sdpa", "flash"):
             raise InvalidJob(f"compile: not modelled with {key}: {value}", f"leave compile or {key} out")
-    if again.modules:
+    if again.recompute.modules:
         raise InvalidJob("compile: not modelled for Megatron's modules", "leave compile out")
-    if job.offload or not _plain_layers(spec):
-        what = "offload" if job.offload else f"layers of {spec.family}"
+    within = trainer.loss.compiles_layers and again.form == "full"
+    if job.offload or within or not _plain_layers(spec):
+        what = "offload" if job.offload else "recomputed layers" if within else f"layers of {spec.family}"
         notes.assume(f"compile: its savings are not counted beside {what}: layers as eager torch runs them")
         return NO_KERNELS
     notes.assume(

@@ -104,6 +104,12 @@ class Recipe(NamedTuple):
         return self.sharding.ranks > 1
 
     @property
+    def in_units(self) -> bool:
+        """Whether FSDP casts, gathers and reduces the model unit by unit: FSDP2 on one rank too, where FSDP1 leaves the
+        model as it is (torch 2.13 _fully_shard/_fsdp_param_group.py: wait_for_unshard)."""
+        return self.sharding.name == "fsdp2" or (self.sharding.name == "fsdp" and self.several)
+
+    @property
     def divided(self) -> Parallel:
         """How one copy of the model is divided, whatever the number of copies: what decides the passes of a rank."""
         return _one_copy(self.parallel)

@@ -138,7 +138,8 @@ class Loss(NamedTuple):
     balanced: tuple[str, ...] = ()
     """Model types whose load-balancing loss its switch turns on; empty for all."""
     compiles_layers: bool = False
-    """torch.compile is of the layers alone: the loss runs as it is."""
+    """torch.compile is of the layers alone, around their checkpoints: the loss runs as it is, and what is recomputed
+    takes what it takes uncompiled (eight published runs of prime-rl, five shapes)."""
     kl_after_policy: bool = False
     """KTO's mismatched completions are scored after the policy's forward, not before it."""
 

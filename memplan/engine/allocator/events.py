@@ -115,7 +115,7 @@ def _has_played_hooks(recipe: Recipe) -> bool:
     the host 11 %, and nobody knows why: the band is nearer to them, and not below."""
     if recipe.storage.precision.master:
         return False
-    if not recipe.several:
+    if not (recipe.several or recipe.in_units):
         return True
     fsdp, adapted = recipe.sharding.fsdp, recipe.adapter is not None and recipe.quantised is None
     unsure = recipe.storage.precision.mixed or fsdp.casts or fsdp.cpu_offload

@@ -55,7 +55,7 @@ def held(recipe: Recipe) -> Held:
         gradient_shards=ranks if everything or stage == 2 else 1,
         optimizer_shards=ranks if everything or stage >= 1 else 1,
         parameter_itemsize=recipe.storage.precision.weights,
-        gathers=everything and recipe.several,
+        gathers=recipe.in_units or (stage == 3 and recipe.several),
     )
 
 
@@ -99,7 +99,7 @@ def in_buckets(recipe: Recipe) -> bool:
 
 def gone_in_step(recipe: Recipe) -> bool:
     """Whether whole gradients end with the last backward: partitions, shards or bucket views are left of them."""
-    if recipe.sharding.name in ("ddp", "fsdp", "fsdp2") and recipe.several:
+    if recipe.in_units or (recipe.sharding.name == "ddp" and recipe.several):
         return recipe.sharding.gradient_as_bucket_view if recipe.sharding.name == "ddp" else waits_for_reduction(recipe)
     return recipe.sharding.deepspeed.wrapper == "zero"
 
@@ -145,7 +145,7 @@ def enter_sharding(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes
             from memplan.engine.parallel.ddp import enter_ddp
 
             enter_ddp(ledger, recipe, weights, gradient_itemsize)
-    elif recipe.several and recipe.sharding.name == "fsdp2":
+    elif recipe.sharding.name == "fsdp2":
         from memplan.engine.parallel.fsdp2.rows import enter_fsdp2
 
         enter_fsdp2(ledger, recipe, weights, passes)

@@ -29,7 +29,7 @@ OPTIMIZER = "step.optimizer"
 
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:
     """The hooks of what divides the policy's states."""
-    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+    if recipe.in_units:
         from memplan.engine.play.units import policy_units
 
         return policy_units(recipe, tape, weights)

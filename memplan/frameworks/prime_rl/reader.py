@@ -181,10 +181,10 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
     if keys.text(f"{MODEL}reduce_dtype") == "bfloat16":
         keys.put("reduce_dtype", "bf16", f"{MODEL}reduce_dtype")
     keys.put("attention", "flash")
+    keys.put("allocator", {"expandable_segments": True})  # utils/process.py: DEFAULT_TRAINER_ENV_VARS
     on = {name: (name in said or newer) and not _none(keys, name) for name in ON}
     every = keys.whole(f"{MODEL}ac.freq") or 1
-    selective = keys.text(f"{MODEL}ac.mode") == "selective"
-    if selective:
+    if selective := keys.text(f"{MODEL}ac.mode") == "selective":
         keys.bound(f"{MODEL}ac.mode", "counted as without checkpointing",
                          "activations")  # fmt: skip
     full = (on[f"{MODEL}ac"] or on[f"{MODEL}ac_offloading"]) and not selective

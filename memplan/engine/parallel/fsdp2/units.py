@@ -273,7 +273,7 @@ def casts_outputs(recipe: Recipe) -> bool:
 
 def gathers(recipe: Recipe) -> bool:
     """Whether FSDP gathers and reduces units of the model."""
-    return recipe.sharding.name in ("fsdp", "fsdp2") and recipe.several
+    return recipe.in_units
 
 
 def has_tail(recipe: Recipe) -> bool:
