@@ -39,7 +39,7 @@ def kept_gathered(recipe: Recipe) -> int:
 @lru_cache(maxsize=1024)
 def _kept(plan: PassPlan) -> int:
     """Of one pass, with what its layers would save more without kernels or the compiler (``rows/compiled.py``)."""
-    if shares(plan.spec):
+    if shares(plan):
         from memplan.engine.play.stacks import kept_at_least, layers_alone
 
         return kept_at_least(*layers_alone(plan._replace(gradients="keep"), False))

@@ -16,7 +16,6 @@ from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tail_trace import TailTrace, trace_tail
 from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
 from memplan.spec.layer import Layer
-from memplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from memplan.engine.play.cut import Stack
@@ -48,7 +47,7 @@ class TracedPass:
     def _traced_layers(self) -> tuple[list[LayerTrace], bool]:
         """A trace for each layer, and whether a gradient comes down to the last one's output."""
         plan = self.plan
-        if not shares(plan.spec):
+        if not shares(plan):
             return trace_layers(plan, self.vision.reached)
         from memplan.engine.play.stacks import layers_alone, stack_of
 
@@ -168,15 +167,18 @@ class TracedPass:
         return max(sizes, key=lambda point: sizes[point], default="")
 
 
-def shares(spec: ModelSpec) -> bool:
-    """Whether its layers share more than the residual stream."""
-    runs, kinds = spec.runs, {mixer.kind for mixer in spec.mixers}
+def shares(plan: PassPlan) -> bool:
+    """Whether its layers share more than the residual stream. What Gemma 4's hand on though none reads it is made again
+    by the checkpoint of the layer that makes it, and stays with its graph until the first layer has run back.
+    """
+    spec = plan.spec
+    runs, kinds, hands = spec.runs, {mixer.kind for mixer in spec.mixers}, plan.style in ("checkpoint", "reentrant")
     forms = {run.layer.form for run in runs}
     return (
         spec.encoder is not None
         or spec.has_layer_inputs
         or not forms.isdisjoint(("shared-block", "streams"))
-        or any(run.blocks or getattr(run.layer.mixer, "reads", "") for run in runs)
+        or any(run.blocks or getattr(run.layer.mixer, "makes_kv" if hands else "reads", "") for run in runs)
         or not kinds.isdisjoint(("disentangled", "gated-recurrence", "image-cross"))
     )
 

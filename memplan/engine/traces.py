@@ -69,8 +69,6 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps_logits: bool = False
     """Its nodes hold what its router recorded."""
-    handed: int = 0
-    """What it hands on beside its output, which checkpoints of all layers are given."""
 
 
 def peaks_of(tape: Tape, phase: str) -> dict[str, Alive]:
@@ -164,9 +162,6 @@ def layer_trace(
     logits = p.shared.pop(ROUTER_LOGITS, None)
     recorded, read = weakref.ref(logits.storage) if logits and logits.storage else None, _read(mode, logits)
     del logits
-    given = p.shared.values() if frame or style == "reentrant" else ()
-    handed = sum(each.storage.size for each in given if each.storage)
-    del given
     p.shared.clear()
     casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
     node, dim = y.node, y.dim
@@ -231,7 +226,7 @@ def layer_trace(
         backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits, handed)
+    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits)
 
 
 def _read(mode: Mode, logits: Tensor | None) -> tuple[Node, tuple[Dim, int]] | None:

@@ -5,9 +5,11 @@ LayerNorm: learned positions, dropout, feed-forwards without gate, parallel resi
 from typing import Any
 
 import pytest
+import transformers
 from traced_jobs import agree_in_every_phase, traces
 
 from memplan.errors import MemplanError
+from memplan.tables.trainers import find_trainer
 from memplan.trace.result import Trace
 
 CLOSE = 0.002
@@ -102,4 +104,7 @@ def traced() -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_trace_and_engine_agree_in_every_phase(name: str, traced: dict[str, Answer]) -> None:
+    newest = find_trainer("transformers", transformers.__version__).models.newest
+    if not newest and JOBS[name]["model"]["model_type"] in ("gptj", "codegen"):
+        pytest.skip("before transformers 5.24 its attention is another's, eager alone")
     agree_in_every_phase(JOBS[name], traced[name], CLOSE)

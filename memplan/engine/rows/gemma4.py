@@ -7,24 +7,7 @@ from __future__ import annotations
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass
 
-SOURCE = "transformers 5.24 modeling_gemma4.py"
-
-
-def enter_handed(ledger: Ledger, traced: TracedPass) -> None:
-    """Keys and values that the last layer of each kind hands on though no layer reads them: the dict that has them is
-    an argument of every checkpoint (transformers 5.24)."""
-    name, size = traced.plan.name, sum(trace.handed for trace in traced.layers)
-    ledger.add(
-        "keys and values of the last layer of each kind",
-        "activations",
-        size,
-        f"{name}.layer-forward",
-        traced.end_of(0) if size else "",
-        template="kinds × 2 × T × kv × bytes",
-        numbers=(size,),
-        why="shared_kv_states, which checkpoints of all layers hold",
-        source=SOURCE,
-    )
+SOURCE = "transformers 5.23 modeling_gemma4.py"
 
 
 def _looked_up(traced: TracedPass) -> int:

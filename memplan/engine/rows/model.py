@@ -7,7 +7,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.kept_gradients import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.rows.embedding import enter_front, enter_front_backward, enter_probabilities
-from memplan.engine.rows.gemma4 import enter_beside_images, enter_handed
+from memplan.engine.rows.gemma4 import enter_beside_images
 from memplan.engine.rows.outputs import scored
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import GradientMode
@@ -184,7 +184,6 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
 
         enter_crossing(ledger, recipe, traced)
     enter_beside_images(ledger, traced)
-    enter_handed(ledger, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():
