@@ -101,7 +101,7 @@ def test_deepspeeds_settings_are_those_of_the_file_that_is_there(tmp_path: Path,
         (ACCELERATE + SFT + " --reduce_loss sum", "reduce_loss"),
         (ACCELERATE + SFT + " --sequence_parallel_size 4", "sequence_parallel_size"),
         (ACCELERATE + DPO + " --loss_type wpo", "loss_type"),
-        ("accelerate launch --num_processes 2 " + SFT + " --use_lora --use_qlora", "mixed_precision"),
+        ("accelerate launch --num_processes 2 " + SFT + " --use_lora --use_qlora", "precision"),
     ],
 )
 def test_what_is_not_understood_is_unclear(tmp_path: Path, text: str, unread: str) -> None:

@@ -59,7 +59,7 @@ def read(document: Document, draft: Draft) -> None:
     if megatron:
         _megatron(keys)
     else:
-        _dtensor(keys, gpus)
+        _dtensor(keys)
     _method_settings(keys, method)
     if method == "ppo":
         _value(keys, MEGATRON if megatron else DTENSOR)
@@ -167,19 +167,19 @@ def _packed(keys: Keys, method: str, length: int) -> bool:
     return True
 
 
-def _dtensor(keys: Keys, gpus: int) -> None:
+def _dtensor(keys: Keys) -> None:
     """FSDP2: weights and states in fp32, products in ``precision``."""
     word = keys.text(f"{POLICY}precision") or "bfloat16"
     precision = {"bfloat16": "bf16-amp", "float16": "fp16-amp", "float32": "fp32"}.get(word)
     if precision is None:
         raise keys.settings.error(f"{POLICY}precision", f"{word[:20]!r} is not known", "bfloat16, float16 or float32")
     keys.put("precision", precision, f"{POLICY}precision")
-    keys.put("sharding", "fsdp2" if gpus > 1 else "none")
+    keys.put("sharding", "fsdp2")  # over one GPU too (models/dtensor/parallelize.py)
     on = keys.flag(f"{DTENSOR}activation_checkpointing") or keys.flag(f"{POLICY}activation_checkpointing_enabled")
     keys.put("gradient_checkpointing", "full" if on else "none", f"{DTENSOR}activation_checkpointing")
     if keys.flag(f"{POLICY}sequence_packing.enabled"):
         keys.put("attention", "flash", f"{POLICY}sequence_packing.enabled")
-    if keys.flag(f"{DTENSOR}cpu_offload") and gpus > 1:
+    if keys.flag(f"{DTENSOR}cpu_offload"):
         put_inner(keys, "fsdp", "cpu_offload", True, f"{DTENSOR}cpu_offload")
     every = keys.flag(f"{DTENSOR}lora_cfg.match_all_linear") is not False
     _adapter(keys, f"{DTENSOR}lora_cfg.", "all-linear" if every else "")

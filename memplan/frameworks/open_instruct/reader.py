@@ -62,7 +62,8 @@ def read(document: Document, draft: Draft) -> None:
     read_launcher(launch, draft)
     if "quantization" in draft.values and draft.facts.get("amp", ("no",))[0] == "no":
         why = "not said: a quantised model then runs in fp32 around flash attention in bf16, and bf16 is counted"
-        draft.warn("mixed_precision", launch.where, why, "precision")
+        if "precision" not in draft.given:
+            draft.ask("precision", launch.where, why)
         draft.facts["amp"] = ("bf16", Origin(ASSUMED, why))
 
 
