@@ -92,7 +92,7 @@ class Diagnosis(NamedTuple):
 
 
 def _remedy(remedy: Remedy) -> dict[str, Any]:
-    return {"title": remedy.title, "changes": remedy.changes, "cost": remedy.cost, "device_bytes": remedy.device_bytes}
+    return {name: getattr(remedy, name) for name in ("title", "changes", "cost", "device_bytes", "fits")}
 
 
 def _estimated(report: Report) -> dict[str, Any]:

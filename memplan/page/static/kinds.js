@@ -38,7 +38,7 @@
     M.remedies(found.remedies, typed, (found.remedies || []).some((each) => each.fits) ? "" : "What to try; whether it then fits is not known without the job"),
     (found.matches || []).length ? M.section("What was asked for can be", M.table("Tensors of that size", ["tensor", M.right("bytes"), "size", "why"],
       found.matches.map((each) => [each.name, M.bytes(each.bytes), each.shape || "", each.why || ""]))) : null,
-    found.estimated ? M.section("The job's estimate", anything(found.estimated)) : null];
+    found.estimated ? M.section("The job's estimate", anything(found.estimated), found.solved ? el("p", {}, found.solved) : null) : null];
   }
 
   // Any value: an object as pairs, a list of objects as a table, the rest as text. What has no view of its own is seen so.

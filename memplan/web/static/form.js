@@ -71,8 +71,9 @@
     return { ask: form.elements.ask.value, lang: web.lang, allow, keys, name: form.querySelector("#name").value.trim(), text: form.querySelector("#text").value };
   };
 
-  // What memplan takes where nothing is said stands in empty fields, unless a file says it.
+  // What memplan takes where nothing is said stands in empty fields, unless a file says it. A rank is LoRA's.
   web.showFor = (form, state) => {
+    if (Object.keys(state.keys).some((key) => key.startsWith("lora."))) form.elements.use_lora.checked = true;
     form.querySelector("#allow").hidden = state.ask !== "plan";
     form.classList.toggle("ask-filed", state.text.trim() !== "");
   };
