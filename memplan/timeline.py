@@ -23,7 +23,9 @@ from memplan.report import Rank, Report, plain
 from memplan.spec.recipe import Recipe
 from memplan.tables.categories import stacked
 
-STEP, BESIDE, TOGETHER, PLAYED = "step", "beside", "together", "played"
+STEP, BESIDE, TOGETHER, PLAYED, MEASURED = "step", "beside", "together", "played", "measured"
+BY_EVENT = (PLAYED, MEASURED)
+"""Curves over requests and frees; the others are over instants."""
 OF_STEP = ("forward", "backward", "step", EVALUATE)
 FINEST = 400
 """Points of a played curve, about: more than a picture has columns for."""

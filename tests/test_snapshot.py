@@ -13,8 +13,10 @@ from memplan.api import estimate
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.recorded import replay
 from memplan.errors import UsageError
+from memplan.render.snapshot_svg import snapshot_svg
 from memplan.resolve import resolve
 from memplan.snapshot.explaining import explain
+from memplan.snapshot.measured import measured
 from memplan.snapshot.reading import read_snapshot
 from memplan.snapshot.unpickling import read_plain
 from memplan.spec.reading import read_job
@@ -144,6 +146,34 @@ def test_without_a_job_it_is_measured_and_replayed(tmp_path: Path, run: Run) -> 
     assert code == 0
     assert "reserved agrees after every request" in out
     assert "Estimated" not in out
+
+
+def test_what_is_alive_is_told_by_where_it_was_asked_for(tmp_path: Path, run: Run) -> None:
+    deep = [{"filename": "/x/torch/optim/adamw.py", "line": 9, "name": "step"}]
+    asked = [event("alloc", at, 4, frames=frames) for at, frames in ((0, FRAMES), (4, FRAMES), (8, deep), (12, []))]
+    failed = {**event("oom", 0, 30, frames=FRAMES), "device_free": MiB}
+    file = write(tmp_path, [event("segment_alloc", 0, 20), *asked, failed], [segment(0, 20, *[(4, LIVE)] * 4)])
+    found = explain(read_snapshot(file))
+    assert [(each.place, each.bytes // MiB, each.number) for each in found.held] == [
+        ("train.py:31 keep_copies", 8, 2),
+        ("adamw.py:9 step", 4, 1),
+        ("", 4, 1),
+    ]
+    code, out, _ = run("trace", "--snapshot", file)
+    assert code == 0
+    assert "Out of memory: 30.00 MiB asked for in train.py:31 keep_copies, with 1.00 MiB free." in out
+    assert "without frames" in out
+
+
+def test_the_measured_timeline_is_told_apart_as_the_play_knows_it(tmp_path: Path) -> None:
+    found = explain(read_snapshot(played_snapshot(tmp_path, 77)), estimate(TINY))
+    points = measured(found).points
+    peak = max(points, key=lambda point: point.bytes)
+    assert peak.bytes == found.allocated_peak
+    assert peak.by_category == {**found.by_category, "nobody_accounts_for": 77 * MiB}
+    assert "measured" in snapshot_svg(found)
+    alone = explain(read_snapshot(write(tmp_path, [event("segment_alloc", 0, 20), event("alloc", 0, 4)], [])))
+    assert [(point.bytes // MiB, point.reserved_bytes) for point in measured(alone).points][-1] == (4, 20 * MiB)
 
 
 class Evil:

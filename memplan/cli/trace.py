@@ -49,18 +49,23 @@ def trace(values: Mapping[str, Any]) -> int:
 
 def _snapshot(values: Mapping[str, Any]) -> int:
     """A real run's snapshot, beside the estimate where a job is given."""
+    from memplan.render.snapshot_svg import snapshot_svg
     from memplan.render.snapshot_view import snapshot_blocks
     from memplan.snapshot.explaining import explain
     from memplan.snapshot.reading import read_snapshot
 
-    to = output.read_output(values, shows=True)
+    to = output.read_output(values, draws=True, shows=True)
     job = any(values.get(name) for name in ("target", "total_params", "with_"))
     report = _estimated(values) if job else None
     with Progress("replaying"):
         found = explain(read_snapshot(str(values["snapshot_"])), report)
     to.write(
         Result(
-            found.to_dict, lambda width: list(snapshot_blocks(found)), lambda: _leftovers(found.to_dict()), kind="trace"
+            found.to_dict,
+            lambda width: list(snapshot_blocks(found)),
+            lambda: _leftovers(found.to_dict()),
+            lambda: snapshot_svg(found),
+            kind="trace",
         )
     )
     return EXIT_DONE

@@ -7,11 +7,11 @@ from math import inf
 from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.critic_engine import has_critic_engine
-from memplan.engine.kept import kept_by_layers, kept_gathered
+from memplan.engine.kept import kept_by_layers, kept_gathered, kept_in_megatron
 from memplan.engine.ranks import few_classes, rank_class
 from memplan.engine.step_and_evaluation import evaluation_of
 from memplan.engine.tensors import count, model_weights
-from memplan.engine.totals import kept_in_megatron, remembered, states_alone, totalled, without_sharding
+from memplan.engine.totals import remembered, states_alone, totalled, without_sharding
 from memplan.spec.recipe import Recipe
 
 

@@ -1,12 +1,14 @@
 """What the policy's layers keep from forward to backward, without anything else of a step: what a search asks first."""
 
 from functools import lru_cache
+from typing import Any
 
 from memplan.engine.micro_step import layers_plan, shares_casts
 from memplan.engine.parallel.fsdp2.units import gathered_layers
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import shares, trace_layers
 from memplan.engine.rows.compiled import unfused
+from memplan.engine.totals import remembered
 from memplan.engine.traces import LayerTrace
 from memplan.spec.recipe import Recipe
 
@@ -55,3 +57,17 @@ def _traces(plan: PassPlan) -> list[LayerTrace]:
 def _with_casts(plan: PassPlan, traces: list[LayerTrace]) -> int:
     """What they save, with autocast's copies that no node holds."""
     return sum(trace.saved.size for trace in traces) + sum(plan.casts_apart(traces))
+
+
+def _kept_forward(parts: Any) -> int:
+    from memplan.engine.megatron.activations import kept_forward
+
+    return kept_forward(parts.shape, parts.chunks)
+
+
+_in_megatron = remembered(_kept_forward, megatron=True)
+
+
+def kept_in_megatron(recipe: Recipe) -> int:
+    """Bytes that the layers of a rank of Megatron's keep while the fullest micro-batch goes forward."""
+    return _in_megatron(recipe)

@@ -286,20 +286,6 @@ def states_alone(recipe: Recipe) -> int:
     return (_megatron() if recipe.in_megatron else ORDINARY).states(recipe)
 
 
-def _kept_of(parts: Any) -> int:
-    from memplan.engine.megatron.activations import kept_forward
-
-    return kept_forward(parts.shape, parts.chunks)
-
-
-_kept = remembered(_kept_of, megatron=True)
-
-
-def kept_in_megatron(recipe: Recipe) -> int:
-    """Bytes that the layers of a rank of Megatron's keep while the fullest micro-batch goes forward."""
-    return _kept(recipe)
-
-
 def forget() -> None:
     """Start again with nothing remembered."""
     VALUES.forget()

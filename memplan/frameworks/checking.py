@@ -236,8 +236,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
-        drawn = f"; {report.lengths.words}" if report.lengths else ""
-        text = f"{WORDS[verdict.fits]} {cards}: {reason}{drawn}"
+        text = f"{WORDS[verdict.fits]} {cards}: {reason}{f'; {report.lengths.words}' if report.lengths else ''}"
     line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
     if advise and report.verdict.fits == "no" and not report.unclear:

@@ -29,10 +29,29 @@ def snapshot_blocks(found: Explained) -> Iterator[Block]:
         rows = [(*row, format_bytes(figure)) for row, figure in zip(rows, figures, strict=True)]
     yield Table(tuple(columns), tuple(rows))
     yield Prose(_agreement(found), "dim")
+    if snapshot.failure is not None:
+        asked, free, place = snapshot.failure
+        where = f" in {place}" if place else ""
+        yield Prose(f"Out of memory: {format_bytes(asked)} asked for{where}, with {format_bytes(free)} free.", "bad")
+    yield from _held(found)
     if report is not None:
         yield Heading(f"Estimated at the peak ({report.per_gpu.peak_instant})")
         yield _rows(found, report)
         yield from _explained(found)
+
+
+def _held(found: Explained) -> Iterator[Block]:
+    """What the program's places have at the peak."""
+    yield Heading("At the measured peak, by where it was asked for")
+    shown, rest = found.held[:SHOWN], found.held[SHOWN:]
+    rows: list[tuple[Cell, ...]] = [(format_bytes(size), str(count), place or UNNAMED) for place, size, count in shown]
+    if rest:
+        size, count = sum(each.bytes for each in rest), sum(each.number for each in rest)
+        rows.append((format_bytes(size), str(count), f"{len(rest)} other places"))
+    yield Table((Column("bytes", right=True), Column("storages", right=True), Column("", wrap=True)), tuple(rows))
+
+
+UNNAMED = "before the recording began, or without frames"
 
 
 def _rows(found: Explained, report: Report) -> Table:

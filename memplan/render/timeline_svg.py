@@ -12,7 +12,7 @@ from memplan.render.estimate_view import answer_blocks
 from memplan.render.svg import LEFT, RIGHT, WIDTH, Column, Scale
 from memplan.report import Report, Verdict
 from memplan.tables.categories import stacked
-from memplan.timeline import PLAYED, STEP, TOGETHER, Curve, Point, Timeline
+from memplan.timeline import BY_EVENT, MEASURED, PLAYED, STEP, TOGETHER, Curve, Point, Timeline
 from memplan.units import GiB, format_bytes
 
 HEAD, BAR, PANEL, NAMES, PHASES = 66, 62, 270, 136, 34
@@ -24,6 +24,7 @@ GAP = 44
 TITLES = {
     STEP: "allocated at each instant of the step, {name}",
     TOGETHER: "trainer and engine on one card, at each instant of a step",
+    MEASURED: "allocated as it was measured, request by request; the line is what the allocator held",
     PLAYED: "allocated as the step is played, request by request; the line is what the allocator holds",
 }
 ANGLE = 38
@@ -40,8 +41,8 @@ def report_svg(report: Report, found: Timeline) -> str:
         height += BAR
     for curve in [*found.of(STEP)[:1], *found.of(TOGETHER)[-1:], *found.of(PLAYED)]:
         height += GAP
-        parts += _panel(curve, found, height)
-        height += PANEL + (PHASES if curve.kind == PLAYED else NAMES)
+        parts += panel(curve, found, height)
+        height += PANEL + (PHASES if curve.kind in BY_EVENT else NAMES)
     return svg.document(title, height + 10, parts)
 
 
@@ -77,7 +78,7 @@ def _card(verdict: Verdict, report: Report, top: int) -> Iterator[str]:
     yield svg.text(WIDTH - 14, top + 42, card, "faint small", "end")
 
 
-def _panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
+def panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
     """One curve with its axis, its limits, its legend and its peak."""
     held, usable = _held(curve), found.usable_bytes
     most = max(curve.peak_bytes, held or 0, *(point.reserved_bytes or 0 for point in curve.points))
@@ -92,7 +93,7 @@ def _panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
     seen = [kind for kind in kinds if max(sizes.get(kind, 0) for _, sizes in columns) > scale.top / PANEL / 2]
     yield from svg.areas(columns, seen, scale)
     yield svg.axis(scale)
-    if curve.kind == PLAYED:
+    if curve.kind in BY_EVENT:
         yield _outline([(point.event or 0, point.reserved_bytes or 0) for point in curve.points], scale)
         yield from _phases(curve.points, scale)
     else:
@@ -104,7 +105,7 @@ def _panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
             yield svg.text(WIDTH - RIGHT - 6, y - 5, label + format_bytes(size), "faint small", "end")
     peak = max(curve.points, key=lambda point: point.bytes)
     yield from svg.legend(kinds, peak.by_category, top)
-    at = (peak.event or 0) if curve.kind == PLAYED else curve.points.index(peak) + 0.5
+    at = (peak.event or 0) if curve.kind in BY_EVENT else curve.points.index(peak) + 0.5
     lines = (f"peak {format_bytes(peak.bytes)}", peak.instant or curve.name)
     yield from svg.peak(scale.x(at), scale.y(peak.bytes), lines, top)
 
@@ -116,7 +117,7 @@ def _held(curve: Curve) -> int | None:
 
 def _thinned(curve: Curve) -> Sequence[Point]:
     """Of a played curve one point of each few, the fullest: more than a pixel or two tells."""
-    few = -(-len(curve.points) // MOST) if curve.kind == PLAYED else 1
+    few = -(-len(curve.points) // MOST) if curve.kind in BY_EVENT else 1
     groups = (curve.points[at : at + few] for at in range(0, len(curve.points), few))
     return [max(group, key=lambda point: point.bytes) for group in groups]
 
@@ -124,7 +125,7 @@ def _thinned(curve: Curve) -> Sequence[Point]:
 def _columns(kind: str, points: Sequence[Point]) -> Iterator[Column]:
     """Places and bytes: an instant is flat over its own place."""
     for place, point in enumerate(points):
-        if kind == PLAYED:
+        if kind in BY_EVENT:
             yield point.event or 0, point.by_category
         else:
             yield place, point.by_category

@@ -39,6 +39,16 @@ class Left(NamedTuple):
         return self.size * self.number
 
 
+class Held(NamedTuple):
+    """What one place of the program asked for, and still has at the measured peak."""
+
+    place: str
+    """Empty: before the recording began, or where no frames were kept."""
+    bytes: int
+    number: int
+    """Of storages."""
+
+
 class Explained(NamedTuple):
     """What a snapshot shows, and, where a job is given, how a played step explains it."""
 
@@ -53,6 +63,8 @@ class Explained(NamedTuple):
     """Requests after which the two reserved figures differ."""
     alive: int
     """Storages at the measured peak."""
+    held: tuple[Held, ...] = ()
+    """What is alive at the measured peak, by where it was asked for; largest first."""
     report: Report | None = None
     played_peak: int = 0
     explained_bytes: int = 0
@@ -72,6 +84,8 @@ class Explained(NamedTuple):
             "from_the_start": snapshot.whole,
             "measured": {"allocated_bytes": self.allocated_peak, "reserved_bytes": self.reserved_peak},
             "replayed": {"reserved_bytes": self.replayed_peak, "differences": self.differences},
+            "held": [each._asdict() for each in self.held],
+            "failure": snapshot.failure._asdict() if snapshot.failure else None,
         }
         if report is not None:
             found["estimated"] = {
@@ -105,10 +119,19 @@ def explain(snapshot: Snapshot, report: Report | None = None) -> Explained:
         max((each.reserved for each in seen), default=0),
         sum(each.measured != each.reserved for each in seen),
         len(alive),
+        _held(alive, snapshot.places),
         report,
     )
     recorded = step_events(report.recipe) if report is not None and report.recipe is not None else None
     return found if recorded is None else _matched(found, alive, recorded)
+
+
+def _held(alive: Mapping[int, int], places: Mapping[int, str]) -> tuple[Held, ...]:
+    sizes, numbers = Counter[str](), Counter[str]()
+    for number, size in alive.items():
+        sizes[places.get(number, "")] += size
+        numbers[places.get(number, "")] += 1
+    return tuple(Held(place, size, numbers[place]) for place, size in sizes.most_common())
 
 
 def _matched(found: Explained, alive: Mapping[int, int], recorded: StepEvents) -> Explained:

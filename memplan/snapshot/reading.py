@@ -37,6 +37,15 @@ class Event(NamedTuple):
     """'modeling_llama.py:123 forward': the deepest frame outside torch."""
 
 
+class Failure(NamedTuple):
+    """A request that the card had no room for."""
+
+    requested_bytes: int
+    free_bytes: int
+    """Of the card, as CUDA said."""
+    place: str
+
+
 class Snapshot(NamedTuple):
     """One device's."""
 
@@ -48,6 +57,8 @@ class Snapshot(NamedTuple):
     """The recording begins with an empty allocator."""
     foreign: int
     """Frees of blocks that nothing says anything of."""
+    failure: Failure | None = None
+    """The last request that found no room."""
 
 
 def read_snapshot(path: str, device: int | None = None) -> Snapshot:
@@ -78,7 +89,9 @@ def _snapshot(data: dict[str, Any], device: int) -> Snapshot:
     found = start.segments()
     numbers = {address: number for number, address in enumerate(sorted(start.blocks))}
     actions, places, foreign = _actions(events, dict(numbers))
-    return Snapshot(device, Recording(found, actions, settings), places, not found, foreign)
+    failures = [Failure(event.size, event.free, event.place) for event in events if event.kind == OOM]
+    last = failures[-1] if failures else None
+    return Snapshot(device, Recording(found, actions, settings), places, not found, foreign, last)
 
 
 def _list(value: Any) -> list[Any]:
@@ -99,20 +112,19 @@ def _events(entries: list[Any]) -> Iterator[Event]:
         kind = KINDS.get(entry["action"])
         if kind is None:
             continue
-        place = _place(entry.get("frames")) if kind == ALLOC else ""
+        place = _place(entry.get("frames")) if kind in (ALLOC, OOM) else ""
         free = _whole(entry.get("device_free", 0))
         address = 0 if kind == OOM else _whole(entry["addr"])
         yield Event(kind, address, _whole(entry["size"]), _whole(entry.get("stream", 0)), free, place)
 
 
 def _place(frames: Any) -> str:
-    """The deepest frame of Python that is not torch's own."""
-    for frame in frames[:200] if isinstance(frames, list) else ():
-        file, name = str(frame.get("filename", "")), str(frame.get("name", ""))
-        if file.endswith(".py") and "/torch/" not in file:
-            line = frame.get("line", 0)
-            return printable(f"{file.rsplit('/', 1)[-1]}:{line} {name}")[:80]
-    return ""
+    """The deepest frame of Python that is not torch's own; where all are, the deepest."""
+    listed = frames[:200] if isinstance(frames, list) else []
+    files = [(str(frame.get("filename", "")), frame) for frame in listed]
+    python = [(file, frame) for file, frame in files if file.endswith(".py")]
+    file, frame = next((each for each in python if "/torch/" not in each[0]), python[0] if python else ("", {}))
+    return printable(f"{file.rsplit('/', 1)[-1]}:{frame.get('line', 0)} {frame.get('name', '')}")[:80] if file else ""
 
 
 def _settings(said: Any, segments: list[Any], events: list[Event]) -> Settings:
