@@ -300,3 +300,15 @@ def test_a_base_of_four_bits_computes_in_what_is_written(keys: dict[str, Any], d
     found = emit(read_job(job), find_framework("trl"))
     assert yaml.safe_load(found.texts["train.yaml"])["dtype"] == dtype
     assert any("4-bit base" in text for text in found.report.warnings) == (keys == {"quantization": "nf4"})
+
+
+def test_a_reward_model_s_engine_comes_back_from_verl() -> None:
+    scored = {"role": "reward", "model": "qwen2.5-0.5b", "rollout": {"engine": "vllm", "gpu_memory_utilization": 0.2}}
+    keys = {"model": "qwen2.5-0.5b", "method": "ppo", "gpu": "h100-80gb", "num_gpus": 8, "global_batch_size": 64}
+    keys |= {"sequence_length": 512, "completion_length": 256, "extra_models": [scored], "rollout": {"engine": "vllm"}}
+    made = emit(read_job({**keys, "trainer": "verl", "sharding": "fsdp"}), find_framework("verl"))
+    assert "enable_resource_pool: false" in made.texts["verl.yaml"]
+    beside = {"rollout": {"engine": "vllm", "placement": "colocate", "gpu_memory_utilization": 0.4}}
+    other = read_job({**keys, **beside, "trainer": "openrlhf", "zero_stage": 3})
+    with pytest.raises(InvalidJob, match=r"rollout.scorer: vllm cannot be said to OpenRLHF"):
+        emit(other, find_framework("openrlhf"))

@@ -245,7 +245,8 @@ def collect(values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if "lengths" in given:
         given["lengths"] = in_full(given["lengths"])
     for flag, name in (("--set", "set_"), ("--fix", "fix")):
-        for assignment in values.get(name) or ():
+        last = {each.partition("=")[0].strip(): each for each in values.get(name) or ()}  # as a repeated option's does
+        for assignment in last.values():
             assign(given, assignment, flag)
     model = values.get("target")
     if values.get("without"):  # keys of the file, which its reader takes out of what it doubts
@@ -282,7 +283,8 @@ def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
         for name, item in value.items():
             _merge(before, name, item, said)
     elif before is not None and before != value:
-        raise UsageError(f"{said}: {key} is given twice: {before!r} and {value!r}", "keep one of them")
+        hint = f"keep one of them: leave {said} out, or the option that says it too"
+        raise UsageError(f"{said}: {key} is given twice: {before!r} and {value!r}", hint)
     else:
         job[key] = value
 

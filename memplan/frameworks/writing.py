@@ -180,8 +180,7 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
         other = resolve(read_back(job, texts, row))
     except (InvalidJob, ModelError) as error:
         raise InvalidJob(f"{row.title} cannot say this job: {error.message}", error.hint) from None
-    different = differences(recipe, other, row)
-    if different:
+    if different := differences(recipe, other, row):
         key, wanted, got = different[0]
         raise InvalidJob(
             f"{key}: {short(wanted)} cannot be said to {row.title}, whose files make it {short(got)}",
@@ -190,8 +189,9 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
 
 
 def short(value: object) -> str:
-    """A value in a message."""
-    return str(_plain(value)).lower()[:60] if isinstance(value, bool) else str(_plain(value))[:60]
+    """A value in a message; an engine by its name."""
+    text = str(_plain(getattr(value, "engine", value)))[:60]
+    return text.lower() if isinstance(value, bool) else text
 
 
 def read_back(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[str, ...] = ()) -> JobInput:

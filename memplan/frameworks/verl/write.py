@@ -7,6 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script, torchrun
 from memplan.frameworks.base import File, Writing
+from memplan.presets import find_preset
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.other_models import ExtraModel
@@ -14,6 +15,8 @@ from memplan.units import MiB
 
 CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
+OF_POLICIES = ("logprobs_mode", "checkpoint_engine")
+"""Of a policy's engine alone."""
 IMPLEMENTATIONS = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
@@ -148,7 +151,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
     }
     if job.method == "ppo":
         values["critic"] = _critic(job, writing, _offload(of))
-    return values
+    return values | _reward(job, of)
 
 
 def _rollout(of: Generator | None) -> dict[str, Any]:
@@ -173,6 +176,18 @@ def _rollout(of: Generator | None) -> dict[str, Any]:
     }
     bucket = of.syncing.bucket_bytes
     return values | ({"checkpoint_engine": {"update_weights_bucket_megabytes": bucket // MiB}} if bucket else {})
+
+
+def _reward(job: Job, of: Generator | None) -> dict[str, Any]:
+    """A reward model with an engine of its own, on the same cards."""
+    own = next((extra.model for extra in job.extra_models if extra.rollout is not None), None)
+    if of is None or of.scorer is None or not isinstance(own, str):
+        return {}
+    preset = find_preset(own) if "/" not in own else None
+    engine = {key: value for key, value in _rollout(of.scorer).items() if key not in OF_POLICIES}
+    path = str(preset["hub_id"]) if preset else own
+    values = {"enable": True, "enable_resource_pool": False, "model": {"path": path}, "rollout": engine}
+    return {"reward_model": values}
 
 
 def _offload(of: Generator | None) -> dict[str, Any]:
