@@ -264,6 +264,10 @@ def test_adapters_that_llamafactory_loads_are_asked_for() -> None:
     text += "do_train: true\ncutoff_len: 512\nper_device_train_batch_size: 1\nbf16: true\ntemplate: qwen\ndataset: x\n"
     found = checked(text, "a.yaml")
     assert (found.fits, found.hint) == ("unclear", f"add --lora-r and --lora-targets, such as {SUCH['lora']}")
+    Path("out/sft").mkdir(parents=True)
+    Path("out/sft/adapter_config.json").write_text('{"peft_type": "LORA", "r": 32, "target_modules": ["q_proj"]}')
+    read = checked(text, "a.yaml")
+    assert (read.fits, read.job["lora"]["r"], list(read.job["lora"]["targets"])) == ("yes", 32, ["q_proj"])
 
 
 def test_unsloth_loads_the_whole_model_where_four_bits_are_refused() -> None:

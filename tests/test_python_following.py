@@ -267,3 +267,23 @@ def test_of_adapters_what_the_text_has_is_not_asked_for(tmp_path: Path, r: str, 
     made = given.job.lora
     assert (made.r, list(made.targets)) == ((2, ["q_proj"]) if wanted == "lora.r" else (4, ["o_proj"]))
     assert asked(given) == set()
+
+
+SAVED = '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 32, "target_modules": ["up_proj"]}'
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(ID), './old', is_trainable=True)",
+        "AutoPeftModelForCausalLM.from_pretrained('old', is_trainable=True)",
+        "FastLanguageModel.from_pretrained('old', max_seq_length=512)[0]",
+    ],
+)
+def test_adapters_that_another_program_saved_are_trained_on(tmp_path: Path, load: str) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/adapter_config.json").write_text(SAVED)
+    head = "from peft import AutoPeftModelForCausalLM\n"
+    given = read(tmp_path, f"{head}model = {load}\n{SFT.format(1)}", gpu="h100-80gb")
+    assert (given.job.model, given.job.lora.r, list(given.job.lora.targets)) == ("Qwen/Qwen2.5-0.5B", 32, ["up_proj"])
+    assert asked(given) == set()

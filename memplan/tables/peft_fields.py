@@ -18,6 +18,8 @@ FIELDS = {
     "trainable_token_indices": "trainable_token_indices",
 }
 """Field: key of a job's ``lora``."""
+ADAPTER = "adapter_config.json"
+"""What PEFT saves a config as, beside its adapters."""
 NO_EFFECT = frozenset(
     [
         "task_type", "peft_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping",

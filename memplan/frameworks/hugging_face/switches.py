@@ -5,12 +5,17 @@ Source: transformers 5.23 training_args.py, trainer.py (compute_loss: LabelSmoot
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from memplan.frameworks.asking import LORA
-from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import Settings, document_of, words
+from memplan.frameworks.base import FILE, Keys, Origin
+from memplan.frameworks.documents import Settings, document_of, open_document, words
+from memplan.frameworks.following import found_at
+from memplan.tables import peft_fields
 
 NOT_MODELLED = {
     "label_smoothing_factor": "a smoothed loss keeps the log-softmax of all logits beside them, which is not counted",
@@ -35,9 +40,28 @@ def mapping(keys: Keys, key: str) -> Keys:
     return keys.section(key)
 
 
+def _saved(base: str, folder: str) -> tuple[dict[str, Any], str] | None:
+    """(fields, path) of the config that PEFT saved in a folder, where it lies here."""
+    path = found_at(base, f"{folder.rstrip('/')}/{peft_fields.ADAPTER}") if folder else None
+    if path is None:
+        return None
+    shown = os.path.relpath(path)
+    return dict(open_document(shown).settings.values), shown
+
+
 def ask_loaded(keys: Keys, key: str) -> None:
     """Adapters that are loaded and trained on have the rank and the modules that their folder says."""
-    if keys.get(key):
+    saved = _saved(keys.settings.path, str(keys.get(key) or ""))
+    if saved and saved[0].get("peft_type") == "LORA":
+        fields = {name: value for name, value in saved[0].items() if value not in (None, [], {})}
+        keys.draft.values["lora"] = {
+            peft_fields.FIELDS[name]: fields[name] for name in peft_fields.FIELDS if name in fields
+        }
+        keys.draft.origins["lora"] = Origin(FILE, f"{keys.settings.where(key)}: {key}: {saved[1]}")
+        keys.draft.followed.append(str(Path(saved[1]).resolve()))
+        for name in sorted(name for name in peft_fields.NOT_MODELLED if saved[0].get(name)):
+            keys.draft.warn(name, saved[1], "not modelled", "adapters")
+    elif keys.get(key):
         why = f"adapters are loaded from {str(keys.get(key))[:60]}, which says their rank"
         keys.draft.ask("lora", keys.settings.where(key), why, LORA)
     keys.skip(key)

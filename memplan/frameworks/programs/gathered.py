@@ -75,7 +75,7 @@ MODEL_HARMLESS = words(
     pretraining_tp from_tf proxies output_loading_info variant subfolder state_dict tp_plan problem_type
     fix_tokenizer random_state max_lora_rank fast_inference gpu_memory_utilization class model_max_length
     vllm_sampling_params unsloth_force_compile use_exact_model_name offload_embedding whisper_language whisper_task
-    auto_model supports_gradient_checkpointing unsloth_tiled_mlp
+    auto_model is_trainable supports_gradient_checkpointing unsloth_tiled_mlp
     text_only remove_unused_columns unsloth_num_chunks_for_logps _commit_hash
     disable_log_stats unsloth_vllm_standby float8_kv_cache config padding_side add_eos_token weights_only"""
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, known, plain, truth
+from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
 NO_MODELS = (
@@ -75,7 +75,12 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
         name = model.values.pop(key, None) if name is None else name
     if how == "from_config":
         name = _of_config(name if name is not None else model.values.get("config"), call)
-    if cls.last.startswith("AutoPeft"):
+    saved = saved_adapter(call, name)
+    if saved is not None:
+        goes_on = cls.last in UNSLOTH or truth(call.named.get("is_trainable")) is True
+        model.set("peft_config" if goes_on else "adapter", saved if goes_on else name, call.place)
+        name = saved.values.get("base_model_name_or_path")
+    elif cls.last.startswith("AutoPeft"):
         name = Unknown(f"the base model of the adapter {name if isinstance(name, str) else ''}".strip(), call.place)
     found = call.run.saved.get(folder_of(name))
     if found is not None:
@@ -85,12 +90,6 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
     if cls.last not in UNSLOTH:
         return model
     return (model, Unknown("the tokenizer", call.place))
-
-
-def folder_of(name: Any) -> str:
-    """A folder's name without what it may be written with; empty for none."""
-    text = plain(name) if known(name) else ""
-    return posixpath.normpath(text) if isinstance(text, str) and text else ""
 
 
 def _again(model: Thing, before: Thing, adapters: Any, unsloth: bool, place: Place) -> Any:
@@ -130,7 +129,7 @@ def _of_config(config: Any, call: Call) -> Any:
 def _adapted(call: Call) -> Any:
     """``PeftModel.from_pretrained(model, "adapter")``: adapters of a rank that the text holds where it saves them."""
     model, name = call.get(0, "model"), call.get(1, "model_id") or "?"
-    config = call.run.saved.get(folder_of(name), (None, None))[1]
+    config = call.run.saved.get(folder_of(name), (None, None))[1] or saved_adapter(call, name)
     trains = config is not None and truth(call.named.get("is_trainable")) is True
     for each in things(model):
         call.run.put(each, "peft_config" if trains else "adapter", config if trains else name, call.place)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
-from memplan.frameworks.programs.values import Thing, is_plain, plain
+from memplan.frameworks.programs.values import Thing, is_plain, known, plain
+from memplan.tables.peft_fields import ADAPTER
 
 
 def _text(call: Call) -> Any:
@@ -51,6 +52,20 @@ def _exists(call: Call) -> Any:
     """``Path("config.yaml").exists()``: whether a config lies beside the program; of anything else nobody knows."""
     name = _text(call._replace(args=[call.owner]) if call.owner is not None else call)
     return True if isinstance(name, str) and call.run.files.has(name) else call.unknown()
+
+
+def folder_of(name: Any) -> str:
+    """A folder's name without what it may be written with; empty for none."""
+    text = plain(name) if known(name) else ""
+    return posixpath.normpath(text) if isinstance(text, str) and text else ""
+
+
+def saved_adapter(call: Call, folder: Any) -> Thing | None:
+    """The LoraConfig that PEFT saved in a folder, where it lies here: adapter_config.json."""
+    name = folder_of(folder)
+    document = call.run.files.data(f"{name}/{ADAPTER}") if name else None
+    values = dict(document.settings.values) if document is not None else {}
+    return Thing("peft.LoraConfig", call.place, values) if values.get("peft_type") == "LORA" else None
 
 
 FILES: Mapping[str, Callable[[Call], Any]] = {
