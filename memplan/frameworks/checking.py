@@ -274,9 +274,8 @@ DECIDING = words("method model gpu num_gpus sequence_length images batch_size ev
 def _assumed(given: JobInput, report: Report) -> Iterator[str]:
     """What decides memory and is nobody's word: 'sequence_length 1024 (TRL 1.16: max_length 1024)'."""
     for key in DECIDING:
-        source = report.sources.get(key, "default")
         alone = key == "sharding" and report.job.get("num_gpus") == 1
-        if source not in ("file", "option") and report.job.get(key) is not None and not alone:
+        if report.sources.get(key) not in ("file", "option") and report.job.get(key) is not None and not alone:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
