@@ -163,5 +163,5 @@ def assume_one_gpu(draft: Draft) -> None:
 
 
 FRAMEWORK = Framework(
-    "transformers", "transformers", "5.23", recognise, read, write, trainer="transformers", writes=(*SAID, *LAUNCHING)
+    "transformers", "transformers", "5.24", recognise, read, write, trainer="transformers", writes=(*SAID, *LAUNCHING)
 )

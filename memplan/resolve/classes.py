@@ -11,7 +11,8 @@ from functools import lru_cache
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
-from memplan.spec.model import ModelSpec, Run
+from memplan.spec.layer import Run
+from memplan.spec.model import ModelSpec
 from memplan.tables.families import FAILING, FLASH_UNTIL
 from memplan.tables.trainer import Trainer
 
