@@ -215,6 +215,7 @@ def test_what_stands_on_the_policys_gpus(
 VERL_APART = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B trainer.n_gpus_per_node=4 "
 )
+SERVED = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B --max_length 512 --use_vllm true "
 LEARNERS = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_learners_per_node 2 1 "
 
 
@@ -227,6 +228,8 @@ LEARNERS = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen2.5-
         (VERL_APART, 8),
         (LEARNERS, 3),
         (f"{LEARNERS} --single_gpu_mode", 8),
+        (f"{SERVED} --vllm_mode server --vllm_server_host 127.0.0.1", 4),
+        (f"{SERVED} --vllm_mode colocate", 8),
     ],
 )
 def test_gpus_that_generate_do_not_train(tmp_path: Path, text: str, trains: int) -> None:

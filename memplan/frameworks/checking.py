@@ -230,8 +230,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         hint = within_positions(one_hint(deciding), report.warnings)
         where = f"{deciding[0].where}: " if deciding else where
     else:
-        engine = report.engine
-        stays = "may not" if verdict.fits == "tight" else "does not"
+        engine, stays = report.engine, "may not" if verdict.fits == "tight" else "does not"
         reason = f"the engine {stays} start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):

@@ -121,6 +121,13 @@ class Draft:
         self.facts["trains_on"] = gpus
         self.remarks.append(f"{path}: {gpus} of {named} GPUs train, as it says; what generates has cards of its own")
 
+    def engine_apart(self) -> None:
+        """Processes that a launcher starts beside an engine on cards of its own train alone (``trains_on``)."""
+        said, told = self.values.get("num_gpus"), self.origins.get("num_gpus")
+        separate = (self.values.get("rollout") or {}).get("placement") == "separate"
+        if separate and told is not None and told.kind == FILE and isinstance(said, int) and said > 1:
+            self.trains_on(said, told.text)
+
     def take(self, framework: str) -> Document:
         """The file of a framework that was given beside the training's, to be read where that names one."""
         document = self.beside.pop(framework)

@@ -206,6 +206,7 @@ def draft_of(
         draft.finishers[name](draft)
     settle_model(draft, from_options)
     _within_the_sequence(draft)
+    draft.engine_apart()
     draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     return draft
 
@@ -258,7 +259,6 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
     apart = ("num_gpus",) if "trains_on" in draft.facts else ()
     from_options, ignored = normalise({key: value for key, value in options.items() if key not in apart})
     values = merged(draft.values, from_options)
-    # over the options
     settled: dict[str, Any] = {key: draft.facts[key] for key in ("model", "num_gpus") if key in draft.facts}
     values |= settled
     sources = {key: origin.kind for key, origin in draft.origins.items()} | dict.fromkeys(from_options, "option")
