@@ -42,6 +42,8 @@ def test_flash_is_refused_where_the_class_refuses_it(family: str) -> None:
 
 @pytest.mark.parametrize("family", [family for family in BUILT if not class_of(family)._supports_sdpa])
 def test_classes_without_sdpa_run_eager_attention_or_none(family: str) -> None:
+    if not CLASSES.newest and family in ("gptj", "codegen"):
+        pytest.skip("described as transformers 5.24 builds them, with sdpa")
     spec = parse_config(CONFIG_MAPPING[family]().to_dict(), family)
     assert spec.eager_only or not any(mixer.kind in ("attention", "latent") for mixer in spec.mixers)
 

@@ -7,7 +7,10 @@ Within 0.1 % in every phase; a small vocabulary, so that layers make the peaks.
 from typing import Any
 
 import pytest
+import transformers
 from traced_jobs import agree_in_every_phase, job, name, traces
+
+from memplan.tables.trainers import find_trainer
 
 CLOSE = 0.001
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -54,4 +57,7 @@ def traced() -> dict[str, Any]:
 
 @pytest.mark.parametrize("described", JOBS, ids=name)
 def test_the_engine_agrees_with_the_real_model(described: dict[str, Any], traced: dict[str, Any]) -> None:
+    newest = find_trainer("transformers", transformers.__version__).models.newest
+    if not newest and described.get("gradient_checkpointing") and "num_kv_shared_layers" not in described["model"]:
+        pytest.skip("before transformers 5.24 no layer hands keys on that none reads")
     agree_in_every_phase(described, traced[name(described)], CLOSE)
