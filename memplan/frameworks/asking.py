@@ -52,7 +52,8 @@ OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
 def option_of(key: str) -> str:
     """What to type for a key of the job, whole, so that it can be typed as it stands."""
     option = f"add --{key.replace('_', '-').replace('.', '-')}"
-    return f"{option}, such as {SUCH[key]}" if SUCH.get(key, "").startswith(option[4:]) else option
+    such = SUCH.get(key, "")
+    return f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
 
 
 STRANGE = re.compile(r"not understood$|no (?:argument|setting) of .* that is known$")
