@@ -14,6 +14,16 @@ OFFLOADS = ("parameters", "optimizer", "gradients")
 """What of the trainer can be on the host while the engine generates."""
 
 
+def _engine(value: object) -> object:
+    """Raise InvalidJob for an engine that runs beside trainers, whose cache is not known."""
+    if isinstance(value, str) and re.fullmatch(r"(?i)(trt|tensorrt)[-_]?llm", value):
+        raise InvalidJob(
+            f"rollout.engine: {value} is not modelled: its cache is a share of what its own profile run leaves free",
+            "for a bound use vllm with gpu_memory_utilization: the share of the card that it may fill at most",
+        )
+    return value
+
+
 def _share(value: object, info: ValidationInfo) -> object:
     """A share of the card: more than 0, and no more than 1."""
     try:
@@ -69,7 +79,7 @@ class Rollout(Frozen):
     """Tokens of a prompt, padding included."""
     completion_length: Count | None = None
     """Tokens of a completion: with prompt_length, the sequence_length and completion_length of the update."""
-    engine: Literal["none", "hf", "vllm", "sglang"] | None = None
+    engine: Annotated[Literal["none", "hf", "vllm", "sglang"] | None, BeforeValidator(_engine)] = None
     """What generates: vllm, sglang, hf (transformers' generate, with the policy's own weights), or none where it is not
     counted; the trainer's own when not given."""
     engine_version: Annotated[str | None, BeforeValidator(_version)] = None
