@@ -9,7 +9,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
-from memplan.units import ceil_div
+from memplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
     from memplan.spec.recipe import Recipe
@@ -67,8 +67,12 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     for linear, owned in adaptable(layer):
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
+        wide = experts is not None and experts.routing.kept_wide and linear is experts.router
         if owned:
-            yield Weight(linear.name, rows, columns, count, trained and not linear.frozen, "layer", linear=matrix)
+            learns = trained and not linear.frozen
+            yield Weight(
+                linear.name, rows, columns, count, learns, "layer", linear=matrix, itemsize=DTYPE_BYTES["fp32"] * wide
+            )
         if linear.bias and owned:
             yield Weight(
                 linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"

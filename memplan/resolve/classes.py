@@ -13,8 +13,9 @@ from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.layer import Run
 from memplan.spec.model import ModelSpec
-from memplan.tables.families import FAILING, FLASH_UNTIL
+from memplan.tables.families import FAILING, FLASH_UNTIL, FP32_ROUTERS
 from memplan.tables.trainer import Trainer
+from memplan.units import DTYPE_BYTES
 
 OTHER_CLASSES = ("litgpt", "nemo-aligner")
 """Trainers with model classes of their own, beside those that run on Megatron."""
@@ -42,7 +43,24 @@ def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> 
         raise InvalidJob(f"model: {why}", "use another version: trainer_version: 5.23")
     if why:
         notes.remark(f"model: {why}; it is counted as 5.23 runs it")
+    if spec.family in FP32_ROUTERS and job.sharding not in ("fsdp", "fsdp2"):  # which take one dtype alone
+        return _with_wide_routers(spec)
     return spec
+
+
+@lru_cache(maxsize=64)
+def _with_wide_routers(spec: ModelSpec) -> ModelSpec:
+    """Their weights in fp32, whatever the others are in."""
+    return spec.model_copy(update={"runs": tuple(map(_with_wide_router, spec.runs))})
+
+
+def _with_wide_router(run: Run) -> Run:
+    part = run.layer.feed_forward
+    if part is None or part.experts is None:
+        return run
+    routing = part.experts.routing.model_copy(update={"stored_itemsize": DTYPE_BYTES["fp32"], "kept_wide": True})
+    part = part.model_copy(update={"experts": part.experts.model_copy(update={"routing": routing})})
+    return run.model_copy(update={"layer": run.layer.model_copy(update={"feed_forward": part})})
 
 
 @lru_cache(maxsize=64)

@@ -26,6 +26,8 @@ class Routing(Described):
     """A bias of each expert is added for the choice; the weights are gathered from the scores without it."""
     stored_itemsize: int = 0
     """Of the router's weight, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
+    kept_wide: bool = False
+    """The router's weight is stored so, too, with its gradient and states."""
     groups: int = 0
     """Experts are chosen within the best of so many groups; 0 does not group."""
     kept_groups: int = 0

@@ -43,6 +43,13 @@ WITHOUT_FLASH = frozenset((*_WITHOUT_FLASH, *FLASH_UNTIL))
 (transformers 5.24 modeling_utils.py: _flash_attn_can_dispatch)."""
 WITHOUT_FLASH_BEFORE = frozenset((*_WITHOUT_FLASH, "codegen"))
 """The same up to transformers 5.23."""
+FP32_ROUTERS = frozenset(
+    (
+        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite"),
+        *("glm_moe_dsa", "kimi_k25", "nemotron_h"),
+    )
+)
+"""Types that keep their routers' weights in fp32 from transformers 5.24 on (``_keep_in_fp32_modules_strict``)."""
 FAILING = {
     "llama4": "Llama4ForConditionalGeneration of transformers 5.24 fails in its forward, with images and without: it "
     "reads image_outputs, which the output of its language model does not have"

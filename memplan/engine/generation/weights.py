@@ -16,6 +16,7 @@ from memplan.spec.generation import Draft, Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import NEVER, era_of
+from memplan.tables.families import FP32_ROUTERS
 from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.units import ceil_div, round_up
 
@@ -126,6 +127,8 @@ class Rank(NamedTuple):
     """Marlin's kernels of MXFP4: the hidden size rounded up, over itself; 0: others, which round nothing up."""
     tensor_of_experts: int = 1
     """Ranks that divide each expert's inner features."""
+    router_itemsize: int = 0
+    """Of routers' weights; 0: as the model's class stores them."""
 
     def block(self, held: Sequence[Held]) -> int:
         """Of matrices that are one tensor."""
@@ -165,6 +168,8 @@ def weights_bytes(of: Generator, marlin: bool = False) -> int:
     has experts in MXFP4 multiplied by Marlin's kernels."""
     spec, shares = of.model, max(of.expert_parallel, of.tensor_parallel)
     rank = Rank(of.tensor_parallel, shares, of.itemsize, format_of(of), era_of(of.engine, of.version).unsplit_from)
+    if of.model.family in FP32_ROUTERS:  # of transformers alone
+        rank = rank._replace(router_itemsize=of.itemsize)
     if marlin and rank.format == "mxfp4" and of.engine == "vllm":
         padded = round_up(spec.hidden_size, MARLIN_HIDDEN) / spec.hidden_size
         inner = 1 if of.expert_parallel > 1 else of.tensor_parallel
@@ -272,7 +277,7 @@ def _experts(experts: Experts, rank: Rank) -> int:
     if rank.padded_hidden:
         inner = experts.intermediate / rank.tensor_of_experts
         held = int(held * rank.padded_hidden * round_up(int(inner), MARLIN_INNER) / inner)
-    router = experts.router.parameters * (experts.routing.stored_itemsize or rank.itemsize)
+    router = experts.router.parameters * (rank.router_itemsize or experts.routing.stored_itemsize or rank.itemsize)
     corrected = experts.count * 4 if experts.routing.corrected else 0
     return held + router + corrected
 
