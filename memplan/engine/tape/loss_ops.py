@@ -67,10 +67,15 @@ def plain_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
 
 
 def shifted(p: Pass, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """``logits.float()``, and a copy of all but each row's last position; a single row is contiguous as it is."""
+    """``logits.float()``, and a copy of all but each row's last position; a single row is contiguous as it is.
+
+    ``logits[..., :-1, :]`` is two slices, each of which has its zeros in backward, in torch of that time (2.4
+    ATen/TensorIndexing.h: applySlice; 2.13 leaves the one of all the vocabulary out).
+    """
     tape, dim = p.tape, logits.dim
     wide = cast(tape, logits, FP32, "logits in fp32")
     scored = view(tape, wide, Dim(dim.symbol, dim.elements - dim.elements // p.tokens * p.rows), whole=False)
+    scored = view(tape, scored, scored.dim, whole=False)
     return wide, copy(tape, scored, "shifted logits in fp32") if p.rows > 1 else scored
 
 
