@@ -109,15 +109,12 @@ def _is_played_zero(recipe: Recipe) -> bool:
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """Without ZeRO; of torch's own parallelism all but pipelines. Of LoRA under FSDP1 what is stored as it is computed
-    in: six published runs hold within 1.5 % of that play, but for the kernels of their context. Under mixed precision
-    twelve hold up to 6 % more than theirs, as if two of a layer's widest tensors lay elsewhere, one with its weights on
-    the host 11 %, and nobody knows why: the band is nearer to them, and not below."""
+    """Without ZeRO; of torch's own parallelism all but pipelines. Of LoRA under FSDP1 all but with weights on the host,
+    of which one published run holds 11 % more than its play, and nobody knows why."""
     if recipe.storage.precision.master:
         return False
     if not (recipe.several or recipe.in_units):
         return True
-    fsdp, adapted = recipe.sharding.fsdp, recipe.adapter is not None and recipe.quantised is None
-    unsure = recipe.storage.precision.mixed or fsdp.casts or fsdp.cpu_offload
-    known = not (recipe.sharding.name == "fsdp" and adapted and unsure)
+    adapted = recipe.adapter is not None and recipe.quantised is None
+    known = not (recipe.sharding.name == "fsdp" and adapted and recipe.sharding.fsdp.cpu_offload)
     return recipe.sharding.name in SHARDINGS and recipe.parallel.pipeline == 1 and known
