@@ -27,17 +27,12 @@ from memplan.units import GiB
 
 HERE = Path(__file__).resolve().parent / "data"
 METERS = ("reserved", "device")
-LOGITS_HELD = ("008", "016", "040", "072", "080", "104", "112")
-ONE_COPY_MORE = "one more copy of foak's fp32 logits is held than is ever alive at once (granite's not): open"
 READ = {
     "fms-a100_80gb-060": "Mixtral's router fills some experts more than others: its allocated is 1.6 % higher too",
     "fms-a100_80gb-062": "the same with twice the batch: allocated 1.9 % more than even experts take; not modelled",
     "torchtune-llama2-7b-lora-4090": "torchtune 0.1 holds shifted logits, 1.0 GiB in fp32, in backward: not modelled",
     "trace-tinyllama-fp4-lora-1x1000": "bitsandbytes before 0.43.1 kept each 4-bit product's input; 0.5 GiB are open",
     "trace-tinyllama-int8-lora-4x1200": "the same notebook, in eval mode and without an optimizer; open",
-    **dict.fromkeys(
-        ("fms-a100_80gb-036", "fms-a100_80gb-080", *(f"fms-a100_80gb_liger-{n}" for n in LOGITS_HELD)), ONE_COPY_MORE
-    ),
 }
 """Of measured rows above the high figure."""
 
