@@ -93,7 +93,9 @@ def test_the_front_is_that_of_brute_force(seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(500):
         space, room = drawn(random_), random_.randint(1, 60)
-        found = front(space, lambda each: each.size, partial(ge, room), lambda size: size)
+        sure = sorted((random_.random(), random_.random()))
+        least = [partial(lambda share, each: int(share * each.size), share) for share in sure]
+        found = front(space, lambda each: each.size, partial(ge, room), lambda size: size, least=least, most=room)
         fitting = [each for each in space if each.size <= room]
         expected = [each for i, each in enumerate(fitting) if all(each.size < before.size for before in fitting[:i])]
         assert [each for each, _ in found.plans] == expected

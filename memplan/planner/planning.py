@@ -19,7 +19,7 @@ from memplan.planner.candidates import Candidate, Candidates, Floored, Refused
 from memplan.planner.degrees import native_obstacle
 from memplan.planner.generating import not_apart
 from memplan.planner.global_batch import global_batch, too_large
-from memplan.planner.pricing import Priced, Pricing
+from memplan.planner.pricing import Priced, Pricing, allowed_of
 from memplan.planner.result import Plan, Point, Rejected, billed
 from memplan.planner.search import Found, best, front, nearest
 from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
@@ -150,13 +150,15 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
 
 def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:
     """The front of speed against memory."""
-    whole = len(of.legal)
+    whole, pricing = len(of.legal), pricing_of(asked)
     return front(
         of.legal,
-        pricing_of(asked),
+        pricing,
         lambda priced: priced.fits,
         lambda priced: priced.bytes,
         lambda priced: tell("pricing plans for the front", priced, whole),
+        (pricing.rests, pricing.starts),
+        allowed_of(of.legal[0].recipe) if of.legal else 0,
     )
 
 

@@ -20,6 +20,12 @@ from memplan.units import DTYPE_BYTES
 PLAIN, EXPANDABLE = Allocator.model_construct(), Allocator.model_construct(expandable_segments=True)
 
 
+def allowed_of(recipe: Recipe) -> int:
+    """Bytes of the card above which nothing fits with the margin."""
+    assert recipe.hardware.gpu is not None
+    return int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
+
+
 class Free(NamedTuple):
     """A change that costs nothing."""
 
@@ -165,9 +171,7 @@ class Pricing:
     def short_at_least(self, recipe: Recipe, quickly: bool = False) -> int:
         """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be.
         ``quickly``: of a recipe whose resting bytes alone are too many, what of them is missing."""
-        assert recipe.hardware.gpu is not None
-        leanest = self.leanest(recipe)[1]
-        allowed = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
+        leanest, allowed = self.leanest(recipe)[1], allowed_of(recipe)
         rests = resting(leanest)
         if quickly and rests > allowed:
             return rests - allowed
@@ -175,6 +179,16 @@ class Pricing:
         if short <= 0 and leanest.in_megatron and leanest.parallel.pipeline > 1:
             short = first_stage(leanest) - allowed
         return max(0, short)
+
+    def rests(self, candidate: Candidate) -> int:
+        """Bytes that its price is not below, whatever costs nothing; 0 where nothing is proven, beside an engine."""
+        return resting(self.leanest(candidate.recipe)[1]) if candidate.recipe.generator is None else 0
+
+    def starts(self, candidate: Candidate) -> int:
+        """The same of the first of Megatron's stages, of which there are several."""
+        recipe = self.leanest(candidate.recipe)[1]
+        several = recipe.in_megatron and recipe.parallel.pipeline > 1 and recipe.generator is None
+        return first_stage(recipe) if several else 0
 
     def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
         """The same of a candidate; where an engine stands beside it, what its update alone misses by is known once."""

@@ -11,9 +11,10 @@ finds which miss by least.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 from sys import maxsize
 from typing import Generic, Protocol, TypeVar
 
@@ -177,25 +178,34 @@ def front(
     fits: Callable[[_P], bool],
     size: Callable[[_P], int],
     tell: Callable[[int], None] = lambda priced: None,
+    least: Sequence[Callable[[_C], int]] = (),
+    most: float = inf,
 ) -> Found[_C, _P]:
-    """The Pareto front: those that fit and than which no faster one, or equally fast one before it, is as small."""
+    """The Pareto front: those that fit and than which no faster one, or equally fast one before it, is as small.
+    ``least``: what one's size is not below, the cheaper ones to ask first; ``most``: the size above which none fits."""
     found: Found[_C, _P] = Found()
     blocked: dict[Hashable, int] = {}
     known: dict[Hashable, list[tuple[int, int]]] = {}
     smallest: int | None = None
     for each in ordered:
-        least = blocked.get(each.group)
-        if least is not None and each.batch >= least:
+        least_batch = blocked.get(each.group)
+        if least_batch is not None and each.batch >= least_batch:
             continue
         floor = max((of for batch, of in known.get(each.group, ()) if batch <= each.batch), default=0)
         if smallest is not None and floor >= smallest:
+            continue
+        enough = min(most, smallest - 1) if smallest is not None else most
+        bound = next((at for at in (ask(each) for ask in least) if at > enough), 0)
+        if bound > most:
+            blocked[each.group] = min(each.batch, least_batch or each.batch)
+        if bound:
             continue
         priced = price(each)
         found.priced += 1
         tell(found.priced)
         known.setdefault(each.group, []).append((each.batch, size(priced)))
         if not fits(priced):
-            blocked[each.group] = min(each.batch, least or each.batch)
+            blocked[each.group] = min(each.batch, least_batch or each.batch)
         elif smallest is None or size(priced) < smallest:
             smallest = size(priced)
             found.plans.append((each, priced))
