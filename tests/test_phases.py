@@ -22,6 +22,7 @@ from memplan.spec.reading import read_job
 
 GiB = 1 << 30
 EIGHT = {"model": "llama-3.1-8b", "method": "sft", "trainer": "transformers", "trainer_version": "5.23", "num_gpus": 8}
+MEGATRON = {"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2, "phases": "load,save"}
 WHOLE = 8_030_261_248
 """Parameters of Llama 3.1 8B."""
 TABLE = 128_256 * 4096
@@ -48,7 +49,7 @@ def rows(found: Moment, place: str = "gpu") -> dict[str, int]:
         ({"phases": "save,load"}, ["load", "save"]),
         ({"phases": "none"}, []),
         ({"phases": ["merge"], "lora": {"r": 8}}, ["merge"]),
-        ({"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2}, ["first-step"]),
+        ({"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2}, ["load", "first-step", "save"]),
         (
             {
                 "trainer": "trl",
@@ -77,7 +78,7 @@ def test_a_job_has_the_phases_of_its_trainer_or_those_that_it_names(keys: dict[s
         ({"phases": "evaluate"}, "phases: evaluate: there is no eval_batch_size"),
         ({"phases": "sync"}, "phases: sync: there is no engine that weights are sent to"),
         ({"phases": "rewind"}, "phases: unknown value 'rewind'"),
-        ({"phases": "save", "tensor_parallel": 2, "trainer": "megatron"}, "phases: save: under Megatron"),
+        ({"phases": "resume", "tensor_parallel": 2, "trainer": "megatron"}, "phases: resume: under Megatron"),
     ],
 )
 def test_a_phase_that_cannot_be_is_refused(keys: dict[str, Any], words: str) -> None:
@@ -116,6 +117,7 @@ def test_nothing_of_the_step_moves() -> None:
 def test_every_instant_has_a_word() -> None:
     found = [moment("load"), moment("save"), moment("merge", phases="merge", lora={"r": 8})]
     found.append(moment("resume", phases="resume"))
+    found += [moment(name, **MEGATRON) for name in ("load", "save")]
     assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.transfer"}
     assert moment_words("first-policy.loss") == instant_words("policy.loss")[0]
 
@@ -259,6 +261,14 @@ def test_resuming_reads_where_the_framework_reads(keys: Keys, card: int | None, 
     assert at["host"] == pytest.approx(host, rel=1e-4)
     assert at["node"] == pytest.approx(node, rel=1e-4)
     assert at["gpu"] > 0 if card is None else at["gpu"] == pytest.approx(card, rel=1e-4)
+
+
+def test_megatron_copies_weights_into_their_buffer_and_a_ranks_part_to_the_host() -> None:
+    """16-bit weights twice and fp32 gradients at once; then main weights and states of a quarter, and a quarter of the
+    weights."""
+    load, save = moment("load", **MEGATRON), moment("save", **MEGATRON)
+    assert load.allocated_bytes == pytest.approx((2 + 2 + 4) * WHOLE // 2, rel=1e-3)
+    assert rows(save, "host")["this rank's part of the checkpoint"] == pytest.approx((12 + 2) * WHOLE // 8, rel=1e-3)
 
 
 def test_merging_holds_the_largest_matrix_alone() -> None:

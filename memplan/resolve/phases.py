@@ -23,6 +23,7 @@ def _names(job: Job, recipe: Recipe, habits: Habits) -> tuple[str, ...]:
     lacks = _lacking(recipe)
     if job.phases is None:
         own = (*habits.phases, *(("sync",) if recipe.generator is not None else ()))
+        own = (*own, "load", "save") if recipe.in_megatron else own
         return tuple(name for name in PHASES if name in own and name not in lacks)
     for name in job.phases:
         if name in lacks:
@@ -34,9 +35,10 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     """Phases that a job has not, or that are not modelled, and why."""
     lacks: dict[str, str] = {}
     critic = recipe.others.critic
-    if recipe.in_megatron or recipe.parallel.model > 1:
-        what = "Megatron" if recipe.in_megatron else "model parallelism"
-        lacks |= dict.fromkeys(("load", "resume", "save", "merge"), f"under {what} it is not modelled")
+    if recipe.in_megatron:
+        lacks |= dict.fromkeys(("resume", "merge"), "under Megatron it is not modelled")
+    elif recipe.parallel.model > 1:
+        lacks |= dict.fromkeys(("load", "resume", "save", "merge"), "under model parallelism it is not modelled")
     if critic is not None and critic.apart:
         phases = ("load", "resume", "first-step", "save", "merge")
         lacks |= dict.fromkeys(phases, "beside a critic's engine it is not modelled")

@@ -8,6 +8,7 @@ length, checkpointing, kernels) no phase reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -42,8 +43,16 @@ class Module(Protocol):
         """Every row of the phase."""
 
 
-def _module(name: str) -> Module:
+def _by_megatron(name: str, recipe: Recipe) -> bool:
+    """Whether Megatron has a way of its own."""
+    return recipe.in_megatron and name in ("load", "save")
+
+
+def _module(name: str, recipe: Recipe) -> Module:
     """A phase's module, which jobs without it never load."""
+    if _by_megatron(name, recipe):
+        megatron: Any = import_module("memplan.engine.phases.megatron")
+        return getattr(megatron, name.title())  # type: ignore[no-any-return]
     module: Any = import_module(f"memplan.engine.phases.{name}")
     return module  # type: ignore[no-any-return]
 
@@ -66,12 +75,12 @@ class _Instants(NamedTuple):
     schedule: tuple[str, ...]
 
 
-def _own_sums(parts: Any) -> tuple[PhaseSums, ...]:
-    """The sums of the rows that each phase has of its own."""
+def _own_sums(parts: Any, megatron: bool = False) -> tuple[PhaseSums, ...]:
+    """The sums of the rows that each phase has of its own. ``megatron``: of those that are its own way."""
     found = []
     for name in parts.recipe.moments.names:
-        if name in BESIDE_STEP:
-            module = _module(name)
+        if name in BESIDE_STEP and _by_megatron(name, parts.recipe) is megatron:
+            module = _module(name, parts.recipe)
             adding = Adding(_Instants(module.INSTANTS))
             module.enter(adding, parts)
             own = Totalled([adding.closed()], module.INSTANTS)
@@ -81,16 +90,17 @@ def _own_sums(parts: Any) -> tuple[PhaseSums, ...]:
     return tuple(found)
 
 
-_remembered_sums = remembered(_own_sums)
+_remembered_sums, _in_megatron = remembered(_own_sums), remembered(partial(_own_sums, megatron=True), megatron=True)
 
 
 def sums_of_phases(recipe: Recipe, step: Ledger | Totalled) -> list[PhaseSums]:
     """The most of every phase with rows of its own."""
     if not recipe.moments.names:
         return []
+    sums = [*_remembered_sums(recipe), *(_in_megatron(recipe) if recipe.in_megatron else ())]
     lasting = between_steps(step, recipe)
     on_host = sum(step.lasting(meter, HOST) for meter in step.meters(HOST))
-    found = (_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in _remembered_sums(recipe))
+    found = (_beside(own, lasting, on_host) if BESIDE_STEP[own.name] else own for own in sums)
     return [_without(own, _away(recipe)) if own.name == "sync" else own for own in found]
 
 
@@ -142,14 +152,23 @@ def _kept(step: Ledger) -> Iterator[Row]:
             yield row
 
 
+def _parts(name: str, recipe: Recipe) -> Any:
+    """What a phase reads of a job."""
+    if not _by_megatron(name, recipe):
+        return Parts(recipe)
+    from memplan.engine.megatron.build import MegatronParts
+
+    return MegatronParts(recipe)
+
+
 def ledger_of_phase(name: str, recipe: Recipe, step: Ledger) -> Ledger:
     """The rows of one phase, with those of the step that last through it."""
     if name == FIRST_STEP:
         return first_step(step, recipe)
-    module = _module(name)
+    module = _module(name, recipe)
     ledger = Ledger(module.INSTANTS)
     for row in _kept(step) if BESIDE_STEP[name] else ():
         if name != "sync" or not _is_away(row, recipe):
             ledger.rows.append(row._replace(dies=len(ledger.schedule) - 1))
-    module.enter(ledger, Parts(recipe))
+    module.enter(ledger, _parts(name, recipe))
     return ledger
