@@ -265,7 +265,8 @@ def test_of_adapters_what_the_text_has_is_not_asked_for(tmp_path: Path, r: str, 
     typed = {"lora.r": {"r": 2}, "lora.targets": {"targets": ["o_proj"]}}[wanted]
     given = read(tmp_path, text, gpu="h100-80gb", lora=typed)
     made = given.job.lora
-    assert (made.r, list(made.targets)) == ((2, ["q_proj"]) if wanted == "lora.r" else (4, ["o_proj"]))
+    assert made is not None
+    assert (made.r, made.targets) == ((2, ("q_proj",)) if wanted == "lora.r" else (4, ("o_proj",)))
     assert asked(given) == set()
 
 
@@ -285,5 +286,7 @@ def test_adapters_that_another_program_saved_are_trained_on(tmp_path: Path, load
     (tmp_path / "old/adapter_config.json").write_text(SAVED)
     head = "from peft import AutoPeftModelForCausalLM\n"
     given = read(tmp_path, f"{head}model = {load}\n{SFT.format(1)}", gpu="h100-80gb")
-    assert (given.job.model, given.job.lora.r, list(given.job.lora.targets)) == ("Qwen/Qwen2.5-0.5B", 32, ["up_proj"])
+    made = given.job.lora
+    assert made is not None
+    assert (given.job.model, made.r, made.targets) == ("Qwen/Qwen2.5-0.5B", 32, ("up_proj",))
     assert asked(given) == set()
