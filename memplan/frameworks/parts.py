@@ -42,8 +42,8 @@ def parts(document: Document) -> tuple[Document, ...]:
     """One document for each training that a script or a program starts; the document itself where it starts none."""
     inner = hosted.opened(document)
     if inner is not document:
-        found = parts(inner)
-        return found if found != (inner,) else (document,)
+        within = parts(inner)
+        return within if within != (inner,) else (document,)
     if document.form == "python" and not python.parts(document)[0].commands:
         return python.parts(document)
     if document.form not in ("shell", "python"):
