@@ -65,6 +65,7 @@ RUNS = {
         "openrlhf",
         "verl",
         "verl-megatron",
+        "areal",
         *IN_TURN,
         *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
     }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from memplan.engine.layers.modules import Mode, Pass
-from memplan.engine.losses.tail import leave_autocast
+from memplan.engine.losses.scored import checkpointed
 from memplan.engine.tape import chunked_ops, loss_ops, ops, routing_ops
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.offloading import Checkpoints, Offload, Place, StreamedOffload
@@ -42,7 +42,7 @@ def passing(tape: Tape, rows: int = 2, length: int = 128) -> Pass:
 def run(operation: Callable[[Tape], Tensor], tape: Tape) -> Found:
     out = operation(tape)
     ran = max(live for live, _ in tape.peaks.values())
-    leave_autocast(tape)
+    tape.leave_autocast()
     kept, node, size = tape.live, out.node, (out.dim, out.itemsize)
     del out
     if node is None:
@@ -238,3 +238,17 @@ def test_trls_stash_holds_five_copied_tensors_until_the_layer_settles() -> None:
 def test_what_is_offloaded_nowhere() -> None:
     assert (Offload.skips, StreamedOffload.skips) == (frozenset(), frozenset(["head"]))
     assert Checkpoints.skips >= {"final-norm", "head", "loss"}
+
+
+def test_each_backward_of_a_checkpoint_makes_its_own_copies_of_weights() -> None:
+    tape = Tape(autocast=2)
+    weight = param(tape, itemsize=4)
+    for _ in range(2):
+        out = checkpointed(tape, lambda inputs: ops.linear(tape, inputs[0], weight, ROW, LABEL), (leaf(tape),))
+        tape.leave_autocast()
+        node = out.node
+        assert node is not None
+        del out
+        tape.backward(node, [tape.gradient((ROW, 2))])
+        assert weight.cached_cast is None
+    assert [gradient.dim.elements for gradient in tape.gradients] == [HALF.elements] * 2

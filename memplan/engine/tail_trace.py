@@ -6,7 +6,7 @@ from typing import NamedTuple
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.moe.load_balancing_loss import all_logits
 from memplan.engine.losses.heads import Head
-from memplan.engine.losses.tail import casts_of, leave_autocast, tail_forward
+from memplan.engine.losses.tail import casts_of, tail_forward
 from memplan.engine.tape import ops
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -72,7 +72,7 @@ def tail_trace(
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
     casts, forward, node = casts_of(tape), peaks_of(tape, "forward"), loss.node
     del loss  # ``.backward()`` needs its node alone
-    leave_autocast(tape)
+    tape.leave_autocast()
     if tape.offload is not None:
         tape.offload.settle()
     host = tape.offload.host_bytes if tape.offload is not None else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
-from memplan.engine.losses.tail import casts_of, leave_autocast
+from memplan.engine.losses.tail import casts_of
 from memplan.engine.tape.graph import Frame, Node, Tensor
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
@@ -170,7 +170,7 @@ def layer_trace(
     del x, y  # ``hidden_states = decoder_layer(hidden_states, …)``: from here on what nodes saved lives (LlamaModel)
     keeps_input = style != "plain" or (watched is not None and watched() is not None)
     keeps_logits = recorded is not None and recorded() is not None
-    leave_autocast(tape)
+    tape.leave_autocast()
     if away is not None:
         away.settle()
         away.host_bytes += boundary if style != "plain" else 0
@@ -198,7 +198,7 @@ def layer_trace(
         node = start_of(tape, [held[1], *p.returned])
         start += zeros[: node.outputs - 1] if node else []
         p.shared.clear()
-        leave_autocast(tape)
+        tape.leave_autocast()
     if frame is not None:
         width = layer.width * layer.streams
         again = held.copy()
@@ -242,4 +242,4 @@ def recompute(frame: Frame, p: Pass, layer: Layer, x: Tensor) -> None:
     tape.shared_casts = ""
     tape.refill(frame, lambda: decoder_layer(p, layer, x))
     p.shared.clear()
-    leave_autocast(tape)
+    tape.leave_autocast()

@@ -11,7 +11,6 @@ from memplan.engine.before_layers import FrontTrace
 from memplan.engine.layers.hyper_connections import opened
 from memplan.engine.layers.lora import adapted_embedding, merged_rows
 from memplan.engine.layers.modules import Mode, Pass, norm, project
-from memplan.engine.losses.tail import leave_autocast
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Tensor
 from memplan.engine.tape.tags import Dim
@@ -144,7 +143,7 @@ def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool,
     held = [x]
     for step in spec.front:
         x = STEPS[step](p, spec, x, held)
-    leave_autocast(tape)
+    tape.leave_autocast()
     own = x.storage.size if x.storage else 0
     everything, node, dim, itemsize = tape.live - own, x.node, x.dim, x.itemsize
     del x

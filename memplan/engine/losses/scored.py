@@ -107,6 +107,7 @@ def checkpointed(tape: Tape, run: Callable[[Sequence[Tensor]], Tensor], inputs: 
     def backward(t: Tape, grads: Grads) -> Grads:
         found: list[Tensor | None] = [None] * len(kept)
         again = run([_leaf(t, x, found, slot) for slot, x in enumerate(kept)])
+        t.leave_autocast()  # recompute_fn's ``with device_autocast_ctx`` ends
         inner = again.node
         del again  # _checkpoint_without_reentrant's recomputation: its graph's node alone is run back
         if inner is not None:

@@ -14,13 +14,6 @@ from memplan.engine.tape.tape import Tape
 from memplan.spec.model import ModelSpec
 
 
-def leave_autocast(tape: Tape) -> None:
-    """Autocast's cache is cleared; copies that nodes saved live on."""
-    for param in tape.cached:
-        param.cached_cast = None
-    tape.cached.clear()
-
-
 def casts_of(tape: Tape) -> int:
     """Autocast's copies of weights, alive while autocast is open."""
     return sum(delta for delta, tag in tape.log if tag.category == "autocast_weights")
@@ -161,7 +154,7 @@ def _loss(
     """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
     tape, logits = p.tape, inputs.pop()
     if head.code.leaves_autocast and head.program not in heads.INSIDE:
-        leave_autocast(tape)
+        tape.leave_autocast()
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
     hidden_states = []
@@ -191,7 +184,7 @@ def _loss(
     model_locals.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
     outputs: list[Tensor] = []
     if head.code.leaves_autocast:
-        leave_autocast(tape)
+        tape.leave_autocast()
     if head.loss.keeps_outputs or (head.loss.fp32_outputs and head.program in heads.INSIDE):
         with tape.at("outputs" if head.code.leaves_autocast and head.program in heads.INSIDE else tape.point):
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.loss.fp32_outputs else logits]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.layers.decoder_layer import decoder_layer
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
-from memplan.engine.losses.tail import leave_autocast
 from memplan.engine.tape.graph import Frame, Node, Storage, Tensor
 from memplan.engine.tape.tape import Tape
 from memplan.spec.layer import Layer
@@ -55,5 +54,5 @@ class Again:
         tape.refill(frame, lambda: decoder_layer(p, self.layer, x))
         p.checkpointed = False
         p.shared.pop(ROUTER_LOGITS, None)
-        leave_autocast(tape)
+        tape.leave_autocast()
         p.mode, p.scope, p.block, p.shared, tape.category, tape.autocast = outer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
-from memplan.engine.losses.tail import leave_autocast, tail_forward
+from memplan.engine.losses.tail import tail_forward
 from memplan.engine.parallel.sequence import scattered
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.beside_layers import beside_layers
@@ -68,7 +68,7 @@ class PassRun:
         self.loss = loss.node
         del loss  # ``.backward()`` needs its node alone
         if leaves:
-            leave_autocast(tape)
+            tape.leave_autocast()
         tape.grad_enabled = True
         if plan.style == "no-grad":
             self.shared.clear()
@@ -198,7 +198,7 @@ class PassRun:
             shared.pop(ROUTER_LOGITS, None)
             shared.update(given)
             given.clear()
-            leave_autocast(tape)
+            tape.leave_autocast()
             tape.category, tape.phase, p.returned = outer[5], phase, None
             start = start_of(tape, outputs)
             if start is not None:

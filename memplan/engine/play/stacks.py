@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from memplan.engine.cross_attention import keys_of_images
 from memplan.engine.losses.heads import NO_HEAD
-from memplan.engine.losses.tail import leave_autocast
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.cut import Cut, Stack
 from memplan.engine.play.encoder_decoder import TwoStacks
@@ -83,7 +82,7 @@ class Played:
         self.context = {each.number for each in tape.context if isinstance(each, PlayedStorage)}
         self.reached, node, like = y.needs_grad, y.node, (y.dim, plan.mode.residual_itemsize)
         del y
-        leave_autocast(tape)
+        tape.leave_autocast()
         before = tape.live
         run.forward_locals.clear()
         self.lasting = before - tape.live

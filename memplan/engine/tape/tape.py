@@ -189,6 +189,12 @@ class Tape:
 
     # -- playing backward -----------------------------------------------------------------------------------------
 
+    def leave_autocast(self) -> None:
+        """Autocast's cache is cleared; copies that nodes saved live on."""
+        for param in self.cached:
+            param.cached_cast = None
+        self.cached.clear()
+
     def backward(
         self, start: Node, grads: list[Tensor | None], before: dict[Node, list[Tensor | None]] | None = None
     ) -> None:

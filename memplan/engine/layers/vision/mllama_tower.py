@@ -14,7 +14,6 @@ from memplan.engine.layers.vision.mllama_positions import gated_positions, tile_
 from memplan.engine.layers.vision.patch_embedding import as_leaf, convolved
 from memplan.engine.layers.vision.tower_ends import TowerPlan, peak, run_back, start
 from memplan.engine.layers.vision.vit_block import TILES, vit_block
-from memplan.engine.losses.tail import leave_autocast
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -132,7 +131,7 @@ def trace_mllama(plan: TowerPlan) -> TowerTrace:
     held = tape.live
     outputs.clear()
     own = held - tape.live
-    leave_autocast(tape)
+    tape.leave_autocast()
     saved = tape.live
     copies = held - own - saved
     outer = own * plan.tower.in_outputs

@@ -8,7 +8,7 @@ from memplan.engine.layers.vision.idefics2_perceiver import perceived
 from memplan.engine.layers.vision.llava_tiles import adapted, anyres, averaged, connected, connected_held, patch_merger
 from memplan.engine.layers.vision.patch_embedding import embed_patches
 from memplan.engine.layers.vision.projector import Joint, Projection, linear, llava, merged, pooled, scatter, shuffled
-from memplan.engine.losses.tail import casts_of, leave_autocast
+from memplan.engine.losses.tail import casts_of
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Tensor
 from memplan.engine.tape.tags import Dim
@@ -143,7 +143,7 @@ def front(plan: TowerPlan) -> Piece:
     most, cast = peak(tape), casts_of(tape)
     node, like = x.node, (x.dim, x.itemsize)
     del x
-    leave_autocast(tape)
+    tape.leave_autocast()
     everything = tape.live
     p.held.clear()
     saved = tape.live
@@ -195,7 +195,7 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     joint.outputs, joint.deep = [], []
     most, cast, node, like = peak(tape), casts_of(tape), out.node, (out.dim, out.itemsize)
     del out, embedded, features
-    leave_autocast(tape)
+    tape.leave_autocast()
     everything = tape.live
     joint.model_locals.clear()
     outputs = tape.live
