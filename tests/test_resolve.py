@@ -328,7 +328,7 @@ def test_the_loss_head_is_the_trainers(keys: dict[str, Any], head: str) -> None:
 
 
 def test_attention_is_eager_before_the_class_has_sdpa() -> None:
-    sft = {"trainer": "transformers", "method": "sft"}
+    sft: dict[str, Any] = {"trainer": "transformers", "method": "sft"}
     for version, form in (("4.35.2", "eager"), ("4.36", "sdpa"), ("5.0", "sdpa")):
         assert recipe(**sft, trainer_version=version).operators.attention == form
     assert recipe(**sft, trainer_version="4.31", attention="flash").operators.attention == "flash"
