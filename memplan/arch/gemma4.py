@@ -57,7 +57,7 @@ def gemma4_mixers(family: Family, config: Config) -> list[AnyMixer]:
             raise config.wrong("num_attention_heads", f"a multiple of its key and value heads ({each.kv_heads})", heads)
         if each.head_dim % 2:
             raise config.wrong("head_dim", "even, since rotary embeddings turn pairs", each.head_dim)
-    return list(shared_kv_mixers(family, config, kinds, sizes, config.integer("sliding_window")))
+    return list(shared_kv_mixers(family, config, kinds, sizes, config.integer("sliding_window"), unread=True))
 
 
 def overridden(config: Config, kinds: list[str], sliding: Heads, full: Heads) -> Heads:
@@ -91,7 +91,7 @@ def gemma4_layers(family: Family, config: Config) -> list[FeedForward]:
     plain = gated(family, config, width).model_copy(update={"experts": routed})
     wide = gated(family, config, 2 * width).model_copy(update={"experts": routed})
     doubled = config.flag("use_double_wide_mlp")
-    return [wide if doubled and shares.reads else plain for shares in sharing(config, gemma4_kinds(config))]
+    return [wide if doubled and shares.reads else plain for shares in sharing(config, gemma4_kinds(config), True)]
 
 
 def experts(config: Config, name: str) -> Experts:

@@ -32,9 +32,10 @@ class Sharing(NamedTuple):
     """Kinds of layer whose keys and values layers above it read, and which it or a layer below it makes."""
 
 
-def sharing(config: Config, kinds: Sequence[str]) -> list[Sharing]:
+def sharing(config: Config, kinds: Sequence[str], unread: bool) -> list[Sharing]:
     """The last ``num_kv_shared_layers`` layers read the keys and values of the last layer of their kind before them,
-    which hands them on though no layer reads them (transformers 5.24 configuration_gemma4.py: kv_sharing_modes)."""
+    which hands them on where ``unread`` though there are none (transformers 5.24 configuration_gemma4.py:
+    kv_sharing_modes; configuration_gemma3n.py has none then)."""
     count, shared = len(kinds), config.integer("num_kv_shared_layers", smallest=0)
     first = count - shared
     if shared > count or set(kinds[:first]) != set(kinds):
@@ -46,18 +47,18 @@ def sharing(config: Config, kinds: Sequence[str]) -> list[Sharing]:
     for i, kind in enumerate(kinds):
         above = dict.fromkeys(other for j, other in enumerate(kinds) if j > i and j >= first)
         waits = tuple(sorted(other for other in above if i >= makers[other]))
-        makes_kv = kind if makers[kind] == i else ""
+        makes_kv = kind if makers[kind] == i and (shared or unread) else ""
         made.append(Sharing(kind if i >= first else "", makes_kv, waits))
     return made
 
 
 def shared_kv_mixers(
-    family: Family, config: Config, kinds: Sequence[str], sizes: dict[str, Heads], window: int
+    family: Family, config: Config, kinds: Sequence[str], sizes: dict[str, Heads], window: int, unread: bool = False
 ) -> list[SharedKVAttention]:
     """The attention of each layer; equal ones are one object."""
     widths = {kind: heads.head_dim * heads.kv_heads for kind, heads in sizes.items()}
     made: dict[tuple[str, Sharing], SharedKVAttention] = {}
-    shared = sharing(config, kinds)
+    shared = sharing(config, kinds, unread)
     for key in zip(kinds, shared, strict=True):
         if key not in made:
             made[key] = shared_kv(family, config, *key, sizes[key[0]], widths, window)
