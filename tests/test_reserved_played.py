@@ -132,7 +132,11 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
         {"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}},
         {"model": "gemma-3-4b", "images": {"per_example": 1, "width": 896, "height": 896}},
         {
-            **{"num_gpus": 2, "sharding": "fsdp", "lora": {"r": 8}, "trainer": "transformers", "autocast": True},
+            "num_gpus": 2,
+            "sharding": "fsdp",
+            "lora": {"r": 8},
+            "trainer": "transformers",
+            "autocast": True,
             "fsdp": {"cpu_offload": True},
         },
     ],
