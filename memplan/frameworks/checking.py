@@ -18,7 +18,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
-from memplan.frameworks.documents import Document, words
+from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training, launcher_alone
 from memplan.frameworks.larger import on_its_own, spread
@@ -267,7 +267,8 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     )
 
 
-DECIDING = words("method model gpu num_gpus sequence_length images batch_size eval_batch_size sharding")
+HOW_MANY = ("sequence_length", "images", "batch_size", "eval_batch_size")
+DECIDING = ("method", "model", "gpu", "num_gpus", *HOW_MANY, "sharding")
 
 
 def _assumed(given: JobInput, report: Report) -> Iterator[str]:
