@@ -1,6 +1,7 @@
 # GRPO of Qwen2.5-7B on 8 A100 of 80 GB, vLLM on the cards that train
 python3 -m verl.trainer.main_ppo \
     algorithm.adv_estimator=grpo \
+    algorithm.use_kl_in_reward=False \
     data.train_batch_size=256 \
     data.max_prompt_length=1024 \
     data.max_response_length=8192 \
