@@ -43,9 +43,19 @@ def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> 
         raise InvalidJob(f"model: {why}", "use another version: trainer_version: 5.23")
     if why:
         notes.remark(f"model: {why}; it is counted as 5.23 runs it")
+    if _has_older_attention(spec) and not _names_newest(job, trainer):
+        notes.remark(
+            f"model: {spec.family} is counted as transformers 5.24 has it; up to 5.23 its attention is eager and takes "
+            "more: trainer transformers, trainer_version 5.23 counts that"
+        )
     if spec.family in FP32_ROUTERS and job.sharding not in ("fsdp", "fsdp2"):  # which take one dtype alone
         return _with_wide_routers(spec)
     return spec
+
+
+def _has_older_attention(spec: ModelSpec) -> bool:
+    """Whether older classes had eager attention alone: GPT-J and CodeGen."""
+    return any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers)
 
 
 @lru_cache(maxsize=64)
@@ -68,7 +78,7 @@ def _of_older_class(spec: ModelSpec) -> ModelSpec:
     """The model's outputs did not hold those of its tower (transformers 5.23 modeling_outputs.py), and Gemma 4 handed
     no keys on where none are read (configuration_gemma4.py: kv_sharing_modes). GPT-J and CodeGen had eager attention
     alone, and a table of positions in each layer (modeling_gptj.py)."""
-    if any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers):
+    if _has_older_attention(spec):
         mixer = {"style": spec.family, "eager_only": True, "rotary": "concatenated"}
         runs = tuple(_with_mixer(run, mixer) for run in spec.runs)
         return spec.model_copy(update={"runs": runs, "buffer_bytes": spec.buffer_bytes * spec.num_layers})

@@ -71,16 +71,17 @@ class Save:
         weights = sum(share.elements for share in parts.shares if share.trained or recipe.adapter is None)
         weights *= recipe.storage.precision.weights
         kept = sum(row.bytes for row in states.rows)
+        own_part = kept + weights // max(1, recipe.parallel.shards)
         ledger.add(
             "this rank's part of the checkpoint",
             "optimizer_states",
-            kept + weights // max(1, recipe.parallel.shards),
+            own_part,
             WRITTEN,
             WRITTEN,
             place="host",
-            template="bytes of states, and of weights / data ranks",
-            numbers=(kept, weights),
-            why="copied to the host whole before it is written; ranks with the same weights share them out",
+            template="states + weights / data ranks",
+            numbers=(own_part,),
+            why="copied to the host whole before it is written, which ranks with the same weights share out",
             source="megatron-core 0.14 dist_checkpointing/strategies/filesystem_async.py: preload_tensors",
             high=kept + weights,
         )
