@@ -1,4 +1,4 @@
-"""Holds the figures of docs/pair_schedules.md to the engine."""
+"""Holds the figures of docs/pair_schedules.md, and of the Chinese page beside it, to the engine."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import memplan
 from memplan.units import format_bytes
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "pair_schedules.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = [(DOCS / name).read_text(encoding="utf-8") for name in ("pair_schedules.md", "pair_schedules.zh.md")]
 JOB = {"model": "llama-3.2-1b", "method": "simpo", "batch_size": 4, "optimizer_impl": "fused"}
 
 
@@ -20,10 +21,12 @@ def peak(schedule: str, checkpointing: str, **job: object) -> int:
 
 @pytest.mark.parametrize("schedule", ["concatenated", "two_forward", "split", "gradcache"])
 def test_the_page_says_what_the_engine_says(schedule: str) -> None:
-    figures = PAGE.split("<!-- figures")[1].split("```")[0]
-    row = re.search(rf"^\| `{schedule}` \| (.+?) \| (.+?) \|$", figures, re.MULTILINE)
-    assert row is not None
-    assert row.groups() == tuple(format_bytes(peak(schedule, kind)) for kind in ("none", "full"))
+    peaks = tuple(format_bytes(peak(schedule, kind)) for kind in ("none", "full"))
+    for page in PAGES:
+        figures = page.split("<!-- figures")[1].split("```")[0]
+        row = re.search(rf"^\| `{schedule}` \| (.+?) \| (.+?) \|$", figures, re.MULTILINE)
+        assert row is not None
+        assert row.groups() == peaks
 
 
 def test_where_the_step_peaks_no_schedule_helps() -> None:
