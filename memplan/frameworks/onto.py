@@ -79,6 +79,8 @@ class _Trial:
         """Keys that no setting of the file says, such as the method where a command says it."""
         self.why = ""
         """What the last text lacks."""
+        self._texts: dict[frozenset[tuple[str, ...]], str] = {}
+        """What was put in before, by its paths: a long file takes a second each time it is read."""
 
     def makes(self, text: str) -> bool:
         """Whether this text, with the other files, makes the job."""
@@ -133,12 +135,16 @@ class _Trial:
 
     def put(self, leaves: Mapping[tuple[str, ...], Any]) -> str:
         """The text with these values in place."""
-        if self.document.form == "json":
-            return _json_with(self.document.text, leaves)
-        text = self.document.text
-        for path, value in leaves.items():
-            text = yaml_with(text, path, value, self.document.path)
-        return text
+        paths = frozenset(leaves)
+        if paths not in self._texts:
+            text = self.document.text
+            if self.document.form == "json":
+                text = _json_with(text, leaves)
+            else:
+                for path, value in leaves.items():
+                    text = yaml_with(text, path, value, self.document.path)
+            self._texts[paths] = text
+        return self._texts[paths]
 
 
 def _leaves(values: Mapping[str, Any], before: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
