@@ -18,15 +18,17 @@
     const box = M.fluid((width) => {
       const height = Math.min(380, Math.max(240, width * 0.42)), left = 58, right = 18, top = 22, foot = 44;
       const sizes = known.map((each) => each.memory), limit = usable && usable < 1.6 * Math.max(...sizes) ? usable : 0;
-      const low = Math.min(...sizes) * 0.94, high = Math.max(limit, ...sizes) * 1.04, fast = Math.max(...known.map((each) => each.speed)) * 1.08;
-      const x = (n) => left + (width - left - right) * (n - low) / (high - low), y = (n) => top + (height - top - foot) * (1 - n / fast);
+      const low = Math.min(...sizes) * 0.94, high = Math.max(limit, ...sizes) * 1.04, speeds = known.map((each) => each.speed);
+      const slowest = Math.min(...speeds), fast = Math.max(...speeds) * 1.08, slow = slowest > fast / 2 ? slowest - (fast - slowest) / 2 : 0;
+      const x = (n) => left + (width - left - right) * (n - low) / (high - low), y = (n) => top + (height - top - foot) * (fast - n) / (fast - slow);
       const parts = [];
-      for (const [speed, text] of M.levels(0, fast, false))
+      for (const [speed, text] of M.levels(slow, fast, false))
         parts.push(svg("line", { x1: left, x2: width - right, y1: y(speed), y2: y(speed), class: "grid" }), svg("text", { x: left - 6, y: y(speed) + 4, "text-anchor": "end", class: "faint" }, text));
       M.levels(low, high, true).forEach(([size, text], n) => {
         if (width > 480 || n % 2 === 0) parts.push(svg("text", { x: x(size), y: height - foot + 18, "text-anchor": "middle", class: "faint" }, text));
       });
       parts.push(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle", class: "ink" }, "device memory of a GPU"));
+      parts.push(svg("text", { x: 0, y: 12, class: "ink" }, known[0].words.endsWith("×") ? "speed" : "tokens/s"));
       if (limit) parts.push(svg("line", { x1: x(limit), x2: x(limit), y1: top, y2: height - foot, class: "limit" }));
       parts.push(svg("path", { class: "front", d: "M" + front.map((each) => `${x(each.memory)} ${y(each.speed)}`).join("L") }));
       for (const each of known) {
