@@ -156,9 +156,9 @@ def guessed_form(text: str) -> str:
         return "shell"
     if start.startswith("{"):
         return "json"
-    if re.search(r"^\s*\[[\w.]+\]\s*$", text, re.MULTILINE):
+    if re.search(r"^[ \t]*\[[\w.]+\]\s*$", text, re.MULTILINE):
         return "toml"
-    return "yaml" if re.search(r"^[\w-]+\s*:(\s|$)", text, re.MULTILINE) else "shell"
+    return "yaml" if re.search(r"^[\w-]+[ \t]*:(\s|$)", text, re.MULTILINE) else "shell"
 
 
 def _text(path: Path) -> str:

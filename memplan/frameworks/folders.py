@@ -22,7 +22,7 @@ LEFT = {"__pycache__", "node_modules", "site-packages", "venv"}
 PROGRAMS = (".py", ".ipynb")
 """Any of them may be a training; which one is, its name on the command line says."""
 TELLING = {"model", "batch", "lengths", "adapters", "method"}
-_KEY = re.compile(r"^[\s\"'-]*([A-Za-z][\w.-]*)[\"']?\s*[:=]", re.MULTILINE)
+_KEY = re.compile(r"^[ \t\"'-]*([A-Za-z][\w.-]*)[\"']?\s*[:=]", re.MULTILINE)
 
 
 def is_training(path: str, document: Document | None = None) -> bool:

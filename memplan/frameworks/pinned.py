@@ -24,7 +24,8 @@ MOST_INSTALLING = 60
 MAX_BYTES = 4 * 1024 * 1024
 _LOCKED = re.compile(r'^name = "(trl|transformers)"\nversion = "(\d[\w.]*)"', re.MULTILINE)
 _NEEDED = re.compile(
-    r"^[\s\"'-]*(trl|transformers)(?:\[[\w,\s-]*\])?\s*((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)", re.MULTILINE
+    r"^[ \t\"'-]*(trl|transformers)(?:\[[\w,\s-]*\])?\s*((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",
+    re.MULTILINE,
 )
 _LISTED = re.compile(
     r"[\"'](trl|transformers)(?:\[[\w,\s-]*\])?\s*((?:(?:==|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)[\"';]"

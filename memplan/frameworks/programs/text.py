@@ -168,7 +168,7 @@ def without_magics(text: str) -> tuple[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(text) if len(text) < 200_000 and not re.search(r"^\s*[!%?]", text, re.MULTILINE) else _no()
+            ast.parse(text) if len(text) < 200_000 and not re.search(r"^[ \t]*[!%?]", text, re.MULTILINE) else _no()
         return text, ""
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass

@@ -71,9 +71,10 @@ def options_of(words: tuple[Word, ...] | list[Word]) -> tuple[dict[str, Any], di
             loose.append(word)
         elif values[name] is True:
             values[name] = scalar(word.text)
+        elif isinstance(values[name], list):
+            values[name].append(scalar(word.text))
         else:
-            before = values[name]
-            values[name] = [*(before if isinstance(before, list) else [before]), scalar(word.text)]
+            values[name] = [values[name], scalar(word.text)]
     return values, lines, loose
 
 

@@ -24,7 +24,9 @@ _REDIRECT = re.compile(r"(\d*)(&>>|&>|>>|>&|>\||<<<|<<-|<<|<>|<&|>(?!\()|<(?!\()
 _PLAIN = re.compile(r"[^]\s'\"\\`$(){};&|<>#]+")
 _QUOTED = re.compile(r"[^\"\\$`]+")
 _TAKES_BRACKETS = re.compile(r"[A-Za-z_][\w]*(?:\[[^\]\s]*\])?\+?=$|.*[?*+@!]$", re.DOTALL)
-_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(?:(?!\s*\1\s*$)[^\n]*\n)*?\s*\1(?=\s)", re.MULTILINE)
+_DOCUMENT = re.compile(
+    r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(?:(?![ \t]*\1[ \t\r]*$)[^\n]*\n)*?[ \t]*\1(?=\s)", re.MULTILINE
+)
 """A here-document within ``$( … )``."""
 _CONTINUED = re.compile(r"\\[ \t\r]*(?:#[^\n]*)?\n(?P<between>(?:[ \t\r]*(?:#[^\n]*)?\n)*)(?P<next>[^\n]*)")
 _OPTION = re.compile(r"\s*(?:['\"]?-{1,2}[A-Za-z]|['\"]?[+~]{0,2}[A-Za-z_]\w*(?:\.[\w@-]+)+=|\"?\$\{\w+\[@)")
@@ -68,6 +70,7 @@ class Scanner:
     def __post_init__(self) -> None:
         self._ends = [match.start() for match in re.finditer("\n", self.text)]
         self._pending: list[int] = []
+        self._last = {closing: self.text.rfind(closing) for closing in ("))", "]]")}
 
     def line(self, place: int) -> int:
         """The line of a place."""
@@ -100,7 +103,8 @@ class Scanner:
             return len(text) if end < 0 else end
         if self._starts():
             for kind, opening, closing in (("sum", "((", "))"), ("test", "[[", "]]")):
-                end = text.find(closing, place) if text.startswith(opening, place) else -1
+                opens = text.startswith(opening, place) and place < self._last[closing]
+                end = text.find(closing, place) if opens else -1
                 if end > 0:
                     return self._put(kind, text[place + 2 : end], place, end + 2)
         redirect = _REDIRECT.match(text, place)
