@@ -119,8 +119,9 @@ class Rollout(Frozen):
     """No CUDA graphs."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None = None
     """vLLM: which log-probabilities its sampler gives back."""
-    sampler: Literal["flashinfer"] | None = None
-    """vLLM: what samples, where it is not what its version does by itself: flashinfer sorts no logits."""
+    sampler: Literal["flashinfer", "torch"] | None = None
+    """vLLM: what samples, where it is not what its version does by itself: flashinfer sorts no logits,
+    torch does (FlashInfer is not there, or VLLM_USE_FLASHINFER_SAMPLER=0)."""
     sleep: Annotated[Literal["none", "1", "2"] | None, BeforeValidator(_level)] = None
     """What it gives back during the update: none; 1: cache, and weights to the host; 2: both, weights nowhere."""
     shared_weights: bool | None = None

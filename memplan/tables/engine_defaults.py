@@ -31,6 +31,8 @@ LONGEST_WHOLE = 32_768
 """Tokens up to which V0 takes a prompt in one forward (vllm 0.7 engine/arg_utils.py: enable_chunked_prefill)."""
 BY_RANKS = ((1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81), (16, 0.79))
 """SGLang's share before 0.4.8, by tensor parallel ranks."""
+PIECES = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, 16385, 512))
+"""Tokens of SGLang's graphs of the prefill (sglang 0.5.19 arg_groups/cuda_graph_hook.py), each with 8 MiB left free."""
 LEFT_FREE = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (10**6, 32.0, 0.0))
 """From 0.4.8 to 0.5.2: below so many GiB of the card, GiB that it leaves free, and for each rank (sglang 0.4.9
 server_args.py: reserved_mem)."""
@@ -63,6 +65,8 @@ def defaults_of(engine: str, version: str, card: Card, ranks: int, server: bool 
         free = next(free + each * ranks for below, free, each in LEFT_FREE if memory < below * GiB)
         return Defaults(chunk, graphs, round(1 - free * GiB / memory, 3))
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * graphs + ranks / 8 * 1024
+    if found >= (0, 5, 12):
+        reserved += 8 * sum(size <= chunk for piece in PIECES for size in range(*piece))
     if memory > 60 * GiB:
         reserved = max(reserved, 10 * 1024)
     return Defaults(chunk, graphs, round(1 - reserved * 2**20 / memory, 3))

@@ -12,6 +12,7 @@ from memplan.units import MiB
 Version = tuple[int, int, int]
 NEVER = 1 << 62
 """More bytes than any tensor has."""
+DENSE = "dense"
 
 
 class Era(NamedTuple):
@@ -26,8 +27,9 @@ class Era(NamedTuple):
     """It dies at its start where less than the share is free."""
     nccl_inside: bool = False
     """Its communicators come after the first look at the card, so that the share holds them."""
-    graphs_inside: bool = False
-    """An estimate of the graphs is taken from the cache."""
+    blind: tuple[str, ...] = ()
+    """Families whose runner (V2) estimates no graphs, so that these lie outside the share; DENSE: all without experts
+    and states."""
     default_share: float = 0.9
     tokens: Literal["blocks", "concurrency"] = "blocks"
     """What "GPU KV cache size" counts: blocks of a group; or concurrency × max_model_len."""
@@ -51,8 +53,8 @@ class Era(NamedTuple):
     """Decoding has graphs of the whole forward beside the piecewise ones."""
     graph_share: float = 1.0
     """What a captured batch takes, against that of 0.10 (``engine/generation/graphs.py``)."""
-    estimate: float = 1.2
-    """The engine's estimate of the graphs, over what they take."""
+    estimate: float = 0.0
+    """The engine's estimate of the graphs, which is taken from the cache, over what they take."""
     whole_prompts: bool = False
     """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill)."""
     strands: bool = False
@@ -108,26 +110,36 @@ _COARSE = _APART._replace(
 _CHUNKED = _COARSE._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=28.7)
 _WIDE = _CHUNKED._replace(since=(0, 19, 0), source=f"vllm 0.19 {_KV}:1046", unequal=1.5)
 _ESTIMATED = _WIDE._replace(
+    since=(0, 20, 0), source=f"vllm 0.20.0 {_WORKER}:385, envs.py", estimate=1.2, default_share=0.92
+)
+_UNSPLIT = _ESTIMATED._replace(
     since=(0, 20, 2),
-    source=f"vllm 0.20.2 {_KV}:1706, envs.py:261, config/cache.py:66",
-    graphs_inside=True,
-    default_share=0.92,
+    source=f"vllm 0.20.2 {_KV}:1706, config/cache.py:66",
     tokens="concurrency",
     expandable_sleeps=True,
     unsplit_from=20 * MiB,
 )
-_CONSUMED = _ESTIMATED._replace(
+_OF_V2 = ("deepseek_v2", "qwen2_moe", "granitemoe")
+_BLIND = _UNSPLIT._replace(
+    since=(0, 24, 0),
+    source="vllm 0.24 config/vllm.py:68, v1/worker/gpu/model_runner.py: profile_cudagraph_memory",
+    blind=(*_OF_V2, "qwen3", "llama", "mistral"),
+)
+_CONSUMED = _BLIND._replace(
     since=(0, 25, 0),
-    source=f"vllm 0.33 {_WORKER}:545-820, config/vllm.py:601, config/model.py:2277",
+    source=f"vllm 0.33 {_WORKER}:545-820; 0.25 to 0.28 config/vllm.py: _is_default_v2_model_runner_model",
+    blind=(*_OF_V2, DENSE),
     states=2,
     non_torch=220,
     sampler=8.0,
     graph_share=0.6,
-    estimate=0.6,
     strands=False,
 )
 _FLYING = _CONSUMED._replace(
     since=(0, 26, 0), source="vllm 0.26 v1/kv_cache_interface.py: max_in_flight_tokens; as 0.25 else", in_flight=2
+)
+_SEEING = _FLYING._replace(
+    since=(0, 30, 0), source="vllm 0.30 v1/worker/gpu/model_runner.py: _profile_cudagraph_memory", blind=()
 )
 _SGLANG = Era(
     "sglang",
@@ -158,8 +170,11 @@ ERAS = (
     _CHUNKED,
     _WIDE,
     _ESTIMATED,
+    _UNSPLIT,
+    _BLIND,
     _CONSUMED,
     _FLYING,
+    _SEEING,
     _SGLANG,
     _POOLS,
     _NEWEST,

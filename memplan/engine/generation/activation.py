@@ -53,7 +53,8 @@ def feed_forward_elements(part: FeedForward, of: Generator) -> int:
 
 def sampler_bytes(of: Generator, era: Era) -> int:
     """On every rank: logits are gathered."""
-    usual = min(era.sampler, UNSORTED) if of.sampler == "flashinfer" else era.sampler
+    told = {"flashinfer": min(era.sampler, UNSORTED), "torch": max(era.sampler, SORTED)}
+    usual = told.get(of.sampler, era.sampler)
     each = usual if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
     return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
 

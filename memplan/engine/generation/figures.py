@@ -16,7 +16,7 @@ from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.spec.calibration import EngineConstants
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import Gpu
-from memplan.tables.engines import Era, era_of
+from memplan.tables.engines import DENSE, Era, era_of
 from memplan.units import MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
@@ -93,21 +93,21 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     inside = context.expected * era.context_inside
     non_torch = int((era.non_torch * MiB + _of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
     activation = int(activation_bytes(of, era) * own.activation)
-    estimate = int(graphs.expected * era.estimate) if era.graphs_inside else 0
+    estimate = int(graphs.expected * _estimate(of, era, cache))
     there = free.expected - (context if era.nccl_inside else outside).expected
     budget = budget_bytes(of, era, gpu, there)
     kept = weights if era.share == "free" else weights + activation + non_torch + estimate
     kv = of.kv_cache_memory or max(0, budget - kept)
     if era.share == "free" and cache.state_bytes:
         kv = int(kv * (1 - STATE_SHARE))
-    beyond = 0 if era.graphs_inside or era.share == "free" else graphs.expected
+    beyond = Band(*(max(0, each - estimate) for each in graphs))
     wider = partial(_wider, of, gpu, free_at_start) if advised else int
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond, wider)
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected * (era.share != "free"), wider)
     apart = Band(0, 0, 0) if era.context_inside else context if era.nccl_inside else outside
     tokens = cache.tokens(kv, of.max_model_len)
     rows = request_rows(tokens, of.max_model_len) if era.share == "free" else 0
     space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
-    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, graphs)
+    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, beyond)
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
     over = era.share != "free" and awake.expected > free.expected
     why, hint = reason(start, over)
@@ -185,13 +185,18 @@ def _concurrency(cache: Layout, kv: int, of: Generator) -> float:
     return cache.concurrency(kv, of.max_model_len)
 
 
-def _awake(of: Generator, era: Era, outside: Band, budget: int, filled: int, activation: int, graphs: Band) -> Band:
+def _estimate(of: Generator, era: Era, cache: Layout) -> float:
+    """The engine's own of its graphs, over what they take."""
+    dense = not of.model.routed and not cache.state_bytes
+    return 0.0 if of.model.family in era.blind or (dense and DENSE in era.blind) else era.estimate
+
+
+def _awake(of: Generator, era: Era, outside: Band, budget: int, filled: int, activation: int, beyond: Band) -> Band:
     """Its budget once it has run, with what lies outside of it."""
     inside = filled if of.kv_cache_memory else budget
     if era.share == "free":
         inside = filled + activation
-    beyond = Band(0, 0, max(0, graphs.high - int(graphs.expected * era.estimate))) if era.graphs_inside else graphs
-    warm = Band(0, 0, 0 if era.graphs_inside else WARM_UP)
+    warm = Band(0, 0, 0 if era.estimate else WARM_UP)
     return _sum(outside, beyond, Band(inside - activation, inside, inside), warm)
 
 

@@ -31,7 +31,7 @@ OWN_FORMATS = {
     "fp8": "fp8",
     "fbgemm_fp8": "fp8",
     "awq": "awq",
-    "gptq": "gptq",
+    "gptq": "int4-groups",  # Marlin's kernel, where nobody asks for another: neither zeros nor g_idx
     "bitsandbytes": "nf4",
     "mxfp4": "mxfp4",
     "compressed-tensors fp8": "fp8",
@@ -57,11 +57,6 @@ def _int4(rows: int, columns: int) -> int:
     return rows * columns // 2 + rows * ceil_div(columns, 128) * 2
 
 
-def _awq(rows: int, columns: int) -> int:
-    """As Marlin has linears: a second fp16 for each group (Qwen2.5-7B in 5.29 GiB); experts have none (DeepSeek-R1)."""
-    return _packed("awq-4bit")(rows, columns) + ceil_div(columns, QUANTIZATIONS["awq-4bit"].group) * rows * 2
-
-
 def _packed(name: str) -> Callable[[int, int], int]:
     scheme = QUANTIZATIONS[name]
     return lambda rows, columns: sum(scheme.tensors(rows, columns).values())
@@ -69,8 +64,7 @@ def _packed(name: str) -> Callable[[int, int], int]:
 
 FORMATS: dict[str, Callable[[int, int], int]] = {
     "mxfp4": _mxfp4,
-    "awq": _awq,
-    "awq-4bit": _packed("awq-4bit"),  # of experts
+    "awq": _packed("awq-4bit"),
     "gptq": _packed("gptq-4bit"),
     "nf4": _packed("nf4-double"),
     "int8": _packed("int8"),
@@ -144,10 +138,11 @@ class Rank(NamedTuple):
         return Held(tensor, beside + bias)
 
     def quantised(self, rows: int, columns: int) -> Held:
-        """Of a matrix in the format; packed ones are several tensors, which loading makes anew."""
+        """Of a matrix in the format: its weights, and scales beside them."""
         if self.format in SCALES:
             return Held(rows * columns, SCALES[self.format](rows, columns))
-        return Held(0, FORMATS[self.format](rows, columns))
+        packed = rows * columns // (1 if self.format == "int8" else 2)
+        return Held(packed, FORMATS[self.format](rows, columns) - packed)
 
 
 def format_of(of: Generator) -> str:
@@ -286,8 +281,7 @@ def _stack(shape: Iterable[int], rank: Rank) -> Held:
     """All experts' matrices, or their biases."""
     count, *rest = shape
     if len(rest) == 2 and rank.format != "none":
-        alone = rank._replace(format="awq-4bit") if rank.format == "awq" else rank
-        return Held(*(count * size for size in alone.quantised(*rest)))
+        return Held(*(count * size for size in rank.quantised(*rest)))
     return Held(count * prod(rest) * rank.itemsize, 0)
 
 
