@@ -103,14 +103,15 @@
     }));
   };
 
+  const OF_ENGINE = { budget: "what its share makes", weights: "weights", activation: "profile run", non_torch: "outside PyTorch", graph: "graphs", kv: "cache", awake: "device, awake", asleep: "device, asleep" };
   M.engine = function (report) {
     const engine = report.engine, shares = report.shares || [];
     if (!engine) return null;
-    const sizes = Object.entries(engine).filter(([key]) => key.endsWith("_bytes") && key !== "kv_bytes_per_token").map(([key, value]) => [M.words(key.replace(/_bytes$/, "")), M.bytes(value)]);
+    const sizes = Object.entries(OF_ENGINE).map(([key, told]) => [told, M.bytes(engine[`${key}_bytes`])]);
     const table = shares.length ? M.table("Shares of the card the engine could have", ["share", "fits", M.right("cache"), M.right("sequences held"), M.right("device, at most")],
       shares.map((each) => [M.plain(each.share) + (each.why.length ? ` (${each.why.join(", ")})` : ""), M.fits(each.fits), M.bytes(each.kv_bytes), M.plain(each.held), M.bytes(each.device_bytes)])) : null;
     return M.section(`The engine: ${engine.name} ${engine.version}`, engine.why ? el("p", { class: "warn" }, engine.why) : null,
-      M.pairs([...sizes, ["cache, in tokens", M.plain(engine.kv_tokens)], ["sequences at once", M.plain(engine.max_concurrency)]]), table);
+      M.pairs([...sizes, ["cache, in tokens", M.plain(engine.kv_tokens)], ["sequences of the longest length at once", M.plain(engine.max_concurrency)]]), table);
   };
 
   M.cards = function (report) {
