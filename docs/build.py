@@ -18,6 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +41,8 @@ def language_of(page: str) -> str:
     return "zh" if page.endswith(".zh.md") else "en"
 
 
-def output_of(command: str, language: str = "en") -> str:
+@cache
+def output_of(command: str, language: str) -> str:
     """What a command prints, as a reader without colours and without a network sees it. ``| head -n N`` cuts it."""
     cut = FIRST_LINES.search(command)
     words = shlex.split(FIRST_LINES.sub("", command))
@@ -79,12 +81,13 @@ def rebuilt(text: str, language: str = "en") -> str:
         command = match.group("command")
         if match.group("form") == "picture":
             return match.group()
+        speaks = "en" if command.startswith("python ") else language  # its own words, once for both languages
         if match.group("form") == "markdown":
-            made = output_of(f"{command} --format markdown", language)
+            made = output_of(f"{command} --format markdown", speaks)
             return f"<!-- markdown of: {command} -->\n\n{made}\n\n<!-- end of output -->"
         shown = FIRST_LINES.sub("", command)
         return (
-            f"<!-- output of: {command} -->\n```console\n$ {shown}\n{output_of(command, language)}\n```\n"
+            f"<!-- output of: {command} -->\n```console\n$ {shown}\n{output_of(command, speaks)}\n```\n"
             "<!-- end of output -->"
         )
 
