@@ -56,7 +56,9 @@ def option_of(key: str) -> str:
     return f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
 
 
-STRANGE = re.compile(r"not understood$|no (?:argument|setting) of .* that is known$")
+STRANGE = re.compile(
+    r"not understood$|no (?:argument|setting) of .* that is known$|of (?:its|the program's) own(?:,? (?:which )?is|$)"
+)
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
 
@@ -72,7 +74,7 @@ def one_hint(unread: Iterable[Unread]) -> str:
     hints = list(dict.fromkeys(each.hint for each in deciding))
     command = next((hint for hint in hints if hint.startswith(COMMANDS)), "")
     strange = [each.key for each in unread if each.decides and not (each.asks or each.hint or each.above)]
-    if strange and all(STRANGE.match(each.why) for each in unread if each.key in strange):
+    if strange and all(STRANGE.search(each.why) for each in unread if each.key in strange):
         hints.append(f"add --without {','.join(dict.fromkeys(strange))}, if that takes no memory")
         unread = [each._replace(hint=hints[-1]) if each.key in strange else each for each in unread]
         deciding = [each for each in unread if each.decides and each.hint]

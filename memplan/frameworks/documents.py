@@ -32,6 +32,8 @@ FORMS = {
 _OWN = re.compile(r'\s*\{\s*"schema_version"\s*:')
 """How memplan's own JSON begins: plans with whole ledgers, larger than what a person writes."""
 MAX_OWN_BYTES = 32 * 1024 * 1024
+_JINJA = re.compile(r"^([^\"'#\n]*?(?:: |- ) *)(\{\{[^}\"\n]*\}\}[^\s,\]#]*)", re.MULTILINE)
+"""``{{name}}`` as a value: of a file that is filled in before it is YAML."""
 _TEMPLATE = re.compile(
     r"\$\{|\$[A-Za-z_0-9@]|\{\{|\{%|%\(\w+\)s|(?:\$\(|`)\s*(?:\(|nvidia-smi|expr|echo|cat|python3?|date|wc|jq|yq|ls|nproc"
     r"|seq|hostname|scontrol|grep|awk|sed|head|printf|bc)"
@@ -132,7 +134,7 @@ def document_of(text: str, path: str, form: str) -> Document:
     if form == "python":
         return Document(path, form, Settings(path, {}), (), text)
     remarks: list[str] = []
-    values, lines = _OPENERS[form](text, path, remarks)
+    values, lines = _OPENERS[form](_JINJA.sub(r'\1"\2"', text) if form == "yaml" else text, path, remarks)
     settings = Settings(path, values, lines)
     for key in () if _OWN.match(text) else values:
         check_plain({key: values[key]}, f"{settings.where(key)}: ", odd=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.documents import (
     FORMS,
     Document,
@@ -45,11 +46,23 @@ def program_at(base: str, program: str) -> str:
     where it is no file's name, or a module's that is not here. Of a path of another machine the end that lies here."""
     if program.endswith(".py"):
         parts = program.split("/") if program.startswith("/") and not os.path.isfile(program) else []
-        ends = ("/".join(parts[place:]) for place in range(max(len(parts) - 3, 2), len(parts)))
+        ends = ["/".join(parts[place:]) for place in range(max(len(parts) - 3, 2), len(parts))]
+        if found_at(base, program) is None:
+            ends += [f"{folder}/{program}" for folder in _gone_to(base)]
         return next((end for end in ends if found_at(base, end) is not None), program)
     path = f"{program.replace('.', '/')}.py"
     names = (path, f"src/{path}") if _MODULE.fullmatch(program) else ()
     return next((name for name in names if found_at(base, name) is not None), "")
+
+
+_GOES = re.compile(r"^\s*(?:cd|pushd)\s+[\"']?(?:\$(?:\{\w+\}|\w+|\([^)]*\))/)?([\w./-]+)", re.MULTILINE)
+
+
+def _gone_to(script: str) -> list[str]:
+    """Folders that a script goes to before it starts a program: ``cd ../training``."""
+    if not script.endswith(SHELLS) or not os.path.isfile(script):
+        return []
+    return _GOES.findall(Path(script).read_text("utf-8", "replace"))
 
 
 def open_reference(settings: Settings, key: str, reference: str) -> Document:

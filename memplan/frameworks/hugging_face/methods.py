@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memplan.frameworks.base import FILE, Origin
+from memplan.frameworks.hugging_face import version as hf_version
 from memplan.frameworks.hugging_face.dialect import Dialect
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, NOT_MODELLED
 
@@ -38,7 +39,7 @@ def put_method(dialect: Dialect, program: str) -> None:
         draft.put("method", name, Origin(FILE, where))
         keys.assume("trainer", "trl", "scripts of this method build on TRL's trainers")
         if "trainer_version" not in draft.given:
-            keys.assume("trainer_version", "0.17", "with log-probabilities of their own, of whole logits")
+            hf_version.of_another(draft, "0.17", "with log-probabilities of their own, of whole logits")
         keys.skip("beta", "max_prompt_length", "loss_type")
     elif "method" not in draft.given:
         draft.warn(

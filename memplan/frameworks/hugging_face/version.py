@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from memplan.frameworks.base import DEFAULT, Framework, Origin
+from memplan.frameworks.base import ASSUMED, DEFAULT, Framework, Origin
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.draft import Draft
 from memplan.frameworks.hugging_face.dialect_scripts import Script
@@ -84,6 +84,14 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
         draft.options = {"trainer_version": version, **draft.options}
         draft.put("trainer_version", version, Origin(DEFAULT, why))
     return version
+
+
+def of_another(draft: Draft, version: str, why: str) -> None:
+    """The version of another package's trainer, in the place of the one that ``settle`` told."""
+    draft.options = {**draft.options, "trainer_version": version}
+    draft.values.pop("trainer_version", None)
+    draft.origins.pop("trainer_version", None)
+    draft.put("trainer_version", version, Origin(ASSUMED, why))
 
 
 def labelled(row: Framework, version: str, draft: Draft) -> Framework:

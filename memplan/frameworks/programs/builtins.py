@@ -260,6 +260,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "fire.Fire": _begin,
     "typer.run": _begin,
     "*.notebook_launcher": _processes,
+    "*.is_adapter_model": lambda call: False,  # alignment-handbook's: a base is counted
     "int": _number(int),
     "float": _number(float),
     "bool": lambda call: call.unknown() if truth(call.get(0, "o")) is None else truth(call.get(0, "o")),

@@ -11,7 +11,6 @@ from memplan.frameworks.following import found_at, open_reference, program_at
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs.follow import followed, trainings
-from memplan.frameworks.programs.models import things
 from memplan.frameworks.programs.run import Known
 from memplan.frameworks.programs.values import Place, Thing
 
@@ -36,7 +35,7 @@ def started(document: Document, known: Known | None = None) -> Started | None:
             found = trainings(followed(program, under))
         except MemplanError:
             continue
-        if len(found) == 1 and _is_plain(found[0]):
+        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing):
             return Started(launch, program, under)
     return None
 
@@ -47,11 +46,3 @@ def with_options(launch: Launch, known: Known) -> Known:
     places = {key: Place(launch.path, line) for key, line in arguments.lines.items()}
     environment = {key: value for key, value in launch.command.environment.items() if "$" not in value}
     return replace(known, arguments=arguments.values, places=places, words=launch.words, environment=environment)
-
-
-def _is_plain(trainer: Thing) -> bool:
-    """Whether a trainer has a library's model, and arguments that the program makes: more than a dialect tells."""
-    model = trainer.values.get("model", trainer.values.get("*0"))
-    found = things(model)
-    known = isinstance(model, str) or (bool(found) and "." not in str(found[0].values["class"]))
-    return known and isinstance(trainer.values.get("args"), Thing)

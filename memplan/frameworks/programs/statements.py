@@ -111,8 +111,6 @@ class Statements(Expressions):
         going = [names for ended, names in outcomes if not ended]
         self.left += [(frame, names) for ended, names in outcomes if going and ended in (LEAVES_TURN, LEAVES_LOOP)]
         frame.names = self._joined(going, f"depends on {text}", self.place(test)) if going else outcomes[0][1]
-        if frame is self.globals or frame.outer is None:
-            self.globals.names = frame.names
         return GOES_ON if going else min(ended for ended, _ in outcomes)
 
     def _joined(self, several: list[dict[str, Any]], text: str, place: Place) -> dict[str, Any]:
@@ -184,6 +182,8 @@ class Statements(Expressions):
         return LEAVES
 
     def _raise(self, node: ast.Raise, frame: Frame) -> int:
+        if isinstance(node.exc, ast.Call) and getattr(node.exc.func, "id", "") == "SystemExit":
+            self.evaluate(node.exc, frame)  # raise SystemExit(main())
         return LEAVES
 
     def _continue(self, node: ast.Continue, frame: Frame) -> int:

@@ -63,6 +63,8 @@ LOSSES: dict[str, str] = {
     **dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"), "grpo"),
 }
 """``loss_type`` -> the trainer that has it; ipo is DPO's and CPO's."""
+KNOWN_LOSSES = {*LOSSES, *words("ipo sft kto_pair gspo none None")}
+"""With those that several trainers have, or had."""
 
 MARKS = words(
     """use_peft dataset_train_split dataset_test_split max_completion_length max_prompt_length num_generations

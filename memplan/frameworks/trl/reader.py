@@ -27,7 +27,7 @@ from memplan.frameworks.hugging_face.methods import PAIRS
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
-from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHODS, NOT_MODELLED
+from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher
 from memplan.frameworks.trl.methods import by_loss, defaults_of, method_of, method_of_file
 from memplan.frameworks.trl.online import COMPLETIONS, read_online
@@ -245,6 +245,8 @@ def _losses_of(keys: Keys, method: str) -> None:
             keys.put("loss_head", "cross-entropy", "loss_type")
         elif losses[0] not in ("nll", "chunked_nll"):
             keys.warn("loss_type", f"{losses[0][:20]} is counted as nll")
+    elif strange := [loss for loss in losses if loss not in KNOWN_LOSSES]:
+        keys.warn("loss_type", f"{strange[0][:20]} is a loss of the program's own", "loss")
     if keys.flag("precompute_ref_log_probs"):
         keys.put("reference", "precomputed", "precompute_ref_log_probs")
     elif keys.flag("sync_ref_model"):

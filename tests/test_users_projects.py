@@ -1,0 +1,76 @@
+"""Proves what projects of users showed: modules of their own, programs that a script goes to first, losses of their
+own, and files that are filled in before they are YAML.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from memplan.frameworks.checking import Checked, check_all, check_file
+from memplan.frameworks.reading import read_target
+
+CARD = {"gpu": "80GB", "num_gpus": 1}
+PROGRAM = """\
+import argparse
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+{before}
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bs", type=int, default=3)
+    args = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+    SFTTrainer(model=model, args=SFTConfig(max_length=512, per_device_train_batch_size=args.bs)).train()
+if __name__ == "__main__":
+    {start}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(name: str, text: str) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return name
+
+
+def checked(name: str, text: str, **given: object) -> Checked:
+    return check_file(written(name, text), {**CARD, **given})
+
+
+@pytest.mark.parametrize(
+    ("before", "start"),
+    [
+        ("", "raise SystemExit(main())"),
+        ("from own import x", "main()"),  # whose branch nobody can decide
+    ],
+)
+def test_a_program_that_begins_is_a_training_of_its_own(before: str, start: str) -> None:
+    written("own.py", "import y\nif y.there():\n    x = 1\nelse:\n    x = 2\n")
+    given = read_target(written("train.py", PROGRAM.format(before=before, start=start)), CARD)
+    assert (given.job.batch_size, given.job.sequence_length) == (3, 512)
+
+
+def test_a_script_goes_to_its_program() -> None:
+    written("README.md", "")
+    written("training/train.py", PROGRAM.format(before="", start="main()"))
+    script = written("scripts/run.sh", 'cd "$ROOT/training"\npython train.py --bs 5\n')
+    (found,) = check_all(script, CARD)
+    assert found.job["batch_size"] == 5, found.text
+
+
+def test_a_loss_of_the_programs_own_is_asked_for_and_left_out() -> None:
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndesirable_weight: 1.0\nmax_length: 512\nloss_type: own_kto\n"
+    found = checked("kto.yaml", text)
+    assert found.fits == "unclear"
+    assert "--without loss_type" in found.hint
+    assert checked("kto.yaml", text, without=("loss_type",)).fits == "yes"
+
+
+def test_a_file_that_is_filled_in_first() -> None:
+    text = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 2\nadapter: lora\nlora_r: 8\n"
+    found = checked("axolotl.yaml", f"{text}lora_target_linear: true\noutput_dir: {{{{ out }}}}/run\n")
+    assert found.fits == "yes", found.text
