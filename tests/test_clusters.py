@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from memplan import estimate
+from memplan.cli.options import collect
 from memplan.clusters import load_clusters
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
@@ -36,6 +37,13 @@ def test_a_cluster_says_what_the_job_leaves_out() -> None:
     assert (found.hardware.gpu.name, found.parallel.world, found.hardware.gpus_per_node) == ("a100-80gb", 8, 8)
     assert [text for text in found.provenance.assumptions if text.startswith("num_gpus: 8")]
     assert recipe(cluster="DGX H100", num_gpus=32, gpu="h200-141gb").parallel.world == 32
+
+
+def test_a_named_cluster_is_changed_on_the_command_line() -> None:
+    given = {"target": "llama-3.2-1b", "cluster": "dgx-h100", "set_": ["cluster.host_memory=400GiB"]}
+    found = recipe(**collect(given)[1]).hardware.cluster
+    assert found is not None
+    assert (found.name, found.host_memory, found.links.between) == ("dgx-h100", 400 * GiB, 400)
 
 
 def test_a_cluster_of_ones_own() -> None:

@@ -116,6 +116,10 @@ def test_unsloth_s_engine_has_the_trainer_s_weights(tmp_path: Path, standby: str
     assert rollout(found) == {"engine": "vllm", "placement": "colocate", "process": "same", "shared_weights": True,
                               "gpu_memory_utilization": 0.6, "max_model_len": 1024, "max_num_seqs": 256,
                               "sleep": sleep}  # fmt: skip
+    assert found.job.loss_head == "fused"  # from hidden states, in chunks
+    engine = resolve(found).generator
+    assert engine is not None
+    assert engine.quantization == "nf4"  # as the trainer's modules are, under the engine's name
 
 
 def test_unsloth_s_lengths_are_bounded_by_what_its_engine_takes(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ ROWS: list[tuple[str, str, str]] = [
     ("--set learning_rate=1e-5", "unknown key 'learning_rate'", "leave it out: memory does not feel it"),
     ("--recompute 2", "gradient_checkpointing: 2 is no way to checkpoint", "write every:2, or full"),
     ("--rank 16", "no such option: --rank", "use --lora-r 16"),
+    ("--rollout-sleep 2", "no such option: --rollout-sleep", "use --set rollout.sleep=2"),
+    ("--rollout-tp 2", "no such option: --rollout-tp", "use --rollout-tensor-parallel 2"),
     ("--alpha 32", "no such option: --alpha", "use --lora-alpha 32"),
     ("--bs=4", "no such option: --bs", "use --batch-size 4"),
     ("--seq-len 4096", "no such option: --seq-len", "use --sequence-length 4096"),

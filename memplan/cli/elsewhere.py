@@ -179,11 +179,17 @@ def _of_inner_key(key: str, value: str) -> str:
     from memplan.cli.options import job_options
     from memplan.spec.complaints import inner_fields
     from memplan.spec.job import Job
+    from memplan.tables.choices import ALIASES
 
     held = {outer: inner_fields(field.annotation) for outer, field in Job.model_fields.items()}
     if held.get(key):
         return f"--set {key}.KEY=VALUE, with KEY one of " + ", ".join(held[key])
-    outer = next((outer for outer in ("lora", "rollout", *held) if key in held[outer]), "")
+    prefix, _, rest = key.partition("_")
+    rest = ALIASES.get(rest, rest)
+    if rest in held.get(prefix, ()):  # --rollout-sleep
+        outer, key = prefix, rest
+    else:
+        outer = next((outer for outer in ("lora", "rollout", *held) if key in held[outer]), "")
     own = next((row for row in job_options() if row.parameter == f"{outer}_{key}"), None) if outer else None
     if own:
         return own.written[0].partition("/")[0] + (f" {value or own.metavar}" if own.metavar else "")

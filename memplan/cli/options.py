@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.cli.spelling import LORA_B_BIAS
+from memplan.clusters import find_cluster
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
@@ -277,9 +278,11 @@ def assign(job: dict[str, Any], assignment: str, flag: str = "--set") -> None:
 
 
 def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
-    """Mappings join; one key set to two values is an error."""
+    """Mappings join, and a named cluster is changed; one key set to two values is an error."""
     before = job.get(key)
-    if isinstance(before, dict) and isinstance(value, dict):
+    if key == "cluster" and isinstance(before, str) and isinstance(value, dict):
+        job[key] = find_cluster(before).model_dump(exclude_defaults=True) | value
+    elif isinstance(before, dict) and isinstance(value, dict):
         for name, item in value.items():
             _merge(before, name, item, said)
     elif before is not None and before != value:

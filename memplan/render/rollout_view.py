@@ -44,7 +44,8 @@ def stands_apart(report: Report) -> bool:
 def apart_words(engine: Engine, gpus: int | None) -> str:
     """What it holds of them."""
     held = f"{format_bytes(engine.awake_bytes)} of each, {engine.kv_tokens:,} tokens of KV cache"
-    return f"{engine.name} {engine.version} starts on {gpus or ''} GPUs of its own: {held}".replace("  ", " ")
+    cards = "a GPU" if gpus == 1 else f"{gpus or ''} GPUs".lstrip()
+    return f"{engine.name} {engine.version} starts on {cards} of its own: {held}"
 
 
 def _crossing(report: Report, verdict: Verdict) -> Together | None:

@@ -46,8 +46,8 @@ LATER: dict[str, tuple[str, ...]] = {"trainer": LATER_TRAINERS}
 """Values of the contract that are refused by name until they are modelled."""
 
 INSTEAD = {
-    "unsloth": "use trainer trl with lora: Unsloth patches TRL (memplan check SCRIPT.py reads a script); "
-    "rollout.shared_weights: true is its engine",
+    "unsloth": "memplan check SCRIPT.py reads a script of it; else use trainer trl with lora, which Unsloth patches, "
+    "and rollout.shared_weights: true for its engine",
 }
 """Words that are no value, and what they mean."""
 

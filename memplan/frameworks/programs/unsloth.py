@@ -120,6 +120,11 @@ def kernels(draft: Draft) -> None:
             why = 'true is counted as "unsloth": layer inputs wait on the host'
             draft.warn("use_gradient_checkpointing", where, why, "")
         return
+    if given.get("method") == "grpo":
+        of = (
+            "log-probabilities are made of hidden states in chunks, as many as fit what is free; counted as TRL's fused"
+        )
+        draft.put("loss_head", "fused", Origin(ASSUMED, f"{where}: {of}"))
     family = _family(given) or "this model"
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
     why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
