@@ -35,6 +35,9 @@ trainer: {n_gpus_per_node: 4, nnodes: 1}
 """
 
 
+OPTIM = "actor_rollout_ref.actor.optim."
+
+
 def read(tmp_path: Path, text: str, name: str = "run.sh", **options: Any) -> JobInput:
     path = tmp_path / name
     path.write_text(f"{text}\n", encoding="utf-8")
@@ -78,6 +81,13 @@ def deciding(found: JobInput) -> dict[str, str]:
         (
             f"{NEW} engine=megatron engine.tensor_model_parallel_size=2",
             {"sharding": "distributed-optimizer", "tensor_parallel": 2, "gradient_checkpointing": "none"},
+        ),
+        (f"{RL} +{OPTIM}override_optimizer_config.fused=True", {"optimizer": "adamw", "optimizer_impl": "fused"}),
+        (f"{RL} {OPTIM}override_optimizer_config='{{foreach:False}}'", {"optimizer_impl": "loop"}),
+        (f"{RL} {OPTIM}optimizer_impl=torchao.optim {OPTIM}optimizer=AdamW4bit", {"optimizer": "adamw-4bit"}),
+        (
+            f"{RL} {OPTIM}optimizer_impl=torchao.optim {OPTIM}optimizer=_AdamW",
+            {"optimizer": "adamw", "optimizer_impl": "loop"},
         ),
         (SFT, {"batch_size": 4, "sharding": "fsdp2", "padded": True, "loss_head": "cross-entropy"}),
         (f"{SFT} data.micro_batch_size_per_gpu=2 data.max_length=2048", {"batch_size": 2, "sequence_length": 2048}),

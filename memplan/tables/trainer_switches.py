@@ -93,7 +93,7 @@ VERL: Switches = MappingProxyType(
         "fsdp": ("cpu_offload",),
         "offload": (),
         "gradient_checkpointing": ("none", "full"),
-        "optimizer_impl": ("auto",),
+        "optimizer_impl": ("fused", "auto", "foreach", "loop"),
         "attention": ("sdpa", "flash", "eager"),
         "kernels": ("none", "liger"),
         "optimizer": ("adamw", "sgd", "muon"),
@@ -101,7 +101,7 @@ VERL: Switches = MappingProxyType(
     }
 )
 """verl 0.9 trainer/config/model/hf_model.yaml: use_fused_kernels, use_liger, enable_gradient_checkpointing;
-engine/fsdp.yaml: strategy, reshard_after_forward, offload_policy."""
+engine/fsdp.yaml: strategy, reshard_after_forward, offload_policy; optim/fsdp.yaml: override_optimizer_config."""
 LITGPT: Switches = MappingProxyType(
     {
         **OWN_HEAD,

@@ -69,6 +69,7 @@ _VERL = Trainer(
 _VERL_BEFORE = _VERL._replace(
     parallelism=_VERL.parallelism._replace(syncs_each_batch=True),
     logits=Logits(tempered_in_place=True),
+    switches={**VERL, "optimizer_impl": ("auto",)},
     source="verl 0.2 to 0.8 workers/actor/dp_actor.py: logits_rmpad.div_(temperature)",
 )
 ROWS = (
@@ -148,9 +149,15 @@ ROWS = (
     ),
     _VERL_BEFORE._replace(
         since="0.1",
-        switches={**VERL, "loss_head": ("auto",), "sharding": ("fsdp",), "reshard_after_forward": (None,)},
+        switches={
+            **_VERL_BEFORE.switches,
+            "loss_head": ("auto",),
+            "sharding": ("fsdp",),
+            "reshard_after_forward": (None,),
+        },
     ),
     _VERL_BEFORE._replace(since="0.4"),  # use_fused_kernels, fsdp2
+    _VERL_BEFORE._replace(since="0.7", switches=VERL),  # build_optimizer: override_optimizer_config
     _VERL._replace(since="0.9"),
     Trainer(
         "litgpt",

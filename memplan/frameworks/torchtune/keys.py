@@ -91,24 +91,6 @@ SIZES = {
     "num_kv_heads": "num_key_value_heads",
 }
 """Their sizes -> those of a config.json."""
-OPTIMIZERS: dict[str, tuple[str, str]] = {
-    "torch.optim.AdamW": ("adamw", ""),
-    "torch.optim.Adam": ("adamw", ""),
-    "torch.optim.adamw.AdamW": ("adamw", ""),
-    "torch.optim.SGD": ("sgd", ""),
-    "torch.optim.sgd.SGD": ("sgd", ""),
-    "torch.optim.Adafactor": ("adafactor", ""),
-    "bitsandbytes.optim.AdamW8bit": ("adamw-8bit", ""),
-    "bitsandbytes.optim.PagedAdamW8bit": ("paged-adamw-8bit", ""),
-    "bitsandbytes.optim.Lion8bit": ("lion-8bit", ""),
-    "bitsandbytes.optim.AdamW": ("adamw", "bitsandbytes"),
-    "bitsandbytes.optim.PagedAdamW": ("paged-adamw", ""),
-    "bitsandbytes.optim.PagedAdam": ("paged-adamw", ""),
-    **{f"torchao.{place}.{name}": (job, "torchao" if job == "adamw-8bit" else "")
-       for place in ("prototype.low_bit_optim", "optim")
-       for name, job in (("AdamW8bit", "adamw-8bit"), ("AdamW4bit", "adamw-4bit"), ("AdamWFp8", "adamw-fp8"))},
-}  # fmt: skip
-"""Component -> the job's word, and the library where there are several."""
 TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 LINEAR_LOSS = "torchtune.modules.loss.LinearCrossEntropyLoss"
 LOSSES = {

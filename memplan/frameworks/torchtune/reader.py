@@ -8,12 +8,12 @@ of FSDP2, of FSDP1 until 0.2. Source: torchtune 0.7 recipes/*.py, training/_dist
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.optimizer_classes import put_class
 from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.torchtune.keys import (
     COMPONENT,
@@ -23,7 +23,6 @@ from memplan.frameworks.torchtune.keys import (
     LINEAR_LOSS,
     LOSSES,
     METHOD_OF_LOSS,
-    OPTIMIZERS,
     RECIPES,
     SECTIONS,
 )
@@ -235,31 +234,20 @@ def _optimizer(keys: Keys, gpus: int) -> None:
     """A class with its arguments; in backward where the recipe is told so."""
     at = f"optimizer{COMPONENT}"
     component = keys.text(at) or ""
-    name, library = OPTIMIZERS.get(component, ("", ""))
-    name = "sgd-momentum" if name == "sgd" and keys.number("optimizer.momentum") else name
-    args: dict[str, Any] = {"library": library} if library else {}
+    arguments = {
+        "fused": keys.flag("optimizer.fused"),
+        "foreach": keys.flag("optimizer.foreach") is not False,
+        "momentum": keys.number("optimizer.momentum"),
+    }
     keys.skip(*(key for key in keys.settings.values if key.startswith("optimizer.")))
-    if not name:
-        keys.warn(at, f"{component[:60]} is not modelled: adamw is counted in its place", "optimizer")
-    else:
-        keys.put("optimizer", name, at)
-    if name in ("adamw", "sgd", "sgd-momentum") and component.startswith("torch."):
-        impl = (
-            "fused"
-            if keys.flag("optimizer.fused")
-            else "loop"
-            if keys.flag("optimizer.foreach") is False
-            else "foreach"
-        )
-        keys.put("optimizer_impl", impl, "optimizer.fused", "optimizer.foreach")
+    modelled = put_class(keys, at, component, arguments)
     if keys.flag("optimizer_in_bwd"):
-        if gpus > 1 or not name:
+        if gpus > 1 or not modelled:
             why = "over several GPUs gradients are counted as held until the step"
             keys.warn("optimizer_in_bwd", why, "optimizer")
         else:
-            args["in_backward"] = True
-    if args:
-        keys.put("optimizer_args", args, "optimizer_in_bwd" if "in_backward" in args else at)
+            args = keys.draft.values.get("optimizer_args") or {}
+            keys.put("optimizer_args", {**args, "in_backward": True}, "optimizer_in_bwd")
 
 
 def _switches(keys: Keys) -> None:

@@ -87,4 +87,4 @@ LIKE_GRPO = words_of(
     gspo optimal_token_baseline tir_optimal_token_baseline"""
 )
 """Advantages of other kinds, which the update's memory does not feel."""
-OPTIMIZERS = {"adamw": "adamw", "fusedadam": "adamw", "adam": "adamw", "sgd": "sgd", "muon": "muon"}
+OPTIMIZERS = {"adamw": "AdamW", "fusedadam": "Adam", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}

@@ -6,13 +6,13 @@ import re
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import is_template
+from memplan.frameworks.optimizer_classes import put_class
 from memplan.frameworks.own_words.names import lora_targets
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.fsdp import read_fsdp, ulysses
 from memplan.frameworks.verl.keys import ACTOR, OPTIMIZERS
 from memplan.frameworks.verl.megatron import degrees, read_megatron
 from memplan.frameworks.verl.source import RL, Given
-from memplan.frameworks.verl.switches import check_implementation
 
 ENGINES = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp2", "megatron": "megatron"}
 """Words of ``model_engine`` and ``engine``; the others (veomni, torchtitan, automodel) are engines of their own."""
@@ -112,11 +112,9 @@ def _adapters(keys: Keys, at: str) -> int:
 
 
 def read_optimizer(keys: Keys, at: str) -> None:
-    """The optimizer, by its class's name."""
-    check_implementation(keys, at)
-    name = str(keys.get(f"{at}optimizer"))
-    found = OPTIMIZERS.get(name.lower())
-    if found:
-        keys.put("optimizer", found, f"{at}optimizer")
-    else:
-        keys.warn(f"{at}optimizer", f"optimizer {name[:30]} is not modelled: adamw is counted in its place")
+    """The optimizer, by its class and the module that it is of; FSDP's takes arguments too (build_optimizer)."""
+    module, name = keys.text(f"{at}optimizer_impl") or "torch.optim", str(keys.get(f"{at}optimizer"))
+    arguments = {}
+    if keys.draft.values.get("sharding") in ("fsdp", "fsdp2"):
+        arguments = {each: keys.flag(f"{at}override_optimizer_config.{each}") for each in ("fused", "foreach")}
+    put_class(keys, f"{at}optimizer", OPTIMIZERS.get(name.lower(), name), arguments, module)

@@ -170,10 +170,21 @@ def _overrides(words: list[Word]) -> tuple[dict[str, Any], dict[str, int], froze
         name = match.group(2) if match else ""
         if match is None or ("." not in name and name not in WITHOUT_DOT):
             continue
-        values[name], lines[name] = scalar(match.group(3).strip("\"'")), word.line
+        value = match.group(3).strip("\"'")
+        inner = _inner(value) if re.search(r"\boverride_\w+$", name) else {}
+        for key, each in flat({name: inner} if inner else {name: scalar(value)}):
+            values[key], lines[key] = each, word.line
         if match.group(1) == "+":
             added.add(name)
     return values, lines, frozenset(added)
+
+
+def _inner(text: str) -> Mapping[str, Any]:
+    """Hydra's ``{fused:True,foreach:False}``; nothing for what is no such mapping."""
+    if not text.startswith("{") or not text.endswith("}"):
+        return {}
+    pairs = (each.partition(":") for each in text[1:-1].split(","))
+    return {key.strip(" '\""): scalar(value.strip(" '\"")) for key, _, value in pairs if value}
 
 
 def _config(words: list[Word], values: Mapping[str, Any]) -> tuple[str, str]:

@@ -45,10 +45,3 @@ def _dtypes(keys: Keys, at: str) -> None:
     if computed and NAMED.get(computed, computed) != half:
         keys.warn(f"{at}.param_dtype", f"weights are counted as gathered in {half}")
     keys.skip(f"{at}.buffer_dtype", f"{at}.param_dtype")
-
-
-def check_implementation(keys: Keys, at: str) -> None:
-    """``optimizer_impl``: the module that the optimizer is of."""
-    module = keys.text(f"{at}optimizer_impl") or "torch.optim"
-    if module != "torch.optim":
-        keys.warn(f"{at}optimizer_impl", f"an optimizer of {module[:30]} is counted as torch's")

@@ -7,6 +7,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script, torchrun
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.verl.keys import OPTIMIZERS
 from memplan.presets import find_preset
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
@@ -79,7 +80,11 @@ def _engine(job: Job) -> dict[str, Any]:
 
 
 def _optimizer(job: Job) -> dict[str, Any]:
-    return {"optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}.get(job.optimizer, job.optimizer)}
+    values: dict[str, Any] = {"optimizer": OPTIMIZERS.get(job.optimizer, job.optimizer)}
+    ways = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
+    if job.optimizer_impl != "auto":
+        values["override_optimizer_config"] = ways[job.optimizer_impl]
+    return values
 
 
 def _micro_batch(job: Job, of: str, tokens_of: str) -> tuple[int, dict[str, Any]]:

@@ -16,21 +16,13 @@ from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origi
 from memplan.frameworks.documents import Document, is_template, words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.launch import Launch
+from memplan.frameworks.optimizer_classes import found_class, put_class
 from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
 from memplan.frameworks.shipped import shipped
 from memplan.frameworks.xtuner.source import last, of_document, starts, told
 
 METHODS = {"SupervisedFinetune": "sft", "DPO": "dpo", "ORPO": "orpo", "RewardModel": "reward"}
 """``model.type`` -> method."""
-OPTIMIZERS = {
-    "torch.optim.AdamW": ("adamw", ""),
-    "torch.optim.Adam": ("adamw", ""),
-    "AdamW": ("adamw", ""),
-    "bitsandbytes.optim.PagedAdamW32bit": ("paged-adamw", "bitsandbytes"),
-    "bitsandbytes.optim.PagedAdamW8bit": ("paged-adamw-8bit", "bitsandbytes"),
-    "bitsandbytes.optim.AdamW8bit": ("adamw-8bit", "bitsandbytes"),
-    "torch.optim.SGD": ("sgd", ""),
-}
 OLDER = re.compile(r"baichuan|chatglm|/qwen-|internlm-|starcoder(?!2)|minicpm|falcon|bloom|gpt")
 """Models of which flash-attn decides neither the dtype nor, for some, the kernel (``_prepare_for_flash_attn``)."""
 LLM, LORA = "model.llm.", "model.lora."
@@ -247,15 +239,7 @@ def _optimizer(keys: Keys) -> None:
     """A class of torch's or of bitsandbytes'."""
     at = "optim_wrapper.optimizer.type"
     name = str(keys.get(at) or "AdamW")
-    found = OPTIMIZERS.get(name) or next(
-        (row for key, row in OPTIMIZERS.items() if key.endswith(f".{last(name)}")), None
-    )
-    if found is None:
-        keys.warn(at, f"{name[:40]} is not modelled: adamw is counted in its place", "optimizer")
-        return
-    keys.put("optimizer", found[0], at)
-    if found[1]:
-        keys.put("optimizer_args", {"library": found[1]}, at)
+    put_class(keys, at, name, {}, "torch.optim" if found_class(name) else "bitsandbytes.optim")
 
 
 def _reference(keys: Keys, method: str) -> None:
