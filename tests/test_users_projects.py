@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from memplan.frameworks.checking import Checked, check_all, check_file
-from memplan.frameworks.reading import read_target
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PROGRAM = """\
@@ -17,7 +16,7 @@ from trl import SFTConfig, SFTTrainer
 {before}
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bs", type=int, default=3)
+    parser.add_argument("--bs", type=int, required=True)
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
     SFTTrainer(model=model, args=SFTConfig(max_length=512, per_device_train_batch_size=args.bs)).train()
@@ -50,8 +49,8 @@ def checked(name: str, text: str, **given: object) -> Checked:
 )
 def test_a_program_that_begins_is_a_training_of_its_own(before: str, start: str) -> None:
     written("own.py", "import y\nif y.there():\n    x = 1\nelse:\n    x = 2\n")
-    given = read_target(written("train.py", PROGRAM.format(before=before, start=start)), CARD)
-    assert (given.job.batch_size, given.job.sequence_length) == (3, 512)
+    found = checked("train.py", PROGRAM.format(before=before, start=start))
+    assert (found.fits, found.hint) == ("unclear", "add --batch-size, such as --batch-size 1")
 
 
 def test_a_script_goes_to_its_program() -> None:
@@ -74,3 +73,49 @@ def test_a_file_that_is_filled_in_first() -> None:
     text = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 2\nadapter: lora\nlora_r: 8\n"
     found = checked("axolotl.yaml", f"{text}lora_target_linear: true\noutput_dir: {{{{ out }}}}/run\n")
     assert found.fits == "yes", found.text
+
+
+OWN = """\
+import argparse, yaml
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--config", required=True)
+c = yaml.safe_load(open(parser.parse_args().config))
+model = AutoModelForCausalLM.from_pretrained(c["base"], dtype="bfloat16")
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=c["rows"], max_length=256)).train()
+"""
+
+
+@pytest.mark.parametrize("page", ["", "Usage: `python train.py --config runs/a.yaml`\n"])
+def test_a_config_of_no_frameworks_is_its_programs(page: str) -> None:
+    written("README.md", page)
+    written("train.py", OWN)
+    written("runs/a.yaml", "base: Qwen/Qwen2.5-0.5B\nrows: 3\n")
+    found = checked("runs/b.yaml", "base: ../models/nobody-knows\nrows: 5\n")
+    assert (found.fits, "nobody-knows is not here" in found.text, "--model" in found.hint) == ("unclear", True, True)
+    assert checked("runs/b.yaml", "base: Qwen/Qwen2.5-0.5B\nrows: 5\n").job["batch_size"] == 5
+
+
+LOSS = """\
+optimizer:
+  _component_: torch.optim.AdamW
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+enable_activation_checkpointing: true
+"""
+
+
+def test_torchtunes_phi_takes_as_many_tokens_as_it_has_positions() -> None:
+    text = "model:\n  _component_: torchtune.models.phi4.lora_phi4_14b\n  lora_attn_modules: [q_proj]\n  lora_rank: 8\n"
+    found = checked("phi.yaml", f"{text}tokenizer:\n  max_seq_len: null\nbatch_size: 1\ndtype: bf16\n{LOSS}")
+    assert found.job["sequence_length"] == 16384, found.text
+
+
+def test_a_dtype_that_a_variable_holds_is_asked_for() -> None:
+    command = (
+        "swift sft --model Qwen/Qwen2.5-0.5B --dataset a --max_length 512 --train_type lora --torch_dtype $DTYPE\n"
+    )
+    found = checked("run.sh", command)
+    assert (found.fits, "--precision bf16" in found.hint) == ("unclear", True)
+    assert checked("run.sh", command, precision="bf16").fits == "yes"

@@ -10,7 +10,7 @@ from pathlib import Path
 from memplan.errors import MemplanError
 from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.documents import Document, document_of, open_document
-from memplan.frameworks.draft import ASSUMED, FILE
+from memplan.frameworks.draft import ASSUMED, FILE, NotKnown
 from memplan.frameworks.following import found_at, program_at
 from memplan.frameworks.launch import launch_of
 from memplan.frameworks.parts import parts
@@ -26,24 +26,44 @@ SAID = ("model", "sequence_length", "batch_size", "sharding", "num_gpus")
 
 
 def first_started(
-    document: Document, read: Callable[[Document], JobInput | None], alone: JobInput | None
+    document: Document,
+    read: Callable[[Document], JobInput | None],
+    alone: JobInput | None,
 ) -> JobInput | None:
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
-    says by itself, whose model is the started one's too where it is a config."""
+    says by itself, whose model is the started one's too where it is a config. A config of no framework's is read as the
+    first program that opens it does, with what that asks for; raises NotKnown then."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
     named = alone.job.model if alone and config else None
+    asked: JobInput | NotKnown | None = None
     for training, how in started_by_others(document):
         try:
             given = read(training)
+        except NotKnown as error:
+            asked = asked or error
+            continue
         except MemplanError:
             continue
+        if asked is None and given is not None and here in given.opened:
+            asked = marked(given, how)
         open_still = given is None or any(each.decides and not each.above for each in given.unread)
         if given is None or open_still or given.job.model is None or named not in (None, given.job.model):
             continue
         if config and here not in given.opened:
             continue  # it reads another
         return marked(given, how)
-    return None
+    if not (config and alone is None and asked is not None and _is_nobodys(document, read)):
+        return None
+    if isinstance(asked, NotKnown):
+        raise asked
+    return asked
+
+
+def _is_nobodys(document: Document, read: Callable[[Document], JobInput | None]) -> bool:
+    try:
+        return read(document) is None
+    except MemplanError:
+        return False
 
 
 def leaves_its_launcher(document: Document, given: JobInput) -> bool:
@@ -55,21 +75,20 @@ def leaves_its_launcher(document: Document, given: JobInput) -> bool:
 
 def _of_config(here: Path) -> Iterator[tuple[Document, str]]:
     """The trainings of the project that name a config: of its scripts, of its pages' commands, of its programs."""
-    for name, launch in islice(naming(here), MOST_TRIED):
+    for name, command in islice(naming(here), MOST_TRIED):
         shown = os.path.relpath(name)
         try:
-            text = " ".join(word.text for word in launch.command.words) if launch else ""
-            found = parts(document_of(text, shown, "shell") if launch else open_document(shown))
+            found = parts(document_of(command, shown, "shell") if command else open_document(shown))
         except MemplanError:
             continue
-        if name.endswith(".py"):
+        if name.endswith(".py") and not command:
             yield from started_by_others(document_of("", shown, "python"))
             yield from ((each, f"as {shown} reads it") for each in found)
             continue
         for each in found:
             words = (word for command in each.commands for word in command.words)
             if any(names(word.text, name, here) for word in words):
-                yield each, f"as {shown} starts it"
+                yield each, f"as {shown} {'reads' if name.endswith('.py') else 'starts'} it"
 
 
 def started_by_others(document: Document) -> Iterator[tuple[Document, str]]:

@@ -196,6 +196,11 @@ class Keys:
             if value is not None and job_key != "model":
                 self.assume(job_key, value, f"{found.where}: {what}")
 
+    def ask_open(self, job_key: str, key: str) -> None:
+        """Ask for a job's key where the file leaves this one of its own to a variable."""
+        if key in self._open:
+            self._ask(job_key, key, None)
+
     def took(self, key: str) -> bool:
         """Whether the reader has asked for it."""
         return key in self._taken

@@ -26,7 +26,7 @@ from memplan.frameworks.reading import as_started, documents_of, framework_of, r
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
-from memplan.spec.reading import LEFT_OUT, JobInput, with_changes
+from memplan.spec.reading import LEFT_OUT, JobInput, with_changes, without
 from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
@@ -133,9 +133,10 @@ def _check(
         try:
             row = framework_of(document) if not framework else None
         except InvalidJob:
-            if (started := as_started(document, options, beside)) is None:  # a config of a program's own
+            bare = {key: value for key, value in options.items() if key != "without"}
+            if (started := as_started(document, bare, beside)) is None:  # a config of a program's own
                 raise
-            return answer(_on_this_machine(started))
+            return answer(_on_this_machine(without(started, options.get("without", ()))))
         if row is not None and row.launches and "model" not in options:
             return Checked(path, "skipped", launcher_alone(row.title, document))
 

@@ -49,19 +49,36 @@ def starters(path: str) -> Iterator[tuple[str, Launch | None]]:
                 yield name, launch
 
 
-def naming(here: Path) -> Iterator[tuple[str, Launch | None]]:
-    """Scripts of the project that name a config, commands of its pages that do, with the page, then its programs."""
-    top = str(project_of(here.parent))
-    found = [(name, text) for name, text in _texts(top) if here.name in text and name != str(here)]
-    for name, text in found:
-        if name.endswith(SHELLS):
-            yield name, None
-            continue
+def naming(here: Path) -> Iterator[tuple[str, str]]:
+    """(file, command) of what takes a config: scripts of the project that name it, without a command; commands of its
+    pages that do, or that name another of its folder, with this one in its place; programs that name it; last programs
+    that train and have an option ``--config``, under that."""
+    top = project_of(here.parent)
+    found = [(name, text) for name, text in _texts(str(top)) if name != str(here)]
+    yield from ((name, "") for name, text in found if here.name in text and name.endswith(SHELLS))
+    pages = [(name, text) for name, text in found if not name.endswith(SHELLS) and here.parent.name in text]
+    for name, text in sorted(pages, key=lambda each: here.name not in each[1]):
         for program in dict.fromkeys(_PROGRAM.findall(text)):
             for launch in commands_in(text, name, program):
-                if any(names(word.text, name, here) for word in launch.words):
-                    yield name, launch
-    yield from ((name, None) for name, text in _texts(top, (".py",)) if here.name in text and "Trainer(" in text)
+                words = [word.text for word in launch.command.words]
+                if any(names(word, name, here) for word in words):
+                    yield name, " ".join(words)
+                elif others := [word for word in words if _beside(found_at(name, word), here)]:
+                    yield name, " ".join(str(here) if word == others[0] else word for word in words)
+    programs = [
+        (name, text)
+        for name, text in _texts(str(top), (".py",))
+        if "Trainer(" in text and not TRIAL.search(os.path.basename(name))
+    ]
+    yield from ((name, "") for name, text in programs if here.name in text)
+    yield from ((name, f"python {name} --config {here}") for name, text in programs if _TAKES.search(text))
+
+
+_TAKES = re.compile(r"""add_argument\([^)]*["']--config["']""")
+
+
+def _beside(other: Path | None, here: Path) -> bool:
+    return other is not None and other.parent == here.parent and other.suffix == here.suffix
 
 
 def names(word: str, base: str, here: Path) -> bool:

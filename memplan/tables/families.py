@@ -26,8 +26,8 @@ MODULE_NAMES = frozenset(
     [
         "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
         "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "Wqkv", "Wi", "Wo",
-        "W_pack", "out_proj", "in_proj", "x_proj", "dt_proj", "fc1", "fc2", "w1", "w2", "w3", "wqkv", "wo",
-        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value",
+        "W_pack", "out_proj", "in_proj", "x_proj", "dt_proj", "fc1", "fc2", "fc_in", "fc_out", "w1", "w2", "w3",
+        "wqkv", "wo", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value",
     ]
 )  # fmt: skip
 """Names of linears that target lists of several families carry: PEFT passes over those that a model does not have."""

@@ -16,6 +16,7 @@ def read_load_dtype(keys: Keys, *names: str) -> None:
     """``dtype`` or ``torch_dtype``: what the checkpoint is loaded in; auto is the checkpoint's own."""
     name = next((name for name in names if keys.has(name)), names[0])
     text = (keys.text(name) or "auto").removeprefix("torch.").lower()
+    keys.ask_open("precision", name)
     keys.skip(*names)
     dtype = SYNONYMS["dtype"].get(text, text)
     if dtype not in (*LOADS, "auto"):

@@ -95,7 +95,8 @@ class Statements(Expressions):
         answer = truth(self.evaluate(node.test, frame))
         if answer is not None:
             body = node.body if answer else node.orelse
-            refuses = bool(body) and isinstance(body[-1], (ast.Raise, *((ast.Return,) if self.hopeful else ())))
+            refusals = (ast.Raise, *((ast.Return,) if self.hopeful else ()))
+            refuses = bool(body) and isinstance(body[-1], refusals) and not _begins(body[-1])
             return GOES_ON if refuses else self.block(body, frame)
         return self.branches([node.body, node.orelse], frame, node.test)
 
@@ -182,8 +183,9 @@ class Statements(Expressions):
         return LEAVES
 
     def _raise(self, node: ast.Raise, frame: Frame) -> int:
-        if isinstance(node.exc, ast.Call) and getattr(node.exc.func, "id", "") == "SystemExit":
-            self.evaluate(node.exc, frame)  # raise SystemExit(main())
+        begun = _begins(node)
+        if begun is not None:
+            self.evaluate(begun, frame)
         return LEAVES
 
     def _continue(self, node: ast.Continue, frame: Frame) -> int:
@@ -194,3 +196,11 @@ class Statements(Expressions):
 
     def _global(self, node: ast.Global, frame: Frame) -> None:
         frame.shared.update(node.names)
+
+
+def _begins(node: ast.stmt) -> ast.Call | None:
+    """The call in ``raise SystemExit(main())``."""
+    found = node.exc if isinstance(node, ast.Raise) else None
+    ends = isinstance(found, ast.Call) and getattr(found.func, "id", "") == "SystemExit" and bool(found.args)
+    first = found.args[0] if ends and isinstance(found, ast.Call) else None
+    return first if isinstance(first, ast.Call) else None

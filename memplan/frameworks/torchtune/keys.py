@@ -38,6 +38,7 @@ NO_TRAINING = ("generate", "eleuther_eval", "quantize")
 _LLAMA: dict[str, Any] = {"model_type": "llama", "tie_word_embeddings": False}
 PHI3_MINI = _LLAMA | sizes(vocab=32064, hidden=3072, intermediate=8192, layers=32, heads=32, kv_heads=32)
 PHI4_14B = _LLAMA | sizes(vocab=100352, hidden=5120, intermediate=17920, layers=40, heads=40, kv_heads=10)
+PHI3_MINI["max_position_embeddings"], PHI4_14B["max_position_embeddings"] = 4096, 16384
 """Phi's with query, key, value, gate and up apart, as torchtune builds them: the shape of a Llama."""
 MODELS: dict[str, str | dict[str, Any]] = {
     "gemma_2b": "google/gemma-2b",
