@@ -34,6 +34,9 @@ ones."""
 TRIED = 8
 """Moves alone that are looked for."""
 
+PLAYED = 4
+"""Of the sets that nearly fit, where none does."""
+
 Found = list[tuple[Changed, Priced]]
 
 
@@ -51,6 +54,8 @@ def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy
         own, rest = _that_hold(around, of_tier(around, tier, [*found, *more]), found, 1 if found else OF_THE_FIRST)
         found += own
         more += rest
+        if tier == tiers.LITTLE and not found:
+            found = _that_nearly_fit(around)
     found += _that_hold(around, sorted(more, key=_order), found, SHOWN - len(found))[0]
     found = sorted(found, key=_order)[:SHOWN]
     if len(found) < SHOWN:
@@ -72,6 +77,27 @@ def _that_hold(around: Around, own: Found, known: Found, wanted: int) -> tuple[F
         if not any(_within(other, pair) for other in [*known, *kept]) and _fits(anew(around, pair)):
             kept.append(pair)
     return kept, []
+
+
+def _that_nearly_fit(around: Around) -> Found:
+    """The cheapest set that is above the card by less than its band is wide, and fits once it is played."""
+    plain = around.changed(())
+    if plain is not None:
+        around.price(plain)
+    near = [
+        (made, priced)
+        for name, priced in around.priced.items()
+        if (made := around.made[name]) is not None and made.tier <= tiers.LITTLE and not made.is_slow
+        if not priced.fits and priced.short <= priced.figures.device.high - priced.figures.device.expected
+    ]
+    found = next((pair for pair in sorted(near, key=_order)[:PLAYED] if _fits(anew(around, pair))), None)
+    if found is None:
+        return []
+    made, kept = found
+    for key in kept.keys:  # what costs nothing may be left out too
+        less = kept._replace(keys={other: value for other, value in kept.keys.items() if other != key})
+        kept = less if _fits(anew(around, (made, less))) else kept
+    return [(made, kept)]
 
 
 def _order(pair: tuple[Changed, Priced]) -> Cost:
