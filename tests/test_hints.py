@@ -73,7 +73,8 @@ ROWS: list[tuple[str, str, str]] = [
     ("--lr 1e-5", "no such option: --lr", "leave --lr out: memory does not feel it"),
     ("--optimizer adam8bit", "optimizer: unknown value 'adam8bit'", "did you mean adamw-8bit or paged-adamw-8bit?"),
     ("--optimizer lamb", "optimizer: unknown value 'lamb'", "memplan show optimizers lists them"),
-    ("--trainer axolotl", "trainer: unknown value 'axolotl'", "memplan show trainers lists them"),
+    ("--trainer lightning", "trainer: unknown value 'lightning'", "memplan show trainers lists them"),
+    ("--trainer axolotl", "trainer: unknown value 'axolotl'", "Axolotl trains by the Hugging Face Trainer"),
     ("--quantization int4", "quantization: unknown value 'int4'", "known: none, nf4,"),
     ("--dtype fp8", "dtype: unknown value 'fp8'", "known: bf16, fp16, fp32"),
 ]

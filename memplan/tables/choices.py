@@ -48,6 +48,12 @@ LATER: dict[str, tuple[str, ...]] = {"trainer": LATER_TRAINERS}
 INSTEAD = {
     "unsloth": "memplan check SCRIPT.py reads a script of it; else use trainer trl with lora, which Unsloth patches, "
     "and rollout.shared_weights: true for its engine",
+    "axolotl": "Axolotl trains by the Hugging Face Trainer, and preferences by TRL: use transformers or trl; "
+    "memplan check CONFIG.yaml reads its file",
+    "deepspeed": "DeepSpeed shards another's loop: use transformers, trl or pytorch, "
+    "with sharding zero1, zero2 or zero3",
+    "accelerate": "accelerate starts another's loop: use transformers or trl, or pytorch for a loop of your own",
+    "open-instruct": "memplan check SCRIPT.sh reads its commands; its loops are closest to pytorch",
 }
 """Words that are no value, and what they mean."""
 
@@ -69,6 +75,16 @@ SYNONYMS: dict[str, dict[str, str]] = {
         "galore_adamw": "galore",
         "apollo_adamw": "apollo",
         "schedule_free_adamw": "schedule-free",
+    },
+    "trainer": {
+        "hf": "transformers",
+        "huggingface": "transformers",
+        "hf-trainer": "transformers",
+        "llama-factory": "llamafactory",
+        "llama_factory": "llamafactory",
+        "ms-swift": "swift",
+        "megatron-lm": "megatron",
+        "torch": "pytorch",
     },
     "float8": {"rowwise_with_gw_hp": "rowwise-gw-hp"},
     "sharding": {"zero-0": "zero0", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"},
