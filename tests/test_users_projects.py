@@ -119,3 +119,21 @@ def test_a_dtype_that_a_variable_holds_is_asked_for() -> None:
     found = checked("run.sh", command)
     assert (found.fits, "--precision bf16" in found.hint) == ("unclear", True)
     assert checked("run.sh", command, precision="bf16").fits == "yes"
+
+
+ARGV = OWN.replace("import argparse, yaml", "import argparse, sys, yaml").replace("parser.parse_args().config", "{}")
+
+
+@pytest.mark.parametrize(
+    ("taken", "words"),
+    [
+        ("sys.argv[1]", "a.yaml"),
+        ("parser.parse_args().config", "-c a.yaml"),
+        ("(parser.add_argument('file'), parser.parse_args().file)[1]", "a.yaml -c x"),
+    ],
+)
+def test_words_of_the_command_are_the_programs(taken: str, words: str) -> None:
+    written("README.md", "")
+    written("src/train.py", ARGV.replace("{}", taken))
+    written("runs/a.yaml", "base: Qwen/Qwen2.5-0.5B\nrows: 5\n")  # beside the script that starts it
+    assert checked("runs/run.sh", f"python ../src/train.py {words}\n").job["batch_size"] == 5

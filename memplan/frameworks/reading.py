@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memplan.errors import InvalidJob, UsageError
+from memplan.errors import InvalidJob, NoTraining, UsageError
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
 from memplan.frameworks.as_started import first_started, leaves_its_launcher
@@ -71,7 +71,7 @@ def read_opened(
         return without(read_opened(document, options, beside, framework), keys)
     try:
         given = _as_it_stands(document, options, beside, framework)
-    except NotKnown:
+    except (NotKnown, NoTraining):
         started = as_started(document, options, beside)
         if started is None:
             raise

@@ -43,6 +43,6 @@ def started(document: Document, known: Known | None = None) -> Started | None:
 def with_options(launch: Launch, known: Known) -> Known:
     """What is known, with the command's options over the program's defaults."""
     arguments = launch.arguments()
-    places = {key: Place(launch.path, line) for key, line in arguments.lines.items()}
+    places = {key: Place(launch.path, line) for key, line in {"": launch.command.line, **arguments.lines}.items()}
     environment = {key: value for key, value in launch.command.environment.items() if "$" not in value}
     return replace(known, arguments=arguments.values, places=places, words=launch.words, environment=environment)

@@ -21,6 +21,7 @@ from memplan.frameworks.programs.values import (
     truth,
     unknown_option,
 )
+from memplan.frameworks.shell.reader import options_of, scalar
 
 NOWHERE: Mapping[str, Place] = MappingProxyType({})
 
@@ -52,11 +53,23 @@ def _argument(call: Call) -> None:
         value = action == "store_false"
     elif "default" not in call.named and (truth(call.named.get("required")) or not flags[:1] or flags[0][:1] != "-"):
         value = unknown_option(name, call.place)
-    where = call.run.known.places.get(name, call.places.get("default", call.place))
-    value, type_ = arguments.get(name, value), call.named.get("type")
+    if flags[:1] and flags[0][:1] != "-":
+        value = _positional(call, value)
+    said = next((key for key in (name, *(each.lstrip("-") for each in flags)) if key in arguments), name)
+    where = call.run.known.places.get(said, call.places.get("default", call.place))
+    value, type_ = arguments.get(said, value), call.named.get("type")
     if isinstance(type_, Ref) and type_.last == "Path" and isinstance(value, str):
         value = Thing("pathlib.Path", where, {"*0": value})
     call.owner.set(name, value, where)
+
+
+def _positional(call: Call, value: Any) -> Any:
+    """The next of the command's words before its options, or all that are left."""
+    loose, place = options_of(call.run.known.words)[2], call.owner.values.get("?loose", 0)
+    words = [scalar(word.text) for word in loose[place:]]
+    several = call.named.get("nargs") in ("*", "+")
+    call.owner.values["?loose"] = len(loose) if several else place + 1
+    return (words if several else words[0]) if words else value
 
 
 def _arguments_of(call: Call) -> Thing:

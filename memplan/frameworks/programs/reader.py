@@ -169,7 +169,8 @@ def _need_model(draft: Draft, run: Run, document: Document) -> None:
         asked = next((each for each in draft.unread if each.asks == "model"), None)
         others = ", ".join(dict.fromkeys(each.asks for each in draft.unread if each.asks not in ("model", "")))
         if asked and (run.uncalled or ", a parameter of " in asked.why):
-            raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", "check the program that calls it")
+            hint = starter_of(document.path) or "check the program that calls it"
+            raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", hint)
         text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
         hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else NO_MODEL
         hint = model_hint(unanswered(draft.unread, draft.options), hint)

@@ -62,6 +62,7 @@ class Run(Statements):
         self.known, self.calls, self.files = known, calls, files
         self.modules: dict[tuple[str, int], Frame] = {}
         self.path, self.steps, self.loops = "", 0, 0
+        self.argv = [files.path, *(word.text for word in known.words)] if known.words else []
         self.doubts: list[str] = []
         self.left, self.turning, self.hopeful = [], 0, False
         self.asked_machine = False
