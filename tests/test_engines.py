@@ -24,8 +24,8 @@ from memplan.presets import model_names
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.job import Job
 from memplan.tables.choices import options_of_hint
-from memplan.tables.engine_defaults import Card, defaults_of
-from memplan.tables.engines import DENSE, ERAS, LATEST, era_of
+from memplan.tables.engine_defaults import TAKEN, Card, defaults_of, taken_by
+from memplan.tables.engines import DENSE, ERAS, LATEST, era_of, version_of
 from memplan.truth import default_folder
 from memplan.units import GiB, MiB
 
@@ -291,6 +291,15 @@ def test_what_sglang_leaves_free_is_by_its_version() -> None:
     hopper = Card(79 * GiB, 81559 * MiB, "9.0")
     assert defaults_of("sglang", "0.4.9", Card(79 * GiB, 80 * GiB, "9.0"), 8).share == 0.831
     assert [defaults_of("sglang", each, hopper, 1).share for each in ("0.5.9", "0.5.19")] == [0.835, 0.83]
+
+
+def test_beside_a_trainer_it_is_one_that_the_trainer_takes() -> None:
+    asked = (("trl", "0.24", "vllm"), ("trl", "", "vllm"), ("verl-megatron", "0.6", "vllm"), ("verl", "0.9", "sglang"))
+    assert [taken_by(*each) for each in asked] == ["0.10.2", "0.31.0", "0.10.0", "0.5.12"]
+    assert taken_by("openrlhf", "", "vllm") == LATEST["vllm"]
+    for (_, engine_), rows in TAKEN.items():
+        assert [version_of(each) for _, each in rows] == sorted(version_of(each) for _, each in rows)
+        assert [era_of(engine_, each).engine for _, each in rows] == [engine_] * len(rows)
 
 
 def test_sglang_has_rows_for_its_requests_outside_of_the_share() -> None:

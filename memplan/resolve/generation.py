@@ -13,8 +13,8 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import LARGE, Card, batched_tokens, defaults_of
-from memplan.tables.engines import LATEST, era_of, version_of
+from memplan.tables.engine_defaults import LARGE, Card, batched_tokens, defaults_of, taken_by
+from memplan.tables.engines import era_of, version_of
 from memplan.tables.generation import (
     RAY_MOST,
     RAY_STORE,
@@ -125,7 +125,7 @@ def _lengths(job: Job, found: Recipe) -> tuple[int, int]:
 
 
 def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: Generation, notes: Notes) -> Generator:
-    version = asked.engine_version or LATEST[row.engine]
+    version = asked.engine_version or taken_by(row.trainer, job.trainer_version or "", row.engine)
     era = era_of(row.engine, version)
     separate = _is_separate(asked, row)
     shared = bool(asked.shared_weights) and not separate

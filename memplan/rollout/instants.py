@@ -151,7 +151,7 @@ def _kept(scene: Scene, name: str, allocated: int, engine: Band, first: bool) ->
     ``first``: no pass has filled the cache yet."""
     size = round_up(allocated, SEGMENT_BYTES)
     reserved = needs = Band(size, size, size + size // HOLES)
-    if not first and not _gives_back(scene):
+    if not first and not _gives_back(scene, name):
         reserved = Band(*map(max, zip(reserved, scene.meters.reserved, strict=True)))
         reserved = reserved._replace(high=max(reserved.high, _grown(scene), _held(scene)))
         needs = reserved if engine != NONE and scene.of.sleep else needs
@@ -182,11 +182,13 @@ def _grown(scene: Scene) -> int:
     return gpu.usable_bytes - scene.outside.expected - scene.asleep.expected
 
 
-def _gives_back(scene: Scene) -> bool:
-    """Whether the trainer's cache is empty when the engine wakes: by itself, or because what goes to the host leaves
-    none (verl's offload, slime's pause). An engine that never sleeps asks for nothing."""
+def _gives_back(scene: Scene, name: str) -> bool:
+    """Whether the trainer's cache is empty then: by itself, at the latest before the engine has its own again, or
+    because what goes to the host leaves none (verl's offload, slime's pause). An engine that never sleeps asks for
+    nothing."""
     away = scene.of.away
-    return scene.of.sleep > 0 and (scene.of.empties or away.parameters or away.optimizer or away.whole)
+    empties = scene.of.empties or name not in (WEIGHTS, TRANSFER)
+    return scene.of.sleep > 0 and (empties or away.parameters or away.optimizer or away.whole)
 
 
 def _passes(scene: Scene, first: bool) -> Iterator[At]:

@@ -83,7 +83,7 @@ class Rollout(Frozen):
     """What generates: vllm, sglang, hf (transformers' generate, with the policy's own weights), or none where it is not
     counted; the trainer's own when not given."""
     engine_version: Annotated[str | None, BeforeValidator(_version)] = None
-    """Version of the engine; the newest that is modelled when not given."""
+    """Version of the engine; when not given the newest that the trainer takes and that is modelled."""
     placement: Literal["colocate", "separate"] | None = None
     """colocate: on the trainer's cards; separate: on cards of its own."""
     process: Literal["same", "own"] | None = None

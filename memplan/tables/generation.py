@@ -80,7 +80,7 @@ class Generation(NamedTuple):
     ray: bool = False
     """It runs on Ray, whose object store takes up to ``RAY_STORE`` of a node's memory."""
     emptied: bool = True
-    """The trainer empties its cache before the engine wakes."""
+    """The trainer empties its cache before the engine has its weights again; before its cache each one does."""
     bucket: int = 0
     """Bytes that are sent at once; 0: a tensor at a time."""
     buckets: int = 1
@@ -196,12 +196,12 @@ ROWS = (
         since="0.8",
         emptied=False,
         adapters_first=False,
-        source="verl January to July 2026 workers/engine_workers.py: update_weights, without aggressive_empty_cache",
+        source="verl 0.8.0 workers/engine_workers.py: update_weights, which empties its cache before kv_cache alone",
     ),
     _VERL_0_7._replace(
-        since="0.10",
+        since="0.9",
         adapters_first=False,
-        source="verl August 2026 workers/engine_workers.py: update_weights, aggressive_empty_cache before resume",
+        source="verl 0.9.0 and 0.9.1 workers/engine_workers.py: update_weights, empty_cache before weights too",
     ),
     Generation(
         "openrlhf",
