@@ -130,7 +130,12 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
     "keys",
     [
         {"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}},
-        {"model": "gemma-3-4b", "images": {"per_example": 1, "width": 896, "height": 896}},
+        {
+            "model": "paligemma-3b-224",
+            "images": {"per_example": 1, "width": 224, "height": 224},
+            "num_gpus": 2,
+            "sharding": "fsdp2",
+        },
         {
             "num_gpus": 2,
             "sharding": "fsdp",

@@ -235,10 +235,31 @@ def tower_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapt
 
     Without images none of them gets a gradient, so that an optimizer of torch makes no states for them.
     """
-    without_images = spec.tower_idle
     for run in spec.resting:
         for weight in marked(layer_weights(run.layer, run.count, trained, adapter), run.layer.frozen):
             yield weight._replace(trained=False, idle=weight.trained)
+    yield from own_weights(spec, tower, trained, adapter)
+
+
+def tower_in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> Iterator[tuple[int, Weight]]:
+    """The tower's own parameters, each by itself, block after block, and where it is: 0 before the blocks, or the
+    number of its block from 1 on, or one more behind them."""
+    tower, nothing = spec.tower, Part()
+    if tower is None:
+        return
+    blocks = [run.model_copy(update={"count": 1}) for run in tower.runs for _ in range(run.count)]
+    bare = {"embedding": nothing, "runs": (), "after": nothing, "unused": nothing, "projector": nothing}
+    pieces: list[dict[str, object]] = [{"embedding": tower.embedding}]
+    pieces += [{"runs": (one,), "used_blocks": int(i < tower.used_blocks)} for i, one in enumerate(blocks)]
+    pieces += [{"after": tower.after, "unused": tower.unused, "projector": tower.projector}]
+    for number, piece in enumerate(pieces):
+        for weight in own_weights(spec, tower.model_copy(update={**bare, **piece}), trained, adapter):
+            yield from ((number, weight._replace(copies=1)) for _ in range(weight.copies))
+
+
+def own_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
+    """Every parameter of the tower and its projector."""
+    without_images = spec.tower_idle
     for part, copies, category, is_read, apart in tower.parts:
         asked = category not in spec.frozen
         read, whole = not without_images and is_read and asked, trained or category in tower.trained

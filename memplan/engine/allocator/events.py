@@ -59,13 +59,13 @@ def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """Decoders without images, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    """Decoders, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
     is_played = (
         _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
     )
     return (
         is_played(recipe)
-        and recipe.batch.images is None
+        and (recipe.batch.images is None or _sees_in_play(recipe))
         and recipe.model.encoder is None
         and not _crosses_unplayed(recipe)
         and not recipe.checkpointing.offload
@@ -73,6 +73,13 @@ def is_covered(recipe: Recipe) -> bool:
         and recipe.teacher is None
         and not recipe.evaluating
     )
+
+
+def _sees_in_play(recipe: Recipe) -> bool:
+    """Whether hooks know the modules of a tower that are units: FSDP's are of blocks and of what is before them."""
+    tower = recipe.model.tower
+    known = tower is not None and not tower.crossed and tower.units <= {"blocks", "embedding", "unused"}
+    return known or tower is None or not recipe.in_units
 
 
 def _crosses_unplayed(recipe: Recipe) -> bool:

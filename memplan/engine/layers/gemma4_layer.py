@@ -8,7 +8,7 @@ from memplan.engine.layers.mixers import mix
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.moe.experts import grouped
 from memplan.engine.layers.moe.routing import route
-from memplan.engine.layers.shared_inputs import LAYER_INPUTS
+from memplan.engine.layers.shared_inputs import LAYER_INPUTS, ROWS
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.routing_ops import INDEX
@@ -91,16 +91,22 @@ def scaled_in_place(p: Pass, x: Tensor) -> Tensor:
     return Tensor(dim, itemsize, x.storage, p.tape.node((x,), (scalar,), lambda t, g: (t.gradient((dim, itemsize)),)))
 
 
-def made_inputs(p: Pass, spec: ModelSpec, own: LayerInput, x: Tensor) -> Tensor:
-    """A row of the table for each token, scaled, and a normed projection of the embedding, over the root of two."""
+def rows_of_table(p: Pass, spec: ModelSpec, own: LayerInput) -> Tensor:
+    """A row for each token, scaled."""
     tape, all_layers = p.tape, p.dim("L·d", own.layers * own.width)
-    parts = [part for part in spec.extra if part.tensors or part.linears]
-    bare = next(bare for part in parts for bare in part.tensors)
-    linear, of_rows = next((part.linears[0], part.norms[0]) for part in parts if part.linears and part.norms)
+    bare = next(bare for part in spec.extra for bare in part.tensors)
     of_table = tape.new(p.dim("1", 1), INDEX, "token ids of the table") if spec.streams > 1 else None
     rows = ops.embedding(tape, p.param(bare.name, bare.parameters), all_layers, p.mode.numerics.itemsize, of_table)
     del of_table
-    rows = ops.scale(tape, rows, "inputs of all layers")
+    return ops.scale(tape, rows, "inputs of all layers")
+
+
+def made_inputs(p: Pass, spec: ModelSpec, own: LayerInput, x: Tensor) -> Tensor:
+    """A row of the table for each token, and a normed projection of the embedding, over the root of two. The rows are
+    in ``p.shared`` where they were looked up before images were seen."""
+    tape = p.tape
+    rows = p.shared.pop(ROWS) if ROWS in p.shared else rows_of_table(p, spec, own)
+    linear, of_rows = next((part.linears[0], part.norms[0]) for part in spec.extra if part.linears and part.norms)
     projected = project(p, x, linear, "L·d", "projected inputs", quantised=False)
     projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else scaled_by_number(p, projected)
     projected = norm(p, of_rows, projected, "L·d", "L", own.layers)

@@ -155,6 +155,9 @@ class Pass:
         """A pass over other tokens through the same modules."""
         return Pass(self.tape, self.mode, rows, length)
 
+    def enter(self, number: int) -> None:
+        """This part of a vision tower begins (``tensors.tower_in_order``)."""
+
     def remember(self, state: Tensor | None) -> None:
         """What a module names as an attribute, until it runs again: that of a layer by itself is let go of."""
 

@@ -2,6 +2,7 @@
 
 RELATIVE = "relative positions"
 LAYER_INPUTS = "inputs of all layers"
+ROWS = "rows of a table for the inputs of all layers"
 CROSS_MASK = "mask of texts against images"
 EMBEDDED = "embedding output that shared blocks read"
 ROUTER_LOGITS = "router logits"

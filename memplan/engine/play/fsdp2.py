@@ -6,7 +6,8 @@ torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
@@ -15,6 +16,7 @@ from memplan.engine.parallel.fsdp2.units import waits_for_reduction
 from memplan.engine.play.group import Group, Measure
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
@@ -31,12 +33,19 @@ class Fsdp2(Sharding):
     """The units of one model."""
 
     def __init__(
-        self, recipe: Recipe, tape: PlayTape, parts: Parts, layers: list[list[Weight]], measure: Measure
+        self,
+        recipe: Recipe,
+        tape: PlayTape,
+        parts: Parts,
+        layers: list[list[Weight]],
+        measure: Measure,
+        tower: Mapping[object, list[Weight]] = MappingProxyType({}),
     ) -> None:
         self.recipe, self.tape = recipe, tape
         self.root, self.first, self.last = (Group(part, measure) for part in parts[:3])
         self.opens = parts.opens
         self.layers = [Group(weights, measure) for weights in layers]
+        self.tower = {place: Group(weights, measure) for place, weights in tower.items()}
         self.outside = {
             weight.name: group
             for group, part in ((self.root, parts.root), (self.first, parts.first), (self.last, parts.tail))
@@ -69,6 +78,18 @@ class Fsdp2(Sharding):
     def embedded(self, run: PassRun, x: Tensor) -> Tensor:
         """The embedding's ``post_forward``, where it is a unit."""
         return self._leave(self.first, x) if self.first.sizes else x
+
+    def before_block(self, place: object, x: Tensor | None = None) -> Tensor | None:
+        """The same of a tower's block; of its patch embedding, whose input needs no gradient."""
+        group = self.tower.get(place)
+        if group is None:
+            return x
+        self._enter(group)
+        return x and self._then(x, group, self._post_backward)
+
+    def after_block(self, place: object, y: Tensor) -> Tensor:
+        """It has run."""
+        return self._leave(self.tower[place], y) if place in self.tower else y
 
     def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
         """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
@@ -195,8 +216,15 @@ class Fsdp2(Sharding):
         """A gradient of a unit has come."""
         if not is_new:
             return
-        group = self.layers[scope] if isinstance(scope, int) else self.outside.get(param.name, self.root)
-        group.arrived.append(param)
+        self._unit_of(param, scope).arrived.append(param)
+
+    def _unit_of(self, param: Param, scope: object) -> Group:
+        if isinstance(scope, int):
+            return self.layers[scope]
+        if scope == OUTSIDE:
+            return self.outside.get(param.name, self.root)
+        group = self.tower.get(scope)
+        return group if group is not None and param.name in group.place else self.root
 
     def _pre_backward(self, group: Group) -> None:
         """Gathered, unless it is, and the unit before it in forward gathered ahead."""
@@ -250,7 +278,7 @@ class Fsdp2(Sharding):
 
     def backward_ends(self, runs: list[PassRun]) -> None:
         """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""
-        for group in (self.root, self.first):
+        for group in (self.root, self.first, *self.tower.values()):
             self._finish(group)
         for i, group in enumerate(self.layers):
             self.tape.enter(i)
@@ -268,5 +296,5 @@ class Fsdp2(Sharding):
 
     def zero_grad(self) -> None:
         """The optimizer has stepped."""
-        for group in (self.root, self.first, *self.layers, self.last):
+        for group in (self.root, self.first, *self.tower.values(), *self.layers, self.last):
             group.shard = None

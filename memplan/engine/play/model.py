@@ -6,6 +6,7 @@ masks and rotary tables until it returns, and as long as nodes or checkpoints ho
 
 from __future__ import annotations
 
+from memplan.engine.cross_attention import keys_of_images
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
@@ -46,6 +47,9 @@ class PassRun:
         """Locals of the model's forward while the layers run."""
         self.collects = False
         """The model's forward names the hidden states of all layers."""
+        self.image_locals: list[Tensor] = []
+        self.image_outputs: list[Tensor] = []
+        """What the model's forward, and what its outputs name of images."""
         self.handed: list[str] = []
         """Of ``p.shared``, what every layer is given as an argument."""
         self.outputs: list[Tensor] = []
@@ -64,6 +68,9 @@ class PassRun:
         loss, self.outputs, self.whole = tail_forward(
             self.p, plan.spec, plan.head, plan.rows, hidden, self.forward_locals
         )
+        self.image_locals.clear()
+        (self.outputs if plan.head.loss.keeps_outputs else self.whole).extend(self.image_outputs)
+        self.image_outputs = []
         self.sharding.end(self)
         self.loss = loss.node
         del loss  # ``.backward()`` needs its node alone
@@ -77,11 +84,13 @@ class PassRun:
     def _hidden_states(self) -> Tensor:
         """From the tokens to the last layer's output."""
         plan, p, held = self.plan, self.p, self.forward_locals
+        if keys_of_images(plan):
+            self._read_images()
         inputs = [beside_layers(self, self._embedded(held))]
         masks, tables = self._masks(), self._rotary_tables()
         held += [*masks, *tables]
         checkpointed = plan.style in ("checkpoint", "reentrant")
-        self.shared = tables if plan.spec.keeps_rotary or checkpointed else []
+        self.shared += tables if plan.spec.keeps_rotary or checkpointed else []
         self.shared += masks if self.masks[2] else []
         arguments = [*masks, *tables, *map(p.shared.__getitem__, self.handed)] if checkpointed else []
         x = self._through(inputs, range(len(self.layers)), arguments)
@@ -132,6 +141,12 @@ class PassRun:
             x = adapted_output(p, spec, x)
         elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
             x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
+        if self.plan.tower is not None and not keys_of_images(self.plan):
+            from memplan.engine.play.images import with_images
+
+            inputs = [x]
+            del x
+            x = with_images(self, inputs)
         if spec.scaled_outside:
             held.append(x)
             x = ops.scale(tape, x, "residual stream")
@@ -144,6 +159,12 @@ class PassRun:
         for step in spec.front:
             x = STEPS[step](p, spec, x, held)
         return x
+
+    def _read_images(self) -> None:
+        """What layers attend to of images, before anything is embedded."""
+        from memplan.engine.play.images import read_images
+
+        read_images(self)
 
     def _masks(self) -> list[Tensor]:
         count, size, _ = self.masks
@@ -194,7 +215,7 @@ class PassRun:
             zeros = [tape.gradient(each, "gradients of unread outputs") for each in unread]
             p.mode, p.scope, tape.autocast = mode, scope, self.plan.mode.numerics.autocast
             tape.phase, tape.category, p.returned = "recompute", "recomputation", []
-            outputs = [self._within(layer, leaf), *p.returned]
+            outputs = [self._within(p, layer, leaf), *p.returned]
             shared.pop(ROUTER_LOGITS, None)
             shared.update(given)
             given.clear()
@@ -229,21 +250,20 @@ class PassRun:
 
     def _kept(self, x: Tensor) -> Tensor:
         """What a checkpoint keeps of its input."""
-        assert isinstance(self.p.scope, int)
-        return Tensor(x.dim, x.itemsize, None, x.node) if self.sends(self.p.scope) else x
+        away = isinstance(self.p.scope, int) and self.sends(self.p.scope)
+        return Tensor(x.dim, x.itemsize, None, x.node) if away else x
 
     def back(self, x: Tensor) -> Tensor:
         """The input of a checkpoint that is made again, back from the host where it was there."""
         storage = x.storage or self.tape.new(x.dim, x.itemsize, "checkpoints").storage
         return Tensor(x.dim, x.itemsize, storage, x.node)
 
-    def _within(self, layer: Layer, leaf: Tensor) -> Tensor:
+    def _within(self, p: ModelPass, layer: Layer, leaf: Tensor) -> Tensor:
         """A layer in its checkpoint's recomputation, with the wrapper around it where that is inside the checkpoint."""
-        if not self.sharding.wrapped_within:
-            return decoder_layer(self.p, layer, leaf)
-        place = self.p.scope
-        assert isinstance(place, int)
-        y = decoder_layer(self.p, layer, self.sharding.before(self, place, leaf))
+        place = p.scope
+        if not self.sharding.wrapped_within or not isinstance(place, int):
+            return decoder_layer(p, layer, leaf)
+        y = decoder_layer(p, layer, self.sharding.before(self, place, leaf))
         return self.sharding.after(self, place, y, again=True)
 
 
@@ -251,7 +271,6 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
     """``loss.backward()`` of a loss that is made of these passes."""
     starts = [run.loss for run in runs if run.loss is not None]
     for run in runs:
-        run.whole.clear()
         run.loss = None
     if not starts:
         return

@@ -24,12 +24,23 @@ class UnknownParameter(LookupError):
     """A note names what is no parameter of the model as it is registered: the step is not played."""
 
 
+class InTower(NamedTuple):
+    """Where a parameter of a vision tower is (``tensors.tower_in_order``)."""
+
+    number: int
+
+    @property
+    def place(self) -> int:
+        """In a note."""
+        return -1 - self.number
+
+
 class Note(NamedTuple):
     """What a mark says."""
 
     what: str
     layer: int | None = None
-    """None: outside the layers."""
+    """None: outside the layers; below 0: a part of a tower."""
     name: str = ""
     elements: int = 0
     shared: bool = False

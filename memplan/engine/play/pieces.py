@@ -42,7 +42,7 @@ class FoldedTape(PlayTape):
     def place_of(self, param: Param) -> int | None:
         """From the layer that is played: repeats are told apart when they are written."""
         scope, here = super().place_of(param), self.pieces[-1].layer
-        return scope if scope is None or here < 0 else scope - here
+        return scope if scope is None or scope < 0 or here < 0 else scope - here
 
     def _begin(self, loop: int, layer: int) -> None:
         self.pieces.append(Piece(loop, layer, len(self.events), len(self.tags)))

@@ -9,7 +9,7 @@ from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.wrapping import wrapped, wraps
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tensors import Weight, layer_weights, marked, model_weights, tower_weights
+from memplan.engine.tensors import Weight, layer_weights, marked, model_weights, tower_in_order
 from memplan.spec.groups import Quantised
 from memplan.spec.groups import Resident as OtherModel
 from memplan.spec.lora import Adapter
@@ -96,6 +96,11 @@ def in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[We
 
 
 def of_tower(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> list[Weight]:
-    """The parameters of a vision tower, and of layers that only images reach."""
-    tower = tower_weights(spec, spec.tower, trained, adapter) if spec.tower else ()
-    return [weight._replace(copies=1) for weight in tower for _ in range(weight.copies)]
+    """The parameters of layers that only images reach, and of a vision tower."""
+    resting = [
+        weight._replace(trained=False, idle=weight.trained)
+        for run in (spec.resting if spec.tower else ())
+        for _ in range(run.count)
+        for weight in marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen)
+    ]
+    return [*resting, *(weight for _, weight in tower_in_order(spec, trained, adapter))]

@@ -39,6 +39,14 @@ class Sharding:
         """It has; ``again``: in a recomputation."""
         return y
 
+    def before_block(self, place: object, x: Tensor | None = None) -> Tensor | None:
+        """A block of a vision tower is about to run, or (without ``x``) its patch embedding."""
+        return x
+
+    def after_block(self, place: object, y: Tensor) -> Tensor:
+        """It has."""
+        return y
+
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """A reentrant checkpoint of a layer has run back: its input, and the gradients of that."""
 

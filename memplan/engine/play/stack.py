@@ -140,13 +140,11 @@ class StackRun(PassRun):
         if spec.scaled_outside:
             x = ops.scale(tape, x, "residual stream")
             held.append(x)
-        if keys_of_images(self.plan):
-            self._see_images(keys_of_images(self.plan))
         return x
 
-    def _see_images(self, keys: int) -> None:
+    def _read_images(self) -> None:
         """States of the images, and the mask of texts against them, which a checkpoint of any layer is given."""
-        tape, mode, p = self.tape, self.plan.mode, self.p
+        tape, mode, p, keys = self.tape, self.plan.mode, self.p, keys_of_images(self.plan)
         size = mode.numerics.autocast or mode.numerics.itemsize
         states = tape.new(Dim("T·h", p.rows * keys * self.plan.spec.hidden_size), size, MEMORY)
         if self.sees and tape.grad_enabled:

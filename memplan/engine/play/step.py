@@ -112,7 +112,10 @@ class Player:
         """Micro-steps, the optimizer, zero_grad. Two stand for many, all but the first being alike; three where those
         between the first and the last add to gradients that wait, and reduce nothing."""
         count = min(self.recipe.batch.accumulation, 3 if self.sharding.late else 2)
+        batch = list[Tensor]()  # the loop's own name, which the optimizer's step does not end
         for i in range(count):
+            batch.clear()
+            batch += self._batch(self.recipe)
             self._micro_step(last=i + 1 == count)
         self.tape.mark(OPTIMIZER)
         if not self.recipe.sharding.fsdp.cpu_offload:
@@ -120,10 +123,10 @@ class Player:
         self.tape.stored.clear()
         self.tape.gradients.clear()  # what a fused update left for its end
         self.sharding.zero_grad()
+        del batch
 
     def _micro_step(self, *, last: bool) -> None:
         recipe = self.recipe
-        batch = self._batch(recipe)
         runs: dict[int, PassRun] = {}
         joined = recipe.method.pairs and recipe.loss.pair_pass == "two-forward"
         together = joined and not recipe.loss.code.leaves_autocast
@@ -131,6 +134,8 @@ class Player:
         waiting: list[PassRun] = []
         for position, (traced, half) in enumerate(passes):
             name = traced.plan.name
+            for run in runs.values() if half == "backward" else ():
+                run.whole.clear()  # the loss is whole
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 run = self._run(recipe, traced)
@@ -146,7 +151,6 @@ class Player:
             play_back(self.tape, waiting[::-1])
             waiting.clear()
             self.tape.synchronise()
-        del batch
 
     def _run(self, recipe: Recipe, traced: TracedPass) -> PassRun:
         """A pass that is about to be played."""

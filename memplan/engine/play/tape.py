@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from memplan.engine.play.notes import AHEAD, DONE, USED, USED_BACK, noted
+from memplan.engine.play.notes import AHEAD, DONE, USED, USED_BACK, InTower, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Backward, Node, Param, Storage, Tensor
 from memplan.engine.tape.tags import Dim, Tag
@@ -165,9 +165,9 @@ class PlayTape(Tape):
         """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""
 
     def place_of(self, param: Param) -> int | None:
-        """The layer of a parameter, as a note writes it (``notes.py``)."""
+        """The layer of a parameter, as a note writes it (``notes.py``); below 0 the part of a tower."""
         scope = self.scopes.get(param)
-        return scope if isinstance(scope, int) else None
+        return scope.place if isinstance(scope, InTower) else scope if isinstance(scope, int) else None
 
     def mark(self, name: str) -> None:
         """From here on the step is at ``name``."""

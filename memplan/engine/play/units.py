@@ -7,8 +7,11 @@ from memplan.engine.parallel.fsdp2.units import in_flat, unit_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
+from memplan.engine.play.notes import InTower
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.engine.tensors import Weight, layer_weights, marked, tower_in_order
+from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
 
@@ -34,7 +37,8 @@ def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2
     parts = parts_of(recipe, weights)
     root, first, tail = (flat_of(recipe, part) for part in parts[:3])
     parts = Parts(root, first, tail, parts.opens)
-    found = kind_of(recipe)(recipe, tape, parts, layers, lambda part: unit_of(part, recipe))
+    tower = tower_units(recipe, recipe.model, adapter is None, adapter)
+    found = kind_of(recipe)(recipe, tape, parts, layers, lambda part: unit_of(part, recipe), tower)
     if found.parts > 1:
         whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
         for group, part in zip(found.layers, layers, strict=True):
@@ -48,4 +52,14 @@ def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
     parts = frozen_parts(recipe, plan.spec)
     if recipe.sharding.fsdp.reference_whole:
         layers = [[] for _ in layers]
-    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part))
+    tower = {} if recipe.sharding.fsdp.reference_whole else tower_units(recipe, plan.spec, False, None)
+    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part), tower)
+
+
+def tower_units(recipe: Recipe, spec: ModelSpec, trained: bool, adapter: Adapter | None) -> dict[object, list[Weight]]:
+    """The units of a tower that sees images, by their places in its pass."""
+    found: dict[object, list[Weight]] = {}
+    for number, weight in tower_in_order(spec, trained, adapter) if recipe.batch.images else ():
+        if weight.apart:
+            found.setdefault(InTower(number), []).append(weight)
+    return {place: flat_of(recipe, unit) for place, unit in found.items()}

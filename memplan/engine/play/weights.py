@@ -7,14 +7,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.layers.modules import Mode, Pass
+from memplan.engine.play.notes import InTower
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Accumulate, Param, Tensor
 from memplan.engine.tape.shared_weights import applied
 from memplan.spec.model import ModelSpec
 
 Name = tuple[object, str, str, int, int]
-"""The layer, or the part outside the layers; the point within it, for a mixer and a feed-forward may have modules of
-one name; the module's name, and its elements; which of those that a list of modules has."""
+"""The layer, the part of a tower, or what is outside of both; the point within it, for a mixer and a feed-forward may
+have modules of one name; the module's name, and its elements; which of those that a list of modules has."""
 OUTSIDE = "outside the layers"
 
 
@@ -43,6 +44,9 @@ def listed(spec: ModelSpec) -> frozenset[str]:
     """Names that modules of a list have in common, or of one part (``intermediate.dense``, ``output.dense``)."""
     layers = [[linear.name for part in run.layer.parts for linear in part.linears] for run in spec.runs]
     found = [[linear.name for part in spec.extra for linear in part.linears], *layers]
+    if spec.tower is not None:
+        ends = spec.tower.after, spec.tower.projector
+        found.append([each.name for part in ends for each in (*part.linears, *part.norms)])
     return frozenset(name for names in found for name in names if names.count(name) > 1)
 
 
@@ -93,6 +97,10 @@ class ModelPass(Pass):
     def scope(self, scope: object) -> None:
         self._scope = scope
         self.weights.used.clear()
+
+    def enter(self, number: int) -> None:
+        """The parameters are those of this part of a tower."""
+        self.scope = InTower(number)
 
     def part(self, rows: int, length: int) -> Pass:
         """A pass over other tokens through the same modules."""

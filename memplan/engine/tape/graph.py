@@ -174,11 +174,13 @@ def dependencies(start: Node) -> dict[Node, int]:
     return waiting
 
 
-def dissolve(start: Node) -> None:
-    """Let go of a graph that does not run back, whose nodes and frames name one another."""
+def dissolve(start: Node, until: Node | None = None) -> None:
+    """Let go of a graph that does not run back, whose nodes and frames name one another. ``until``: what is below."""
     stack = [start]
     while stack:
         node = stack.pop()
+        if node is until:
+            continue
         edges, node.edges = node.edges, []
         node.frame = node.backward = None
         node.saved = node.places = ()

@@ -50,9 +50,9 @@ def perceived(j: Joint, x: Tensor) -> Tensor:
     assert spec is not None
     x = norm(j.states, j.tower.after.norms[0], x, "h")
     j.model_locals.append(x)
-    rows, mode = j.states.rows, j.features.mode
+    rows = j.states.rows
     lengths = (spec.latents, j.states.length, spec.latents + j.states.length)
-    reader = Reader(spec, *(Pass(j.tape, mode, rows, length) for length in lengths))
+    reader = Reader(spec, *(j.features.part(rows, length) for length in lengths))
     context = gated(reader.patches, part.linears[:3], x, spec.activation_before)
     bare = part.tensors[0]
     h = bare.shape[1]

@@ -5,14 +5,14 @@ some local blocks leave the tower beside that of the global ones; the forward ho
 blocks are never checkpointed. Layers of the language model read what the projector gives.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.engine.before_layers import TowerTrace
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.vision.mllama_positions import gated_positions, tile_positions
 from memplan.engine.layers.vision.patch_embedding import as_leaf, convolved
-from memplan.engine.layers.vision.tower_ends import TowerPlan, peak, run_back, start
+from memplan.engine.layers.vision.tower_ends import Made, TowerPlan, peak, run_back, start
 from memplan.engine.layers.vision.vit_block import TILES, vit_block
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
@@ -49,10 +49,9 @@ def shape_of(plan: TowerPlan) -> Shape:
     return Shape(plan.rows * images.per_example, images.squares, patches, -(-patches // 8) * 8)
 
 
-def embedded(plan: TowerPlan, tape: Tape, p: Pass, held: list[Tensor]) -> Tensor:
+def embedded(plan: TowerPlan, by_tile: Pass, p: Pass, held: list[Tensor]) -> Tensor:
     """From pixels to the first block's input. ``held``: the convolution's output, which the tower's forward names."""
-    shape, tower = shape_of(plan), plan.tower
-    by_tile = Pass(tape, plan.vision_mode, shape.squares, shape.patches)
+    shape, tower, tape = shape_of(plan), plan.tower, p.tape
     pixels = Tensor(Dim("pixels", plan.rows * plan.images.per_example * plan.images.pixels), ops.FP32, None)
     x = convolved(by_tile, tower, pixels, Dim("patches·h", shape.squares * (shape.patches - 1) * tower.width))
     x = as_leaf(tape, x) if plan.input_needs_grad else x
@@ -74,37 +73,52 @@ def padded(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
     return tape.new(dim, itemsize, "padded states", node)
 
 
-def through(p: Pass, run: BlockRun, x: Tensor) -> list[Tensor]:
+def through(p: Pass, run: BlockRun, x: Tensor, first: int) -> list[Tensor]:
     """``encoder_states``: what each block of a run gives."""
     states: list[Tensor] = []
-    for _ in range(run.count):
+    for number in range(first, first + run.count):
+        p.enter(number)
         x = vit_block(p, run.block, x)
         states.append(x)
     return states
 
 
-def vision_model(plan: TowerPlan, tape: Tape) -> Tensor:
+def vision_model(plan: TowerPlan, made: Made) -> Tensor:
     """The last states and, stacked, those of the taps: padding cut off, which makes views, and joined."""
     shape, tower, held = shape_of(plan), plan.tower, list[Tensor]()
-    p, width = Pass(tape, plan.vision_mode, shape.images, shape.whole), plan.tower.width
-    local, wide = tower.runs
+    by_tile, p = made(plan.vision_mode, shape.squares, shape.patches), made(plan.vision_mode, shape.images, shape.whole)
+    (local, wide), width, tape = tower.runs, plan.tower.width, p.tape
+    by_tile.enter(0)
     with tape.at("embedding"):
-        x = embedded(plan, tape, p, held)
+        x = embedded(plan, by_tile, p, held)
         pairs = Dim("images·s²", shape.images * shape.whole**2)
         p.shared[TILES] = tape.new(pairs, plan.mode.numerics.autocast or plan.mode.numerics.itemsize, "mask of tiles")
-    encoder_states = through(p, local, x)
+    encoder_states = through(p, local, x, 1)
     x = encoder_states[-1]
+    p.enter(tower.num_layers + 1)
     with tape.at("projector"):
         x = norm(p, tower.after.norms[0], x, "h")
         x = tile_positions(p, tower.after, "post_tile_positional_embedding", x, p.rows)
-    global_states = through(p, wide, x)
+    global_states = through(p, wide, x, 1 + local.count)
     with tape.at("projector"):
-        tokens = Pass(tape, plan.projector_mode, shape.squares, shape.patches)
+        tokens = made(plan.projector_mode, shape.squares, shape.patches)
         x = ops.view(tape, global_states[-1], tokens.dim("h", width), whole=False)
         taps = [encoder_states[i] for i in tower.taps]
         stacked = ops.concatenate(tape, taps, p.dim("h", width * len(taps)), "intermediate states")
         stacked = ops.view(tape, stacked, tokens.dim("h", width * len(taps)), whole=False)
         return ops.concatenate(tape, (x, stacked), tokens.dim("h", width * (1 + len(taps))), "image states")
+
+
+def crossed(plan: TowerPlan, made: Made) -> tuple[Tensor, Tensor]:
+    """What the tower gives, and what layers of the language model read of it; the most while their mask is made."""
+    shape, outputs = shape_of(plan), vision_model(plan, made)
+    tokens = made(plan.projector_mode, shape.squares, shape.patches)
+    tokens.enter(plan.tower.num_layers + 1)
+    with tokens.tape.at("projector"):
+        states = project(tokens, outputs, plan.tower.projector.linears[0], "h", "image tokens")
+        making = tokens.tape.new(Dim("mask of texts", making_cross_mask(plan)), 1, "mask of texts against images")
+        del making
+    return outputs, states
 
 
 def making_cross_mask(plan: TowerPlan) -> int:
@@ -118,16 +132,11 @@ def making_cross_mask(plan: TowerPlan) -> int:
 @lru_cache(maxsize=256)
 def trace_mllama(plan: TowerPlan) -> TowerTrace:
     """The tower of a pass. What layers of the language model read is not counted, but while the tower runs."""
-    grad, shape = plan.style != "no-grad", shape_of(plan)
-    plan = plan._replace(style="plain" if grad else "no-grad")
+    plan = plan._replace(style="no-grad" if plan.style == "no-grad" else "plain")
     tape = start(plan)
-    outputs = [vision_model(plan, tape)]
-    with tape.at("projector"):
-        tokens = Pass(tape, plan.projector_mode, shape.squares, shape.patches)
-        states = project(tokens, outputs[0], plan.tower.projector.linears[0], "h", "image tokens")
-        making = tape.new(Dim("mask of texts", making_cross_mask(plan)), 1, "mask of texts against images")
+    *outputs, states = crossed(plan, partial(Pass, tape))
     most, node, like = peak(tape), states.node, (states.dim, states.itemsize)
-    del making, states
+    del states
     held = tape.live
     outputs.clear()
     own = held - tape.live

@@ -59,9 +59,13 @@ def as_leaf(tape: Tape, x: Tensor, keeps: bool = True) -> Tensor:
 
 def convolved(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
     """A convolution whose stride is its kernel."""
-    kernel = next(each for each in tower.embedding.tensors if len(each.shape) > 2 and each.shape[0] == tower.width)
+    tensors = tower.embedding.tensors
+    kernel = next(each for each in tensors if len(each.shape) > 2 and each.shape[0] == tower.width)
+    biases = (p.param(each.name, each.parameters) for each in tensors if each.name == kernel.name + ".bias")
     cast = ops.cast(p.tape, pixels, p.mode.numerics.itemsize, "pixels")
-    return ops.linear(p.tape, cast, p.param(kernel.name, kernel.parameters), out, "patch embeddings")
+    return ops.linear(
+        p.tape, cast, p.param(kernel.name, kernel.parameters), out, "patch embeddings", next(biases, None)
+    )
 
 
 def unfolded(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:

@@ -1,5 +1,7 @@
 """The ends of a vision tower, traced: from pixels to the first block, and from the last one to the language model."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from memplan.engine.layers.modules import Mode, Pass
@@ -97,17 +99,21 @@ class Piece(NamedTuple):
     outputs: int = 0
 
 
-def passes(plan: TowerPlan, tape: Tape) -> tuple[Pass, Pass, int]:
+Made = Callable[[Mode, int, int], Pass]
+"""Of so many rows and tokens of each."""
+
+
+def passes(plan: TowerPlan, made: Made) -> tuple[Pass, Pass, int]:
     """The passes over patches and over tokens, and how many images there are."""
     tower, images = plan.tower, plan.images
     count = plan.rows * images.per_example
     patches = images.rows * images.columns
     projected = images.squares * tower.rule.tokens if tower.rule.kind == "anyres" else images.tokens
-    tokens = Pass(tape, plan.projector_mode, 1, count * projected)
+    tokens = made(plan.projector_mode, 1, count * projected)
     if tower.runs[0].block.attention.packed:
-        return Pass(tape, plan.vision_mode, count, patches), tokens, count
+        return made(plan.vision_mode, count, patches), tokens, count
     squares = count * images.squares
-    return Pass(tape, plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares
+    return made(plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares
 
 
 def start(plan: TowerPlan) -> Tape:
@@ -135,20 +141,25 @@ def run_back(plan: TowerPlan, tape: Tape, node: Node | None, like: tuple[Dim, in
 def front(plan: TowerPlan) -> Piece:
     """From pixels to the first block's input, which is not counted here: the first block keeps it."""
     tape = start(plan)
-    p, _, images = passes(plan, tape)
-    p.held = []
-    with tape.at("embedding"):
-        patches = p.tokens // p.rows - plan.tower.rule.extra_patches
-        x = embed_patches(p, plan.tower, read_pixels(plan, p), patches, images, plan.input_needs_grad)
+    p, _, images = passes(plan, partial(Pass, tape))
+    x = embedded_patches(plan, p, images)
     most, cast = peak(tape), casts_of(tape)
     node, like = x.node, (x.dim, x.itemsize)
     del x
     tape.leave_autocast()
     everything = tape.live
-    p.held.clear()
+    p.held = None
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
+
+
+def embedded_patches(plan: TowerPlan, p: Pass, images: int) -> Tensor:
+    """The first block's input; ``p.held``: what the tower's forward names meanwhile."""
+    p.held = []
+    with p.tape.at("embedding"):
+        patches = p.tokens // p.rows - plan.tower.rule.extra_patches
+        return embed_patches(p, plan.tower, read_pixels(plan, p), patches, images, plan.input_needs_grad)
 
 
 def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
@@ -171,7 +182,7 @@ def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
 def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     """From the last block's output to the language model's input, which is not counted either."""
     tape = start(plan)
-    states, tokens, images = passes(plan, tape)
+    states, tokens, images = passes(plan, partial(Pass, tape))
     joint = Joint(states, tokens, plan.tower, images, plan.images)
     itemsize = plan.mode.residual_itemsize
 
@@ -181,20 +192,15 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
         return Tensor(dim, itemsize, made.storage, node)
 
     with tape.at("projector"):
-        x = given(states.dim("h", plan.tower.width), needs_grad, "image states", plan.vision_mode.residual_itemsize)
-        made = PROJECTIONS[plan.tower.projection](joint, x)
-        del x
-        outer = outputs_of_tower(joint, made) if plan.tower.in_outputs else []
-        embedded = given(Dim("T·h", plan.rows * plan.length * plan.hidden_size), plan.embedding_trained, "embedded")
-        features = ops.cast(tape, made, itemsize, "image tokens")
-        del made
-        out = scatter(tape, embedded, (features, *joint.deep))
-    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local or plan.tower.in_outputs else [])]
-    if not plan.tower.in_outputs:
-        outer = [features] if joint.in_outputs else joint.outputs
-    joint.outputs, joint.deep = [], []
+        width = Dim("T·h", plan.rows * plan.length * plan.hidden_size)
+        inputs = [given(width, plan.embedding_trained, "embedded")]
+        inputs.append(
+            given(states.dim("h", plan.tower.width), needs_grad, "image states", plan.vision_mode.residual_itemsize)
+        )
+    out = joined(joint, inputs)
+    outer, joint.outputs = joint.outputs, []
     most, cast, node, like = peak(tape), casts_of(tape), out.node, (out.dim, out.itemsize)
-    del out, embedded, features
+    del out
     tape.leave_autocast()
     everything = tape.live
     joint.model_locals.clear()
@@ -203,6 +209,24 @@ def tail(plan: TowerPlan, needs_grad: bool) -> Piece:
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
     return Piece(most, saved, back, gradients, cast, node is not None, everything - outputs, outputs - saved)
+
+
+def joined(joint: Joint, inputs: list[Tensor]) -> Tensor:
+    """The embedded sequence with image tokens in it; ``joint`` has what the model's forward and outputs name then.
+    Takes that sequence and the tower's states out of their list."""
+    tower, tape, x = joint.tower, joint.tape, inputs.pop()
+    with tape.at("projector"):
+        made = PROJECTIONS[tower.projection](joint, x)
+        del x
+        outer = outputs_of_tower(joint, made) if tower.in_outputs else []
+        features = ops.cast(tape, made, inputs[0].itemsize, "image tokens")
+        del made
+        out = scatter(tape, inputs.pop(), (features, *joint.deep))
+    joint.model_locals += [*joint.deep, *([features] if joint.tokens_local or tower.in_outputs else [])]
+    if not tower.in_outputs:
+        outer = [features] if joint.in_outputs else joint.outputs
+    joint.outputs, joint.deep = outer, []
+    return out
 
 
 def outputs_of_tower(joint: Joint, made: Tensor) -> list[Tensor]:

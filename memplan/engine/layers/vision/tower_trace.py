@@ -4,10 +4,11 @@ Equal blocks are traced once (``traces.trace_layer``). The tower runs before the
 backward after theirs, while the gradient of the embedded sequence waits.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.engine.before_layers import TowerTrace
+from memplan.engine.layers.modules import Pass
 from memplan.engine.layers.vision.tower_ends import Piece, TowerPlan, front, passes, start, tail
 from memplan.engine.layers.vision.tower_shared import block_mask, keeps_mask, rotary_tables
 from memplan.engine.traces import LayerTrace, trace_layer
@@ -18,7 +19,7 @@ CAPTURED = ("llava", "anyres")
 
 def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
     """A trace for each block, and whether a gradient comes down to the last one's output."""
-    p, _, _ = passes(plan, start(plan))
+    p, _, _ = passes(plan, partial(Pass, start(plan)))
     traces: list[LayerTrace] = []
     needs = reached or plan.style == "no-grad"
     for run in plan.tower.runs:

@@ -224,7 +224,7 @@ def _enter_last_step(ledger: Ledger, recipe: Recipe, own: Frame, i: int, instant
 
 def _enter_waiting(ledger: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:
     """Flat gradients that wait whole: between micro-steps (``accumulated gradients``), or between halves of pairs."""
-    total = sum(unit.shard for unit in (*own.layers, own.root))
+    total = sum(unit.shard for unit in (*own.layers, own.root, own.blocks))
     if recipe.batch.accumulation > 1:
         _shards(ledger, "gradients", total, ledger.schedule[-1], own.place)
         return
@@ -237,8 +237,9 @@ def _enter_waiting(ledger: Ledger, recipe: Recipe, own: Frame, backwards: list[T
         _whole(ledger, f"layers {under + 1}-{i}", sum(unit.gradients for unit in units), born, dies)
         _shards(ledger, f"layers {under + 1}-{i}", sum(unit.shard for unit in units), ledger.after(dies), own.place)
     born, dies = ledger.after(f"{chosen.plan.name}.reduce"), f"{rejected.plan.name}.reduce"
-    _whole(ledger, "the root", own.root.gradients, born, dies)
-    _shards(ledger, "the root", own.root.shard, ledger.after(dies), own.place)
+    for label, unit in (("the root", own.root), ("the tower's blocks", own.blocks)):
+        _whole(ledger, label, unit.gradients, born, dies)
+        _shards(ledger, label, unit.shard, ledger.after(dies), own.place)
 
 
 def _whole(ledger: Ledger, label: str, size: int, born: str, dies: str) -> None:
@@ -261,7 +262,9 @@ def _enter_shards(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
         under = order[position + 1] if position + 1 < len(order) else -1
         shard = sum(unit.shard for unit in own.layers[under + 1 : i + 1])
         _shards(ledger, f"layers {under + 1}-{i}", shard, ledger.after(traced.end_of(i)), own.place)
-    _shards(ledger, "the root", own.root.shard, ledger.after(f"{traced.plan.name}.reduce"), own.place)
+    end = ledger.after(f"{traced.plan.name}.reduce")
+    for label, unit in (("the root", own.root), ("the tower's blocks", own.blocks)):
+        _shards(ledger, label, unit.shard, end, own.place)
 
 
 def _shards(ledger: Ledger, label: str, size: int, born: str, place: str) -> None:
