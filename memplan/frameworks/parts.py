@@ -108,7 +108,8 @@ def whose(document: Document) -> tuple[Framework | None, Document]:
     of_config = recognise(config)
     by_name = row is not None and row.name == BY_NAME
     general = of_config is not None and of_config.name in (*GENERAL, BY_NAME)
-    return (row, document) if by_name and general else (of_config, config)
+    nobodys = of_config is None and row is not None and not row.launches
+    return (row, document) if (by_name and general) or nobodys else (of_config, config)
 
 
 def _with_config(document: Document, launch: Launch) -> Document | None:

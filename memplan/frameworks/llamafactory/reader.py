@@ -12,6 +12,7 @@ from memplan.errors import NoTraining
 from memplan.frameworks import processes
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.following import found_at
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import read_arguments
@@ -35,7 +36,9 @@ def is_ours(launch: Launch) -> bool:
         return is_command_of(launch, PROGRAMS, VERBS)
     own = {"stage", "finetuning_type", "template", "do_train"} & set(launch.arguments().values)
     config = launch.words and launch.words[0].text.endswith((".yaml", ".yml", ".json"))
-    return is_command_of(launch, PROGRAMS, VERBS) and bool(own or config)
+    here = found_at(launch.path, launch.program)
+    anothers = here is not None and "run_exp" not in here.read_text("utf-8", "replace")
+    return is_command_of(launch, PROGRAMS, VERBS) and bool(own or config) and not anothers
 
 
 def recognise(document: Document) -> tuple[str, ...]:
