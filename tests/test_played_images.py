@@ -56,10 +56,11 @@ def job(config: dict[str, Any], length: int, keys: dict[str, Any]) -> dict[str, 
 
 
 def check(described: dict[str, Any], measured: tuple[int, int, int]) -> None:
-    """The play's phases against those of a trace."""
-    found = phases(described)
+    """The play's phases, and the ledger's, against those of a trace."""
+    found, ledger = phases(described), build_report(resolve(read_job(described))).per_gpu.phases
     for phase, size in zip(("forward", "backward", "step"), measured, strict=True):
         assert found[phase] == pytest.approx(size, rel=8e-4), phase
+        assert ledger[phase] == pytest.approx(size, rel=5e-3), phase
 
 
 @pytest.mark.parametrize("name", TRACED)

@@ -37,6 +37,8 @@ PROJECTIONS: dict[str, Projection] = {
 """A program for each ``Tower.projection``."""
 
 FP32 = 4
+NAMED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvit")
+"""Towers of models whose ``get_image_features`` names the pixels in the weights' dtype."""
 
 
 class TowerPlan(NamedTuple):
@@ -60,14 +62,12 @@ class TowerPlan(NamedTuple):
 
     @property
     def vision_mode(self) -> Mode:
-        """How the tower runs."""
-        mode = self._mode_of("vision")
-        bare = self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-        return (
-            mode._replace(widths=mode.widths._replace(narrow=mode.numerics.autocast))
-            if bare and mode.numerics.autocast
-            else mode
-        )
+        """How the tower runs. Under autocast its residual stream is what a convolution gives, or a LayerNorm."""
+        mode, autocast = self._mode_of("vision"), self.mode.numerics.autocast
+        if autocast and self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+            return mode._replace(widths=mode.widths._replace(narrow=autocast))
+        wide = FP32 * any(norm.kind == "layer" for norm in self.tower.embedding.norms)
+        return mode._replace(widths=mode.widths._replace(stream=wide)) if autocast and wide else mode
 
     @property
     def projector_mode(self) -> Mode:
@@ -167,6 +167,9 @@ def read_pixels(plan: TowerPlan, p: Pass) -> Tensor:
     dim = Dim("pixels", plan.rows * plan.images.per_example * plan.images.pixels)
     pixels = Tensor(dim, plan.mode.numerics.itemsize if plan.tower.cast_pixels else FP32, None)
     assert p.held is not None
+    if plan.tower.kind in NAMED:
+        pixels = ops.cast(p.tape, pixels, plan.mode.numerics.itemsize, "pixels")
+        p.held.append(pixels)
     if plan.tower.pixel_masks:
         pixels = ops.cast(p.tape, pixels, plan.mode.numerics.itemsize, "pixels")
         zeros = p.tape.new(pixels.dim, 1, "empty pixels")

@@ -111,11 +111,11 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     trains = gradients > 0 or first.reached or got.reached
     copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[:used])
     beside = got.beyond * plan.tower.in_outputs  # states and graphs of blocks that nobody reads
-    held, more = last.locals + got.beyond - beside + copies, got.kept + got.leaf
+    held, more = last.locals + got.beyond - beside, got.kept + got.leaf
     unread = layers[used:] if plain else ()  # whose graphs hold their copies, where they have some
     idle = sum(max(0, layer.casts - layer.saved.size * plan.tower.in_outputs) for layer in unread)
     everything = got.saved + got.kept * (trains and grad) - copies + last.saved + got.leaf
-    outer = last.outputs + beside + idle
+    outer = last.outputs + beside + idle + copies  # autocast is left when the loss is whole
     if not trains:
         return TowerTrace(most + got.shared, everything, held, outer, 0, gradients, trains)
     return TowerTrace(most + got.shared, everything, held, outer, worst + more, gradients, trains, alone + more)
