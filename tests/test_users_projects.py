@@ -137,3 +137,29 @@ def test_words_of_the_command_are_the_programs(taken: str, words: str) -> None:
     written("src/train.py", ARGV.replace("{}", taken))
     written("runs/a.yaml", "base: Qwen/Qwen2.5-0.5B\nrows: 5\n")  # beside the script that starts it
     assert checked("runs/run.sh", f"python ../src/train.py {words}\n").job["batch_size"] == 5
+
+
+TUNED = """\
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+BASE = "Qwen/Qwen2.5-0.5B"
+model = AutoModelForCausalLM.from_pretrained(BASE, dtype="bfloat16")
+"""
+SFT = """\
+model = get_peft_model(model, LoraConfig(r=24, target_modules=["up_proj"]))
+t = SFTTrainer(model=model, args=SFTConfig(max_length=256))
+t.train()
+t.save_model("./out/sft")
+"""
+DPO = """\
+model = PeftModel.from_pretrained(model, "./out/sft", is_trainable=True)
+DPOTrainer(model=model, args=DPOConfig(max_length=256, per_device_train_batch_size=1)).train()
+"""
+
+
+def test_adapters_of_another_program_of_the_project() -> None:
+    written("README.md", "")
+    written("sft.py", TUNED + SFT)
+    found = checked("dpo.py", TUNED + DPO)
+    assert (found.fits, found.job["lora"]["r"], found.job["lora"]["targets"]) == ("yes", 24, ["up_proj"]), found.text

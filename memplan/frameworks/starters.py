@@ -133,6 +133,13 @@ def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
             yield launch
 
 
+def programs_saying(path: str, *words: str) -> Iterator[tuple[str, str]]:
+    """(file, text) of the other programs of the project around a file that have all of these words."""
+    here = Path(path).resolve()
+    found = _texts(str(project_of(here.parent)), (".py",))
+    yield from ((name, text) for name, text in found if name != str(here) and all(word in text for word in words))
+
+
 @lru_cache(maxsize=8)
 def _texts(top: str, endings: tuple[str, ...] = (*SHELLS, *PAGES[:2])) -> tuple[tuple[str, str], ...]:
     """Scripts and pages of a project, or its programs: scripts first, as far as a person writes them."""

@@ -97,7 +97,7 @@ def _go(text: str, path: str, known: Known) -> Run:
 def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
     starter = next((place.path for place in known.places.values() if place.path.endswith(SHELLS)), "")
     program, run = program_of(text, path), Run(known, python_calls, Files(path, starter))
-    run.hopeful = hopeful
+    run.hopeful, run.saved_by = hopeful, lambda document: followed(document, Known()).saved
     run.program(program.parts or [part for _, part in program.written])
     return run
 

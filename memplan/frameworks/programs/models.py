@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memplan.frameworks.programs.beside import saved_model
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
@@ -82,7 +83,7 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
         name = saved.values.get("base_model_name_or_path")
     elif cls.last.startswith("AutoPeft"):
         name = Unknown(f"the base model of the adapter {name if isinstance(name, str) else ''}".strip(), call.place)
-    found = call.run.saved.get(folder_of(name))
+    found = saved_model(call, name)
     if found is not None:
         name = _again(model, *found, unsloth=cls.last in UNSLOTH, place=call.place)
     model.set("class", cls.last if cls.known else cls.name, call.place)
@@ -129,7 +130,7 @@ def _of_config(config: Any, call: Call) -> Any:
 def _adapted(call: Call) -> Any:
     """``PeftModel.from_pretrained(model, "adapter")``: adapters of a rank that the text holds where it saves them."""
     model, name = call.get(0, "model"), call.get(1, "model_id") or "?"
-    config = call.run.saved.get(folder_of(name), (None, None))[1] or saved_adapter(call, name)
+    config = (saved_model(call, name) or (None, None))[1] or saved_adapter(call, name)
     trains = config is not None and truth(call.named.get("is_trainable")) is True
     for each in things(model):
         call.run.put(each, "peft_config" if trains else "adapter", config if trains else name, call.place)

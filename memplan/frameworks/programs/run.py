@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ class Run(Statements):
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
         self.globals.names |= {f"os.environ.{name}": value for name, value in known.environment.items()}
+        self.saved_by: Callable[[Document], dict[str, tuple[Thing, Any]]] = lambda document: {}
         self.saved: dict[str, tuple[Thing, Any]] = {}
         """Models that the program saves, by their folders, with the adapters that are saved by themselves."""
         self.sharded: Place | None = None
