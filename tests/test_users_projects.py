@@ -163,3 +163,18 @@ def test_adapters_of_another_program_of_the_project() -> None:
     written("sft.py", TUNED + SFT)
     found = checked("dpo.py", TUNED + DPO)
     assert (found.fits, found.job["lora"]["r"], found.job["lora"]["targets"]) == ("yes", 24, ["up_proj"]), found.text
+
+
+def test_adapters_that_peft_makes_of_unsloths_model_leave_checkpointing_to_the_arguments() -> None:
+    text = """\
+from peft import LoraConfig, get_peft_model
+from trl import SFTConfig, SFTTrainer
+from unsloth import FastLanguageModel
+model, _ = FastLanguageModel.from_pretrained("Qwen/Qwen2.5-0.5B", max_seq_length=256, load_in_4bit=True)
+model = {}
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1, gradient_checkpointing=False)).train()
+"""
+    ways = ('get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))',
+            'FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj"])')  # fmt: skip
+    plain, own = (checked("train.py", text.format(way)).job["gradient_checkpointing"] for way in ways)
+    assert (plain, own) == ("none", "full")

@@ -29,7 +29,8 @@ ENGINE = {
 def put_unsloth(
     thing: Thing, trainer: Thing, config: Any, gathered: Gathered, draft: Draft, standby: bool = False
 ) -> None:
-    """Unsloth's own: its length, its kernels, its checkpointing, its engine. ``standby``: UNSLOTH_VLLM_STANDBY."""
+    """Unsloth's own: its length, its kernels, its checkpointing where it makes the adapters or loads saved ones, its
+    engine. ``standby``: UNSLOTH_VLLM_STANDBY."""
     length = thing.values.get("max_seq_length", 2048)
     place = thing.places.get("max_seq_length", thing.place)
     method = TRAINERS[trainer.last]
@@ -42,7 +43,8 @@ def put_unsloth(
         said = config.values.get("use_gradient_checkpointing", "unsloth")
         place = config.places.get("use_gradient_checkpointing", config.place)
     on = truth(said)
-    gathered.add("gradient_checkpointing", Unknown("not known", place) if on is None else on, place)
+    if not isinstance(config, Thing) or config.last != "LoraConfig" or "peft_type" in config.values:
+        gathered.add("gradient_checkpointing", Unknown("not known", place) if on is None else on, place)
     if truth(thing.values.get("fast_inference", False)) is not False:
         draft.finishers["engine"] = partial(_engine, thing, standby)
     draft.facts["unsloth"] = (str(thing.place), said)
