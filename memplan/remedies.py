@@ -33,7 +33,7 @@ def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
     recipe, verdict = report.recipe, report.verdict
     if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits in ("yes", "unclear"):
         return ()
-    from memplan.planner.remedies import fullest
+    from memplan.planner.told import fullest
     from memplan.planner.remedies import remedies as search
 
     return search(given, recipe, fullest(report.per_gpu.device_bytes.expected, verdict))

@@ -325,7 +325,7 @@ def test_every_row_is_of_a_trainer_and_has_its_source() -> None:
 
 def test_a_loop_that_says_no_engine_counts_none_and_says_so() -> None:
     found = report(trainer="pytorch", sharding="fsdp2")
-    assert any(each.startswith("rollout: generation is not counted") for each in found.assumptions)
+    assert any(each.startswith("rollout: generation is not counted") for each in found.warnings)
     assert found.rollout == ()
     assert report(trainer="verl", rollout={"engine": "none"}).engine is None
     named = report(trainer="pytorch", sharding="fsdp2", rollout={"engine": "vllm", "gpu_memory_utilization": 0.3})

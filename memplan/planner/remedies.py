@@ -8,17 +8,13 @@ beside the layout the value that holds the least, in the fastest layouts that ma
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 
-from memplan.errors import MemplanError
-from memplan.lengths.batches import sequences_of
-from memplan.lengths.distribution import cut_at
 from memplan.planner import tiers
-from memplan.planner.around import SAME, Around, Changed, Cost, examples, names
+from memplan.planner.around import Around, Changed, Cost, names
 from memplan.planner.moves import LAYOUT, UNORDERED, Move
 from memplan.planner.pricing import Priced
-from memplan.report import Remedy, Verdict
-from memplan.reporting import Peak, peak
-from memplan.resolve import resolve
-from memplan.spec.reading import JobInput, with_changes
+from memplan.planner.told import anew, fits, remedy
+from memplan.report import Remedy
+from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 
 SHOWN = 3
@@ -74,7 +70,7 @@ def _that_hold(around: Around, own: Found, known: Found, wanted: int) -> tuple[F
     for place, pair in enumerate(own):
         if len(kept) >= wanted:
             return kept, own[place:]
-        if not any(_within(other, pair) for other in [*known, *kept]) and _fits(anew(around, pair)):
+        if not any(_within(other, pair) for other in [*known, *kept]) and fits(anew(around, pair)):
             kept.append(pair)
     return kept, []
 
@@ -90,13 +86,13 @@ def _that_nearly_fit(around: Around) -> Found:
         if (made := around.made[name]) is not None and made.tier <= tiers.LITTLE and not made.is_slow
         if not priced.fits and priced.short <= priced.figures.device.high - priced.figures.device.expected
     ]
-    found = next((pair for pair in sorted(near, key=_order)[:PLAYED] if _fits(anew(around, pair))), None)
+    found = next((pair for pair in sorted(near, key=_order)[:PLAYED] if fits(anew(around, pair))), None)
     if found is None:
         return []
     made, kept = found
     for key in kept.keys:  # what costs nothing may be left out too
         less = kept._replace(keys={other: value for other, value in kept.keys.items() if other != key})
-        kept = less if _fits(anew(around, (made, less))) else kept
+        kept = less if fits(anew(around, (made, less))) else kept
     return [(made, kept)]
 
 
@@ -235,79 +231,3 @@ def _layouts(around: Around, pool: Sequence[Move]) -> list[Move]:
         if move.axis == LAYOUT and (made := around.changed((move,)))
     ]
     return [move for *_, move in sorted(every)]
-
-
-def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy | None:
-    """A set of moves as it is told: its figures are those of the job with its changes, resolved anew."""
-    changes = {**each.keys, **priced.keys}
-    figures = anew(around, (each, priced))
-    if figures is None or figures.verdict is None or (priced.fits and not _fits(figures)):
-        return None
-    device = fullest(figures.device.expected, figures.verdict)
-    if not priced.fits and device >= before:
-        return None
-    return Remedy(
-        title=title(around, each, priced),
-        changes=changes,
-        cost=kind(each),
-        frees_bytes=before - device,
-        device_bytes=device,
-        allocated_bytes=figures.allocated.expected,
-        host_bytes_per_node=figures.host.bytes_per_node,
-        fits=figures.verdict.fits,
-        relative_speed=round(1 / each.slower, 3),
-        alters_training=each.alters > 0,
-    )
-
-
-def fullest(device: int, verdict: Verdict) -> int:
-    """What a card is expected to hold at most: in the step, or where it does not fit in a phase beside it."""
-    return max(device, verdict.usable_bytes - verdict.headroom_bytes) if verdict.fits == "no" else device
-
-
-def anew(around: Around, pair: tuple[Changed, Priced]) -> Peak | None:
-    """The figures of a set of moves, resolved anew and played; None where it is refused."""
-    changes = {**pair[0].keys, **pair[1].keys}
-    name = repr(changes)
-    if name not in around.anew:
-        try:
-            around.anew[name] = peak(resolve(with_changes(around.given, changes)), search=True, play=True)
-        except MemplanError:
-            around.anew[name] = None
-    return around.anew[name]
-
-
-def _fits(figures: Peak | None) -> bool:
-    return figures is not None and figures.verdict is not None and figures.verdict.fits == "yes"
-
-
-def title(around: Around, each: Changed, priced: Priced) -> str:
-    """All that is changed, and what follows from it."""
-    said = [f"{move.title}{_cut(around, each) if move.axis == 'shorter' else ''}" for move in each.moves]
-    if each.recipe.batch.accumulation != around.recipe.batch.accumulation:
-        said.append(f"accumulation {each.recipe.batch.accumulation}")
-    if examples(each.recipe) != examples(around.recipe):
-        said.append(f"{examples(each.recipe)} examples per step")
-    stored = each.recipe.storage.precision.name
-    words = "" if stored == around.recipe.storage.precision.name else f" (precision {stored})"
-    return " + ".join([*said, *priced.free]) + words
-
-
-def _cut(around: Around, each: Changed) -> str:
-    """What of the data shorter sequences cut off, where the job says how long its sequences are."""
-    lengths, length = around.given.job.lengths, each.recipe.batch.longest or each.recipe.batch.sequence_length
-    if lengths is None or isinstance(lengths, str):
-        return ""
-    longer, tokens = cut_at(sequences_of(lengths)[0], length)
-    return f", which cuts {100 * longer:.3g} % of sequences and {100 * tokens:.3g} % of tokens"
-
-
-def kind(each: Changed) -> str:
-    """What is paid for it most."""
-    if each.tier in (tiers.CARDS, tiers.SHORTER):
-        return "cards" if each.tier == tiers.CARDS else "data"
-    if each.alters:
-        return ("numerics", "training")[each.alters - 1]
-    if 1 / each.slower < 1 - SAME / 2:
-        return "speed"
-    return "setup" if any(move.setup for move in each.moves) else "nothing"

@@ -55,10 +55,11 @@ def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Genera
             "use rollout.engine vllm or sglang, or leave rollout of the reward model out",
         )
     if engine == "none":
-        notes.assume(
+        words = (
             "rollout: generation is not counted; what it made is scored at the update's micro-batch (rollout.engine: "
             "vllm, sglang or hf counts it)"
         )
+        (notes.assume if asked.engine else notes.remark)(words)
         return None
     said = asked.engine is not None
     notes.assume(f"rollout: {_who(engine)} generates" + ("" if said else f", {found.trainer.title}'s default"))

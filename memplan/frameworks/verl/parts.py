@@ -117,4 +117,5 @@ def read_optimizer(keys: Keys, at: str) -> None:
     arguments = {}
     if keys.draft.values.get("sharding") in ("fsdp", "fsdp2"):
         arguments = {each: keys.flag(f"{at}override_optimizer_config.{each}") for each in ("fused", "foreach")}
-    put_class(keys, f"{at}optimizer", OPTIMIZERS.get(name.lower(), name), arguments, module)
+    key = f"{at}optimizer_impl" if keys.has(f"{at}optimizer_impl") else f"{at}optimizer"
+    put_class(keys, key, OPTIMIZERS.get(name.lower(), name), arguments, module)
