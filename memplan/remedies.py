@@ -33,8 +33,8 @@ def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
     recipe, verdict = report.recipe, report.verdict
     if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits in ("yes", "unclear"):
         return ()
-    from memplan.planner.told import fullest
     from memplan.planner.remedies import remedies as search
+    from memplan.planner.told import fullest
 
     return search(given, recipe, fullest(report.per_gpu.device_bytes.expected, verdict))
 
