@@ -7,7 +7,7 @@ from math import inf
 from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, reserved_band
 from memplan.engine.critic_engine import has_critic_engine
-from memplan.engine.kept import kept_by_layers, kept_gathered, kept_in_megatron
+from memplan.engine.kept import kept_at_loss, kept_gathered, kept_in_megatron
 from memplan.engine.ranks import few_classes, rank_class
 from memplan.engine.step_and_evaluation import evaluation_of
 from memplan.engine.tensors import count, model_weights
@@ -47,7 +47,18 @@ def resting(recipe: Recipe) -> int:
     return states_alone(first) + _kept(first)
 
 
-_kept = remembered(lambda parts: kept_by_layers(parts.recipe) + kept_gathered(parts.recipe))
+def held_at_least(recipe: Recipe) -> int:
+    """Bytes of segments that the high device figure is not below: those that hold what rests, with the share of it that
+    comes and goes which a search adds. What else lasts adds more than it takes of that share."""
+    if not resting(recipe) or recipe.in_megatron:
+        return resting(recipe)
+    first = rank_class(recipe).recipe
+    states, hardware = states_alone(first), first.hardware
+    whole, slack = Band(0, 0, states + _kept(first)), slack_of(first, states)
+    return reserved_band(whole, states, hardware.expandable_segments, first.checkpointing.layers, slack).high
+
+
+_kept = remembered(lambda parts: kept_at_loss(parts.recipe) + kept_gathered(parts.recipe))
 
 
 def at_least(recipe: Recipe, enough: float = inf, rests: int | None = None) -> int:

@@ -3,14 +3,29 @@
 from functools import lru_cache
 from typing import Any
 
+from memplan.engine.losses.head_of_pass import policy_head
 from memplan.engine.micro_step import layers_plan, shares_casts
 from memplan.engine.parallel.fsdp2.units import gathered_layers
+from memplan.engine.parallel.sharding import gradient_mode
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import shares, trace_layers
 from memplan.engine.rows.compiled import unfused
+from memplan.engine.tail_trace import trace_tail
 from memplan.engine.totals import remembered
 from memplan.engine.traces import LayerTrace
 from memplan.spec.recipe import Recipe
+
+
+def kept_at_loss(recipe: Recipe) -> int:
+    """Bytes that the layers of a rank keep when the last forward before a backward is through, and the most within its
+    norm, head and loss."""
+    rows = recipe.batch.size if recipe.method.pairs and recipe.loss.pair_pass != "concatenated" else recipe.rows
+    plan, kept = layers_plan(recipe, "policy", rows), kept_by_layers(recipe)
+    head = policy_head(recipe, rows, graph=True)
+    if not kept or head.waits or plan.spec.is_frozen:
+        return kept
+    tail = trace_tail(plan.spec, plan.mode, rows, plan.length, head, True, gradient_mode(recipe), True).forward
+    return kept + max((tail[point].size for point in ("final-norm", "head", "loss") if point in tail), default=0)
 
 
 def kept_by_layers(recipe: Recipe) -> int:

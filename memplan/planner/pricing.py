@@ -7,7 +7,7 @@ does not fit with all of it does not fit; one that does is tried with less of it
 from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
 
-from memplan.engine.bounds import at_least, first_stage, resting
+from memplan.engine.bounds import at_least, first_stage, held_at_least, resting
 from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
@@ -170,12 +170,11 @@ class Pricing:
 
     def short_at_least(self, recipe: Recipe, quickly: bool = False) -> int:
         """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be.
-        ``quickly``: of a recipe whose resting bytes alone are too many, what of them is missing."""
+        ``quickly``: of a recipe whose resting bytes alone are too many, what of their segments is missing."""
         leanest, allowed = self.leanest(recipe)[1], allowed_of(recipe)
-        rests = resting(leanest)
-        if quickly and rests > allowed:
-            return rests - allowed
-        short = at_least(leanest, allowed, rests) - allowed
+        if quickly and (held := held_at_least(leanest)) > allowed:
+            return held - allowed
+        short = at_least(leanest, allowed) - allowed
         if short <= 0 and leanest.in_megatron and leanest.parallel.pipeline > 1:
             short = first_stage(leanest) - allowed
         return max(0, short)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.tape.tags import Tag
@@ -101,7 +102,7 @@ class Cut:
         tape, played = self.tape, self.played
         forward: dict[int, tuple[int, int]] = {}
         backward: dict[int, dict[str, tuple[int, int]]] = {}
-        for (piece, phase, point), found in tape.highest.items():
+        for (piece, (phase, point)), found in tape.highest.items():
             layer = tape.pieces[piece].layer
             if piece < played.first_piece or not phase or (layer >= 0 and not point):
                 continue
@@ -134,18 +135,24 @@ class Cut:
 
     # -- storages -----------------------------------------------------------------------------------------------------
 
-    def _lives(self) -> Iterator[tuple[int, int, int, int]]:
-        """Number, bytes, and the events of birth and death, of what is alive in the last pass."""
-        born: dict[int, tuple[int, int]] = {}
+    def _lives(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Of what is alive in the last pass at some moment, and of autocast's copies: number, bytes, the events of
+        birth and death, the first and the last moment."""
+        born: dict[int, tuple[int, int, int]] = {}
+        tags, begins, passed, following = self.tape.tags, self.played.begins, 0, [*self.at, inf]
         for position, (number, size) in enumerate(self.tape.events):
+            while following[passed] <= position:
+                passed += 1
             if size > 0:
-                born[number] = position, size
+                born[number] = position, size, passed
                 continue
-            begun, full = born.pop(number)
-            if position >= self.played.begins:
-                yield number, full, begun, position
-        for number, (begun, full) in born.items():
-            yield number, full, begun, len(self.tape.events)
+            begun, full, first = born.pop(number)
+            seen = first < passed or begun < begins or tags[number].category == "autocast_weights"
+            if seen and position >= begins:
+                yield number, full, begun, position, first, passed - 1
+        end = len(self.tape.events)
+        for number, (begun, full, first) in born.items():
+            yield number, full, begun, end, first, bisect_right(self.at, end) - 1
 
     def stack(self) -> Stack:
         """All of it, told apart."""
@@ -176,12 +183,9 @@ class Cut:
             changes[last + 1] -= size
         return changes
 
-    def _give(self, number: int, size: int, born: int, died: int) -> None:
+    def _give(self, number: int, size: int, born: int, died: int, first: int, last: int) -> None:
         """A storage to a layer, or to what is shared."""
-        first, last = bisect_right(self.at, born), bisect_right(self.at, died) - 1
         tag, played, turn = self.tape.tags[number], self.played, self.count + 1
-        if first > last and born >= played.begins and tag.category != "autocast_weights":
-            return
         layer, reader = self._layer_at(born), played.run.inputs.numbers.get(number, OUTSIDE)
         if tag.category == "autocast_weights" and played.begins <= born < played.layers_end <= died and layer >= 0:
             self.casts[layer] += size

@@ -23,7 +23,7 @@ class FoldedTape(PlayTape):
     """A tape that notes where each layer's events begin, forward and backward."""
 
     def __init__(self) -> None:
-        self.pieces = [Piece(0, -1, 0, 0)]
+        self.pieces, self.piece = [Piece(0, -1, 0, 0)], 0
         self.begins: list[tuple[int, ...]] = [(-1, 0, -1)]
         """The first node of each layer's forward: its sequence number, which forward it is, the layer."""
         self.forwards = self.loops = self.made = 0
@@ -45,6 +45,7 @@ class FoldedTape(PlayTape):
         return scope if scope is None or scope < 0 or here < 0 else scope - here
 
     def _begin(self, loop: int, layer: int) -> None:
+        self.piece = len(self.pieces)
         self.pieces.append(Piece(loop, layer, len(self.events), len(self.tags)))
 
     def runs(self, node: Node | None) -> None:

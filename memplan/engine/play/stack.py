@@ -29,12 +29,12 @@ class StackStorage(PlayedStorage):
     __slots__ = ()
 
     def __init__(self, tape: Tape, size: int, tag: Tag) -> None:
-        super().__init__(tape, size, tag)
+        PlayedStorage.__init__(self, tape, size, tag)
         assert isinstance(tape, StackTape)
-        key, live = (len(tape.pieces) - 1, *tape.place), tape.live
-        peak = tape.highest.get(key)
-        if peak is None or live > peak[0]:
-            tape.highest[key] = live, len(tape.events)
+        live, highest = tape.live, tape.highest
+        key = tape.piece, tape.place
+        if key not in highest or live > highest[key][0]:
+            highest[key] = live, len(tape.events)
 
 
 class StackTape(FoldedTape):
@@ -44,7 +44,7 @@ class StackTape(FoldedTape):
     plays_all = False
 
     def __init__(self, plan: PassPlan) -> None:
-        self.highest: dict[tuple[int, str, str], tuple[int, int]] = {}
+        self.highest: dict[tuple[int, tuple[str, str]], tuple[int, int]] = {}
         """The most by piece, phase and point, and the events until then."""
         self.kept: dict[int, int] = {}
         """The layer in whose backward a gradient that stays has come to its weight."""

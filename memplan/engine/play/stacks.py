@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memplan.engine.cross_attention import keys_of_images
+from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import NO_HEAD
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.cut import Cut, Stack
@@ -14,13 +15,33 @@ from memplan.engine.play.tape import PlayedStorage
 from memplan.engine.play.weights import Weights, listed
 from memplan.engine.tape.graph import Tensor, dissolve
 from memplan.engine.tape.offloading import OFFLOADS
+from memplan.engine.tensors import model_weights
 from memplan.engine.uncollected import uncollected
+from memplan.spec.model import ModelSpec
+from memplan.spec.recompute import Recompute
 from memplan.units import GPU_ROUNDING
+
+
+@lru_cache(maxsize=64)
+def _keeps_dtypes(spec: ModelSpec) -> bool:
+    """Whether some weight has a dtype of its own."""
+    return any(weight.itemsize for weight in model_weights(spec, True))
+
+
+def _mode_alone(plan: PassPlan) -> Mode:
+    """What of a mode layers read: without a graph nothing is made again, and few models have weights of a dtype of
+    their own, which may be cast or not."""
+    mode, widths = plan.mode, plan.mode.widths
+    if plan.style == "no-grad":
+        mode = mode._replace(recompute=Recompute(modules=mode.recompute.modules))
+    keeps = mode.numerics.norm_itemsize or not widths.casts_all or _keeps_dtypes(plan.spec)
+    return mode if keeps else mode._replace(widths=widths._replace(casts_all=False))
 
 
 def layers_alone(plan: PassPlan, images: bool) -> tuple[PassPlan, Reached]:
     """What of a pass its layers know. ``images``: the tower's output needs a gradient."""
     seen = keys_of_images(plan) > 0
+    plan = plan._replace(mode=_mode_alone(plan), gradients="keep" if plan.style == "no-grad" else plan.gradients)
     head = NO_HEAD._replace(loss=NO_HEAD.loss._replace(keeps_outputs=plan.head.loss.keeps_outputs))
     alone = plan._replace(name="", head=head, gathered=(), keeps_gathered=0, copies_out=False)
     reached = Reached(plan.embedding_trained or (images and not seen), seen and images)
