@@ -178,3 +178,44 @@ SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1, gradient_c
             'FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj"])')  # fmt: skip
     plain, own = (checked("train.py", text.format(way)).job["gradient_checkpointing"] for way in ways)
     assert (plain, own) == ("none", "full")
+
+
+OWN_TRAINER = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class {name}(Trainer):
+    def compute_loss(self, model, inputs, **kwargs):
+        return F.softmax(model(**inputs).logits).sum()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16"{more})
+{name}(model=model, args=TrainingArguments(per_device_train_batch_size=1)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("MyDPOTrainer", "write its job in memplan's keys"), ("Weighted", "add --without compute_loss")]
+)
+def test_a_trainer_of_ones_own_for_another_method_is_no_supervised_one(name: str, hint: str) -> None:
+    found = checked("train.py", OWN_TRAINER.format(name=name, more=""), sequence_length=256)
+    assert (found.fits, found.hint.startswith(hint)) == ("unclear", True), found.hint
+
+
+def test_what_transformers_refuses_together() -> None:
+    more = ", load_in_8bit=True, quantization_config=BitsAndBytesConfig(load_in_4bit=True)"
+    text = f"from transformers import BitsAndBytesConfig\n{OWN_TRAINER.format(name='T', more=more)}"
+    assert "which transformers refuses" in checked("train.py", text, sequence_length=256).text
+
+
+PLUGIN = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, zero_optimization: {stage: 2}}
+mixed_precision: bf16
+num_processes: 2
+"""
+
+
+def test_accelerate_passes_over_keys_of_deepspeeds_own() -> None:
+    written("zero.yaml", PLUGIN)
+    text = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --max_length 256 --accelerate_config zero.yaml\n"
+    (found,) = check_all(written("run.sh", text), {"gpu": "80GB"})
+    assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
+    assert any("passes over it" in each for each in found.warnings)

@@ -192,6 +192,15 @@ ZERO_OPTIONS = {
 }
 
 
+PLUGIN = words(
+    """zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path
+    gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile
+    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
+    enable_msamp msamp_opt_level deepspeed_config_file use_deepspeed"""
+)
+"""What ``accelerate launch`` takes of ``deepspeed_config`` (accelerate 1.15 commands/launch.py), and no more."""
+
+
 def _deepspeed(keys: Keys, draft: Draft) -> None:
     """The plugin's settings, or the file that they name."""
     path = keys.text("deepspeed_config_file")
@@ -218,7 +227,12 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
     draft.facts.setdefault("deepspeed dtype", ("auto", Origin("file", keys.settings.where("zero_stage"))))
     if found.flag("enable_msamp"):
         found.warn("enable_msamp", "weights and states in fp8 (MS-AMP) are not modelled")
-    found.close({*HARMLESS, "msamp_opt_level"})
+    others = [key for key in keys.settings.values if key not in PLUGIN]
+    if others:
+        where = keys.settings.where(others[0])
+        draft.remarks.append(f"{where}: accelerate has no {', '.join(others)} here and passes over it (a file of "
+                             "DeepSpeed's own is named by deepspeed_config_file)")  # fmt: skip
+    found.close({*HARMLESS, *others, "msamp_opt_level"})
 
 
 def _accumulation(keys: Keys) -> None:

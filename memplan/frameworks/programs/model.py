@@ -22,6 +22,8 @@ HEADS = re.compile(r"MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentati
 """Classes whose head or input is not a language model's."""
 SMALL = re.compile(r"SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice")
 """Classes whose head is smaller than a language model's."""
+OWN_HEADS = re.compile(r"\w*(?:Classif|ForSequence|Regress|RewardModel)\w*")
+"""What the name of a class of the project's own says of its head."""
 
 
 VISION = re.compile(r"Vision|ImageTextToText|VL|Llava|PaliGemma|Idefics|Mllama|Multimodal")
@@ -106,6 +108,10 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, draft: Draft) -> No
         f"an object of {model.own.node.name}, the program's own" if own else getattr(model, "text", "not in the text")
     )
     gathered.add("model_name_or_path", Unknown(text, place), place)
+    head = OWN_HEADS.search(text) if TRAINERS[trainer.last] != "reward" else None
+    if head:
+        why = f"{head.group()} is counted as no less than a language model's head and its loss"
+        draft.bound("model", str(place), why, "method")
     what = f"the trainer's model is {text}"
     if "peft_config" not in trainer.values:
         draft.ask("lora", str(place), what, f"{HINTS['lora']}, or --no-lora")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.errors import InvalidJob
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import UNSLOTH
@@ -22,6 +23,10 @@ def put_quantisation(thing: Thing | None, gathered: Gathered, draft: Draft) -> s
     if thing is None:
         return ""
     values = thing.values
+    both = next((key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True), "")
+    if both and isinstance(values.get("quantization_config"), Thing) and values["class"] not in UNSLOTH:
+        where = f"{thing.places[both]}: {both} beside quantization_config"
+        raise InvalidJob(f"{where}, which transformers refuses", "keep one of them")
     for key in ("quantization_config", "load_in_4bit", "load_in_8bit"):
         value = values.get(key)
         if value is None or value is False:

@@ -147,9 +147,13 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
 
 
 def _need_sharding(run: Run, draft: Draft) -> None:
-    """A program that speaks to DeepSpeed runs under it; how, its launcher says."""
+    """A program that speaks to DeepSpeed runs under it; how, its launcher says. FSDP's plugin is counted from above."""
     if run.sharded and not {"sharding", "zero_stage"} & {*draft.values, *draft.given}:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
+    plugin = next((each for each in run.things if each.last == "FullyShardedDataParallelPlugin"), None)
+    if plugin and int({**draft.values, **draft.options}.get("num_gpus") or 1) > 1 and "sharding" not in draft.values:
+        why = "accelerate divides the model by it under several processes: whole copies are counted, which take no less"
+        draft.bound("FullyShardedDataParallelPlugin", str(plugin.place), why, "parallelism")
 
 
 def _need_adapters(where: str, draft: Draft) -> None:

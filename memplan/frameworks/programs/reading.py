@@ -22,7 +22,7 @@ from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Class, Ref, Thing, Unknown
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
-from memplan.frameworks.trl.methods import by_loss
+from memplan.frameworks.trl.methods import by_loss, method_of
 from memplan.tables.trainer import version_key
 from memplan.tables.trainers import find_trainer
 
@@ -253,7 +253,15 @@ def _changed_loss(trainer: Thing, draft: Draft) -> None:
     if changed and trainer.own is not None:
         method = trainer.own.method(changed)
         where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)
-        draft.warn(changed, where, f"{trainer.own.node.name} has a {changed} of its own, which is not read", "loss")
+        name, of = (
+            trainer.own.node.name,
+            method_of(re.sub(r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", "_", trainer.own.node.name)),
+        )
+        if by == "transformers" and of not in ("", "sft"):  # a DPOTrainer of its own: other models, other rows
+            why = f"{name} trains by {of} with code of its own"
+            draft.warn(changed, where, why, "method", "write its job in memplan's keys")
+        else:
+            draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read", "loss")
     if trainer.values.get("compute_loss_func") is not None:
         draft.warn(
             "compute_loss_func",

@@ -247,7 +247,10 @@ def _losses_of(keys: Keys, method: str) -> None:
             keys.warn("loss_type", f"{losses[0][:20]} is counted as nll")
     elif strange := [loss for loss in losses if loss not in KNOWN_LOSSES]:
         keys.warn("loss_type", f"{strange[0][:20]} is a loss of the program's own", "loss")
-    if keys.flag("precompute_ref_log_probs"):
+    if keys.flag("precompute_ref_log_probs") and keys.draft.values.get("reference") == "resident":
+        where = keys.settings.where("precompute_ref_log_probs")
+        keys.draft.remarks.append(f"{where}: a reference that the program hands over stays on the card all the same")
+    elif keys.flag("precompute_ref_log_probs"):
         keys.put("reference", "precomputed", "precompute_ref_log_probs")
     elif keys.flag("sync_ref_model"):
         keys.put("reference", "resident", "sync_ref_model")
