@@ -62,6 +62,7 @@ def test_every_point_of_every_job_is_a_row(grid: Path) -> None:
         {"method": "dpo", "zero_stage": 3, "num_gpus": 8, "gradient_checkpointing": "full"},
         {"method": "sft", "lora": {"r": 8}, "batch_size": 4},
         {"method": "simpo", "pair_pass": "split", "num_gpus": 2, "sharding": "fsdp2"},
+        {"method": "sft", "trainer": "transformers", "lengths": {"p50": 260, "p99": 700, "max": 900}},
     ],
 )
 def test_a_row_is_the_report_to_the_byte(job: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from memplan.comparison.grid import Axis, applied, axis, known_key, placed, point_of, size_of
 from memplan.cost import card, examples_per_step, seconds
 from memplan.errors import InvalidJob, MemplanError, UsageError
+from memplan.lengths.longest import at_longest
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, build_job, normalise
@@ -140,7 +141,7 @@ def row_of(grid: Grid, number: int) -> dict[str, Any]:
     row = {"id": row_id(grid, number), **{key: point.get(key) for key in grid.keys}}
     try:
         values = applied(grid.base, point)
-        recipe = resolve(JobInput(build_job(values), dict.fromkeys(values, "file")))
+        recipe = resolve(at_longest(JobInput(build_job(values), dict.fromkeys(values, "file"))))
         return row | figures(recipe) | {"warnings": _short("; ".join(recipe.provenance.warnings)) or None}
     except MemplanError as error:
         return row | {"error": _short(error.message), "hint": _short(error.hint)}
