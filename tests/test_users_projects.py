@@ -219,3 +219,17 @@ def test_accelerate_passes_over_keys_of_deepspeeds_own() -> None:
     (found,) = check_all(written("run.sh", text), {"gpu": "80GB"})
     assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
     assert any("passes over it" in each for each in found.warnings)
+
+
+@pytest.mark.slow
+def test_the_share_that_a_hint_names_starts_where_others_use_the_card() -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-1.5B\ntorch_dtype: bfloat16\nuse_vllm: true\nvllm_mode: colocate\n"
+        "vllm_gpu_memory_utilization: 0.06\nmax_prompt_length: 64\nmax_completion_length: 64\nnum_generations: 2\n"
+        "per_device_train_batch_size: 2\nbf16: true\n"
+    )
+    found = checked("grpo.yaml", text, trainer_version="0.18", method="grpo")
+    share = found.hint.removeprefix("gpu_memory_utilization: ")
+    assert found.fits == "no", found.text
+    again = text.replace("0.06", share)
+    assert checked("grpo.yaml", again, trainer_version="0.18", method="grpo").fits == "yes", found.hint

@@ -40,14 +40,19 @@ class Start(NamedTuple):
     def most(self) -> float:
         """The largest share that what is free allows."""
         whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
-        return min(1.0, floor(100 * (self.free - self.beyond) / whole) / 100) if whole > 0 else 0.0
+        return min(1.0, floor(100 * (self.free - self.beyond + self._others) / whole) / 100) if whole > 0 else 0.0
 
     @property
     def least(self) -> float:
         """The smallest share with which one request of ``max_model_len`` fits."""
-        needed = self.kept + self.cache.request(self.of.max_model_len)
+        needed = self.kept + self.cache.request(self.of.max_model_len) + self._others
         whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
         return ceil(100 * needed / whole) / 100 if whole > 0 else 2.0
+
+    @property
+    def _others(self) -> int:
+        """What others use, where it is taken off the share (vLLM up to 0.9.1)."""
+        return max(0, self.gpu.usable_bytes - self.free) if self.era.share not in ("free", "total") else 0
 
 
 def reason(start: Start, over: bool) -> tuple[str, str]:
