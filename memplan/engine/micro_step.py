@@ -7,6 +7,7 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.layers.modules import Mode, RouterLogits, Widths
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
+from memplan.engine.layers.moe.in_order import FAMILIES as ORDERED
 from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.losses.head_of_pass import policy_head, rollout_head
 from memplan.engine.losses.heads import NO_HEAD
@@ -52,6 +53,7 @@ def policy_mode(recipe: Recipe) -> Mode:
         in_place=recipe.hardware.has_card,
         lacks_flash=recipe.hardware.lacks_flash,
         loops_experts=_loops_experts(recipe),
+        orders_experts=recipe.trainer.name == "prime-rl" and recipe.model.family in ORDERED,
         repeats_keys=repeats_keys(recipe),
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,

@@ -79,6 +79,8 @@ class Mode(NamedTuple):
     """The card is older than flash attention's kernel."""
     loops_experts: bool = False
     """Frozen experts run one after another, as modules of their own."""
+    orders_experts: bool = False
+    """Experts' rows lie in their order, and each projection is a product of its own (prime-rl's own classes)."""
     repeats_keys: KeyRepeats = ""
     """Who repeats keys and values to all heads before flash attention."""
     tensor: int = 1

@@ -40,6 +40,10 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
         from memplan.engine.layers.moe.dispatched import dispatched
 
         out = dispatched(p, spec.experts, x, choice.weights, choice.chosen)
+    elif p.mode.orders_experts and spec.experts.gated and len(spec.experts.stacked) == 2:
+        from memplan.engine.layers.moe.in_order import in_order
+
+        out = in_order(p, spec.experts, x, choice.weights)
     elif p.mode.loops_experts:
         out = one_by_one(p, spec.experts, x, choice.weights)
     else:
