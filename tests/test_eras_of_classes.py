@@ -94,3 +94,19 @@ def test_outputs_hold_the_states_of_the_tower() -> None:
     name = "image tokens, held by the model's outputs"
     assert [size for size, _, _ in rows(job(PALIGEMMA, lora={"r": 8}) | keys, name)] == [tokens + states]
     assert [size for size, _, _ in rows(job(PALIGEMMA, "5.23", lora={"r": 8}) | keys, name)] == [tokens]
+
+
+def test_fsdp_does_not_join_routers_in_fp32_with_half_precision_weights() -> None:
+    """Both versions refuse what trains; FSDP1 flattens frozen weights too, FSDP2 gathers them as they are."""
+    model = "deepseek-v2-lite"
+    for sharding in ("fsdp", "fsdp2"):
+        many: dict[str, Any] = {"num_gpus": 8, "sharding": sharding}
+        with pytest.raises(InvalidJob, match="keeps the routers of deepseek_v2 in fp32 among bf16 weights"):
+            resolve(read_job(job(model, "5.24", **many)))
+        assert any("routers" in text for text in resolve(read_job(job(model, **many))).provenance.warnings)
+        for fine in (job(model, "5.23", **many), job(model, "5.24", **many | {"precision": "bf16-amp"})):
+            assert not any("routers" in text for text in resolve(read_job(fine)).provenance.warnings)
+    lora = {"num_gpus": 8, "lora": {"r": 8}}
+    assert resolve(read_job(job(model, "5.24", sharding="fsdp2", **lora)))
+    with pytest.raises(InvalidJob, match="FSDP1 joins weights of one dtype alone"):
+        resolve(read_job(job(model, "5.24", sharding="fsdp", **lora)))

@@ -6,6 +6,7 @@ from memplan.errors import InvalidJob
 from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
 from memplan.resolve.choices import accumulated, batch, check_lengths, check_positions, hardware, remark_ignored
+from memplan.resolve.classes import in_units
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.deepspeed import replicated, with_stage, zero_settings
 from memplan.resolve.evaluation import evaluated
@@ -89,7 +90,7 @@ def _trained(given: JobInput) -> Recipe:
     loss, entropy = head(job, method, trainer, base.stored, split, adapts, notes)
     check_teacher(job, method, spec, split, base.stored.precision.dtype)
     others = other_models(job, method, trainer, base, split, spec, adapts, notes)
-    whole, spec = spec, frozen_model(job, trainer, spec, notes)
+    whole, spec = spec, in_units(frozen_model(job, trainer, spec, notes), job, trainer, base.stored, split, notes)
     check_positions(said, spec, notes)
     attention = attention_form(job, trainer, spec, base.stored, notes)
     job = job if job.attention == attention else job.model_copy(update={"attention": attention})

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
+from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.layer import Run
 from memplan.spec.model import ModelSpec
@@ -51,6 +52,35 @@ def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> 
     if spec.family in FP32_ROUTERS and job.sharding not in ("fsdp", "fsdp2"):  # which take one dtype alone
         return _with_wide_routers(spec)
     return spec
+
+
+def in_units(spec: ModelSpec, job: Job, trainer: Trainer, stored: Stored, split: Split, notes: Notes) -> ModelSpec:
+    """The model, as it was. Raises InvalidJob where FSDP would join routers that stay in fp32 with half-precision
+    weights; a remark where the version may be another. FSDP1 flattens tensors of one dtype alone, trained or not (torch
+    2.13 _flat_param.py: flatten_tensors); FSDP2 has one dtype for the trained weights of a unit
+    (_fsdp_param_group.py: _init_mp_dtypes)."""
+    joined = split.is_fsdp and stored.precision.weights < DTYPE_BYTES["fp32"]
+    if spec.family not in FP32_ROUTERS or not joined or has_own_classes(trainer) or not trainer.models.newest:
+        return spec
+    if split.name == "fsdp2" and (job.lora is not None or all(_has_frozen_router(run) for run in spec.runs)):
+        return spec
+    name = {"fsdp": "FSDP1", "fsdp2": "FSDP2"}[split.name]
+    why = (
+        f"transformers 5.24 keeps the routers of {spec.family} in fp32 among {stored.precision.dtype} weights, and "
+        f"{name} joins weights of one dtype alone: torch stops with an error"
+    )
+    if _names_newest(job, trainer):
+        raise InvalidJob(
+            f"precision: {why}",
+            f"use precision: {stored.precision.dtype}-amp (fp32 weights), DeepSpeed, or trainer_version: 5.23",
+        )
+    notes.remark(f"precision: {why}; it is counted as 5.23 runs it")
+    return spec
+
+
+def _has_frozen_router(run: Run) -> bool:
+    part = run.layer.feed_forward
+    return part is None or part.experts is None or part.experts.router.frozen
 
 
 def _has_older_attention(spec: ModelSpec) -> bool:
