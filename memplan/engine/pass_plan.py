@@ -50,6 +50,10 @@ class PassPlan(NamedTuple):
         part = self.style in ("checkpoint", "reentrant") and not self.mode.recompute.covers(i)
         return "plain" if part else self.style
 
+    def sends(self, i: int) -> bool:
+        """Whether a layer's checkpoint keeps its input on the host."""
+        return bool(self.mode.offload) and self.style_of(i) in ("checkpoint", "reentrant")
+
     def mode_of(self, i: int, layer: Layer) -> Mode:
         """How one layer's modules run."""
         mode = mode_of_layer(self.mode, layer)

@@ -18,7 +18,7 @@ from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
 from memplan.spec.layer import Layer
 
 if TYPE_CHECKING:
-    from memplan.engine.play.cut import Stack
+    from memplan.engine.stacked import Stack
 
 
 class TracedPass:

@@ -66,7 +66,7 @@ class TwoStacks(StackRun):
         """The encoder's output, in its list the decoder's first input. A trained embedding's gradient meets that of the
         tied head, which waits and is counted elsewhere; beside adapters, its output is a leaf."""
         spec, mode, tape = self.plan.spec, self.plan.mode, self.tape
-        x = self.sharding.before(self, self.middle, inputs.pop())
+        x = self.sharding.before(self.middle, inputs.pop())
         with tape.at("attention"):
             states = norm(encoder, self.encoder.final_norm, x, "h") if self.encoder.final_norm else x
             del x

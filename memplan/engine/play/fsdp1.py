@@ -7,16 +7,11 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.group import Group
 from memplan.engine.play.wrapping import LAUNCHES
 from memplan.engine.tape.graph import Param, Tensor
-
-if TYPE_CHECKING:
-    from memplan.engine.play.model import PassRun
-
 
 COMPUTING, PREPARING = 0, 3
 """The stream of modules and of autograd, and that on which shards are cast (``_pre_unshard_stream``)."""
@@ -54,9 +49,9 @@ class Fsdp1(Fsdp2):
         """SHARD_GRAD_OP: what is gathered stays to its backward."""
         return self.recipe.sharding.fsdp.keeps_gathered
 
-    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
         """``_pre_forward``; with forward_prefetch the next unit is gathered too."""
-        x = super().before(run, layer, x)
+        x = super().before(layer, x)
         if self.recipe.sharding.fsdp.forward_prefetch and layer + 1 < len(self.layers):
             self._unshard(self.layers[layer + 1])
         return x
@@ -141,9 +136,9 @@ class Fsdp1(Fsdp2):
         if isinstance(scope, int) and self.apart and self.wrapped_within and not self.layers[scope].unit.gradients:
             self.inputs = [*(self.inputs or ()), Tensor(leaf.dim, leaf.itemsize, leaf.storage), *grads]
 
-    def backward_ends(self, runs: list[PassRun]) -> None:
+    def backward_ends(self) -> None:
         """Hooks of frozen units are taken off (``_finalize_params``)."""
-        super().backward_ends(runs)
+        super().backward_ends()
         self.inputs = None
 
     def zero_grad(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
 from memplan.engine.parallel.fsdp2.root import Parts
@@ -21,9 +20,6 @@ from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
-
-if TYPE_CHECKING:
-    from memplan.engine.play.model import PassRun
 
 GATHERING, REDUCING = 1, 2
 """Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
@@ -68,14 +64,14 @@ class Fsdp2(Sharding):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def begin(self, run: PassRun) -> None:
+    def begin(self) -> None:
         """The root's ``pre_forward``, then the embedding's."""
         self._enter(self.root)
         if self.opens:
             self._enter(self.last)
         self._enter(self.first)
 
-    def embedded(self, run: PassRun, x: Tensor) -> Tensor:
+    def embedded(self, x: Tensor) -> Tensor:
         """The embedding's ``post_forward``, where it is a unit."""
         return self._leave(self.first, x) if self.first.sizes else x
 
@@ -91,25 +87,25 @@ class Fsdp2(Sharding):
         """It has run."""
         return self._leave(self.tower[place], y) if place in self.tower else y
 
-    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
         """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
         self._enter(self.layers[layer])
         if self.recipe.parallel.expert > 1 and layer + 1 < len(self.layers):  # set_modules_to_forward_prefetch
             self._unshard(self.layers[layer + 1])
         return self._then(x, self.layers[layer], self._post_backward)
 
-    def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
+    def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """``post_forward``, which hooks the gradient of the output."""
         return self._leave(self.layers[layer], y, again)
 
-    def tail(self, run: PassRun, x: Tensor) -> Tensor:
+    def tail(self, x: Tensor) -> Tensor:
         """Norm and head, where they are a unit."""
         if self.opens or not self.last.sizes:
             return x
         self._enter(self.last)
         return self._then(x, self.last, self._post_backward)
 
-    def logits(self, run: PassRun, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """The head has run, and the model's forward with it where the loss is not within."""
         if self.last.sizes:
             self._record(self.last)
@@ -120,7 +116,7 @@ class Fsdp2(Sharding):
             self._return()
         return x
 
-    def end(self, run: PassRun) -> None:
+    def end(self) -> None:
         """The root's ``post_forward``: the last all-gather's output is let go."""
         if self.within:
             self._record(self.root)
@@ -207,7 +203,7 @@ class Fsdp2(Sharding):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward_begins(self, runs: list[PassRun]) -> None:
+    def backward_begins(self) -> None:
         """The root's hook is on the loss where the model's forward makes it."""
         if self.within:
             self._pre_backward(self.root)
@@ -276,7 +272,7 @@ class Fsdp2(Sharding):
         waiting, group.waiting = group.waiting, []
         return waiting or grads
 
-    def backward_ends(self, runs: list[PassRun]) -> None:
+    def backward_ends(self) -> None:
         """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""
         for group in (self.root, self.first, *self.tower.values()):
             self._finish(group)

@@ -39,7 +39,7 @@ class PassRun:
         self.plan, self.masks, self.tape = plan, masks, weights.tape
         self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
         self.p = ModelPass(weights, self.outside, plan.rows, plan.length)
-        self.p.leaving = lambda x: self.sharding.logits(self, x)
+        self.p.leaving = self.sharding.logits
         self.layers = list(spec.layers())
         self.forward_locals: list[Tensor] = []
         self.shared: list[Tensor] = []
@@ -61,17 +61,17 @@ class PassRun:
         tape, plan = self.tape, self.plan
         tape.phase, tape.autocast = "forward", plan.mode.numerics.autocast
         tape.grad_enabled = plan.style != "no-grad"
-        self.sharding.begin(self)
+        self.sharding.begin()
         hidden = [self._hidden_states()]
         tape.grad_enabled = plan.style != "no-grad"
-        hidden.append(self.sharding.tail(self, hidden.pop()))
+        hidden.append(self.sharding.tail(hidden.pop()))
         loss, self.outputs, self.whole = tail_forward(
             self.p, plan.spec, plan.head, plan.rows, hidden, self.forward_locals
         )
         self.image_locals.clear()
         (self.outputs if plan.head.loss.keeps_outputs else self.whole).extend(self.image_outputs)
         self.image_outputs = []
-        self.sharding.end(self)
+        self.sharding.end()
         self.loss = loss.node
         del loss  # ``.backward()`` needs its node alone
         if leaves:
@@ -113,11 +113,11 @@ class PassRun:
             p.returned = []
             inside = plan.style_of(i) == "reentrant" and self.sharding.wrapped_within
             self.tape.grad_enabled = plan.style != "no-grad" and not inside
-            x = self.sharding.before(self, i, x)
+            x = self.sharding.before(i, x)
             held += [x] if self.collects else []
             y = self._layer(layer, x, plan.style_of(i), arguments)
             self.tape.grad_enabled = plan.style != "no-grad" and not inside
-            x = self.sharding.after(self, i, y)
+            x = self.sharding.after(i, y)
             self.tape.grad_enabled = plan.style != "no-grad"
             del y
             outputs, p.returned = p.returned, None
@@ -150,7 +150,7 @@ class PassRun:
         if spec.scaled_outside:
             held.append(x)
             x = ops.scale(tape, x, "residual stream")
-        x = self.sharding.embedded(self, x)
+        x = self.sharding.embedded(x)
         held.append(x)
         if not spec.front:
             return x
@@ -244,13 +244,9 @@ class PassRun:
         """What a layer that is made again finds of what layers share."""
         return shared
 
-    def sends(self, layer: int) -> bool:
-        """Whether a layer's checkpoint keeps its input on the host."""
-        return bool(self.plan.mode.offload) and self.plan.style_of(layer) in ("checkpoint", "reentrant")
-
     def _kept(self, x: Tensor) -> Tensor:
         """What a checkpoint keeps of its input."""
-        away = isinstance(self.p.scope, int) and self.sends(self.p.scope)
+        away = isinstance(self.p.scope, int) and self.plan.sends(self.p.scope)
         return Tensor(x.dim, x.itemsize, None, x.node) if away else x
 
     def back(self, x: Tensor) -> Tensor:
@@ -263,8 +259,8 @@ class PassRun:
         place = p.scope
         if not self.sharding.wrapped_within or not isinstance(place, int):
             return decoder_layer(p, layer, leaf)
-        y = decoder_layer(p, layer, self.sharding.before(self, place, leaf))
-        return self.sharding.after(self, place, y, again=True)
+        y = decoder_layer(p, layer, self.sharding.before(place, leaf))
+        return self.sharding.after(place, y, again=True)
 
 
 def play_back(tape: Tape, runs: list[PassRun]) -> None:
@@ -282,9 +278,9 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
     else:
         starts.clear()
     start = [tape.gradient((Dim("1", 1), ops.FP32)), *[None] * (node.outputs - 1)]
-    runs[-1].sharding.backward_begins(runs)
+    runs[-1].sharding.backward_begins()
     tape.backward(node, start)
-    runs[-1].sharding.backward_ends(runs)
+    runs[-1].sharding.backward_ends()
     tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``
     for run in runs:
         run.outputs.clear()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from memplan.engine.tape.graph import Param, Tensor
-
-if TYPE_CHECKING:
-    from memplan.engine.play.model import PassRun
-    from memplan.engine.play.optimizer import Optimizer
 
 
 class Sharding:
@@ -24,18 +20,18 @@ class Sharding:
     """A reentrant checkpoint calls the layer as it is wrapped: hooks run in its recomputation, and only there with a
     graph."""
 
-    def begin(self, run: PassRun) -> None:
+    def begin(self) -> None:
         """The forward of the whole model begins."""
 
-    def embedded(self, run: PassRun, x: Tensor) -> Tensor:
+    def embedded(self, x: Tensor) -> Tensor:
         """The embedding has run."""
         return x
 
-    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
         """A layer is about to run forward."""
         return x
 
-    def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
+    def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """It has; ``again``: in a recomputation."""
         return y
 
@@ -50,29 +46,29 @@ class Sharding:
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """A reentrant checkpoint of a layer has run back: its input, and the gradients of that."""
 
-    def tail(self, run: PassRun, x: Tensor) -> Tensor:
+    def tail(self, x: Tensor) -> Tensor:
         """Norm and head are about to run."""
         return x
 
-    def logits(self, run: PassRun, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """The head has run."""
         return x
 
-    def end(self, run: PassRun) -> None:
+    def end(self) -> None:
         """The forward of the whole model has returned, the loss too where it is within."""
 
-    def backward_begins(self, runs: list[PassRun]) -> None:
+    def backward_begins(self) -> None:
         """``loss.backward()`` is called."""
 
-    def backward_ends(self, runs: list[PassRun]) -> None:
+    def backward_ends(self) -> None:
         """What autograd calls back when all has run."""
 
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
         """A gradient is in its place, or added to the one that was there; ``scope``: the layer of its parameter."""
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, steps: Callable[[], None]) -> None:
         """The optimizer is about to step."""
-        optimizer.step()
+        steps()
 
     def zero_grad(self) -> None:
         """The optimizer has stepped, and gradients go."""

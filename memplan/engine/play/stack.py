@@ -87,19 +87,19 @@ class Inputs(Sharding):
         self.sizes: list[int] = []
         self.host: list[int] = []
 
-    def before(self, run: PassRun, layer: int, x: Tensor) -> Tensor:
+    def before(self, layer: int, x: Tensor) -> Tensor:
         """Where a wrapper's hooks would run."""
         assert isinstance(x.storage, PlayedStorage)
         self.numbers[x.storage.number] = layer
         self.sizes.append(x.storage.size)
-        self.host.append(x.storage.size if run.sends(layer) else -self._sent())
+        self.host.append(x.storage.size if self.tape.plan.sends(layer) else -self._sent())
         return x
 
-    def after(self, run: PassRun, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
+    def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """The layer is through."""
         if self.tape.offload is not None:
             self.tape.offload.settle()
-            self.host[layer] += 0 if run.sends(layer) else self._sent()
+            self.host[layer] += 0 if self.tape.plan.sends(layer) else self._sent()
         return y
 
     def _sent(self) -> int:

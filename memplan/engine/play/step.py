@@ -119,7 +119,7 @@ class Player:
             self._micro_step(last=i + 1 == count)
         self.tape.mark(OPTIMIZER)
         if not self.recipe.sharding.fsdp.cpu_offload:
-            self.sharding.step(self.optimizer)
+            self.sharding.step(self.optimizer.step)
         self.tape.stored.clear()
         self.tape.gradients.clear()  # what a fused update left for its end
         self.sharding.zero_grad()

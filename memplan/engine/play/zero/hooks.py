@@ -7,6 +7,7 @@ they are once all layers are written (``unfolding.py``), and ``engine.py`` puts 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.zero.flat_groups import decays
@@ -17,8 +18,6 @@ from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from memplan.engine.play.model import PassRun
-    from memplan.engine.play.optimizer import Optimizer
     from memplan.engine.play.tape import PlayTape
 
 
@@ -55,7 +54,7 @@ class Zero(Sharding):
             self.tape.marks.pop()
             self.tape.mark(mark + " shared")
 
-    def backward_ends(self, runs: list[PassRun]) -> None:
+    def backward_ends(self) -> None:
         """``reduce_gradients``: what has waited, in the order of the model, group by group; then the epilogue."""
         if not self.reduces:
             self.begun = False
@@ -86,7 +85,7 @@ class Zero(Sharding):
         for param in reversed(params):
             self._hand_over(param)
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, steps: Callable[[], None]) -> None:
         """The engine's, put in with all else."""
 
 
@@ -96,7 +95,7 @@ class Gathering(Sharding):
     def __init__(self, tape: PlayTape, name: str) -> None:
         self.tape, self.name = tape, name
 
-    def begin(self, run: PassRun) -> None:
+    def begin(self) -> None:
         """Its forward begins: another order of modules."""
         self.tape.mark(noted(BEGUN, name=self.name))
 
@@ -108,10 +107,10 @@ class Zero3(Zero):
         super().__init__(recipe, tape, weights)
         tape.watches = True
 
-    def begin(self, run: PassRun) -> None:
+    def begin(self) -> None:
         """``_start_of_forward_hook``."""
         self.tape.mark(noted(BEGUN, name=POLICY))
 
-    def backward_begins(self, runs: list[PassRun]) -> None:
+    def backward_begins(self) -> None:
         """Its modules run, whatever ran since its forward."""
         self.tape.mark(noted(RESUMED, name=POLICY))
