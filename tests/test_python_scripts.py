@@ -221,7 +221,7 @@ def test_unsloth_is_its_own_kernels(tmp_path: Path) -> None:
         False,
         2048,
     )
-    assert (job.precision, job.trainer_version, given.framework) == ("bf16", None, "Unsloth, TRL 1.16")
+    assert (job.precision, job.trainer_version, given.framework) == ("bf16", "0.23", "Unsloth, TRL 0.23")
     assert job.lora is not None
     assert len(job.lora.targets) == 7
     assert read(tmp_path, UNSLOTH, gpu="t4-16gb").job.precision == "fp16"

@@ -95,6 +95,11 @@ def _another(name: str, bare: str, revision: str | None) -> tuple[str, str]:
     return "", "" if _ID.fullmatch(name) else refused
 
 
+def alike(name: str) -> str:
+    """The Hub's name of the model that a name stands for which nobody gives, its storage aside; empty for none."""
+    return _another(name.rstrip("/"), STORED.sub("", name).rstrip("/"), None)[0]
+
+
 def _of_folder(name: str) -> tuple[str, str]:
     cached = _CACHED.search(name)
     parts = [part.replace("___", ".") for part in re.split(r"[/\\]", name.strip("/\\"))]  # ModelScope's dots

@@ -35,6 +35,8 @@ OF_TRAINER = words(
 """Arguments of trainers that are settings: TRL had them there until 0.12."""
 LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
 """Methods of a trainer that a subclass changes the loss with."""
+OF_UNSLOTH = "0.23"
+"""The newest TRL that Unsloth takes (unsloth 2025.10 pyproject.toml: trl<=0.23.0): its logits are whole."""
 GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
 """Names of TRL's that went, and the last version that had them."""
 
@@ -73,6 +75,9 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
     gathered.mark(draft)
+    if unsloth and method == "sft" and "trainer_version" not in {**draft.values, **draft.options}:
+        version = OF_UNSLOTH
+        draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
     label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
         package, f"transformers {version or transformers.FRAMEWORK.version}"
     )

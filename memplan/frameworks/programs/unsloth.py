@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from memplan.errors import MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.fsdp_keys import refusal
+from memplan.frameworks.local_models import alike
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Thing, Unknown, truth
@@ -135,7 +137,9 @@ def kernels(draft: Draft) -> None:
 
 def _family(given: Mapping[str, Any]) -> str:
     """The model's type; empty where it is not to be had now, which the job's own reading then says."""
-    try:
-        return str(load_model(given["model"], given.get("revision")).family) if given.get("model") else ""
-    except MemplanError:
-        return ""
+    name = given.get("model")
+    for each in (name, alike(name) if isinstance(name, str) else ""):
+        with suppress(MemplanError):
+            if each:
+                return str(load_model(each, given.get("revision") if each == name else None).family)
+    return ""
