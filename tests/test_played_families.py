@@ -73,7 +73,7 @@ def test_every_weight_gets_its_gradient(model: dict[str, Any], method: str, keys
     several layers apply is one."""
     recipe = resolve(read_job({"model": model, "method": method, "sequence_length": 128, **keys}))
     player, found = Player(recipe), Counter[str]()
-    player.sharding.step = lambda optimizer: found.update(param.name for param in player.tape.stored)  # type: ignore[method-assign]
+    player.sharding.step = lambda steps: found.update(param.name for param in player.tape.stored)  # type: ignore[method-assign]
     player.steps(1)
     trained = Counter[str]()
     for weight in model_weights(recipe.model, recipe.adapter is None, recipe.adapter):

@@ -84,7 +84,7 @@ def test_every_weight_of_a_tower_gets_its_gradient(row: tuple[str, dict[str, Any
     model = {"model_type": family, **MODELS[family]}
     recipe = resolve(read_job(job(model, 512, {**keys, "images": {"width": 224, "height": 224}})))
     player, found = Player(recipe), Counter[str]()
-    player.sharding.step = lambda optimizer: found.update(param.name for param in player.tape.stored)  # type: ignore[method-assign]
+    player.sharding.step = lambda steps: found.update(param.name for param in player.tape.stored)  # type: ignore[method-assign]
     player.steps(1)
     trained = Counter[str]()
     for weight in model_weights(recipe.model, recipe.adapter is None, recipe.adapter):
@@ -94,10 +94,17 @@ def test_every_weight_of_a_tower_gets_its_gradient(row: tuple[str, dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "keys", [{"sharding": "fsdp"}, {"zero_stage": 3}, {"sharding": "ddp"}, {"zero_stage": 2} | LORA]
+    ("family", "keys"),
+    [
+        ("qwen2_vl", {"sharding": "fsdp"}),
+        ("qwen2_vl", {"zero_stage": 3}),
+        ("qwen2_vl", {"sharding": "ddp"}),
+        ("qwen2_vl", {"zero_stage": 2} | LORA),
+        ("paligemma", {"sharding": "fsdp2"}),
+    ],
 )
-def test_units_of_a_tower_are_gathered_and_reduced(keys: dict[str, Any]) -> None:
-    described = job({"model_type": "qwen2_vl", **MODELS["qwen2_vl"]}, 512, SQUARE | FULL | keys | {"num_gpus": 4})
+def test_units_of_a_tower_are_gathered_and_reduced(family: str, keys: dict[str, Any]) -> None:
+    described = job({"model_type": family, **MODELS[family]}, 512, SQUARE | FULL | keys | {"num_gpus": 4})
     recipe = resolve(read_job(described))
     assert step_events(recipe) is not None
     ledger = build_report(recipe).per_gpu.phases

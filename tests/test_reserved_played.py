@@ -131,7 +131,7 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
     [
         {"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}},
         {
-            "model": "paligemma-3b-224",
+            "model": "idefics2-8b",
             "images": {"per_example": 1, "width": 224, "height": 224},
             "num_gpus": 2,
             "sharding": "fsdp2",

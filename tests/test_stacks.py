@@ -17,8 +17,8 @@ from memplan.engine.layers.modules import Mode
 from memplan.engine.play import stacks
 from memplan.engine.play.cut import Cut
 from memplan.engine.play.encoder_decoder import TwoStacks
+from memplan.engine.play.played import Played
 from memplan.engine.play.stack import Reached, StackRun, StackTape
-from memplan.engine.play.stacks import Played
 from memplan.engine.play.weights import Weights, listed
 from memplan.engine.stacked import AFTER, BACKWARD, FORWARD
 from memplan.errors import InvalidJob

@@ -45,6 +45,8 @@ class TowerTrace(NamedTuple):
     """A gradient enters the tower, or the projector."""
     alone: int = 0
     """The most within its backward without the gradients of pieces that have run back; 0 where it is not known."""
+    copies: int = 0
+    """Autocast's copies of its weights that nothing else holds."""
 
 
 NO_TOWER = TowerTrace(0, 0, 0, 0, 0, 0)

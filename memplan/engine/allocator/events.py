@@ -76,9 +76,9 @@ def is_covered(recipe: Recipe) -> bool:
 
 
 def _sees_in_play(recipe: Recipe) -> bool:
-    """Whether hooks know the modules of a tower that are units: FSDP's are of blocks and of what is before them."""
+    """Whether hooks know the modules of a tower that are units: FSDP's are of blocks and of both ends."""
     tower = recipe.model.tower
-    known = tower is not None and not tower.crossed and tower.units <= {"blocks", "embedding", "unused"}
+    known = tower is not None and not tower.crossed and "attention" not in tower.units
     return known or tower is None or not recipe.in_units
 
 

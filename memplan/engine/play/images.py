@@ -51,7 +51,11 @@ def with_images(run: PassRun, inputs: list[Tensor]) -> Tensor:
     states.enter(tower.num_layers + 1)
     tokens.enter(tower.num_layers + 1)
     joint = Joint(states, tokens, tower, images, plan.images)
-    out = joined(joint, [inputs.pop(), found.pop()])
+    projects = "projector" in tower.units
+    inputs.append(run.sharding.before_block(states.scope, found[0]) or found[0] if projects else found[0])
+    found.clear()
+    out = joined(joint, inputs)
+    out = run.sharding.after_block(states.scope, out) if projects else out
     states.held = None
     (joint.outputs if tower.in_outputs else joint.model_locals).extend(unread)
     run.image_outputs = joint.outputs
@@ -87,7 +91,7 @@ def _through(run: PassRun, plan: TowerPlan, found: list[Tensor]) -> list[Tensor]
             p.enter(number + 1)
             states += [x] if tower.projection in CAPTURED and style == "no-grad" else []
             x = run.sharding.before_block(p.scope, x) or x
-            x = run.sharding.after_block(p.scope, run._layer(blocks.block, x, style, arguments))
+            x = run.sharding.after_block(p.scope, run._layer(blocks.block, x, style, arguments))  # type: ignore[arg-type]
             tape.grad_enabled = style != "no-grad"
             number += 1
             if number == tower.used_blocks:

@@ -36,7 +36,7 @@ class Sharding:
         return y
 
     def before_block(self, place: object, x: Tensor | None = None) -> Tensor | None:
-        """A block of a vision tower is about to run, or (without ``x``) its patch embedding."""
+        """A block or an end of a vision tower is about to run; without ``x``, its patch embedding."""
         return x
 
     def after_block(self, place: object, y: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ def listed(spec: ModelSpec) -> frozenset[str]:
     found = [[linear.name for part in spec.extra for linear in part.linears], *layers]
     if spec.tower is not None:
         ends = spec.tower.after, spec.tower.projector
-        found.append([each.name for part in ends for each in (*part.linears, *part.norms)])
+        found.append([linear.name for part in ends for linear in part.linears])
+        found.append([norm.name for part in ends for norm in part.norms])
     return frozenset(name for names in found for name in names if names.count(name) > 1)
 
 

@@ -83,7 +83,7 @@ def through(p: Pass, run: BlockRun, x: Tensor, first: int) -> list[Tensor]:
     return states
 
 
-def vision_model(plan: TowerPlan, made: Made) -> Tensor:
+def vision_model(plan: TowerPlan, made: Made[Pass]) -> Tensor:
     """The last states and, stacked, those of the taps: padding cut off, which makes views, and joined."""
     shape, tower, held = shape_of(plan), plan.tower, list[Tensor]()
     by_tile, p = made(plan.vision_mode, shape.squares, shape.patches), made(plan.vision_mode, shape.images, shape.whole)
@@ -109,7 +109,7 @@ def vision_model(plan: TowerPlan, made: Made) -> Tensor:
         return ops.concatenate(tape, (x, stacked), tokens.dim("h", width * (1 + len(taps))), "image states")
 
 
-def crossed(plan: TowerPlan, made: Made) -> tuple[Tensor, Tensor]:
+def crossed(plan: TowerPlan, made: Made[Pass]) -> tuple[Tensor, Tensor]:
     """What the tower gives, and what layers of the language model read of it; the most while their mask is made."""
     shape, outputs = shape_of(plan), vision_model(plan, made)
     tokens = made(plan.projector_mode, shape.squares, shape.patches)
@@ -145,9 +145,9 @@ def trace_mllama(plan: TowerPlan) -> TowerTrace:
     copies = held - own - saved
     outer = own * plan.tower.in_outputs
     if node is None:
-        return TowerTrace(most, saved, own - outer + copies, outer, 0, 0)
+        return TowerTrace(most, saved, own - outer, outer, 0, 0, copies=copies)
     # the gradient of the embedded sequence, whose backward comes before the tower's
     above = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize * plan.embedding_trained
     worst = saved + like[0].elements * like[1] + above
     back, gradients = run_back(plan, tape, node, like)
-    return TowerTrace(most, saved, own - outer, outer + copies, max(worst, back), gradients, True)
+    return TowerTrace(most, saved, own - outer, outer, max(worst, back), gradients, True, copies=copies)

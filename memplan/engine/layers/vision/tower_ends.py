@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.vision.gemma4_tower import averaged_by_position
@@ -99,11 +99,12 @@ class Piece(NamedTuple):
     outputs: int = 0
 
 
-Made = Callable[[Mode, int, int], Pass]
+_P = TypeVar("_P", bound=Pass)
+Made = Callable[[Mode, int, int], _P]
 """Of so many rows and tokens of each."""
 
 
-def passes(plan: TowerPlan, made: Made) -> tuple[Pass, Pass, int]:
+def passes(plan: TowerPlan, made: Made[_P]) -> tuple[_P, _P, int]:
     """The passes over patches and over tokens, and how many images there are."""
     tower, images = plan.tower, plan.images
     count = plan.rows * images.per_example

@@ -8,6 +8,8 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.losses.heads import INSIDE
 from memplan.engine.parallel.kept_gradients import KeptGradients
 from memplan.engine.passes import TracedPass
+from memplan.engine.rows.outputs import loss_and_casts
+from memplan.engine.traces import NOTHING
 
 if TYPE_CHECKING:
     from memplan.spec.vision import Tower
@@ -43,6 +45,20 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
         first,
         f"{name}.loss" if loss_within(traced) else first,
         why="a local of the model's forward until it returns",
+        source=SOURCE,
+    )
+    instants, until = traced.forward_instants()[1:], f"{name}.forward"
+    if traced.plan.style != "no-grad":
+        until = loss_and_casts(traced, NOTHING, instants)[1]
+    ledger.add(
+        "autocast copies of weights, vision tower",
+        "autocast_weights",
+        trace.copies,
+        first,
+        until,
+        template="2 B × linear weights",
+        numbers=(2, trace.copies // 2),
+        why="autocast keeps the half-precision copy of each fp32 weight until it is left",
         source=SOURCE,
     )
     end = f"{name}.forward" if traced.plan.style == "no-grad" else f"{name}.loss"

@@ -115,7 +115,7 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     unread = layers[used:] if plain else ()  # whose graphs hold their copies, where they have some
     idle = sum(max(0, layer.casts - layer.saved.size * plan.tower.in_outputs) for layer in unread)
     everything = got.saved + got.kept * (trains and grad) - copies + last.saved + got.leaf
-    outer = last.outputs + beside + idle + copies  # autocast is left when the loss is whole
+    outer = last.outputs + beside + idle
     if not trains:
-        return TowerTrace(most + got.shared, everything, held, outer, 0, gradients, trains)
-    return TowerTrace(most + got.shared, everything, held, outer, worst + more, gradients, trains, alone + more)
+        return TowerTrace(most + got.shared, everything, held, outer, 0, gradients, trains, copies=copies)
+    return TowerTrace(most + got.shared, everything, held, outer, worst + more, gradients, trains, alone + more, copies)
