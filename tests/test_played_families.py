@@ -13,6 +13,7 @@ from memplan.engine.allocator.events import step_events
 from memplan.engine.build import build_ledger
 from memplan.engine.play.step import Player
 from memplan.engine.tensors import model_weights
+from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
@@ -25,6 +26,8 @@ TRACED = {
     "unseen-2033-055": "Gemma 3n, reentrant",
     "unseen-2033-102": "Gemma 4, reentrant, adapters",
     "ranks-2033-085": "Gemma 3n, FSDP2",
+    "ranks-12-017": "both stacks of mT5, adapters under autocast",
+    "ranks-12-136": "both stacks of mT5, checkpointed",
     "ranks-2033-056": "routers' logits in a recomputation",
 }
 ZAMBA: dict[str, Any] = {
@@ -64,11 +67,22 @@ def test_the_play_is_the_trace(name: str) -> None:
         assert found[phase] == pytest.approx(measured, rel=5e-4), phase
 
 
-@pytest.mark.parametrize(
-    "keys", [{}, {"gradient_checkpointing_reentrant": False}, {"lora": {"r": 8}}, {"freeze": ["layers.0"]}]
+KEYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"gradient_checkpointing_reentrant": False},
+    {"lora": {"r": 8}},
+    {"freeze": ["layers.0"]},
 )
-@pytest.mark.parametrize(("model", "method"), [(ZAMBA, "sft"), (BERT, "reward")])
-def test_every_weight_gets_its_gradient(model: dict[str, Any], method: str, keys: dict[str, Any]) -> None:
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "keys"),
+    [
+        *(each for keys in KEYS for each in ((ZAMBA, "sft", keys), (BERT, "reward", keys))),
+        *((model, "sft", keys) for model in ("flan-t5-small", "bart-base") for keys in KEYS[:3]),
+    ],
+)
+def test_every_weight_gets_its_gradient(model: dict[str, Any] | str, method: str, keys: dict[str, Any]) -> None:
     """Modules of one name and size (lists, ``intermediate.dense`` and ``output.dense``) are told apart; a block that
     several layers apply is one."""
     recipe = resolve(read_job({"model": model, "method": method, "sequence_length": 128, **keys}))
@@ -86,3 +100,18 @@ def test_a_table_of_all_layers_is_there(keys: dict[str, Any]) -> None:
     job = {"model": BERT, "method": "reward", "sequence_length": 256, **keys}
     ledger = build_ledger(resolve(read_job(job)))
     assert phases(job)["backward"] == pytest.approx(max(ledger.totals()[2:-1]), rel=2e-3)
+
+
+@pytest.mark.parametrize("keys", [{}, {"padded": True, "lora": {"r": 8}}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize("model", ["flan-t5-small", "bart-base"])
+def test_both_stacks_are_played(model: str, keys: dict[str, Any]) -> None:
+    job = {
+        "model": model,
+        "method": "sft",
+        "sequence_length": 512,
+        "completion_length": 128,
+        **keys,
+    }
+    ledger = build_report(resolve(read_job(job))).per_gpu.phases
+    for phase, size in phases(job).items():
+        assert size == pytest.approx(ledger[phase], rel=1e-3), phase

@@ -59,14 +59,13 @@ def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """Decoders, one trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    """One trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
     is_played = (
         _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
     )
     return (
         is_played(recipe)
         and (recipe.batch.images is None or _sees_in_play(recipe))
-        and recipe.model.encoder is None
         and not _crosses_unplayed(recipe)
         and not recipe.checkpointing.offload
         and recipe.others.critic is None

@@ -75,7 +75,7 @@ def fold_of(plans: Sequence[PassPlan]) -> Fold | None:
     """How these passes are folded; None where that saves nothing, or where what is behind the layers goes layer by
     layer (the loss of the routers)."""
     counts = {plan.spec.num_layers for plan in plans}
-    blocks = any(run.blocks for plan in plans for run in plan.spec.runs)
+    blocks = any(plan.spec.encoder is not None or any(run.blocks for run in plan.spec.runs) for plan in plans)
     if len(counts) != 1 or blocks or any(plan.mode.router.how for plan in plans):
         return None
     kinds = list(zip(*map(_kinds, plans), strict=True))

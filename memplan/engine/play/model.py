@@ -282,6 +282,7 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
     tape.backward(node, start)
     runs[-1].sharding.backward_ends()
     tape.context.clear()  # attributes of ``ctx`` die with the graph, not with ``release_variables``
+    tape.leaf_nodes.clear()
     for run in runs:
         run.outputs.clear()
         run.shared.clear()

@@ -155,7 +155,12 @@ class Player:
     def _run(self, recipe: Recipe, traced: TracedPass) -> PassRun:
         """A pass that is about to be played."""
         masks = (*mask_bytes(recipe, traced), traced.plan.style == "plain" and keeps_masks(traced))
-        return PassRun(self.weights_of(traced.plan), self.through(traced.plan), masks, self.sharding_of(traced.plan))
+        whole = self.weights_of(traced.plan), self.through(traced.plan), masks, self.sharding_of(traced.plan)
+        if traced.plan.spec.encoder is None:
+            return PassRun(*whole)
+        from memplan.engine.play.encoder_decoder import EncoderDecoder
+
+        return EncoderDecoder(*whole)
 
     def _evaluate(self, recipe: Recipe) -> None:
         """Two batches, whose logits are let go of."""
@@ -172,6 +177,8 @@ class Player:
         tokens = recipe.rows * recipe.batch.sequence_length
         count = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
         batch = [self.new(tokens, 8, "token ids, labels, mask", "batch") for _ in range(count)]
+        answers = 2 * recipe.rows * recipe.batch.completion_length if recipe.model.encoder else 0
+        batch.append(self.new(answers, 8, "labels and decoder tokens", "batch"))
         return [*batch, self.new(recipe.image_bytes * recipe.rows, 1, "pixels", "batch")]
 
     def steps(self, count: int) -> int:

@@ -43,6 +43,7 @@ def blocks_of(spec: ModelSpec) -> list[Block]:
 def listed(spec: ModelSpec) -> frozenset[str]:
     """Names that modules of a list have in common, or of one part (``intermediate.dense``, ``output.dense``)."""
     layers = [[linear.name for part in run.layer.parts for linear in part.linears] for run in spec.runs]
+    layers += [[norm.name for norm in run.layer.norms] for run in spec.runs]
     found = [[linear.name for part in spec.extra for linear in part.linears], *layers]
     if spec.tower is not None:
         ends = spec.tower.after, spec.tower.projector
