@@ -276,3 +276,14 @@ def test_a_loss_of_too_many_turns_is_not_played() -> None:
     assert report.per_gpu.reserved_bytes.why_not_played == "its step is not played yet"
     assert report.verdict is not None
     assert report.verdict.fits == "no"
+
+
+@pytest.mark.parametrize("keys", [{"lora": {"r": 16}}, {}, {"method": "dpo"}])
+def test_checkpoints_that_wait_on_the_host_are_played_as_the_ledger_has_them(keys: dict[str, Any]) -> None:
+    """The input that came back stays until the next one is read, and a leaf throughout."""
+    found = recipe(trainer="trl", offload=["activations"], **keys)
+    recorded = step_events(found)
+    assert recorded is not None
+    assert recorded.peak == max(build_ledger(found).totals())
+    plain = recipe(trainer="trl", offload=["activations"], gradient_checkpointing="none", **keys)
+    assert step_events(plain) is None

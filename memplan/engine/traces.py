@@ -204,7 +204,10 @@ def layer_trace(
         again = held.copy()
 
         def back() -> Tensor:
-            return again.pop() if again else input_of(tape, p, width, itemsize, input_needs_grad, "checkpoints")
+            x = again.pop() if again else input_of(tape, p, width, itemsize, input_needs_grad, "checkpoints")
+            if mode.offload == "trl":  # ``bwd_tensor_stash``: the copy waits until the next one is read
+                held.append(x)
+            return x
 
         frame.run = lambda hollow: recompute(hollow, p, layer, back())
     host = away.host_bytes if away is not None else 0

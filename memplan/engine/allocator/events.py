@@ -67,7 +67,7 @@ def is_covered(recipe: Recipe) -> bool:
         is_played(recipe)
         and (recipe.batch.images is None or _sees_in_play(recipe))
         and not _crosses_unplayed(recipe)
-        and not recipe.checkpointing.offload
+        and _is_offload_played(recipe)
         and recipe.others.critic is None
         and recipe.teacher is None
         and not recipe.evaluating
@@ -79,6 +79,12 @@ def _sees_in_play(recipe: Recipe) -> bool:
     tower = recipe.model.tower
     known = tower is not None and not tower.crossed and "attention" not in tower.units
     return known or tower is None or not recipe.in_units
+
+
+def _is_offload_played(recipe: Recipe) -> bool:
+    """Nothing on the host, or the inputs of checkpoints alone, by torchtune's and TRL's ``OffloadActivations``."""
+    again = recipe.checkpointing
+    return not again.offload or (again.offload == "trl" and again.form == "full")
 
 
 def _crosses_unplayed(recipe: Recipe) -> bool:

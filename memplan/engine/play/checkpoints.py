@@ -51,6 +51,8 @@ class Again:
         tape.autocast = self.mode.numerics.autocast
         p.checkpointed = True
         x = self.run.back(frame.held[0])
+        if self.mode.offload == "trl":  # ``bwd_tensor_stash``: the copy waits until the next one is read
+            frame.held[0] = x
         tape.refill(frame, lambda: decoder_layer(p, self.layer, x))
         p.checkpointed = False
         p.shared.pop(ROUTER_LOGITS, None)

@@ -174,7 +174,7 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     enter_probabilities(ledger, recipe, traced, inside)
     leaves = plan.style in ("checkpoint", "reentrant") and plan.mode.embedding_rests
     leaves = leaves and not traced.stack
-    leaf = leaves and plan.mode.recompute.every > 1 and not first.keeps_input
+    leaf = leaves and (plan.mode.recompute.every > 1 or bool(plan.mode.offload)) and not first.keeps_input
     embedded = 0 if traced.stack or first.keeps_input or leaf else first.boundary
     if plan.spec.front and not plan.spec.encoder:
         embedded = traced.front.held + (embedded if plan.spec.front[-1] == "return" else 0)
