@@ -207,7 +207,7 @@ def test_what_stands_beside_and_is_not_read_is_unclear(tmp_path: Path, text: str
 @pytest.mark.slow
 def test_an_engine_that_does_not_start_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
-    path.write_text(f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.012", encoding="utf-8")
+    path.write_text(f"{TRL}--use_vllm --vllm_mode colocate --vllm_gpu_memory_utilization 0.01", encoding="utf-8")
     found = check_file(str(path), {"gpu": "h100-80gb"})
     assert (found.fits, "the engine does not start" in found.text, bool(found.hint)) == ("no", True, True)
 

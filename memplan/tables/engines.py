@@ -107,7 +107,7 @@ _APART = _TOTAL._replace(
 _COARSE = _APART._replace(
     since=(0, 11, 1), source=f"vllm 0.13 {_KV}:1019, config/compilation.py:550", unequal=1.25, widest_graphs=(512, 16)
 )
-_CHUNKED = _COARSE._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=28.7)
+_CHUNKED = _COARSE._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=14.0)
 _WIDE = _CHUNKED._replace(since=(0, 19, 0), source=f"vllm 0.19 {_KV}:1046", unequal=1.5)
 _ESTIMATED = _WIDE._replace(
     since=(0, 20, 0), source=f"vllm 0.20.0 {_WORKER}:385, envs.py", estimate=1.2, default_share=0.92

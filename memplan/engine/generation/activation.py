@@ -5,7 +5,8 @@ A forward of ``max_num_batched_tokens`` tokens, then the sampler on ``max_num_se
 v1/worker/gpu_model_runner.py:3183-3400). Its layers are compiled, so that little beside each product's input and output
 is there; the sampler's bytes for each logit are in the row of the engine's era: 38.5 sorted with PyTorch (bf16 and fp32
 logits, sorted values and their int64 indices, the sort's own, the softmax; seen on 256 rows and on 1,024),
-28.7 from 0.17, 8 where FlashInfer or Triton samples without a sort, as later wheels do on most cards.
+14 from 0.17, whose Triton kernel masks in place: bf16 and fp32 logits, probabilities and the noise that divides them
+(vllm 0.21 v1/sample/ops/topk_topp_sampler.py: forward_native, random_sample); 8 where nothing is sorted later.
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     why, hint = reason(start, over)
     asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
+    doubt = min(doubt, activation + non_torch)  # weights and one request are certain
     short = weights + activation + non_torch + cache.request(of.max_model_len) - budget
     return Figures(
         budget=budget,
