@@ -97,6 +97,30 @@ def test_a_config_of_no_frameworks_is_its_programs(page: str) -> None:
     assert checked("runs/b.yaml", "base: Qwen/Qwen2.5-0.5B\nrows: 5\n").job["batch_size"] == 5
 
 
+OF_KEYS = """\
+import argparse, os, yaml
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+c = yaml.safe_load(open(parser.parse_args().config))
+model = AutoModelForCausalLM.from_pretrained(c["model"], dtype="bfloat16")
+args = DPOConfig("out", per_device_train_batch_size=c["per_device_train_batch_size"], bf16=bool(os.environ["BF16"]))
+DPOTrainer(model, None, args, peft_config=LoraConfig(r=c["lora_r"], target_modules=["q_proj"])).train()
+"""
+
+
+def test_keys_that_trl_refuses_are_a_programs() -> None:
+    """By TRL's keys alone it is a full training: the program of the project makes adapters, and is asked for bf16."""
+    written("README.md", "Usage: `python train.py --config runs/dpo.yaml`\n")
+    written("train.py", OF_KEYS)
+    text = "model: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 3\nlearning_rate: 1.0e-4\nlora_r: 8\nbeta: 0.1\n"
+    assert "--precision bf16" in checked("runs/dpo.yaml", text, model="Qwen/Qwen2.5-0.5B").hint
+    job = checked("runs/dpo.yaml", text, model="Qwen/Qwen2.5-0.5B", precision="bf16").job
+    assert (job["lora"]["r"], job["batch_size"]) == (8, 3)
+
+
 LOSS = """\
 optimizer:
   _component_: torch.optim.AdamW
@@ -128,6 +152,7 @@ ARGV = OWN.replace("import argparse, yaml", "import argparse, sys, yaml").replac
     ("taken", "words"),
     [
         ("sys.argv[1]", "a.yaml"),
+        ("set(sys.argv[2:]) and sys.argv[1:][0]", "a.yaml --x"),
         ("parser.parse_args().config", "-c a.yaml"),
         ("(parser.add_argument('file'), parser.parse_args().file)[1]", "a.yaml -c x"),
     ],

@@ -15,7 +15,7 @@ from memplan.frameworks.following import found_at, program_at
 from memplan.frameworks.launch import launch_of
 from memplan.frameworks.parts import parts
 from memplan.frameworks.starters import names, naming, runs, starters
-from memplan.spec.reading import JobInput
+from memplan.spec.reading import JobInput, Unread
 
 CONFIGS = (".yaml", ".yml", ".json")
 MOST_TRIED = 4
@@ -31,8 +31,9 @@ def first_started(
     alone: JobInput | None,
 ) -> JobInput | None:
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
-    says by itself, whose model is the started one's too where it is a config. A config of no framework's is read as the
-    first program that opens it does, with what that asks for; raises NotKnown then."""
+    says by itself, whose model is the started one's too where it is a config. A config of no framework's, or with keys
+    that its framework's parser refuses, is read as the first program that opens it does, with what that asks for;
+    raises NotKnown then."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
     named = alone.job.model if alone and config else None
     asked: JobInput | NotKnown | None = None
@@ -52,7 +53,7 @@ def first_started(
         if config and here not in given.opened:
             continue  # it reads another
         return marked(given, how)
-    if not (config and alone is None and asked is not None and _is_nobodys(document, read)):
+    if not config or asked is None or not (_is_foreign(alone) if alone else _is_nobodys(document, read)):
         return None
     if isinstance(asked, NotKnown):
         raise asked
@@ -66,11 +67,18 @@ def _is_nobodys(document: Document, read: Callable[[Document], JobInput | None])
         return False
 
 
+def _is_foreign(given: JobInput) -> bool:
+    """Whether a config has a key that TrlParser and HfArgumentParser refuse, as they do any that is not theirs."""
+    return given.framework.startswith(OF_A_LAUNCHER) and any(each.why == Unread("", "").why for each in given.unread)
+
+
 def leaves_its_launcher(document: Document, given: JobInput) -> bool:
     """Whether a config of the Trainer's arguments says nothing of how several GPUs share the work, which is its
-    launcher's to say."""
+    launcher's to say, or is of a program's own keys."""
     several = given.job.num_gpus != 1 and given.sources.get("sharding") not in (FILE, "option")
-    return document.path.endswith(CONFIGS) and several and given.framework.startswith(OF_A_LAUNCHER)
+    return document.path.endswith(CONFIGS) and (
+        _is_foreign(given) or (several and given.framework.startswith(OF_A_LAUNCHER))
+    )
 
 
 def _of_config(here: Path) -> Iterator[tuple[Document, str]]:

@@ -39,3 +39,14 @@ class Call(NamedTuple):
         for key, value in self.named.items():
             made.set(key, value, self.places.get(key, self.place))
         return made
+
+
+def name_by_position(trainer: Thing) -> None:
+    """What a trainer is given by position under its name: the model, and the first thing behind it that is none, which
+    a reference model, a number or nothing may stand before."""
+    values = trainer.values
+    loose = (values.get(key) for key in ("*1", "*2", "*3"))
+    arguments = next((each for each in loose if isinstance(each, Thing) and each.name != "model"), values.get("config"))
+    for key, value in (("model", values.get("*0")), ("args", arguments)):
+        if key not in values and value is not None:
+            trainer.set(key, value, trainer.place)

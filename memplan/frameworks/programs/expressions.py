@@ -281,17 +281,20 @@ class Expressions(Tracing):
             return self.unknown(node)
         return (left is right) == isinstance(op, ast.Is)
 
+    def _slice(self, node: ast.Slice, frame: Frame) -> Any:
+        ends = [self.evaluate(each, frame) for each in (node.lower, node.upper, node.step)]
+        self.cut(node, ends[1])
+        return slice(*ends) if {type(each) for each in ends} <= {int, type(None)} else self.unknown(node)
+
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
-        if isinstance(node.slice, ast.Slice):
-            self.cut(node, self.evaluate(node.slice.upper, frame))
         owner, key = self.evaluate(node.value, frame), self.evaluate(node.slice, frame)
         if isinstance(owner, Method):
             return Method(owner, "[]", self.place(node))
         if isinstance(owner, Thing) and isinstance(key, str) and key in owner.values:
             return owner.values[key]
-        if isinstance(owner, (dict, list, tuple, str)) and not isinstance(owner, (Ref, Method)) and is_plain(key):
+        if type(owner) in (dict, list, tuple, str) and (is_plain(key) or isinstance(key, slice)):
             try:
                 return owner[key]
-            except (LookupError, TypeError):
+            except (LookupError, TypeError, ValueError):
                 return self.unknown(node)
         return self.unknown(node)

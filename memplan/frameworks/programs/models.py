@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.programs.beside import saved_model
-from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.call import Call, name_by_position
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
@@ -104,7 +104,7 @@ def _save(call: Call) -> Any:
     """``trainer.save_model("out")``, ``model.save_pretrained("out")``: what is loaded from there later is this."""
     owner = call.owner
     of_trainer = owner.name != "model"
-    found = things(owner.values.get("model", owner.values.get("*0"))) if of_trainer else [owner]
+    found = things(owner.values.get("model")) if of_trainer else [owner]
     folder = call.get(0, "output_dir" if of_trainer else "save_directory")
     arguments = owner.values.get("args")
     if folder is None and of_trainer and isinstance(arguments, Thing):
@@ -161,6 +161,7 @@ def _changed(call: Call, name: str, unsloth: bool) -> Any:
 def note_trainer(run: Run, thing: Thing) -> Thing:
     """Remember a trainer that is made; once for each place."""
     if thing.last in TRAINERS and not run.aside and not any(each.place == thing.place for each in run.trainers):
+        name_by_position(thing)
         begin = thing.values.get("model_init")
         if "model" not in thing.values and isinstance(begin, Function):
             thing.set("model", run.invoke(begin, [], {}, thing.place), thing.place)
@@ -180,8 +181,8 @@ def method(call: Call) -> Any:
     if isinstance(owner, Thing) and owner.last in TRAINERS:
         if name == "train":
             owner.set("?trained", True, call.place)
-            for key in ("model", "*0"):  # whatever becomes of it afterwards
-                owner.values |= {key: as_it_is(owner.values[key])} if key in owner.values else {}
+            if "model" in owner.values:  # whatever becomes of it afterwards
+                owner.values["model"] = as_it_is(owner.values["model"])
         return call.unknown()
     if (
         isinstance(owner, Thing)

@@ -47,14 +47,14 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
     gathered, draft.facts["program"] = Gathered(path), path
-    arguments = _arguments(trainer)
+    arguments = trainer.values.get("args")
     cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
     if cpu and arguments.values[cpu] is True:
         raise NoTraining(
             f"{arguments.places[cpu]}: {cpu}: it trains on the CPU", "check a program that trains on a GPU"
         )
     _gather(gathered, trainer, arguments, run)
-    model = trainer.values.get("model", trainer.values.get("*0"))
+    model = trainer.values.get("model")
     found = things(model)
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
@@ -78,7 +78,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     if unsloth and method == "sft" and "trainer_version" not in {**draft.values, **draft.options}:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
-    label = {"trl": f"TRL {version or trl.FRAMEWORK.version}"}.get(
+    label = {"trl": f"TRL {version or draft.options.get('trainer_version') or trl.FRAMEWORK.version}"}.get(
         package, f"transformers {version or transformers.FRAMEWORK.version}"
     )
     draft.read[-1] = f"{f'Unsloth, {label}' if unsloth else label} ({path})"
@@ -100,16 +100,6 @@ def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None
         return
     origin = Origin(FILE, f"{trainer.place}: {trainer.last}")
     trl.read_settings(settings, draft, (by_loss(settings, method, draft), origin))
-
-
-def _arguments(trainer: Thing) -> Any:
-    """The trainer's arguments: by name, or the first thing among those without a name that is none of the models."""
-    if "args" in trainer.values:
-        return trainer.values["args"]
-    loose = [trainer.values[key] for key in ("*1", "*2", "*3") if key in trainer.values]
-    return next(
-        (each for each in loose if isinstance(each, Thing) and each.name != "model"), trainer.values.get("config")
-    )
 
 
 def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> None:

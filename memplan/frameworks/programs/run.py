@@ -100,9 +100,9 @@ class Run(Statements):
         if self.steps > MAX_STEPS:
             raise InvalidJob(f"{self.place(node)}: more than is followed of one program", SHORTER)
 
-    def cut(self, node: ast.Subscript, bound: Any) -> None:
+    def cut(self, node: ast.Slice, bound: Any) -> None:
         """``ids[:MAX_LENGTH]``: a row is cut here, by the bound's name."""
-        upper = node.slice.upper if isinstance(node.slice, ast.Slice) else None
+        upper = node.upper
         if upper is not None and not isinstance(upper, ast.Constant) and CUTS.search(written(upper)):
             self.lengths.append((bound, self.place(node)))
 

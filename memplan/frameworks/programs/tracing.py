@@ -32,7 +32,7 @@ class Tracing:
         """What a function of the program returns."""
         raise NotImplementedError
 
-    def cut(self, node: ast.Subscript, bound: Any) -> None:
+    def cut(self, node: ast.Slice, bound: Any) -> None:
         """``ids[:MAX_LENGTH]``: a row may be cut here."""
         raise NotImplementedError
 
