@@ -78,6 +78,7 @@ class PassPlan(NamedTuple):
         if self.images is None or tower is None:
             return None
         partly = self.mode.adapter is not None or bool(self.spec.frozen)
+        rests = self.mode.embedding_rests or "embed_tokens" in self.spec.frozen
         from memplan.engine.layers.vision.tower_ends import TowerPlan
 
         return TowerPlan(
@@ -91,5 +92,6 @@ class PassPlan(NamedTuple):
             self.gradients,
             self.embedding_trained,
             partly and self.style in ("checkpoint", "reentrant"),
+            self.embedding_trained and rests,
             self.spec.frozen & {"vision", "projector"},
         )

@@ -57,6 +57,8 @@ class TowerPlan(NamedTuple):
     """The embedded sequence needs a gradient."""
     input_needs_grad: bool
     """So do the patches, whether or not the patch embedding is trained: checkpointing under LoRA."""
+    leaf: bool
+    """The embedding's output is one of the graph: it needs a gradient though nothing of the embedding is trained."""
     frozen: frozenset[str] = frozenset()
     """Parts that are not trained: vision, projector."""
 

@@ -84,7 +84,7 @@ def stretch_of(plan: TowerPlan) -> Stretch:
         beyond += sum(layer.boundary for layer in layers)
     shared, mask = rotary_tables(plan), block_mask(plan)
     kept = (shared + mask * keeps_mask(plan)) * any(layer.backward for layer in layers[:used])
-    leaf = embedded if plan.embedding_trained and plan.mode.embedding_rests and plan.style != "no-grad" else 0
+    leaf = embedded if plan.leaf and plan.style != "no-grad" else 0
     end = saved + beyond + last.forward + first.locals
     return Stretch(plan, first, layers, last, reached, before, saved, beyond, end, embedded, leaf, shared + mask, kept)
 
