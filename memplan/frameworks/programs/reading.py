@@ -47,7 +47,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
     gathered, draft.facts["program"] = Gathered(path), path
-    arguments = trainer.values.get("args")
+    arguments: Any = trainer.values.get("args")
     cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
     if cpu and arguments.values[cpu] is True:
         raise NoTraining(
