@@ -75,7 +75,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
     gathered.mark(draft)
-    if unsloth and method == "sft" and "trainer_version" not in {**draft.values, **draft.options}:
+    if unsloth and "trainer_version" not in {**draft.values, **draft.options}:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
     label = {"trl": f"TRL {version or draft.options.get('trainer_version') or trl.FRAMEWORK.version}"}.get(
