@@ -1,5 +1,6 @@
 """Proves that the list of plans and the answers beside it never contradict each other: they are one search."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.gpus import listed
 from memplan.planner import plan, questions
 from memplan.planner.planning import Question, question
 from memplan.planner.questions import gpu_counts, least_of_all, tried
 from memplan.reporting import peak
+from memplan.spec.gpu import Gpu
 from memplan.spec.reading import read_job
+from memplan.units import GiB
 
 JOBS = st.fixed_dictionaries(
     {
@@ -70,3 +74,25 @@ def test_a_smallest_card_of_another_vendor_is_planned_as_that_vendors() -> None:
     small = plan(read_job(job), wanted=1, ask=["smallest_card"]).answers[0]
     again = plan(read_job({**job, "gpu": small.value}), wanted=1)
     assert small.words.endswith(again.plans[0].name)
+
+
+@pytest.mark.parametrize("needs", [9, 15, 20, 23.2, 30, 47, 90, 500])
+def test_a_smallest_card_is_the_first_that_fits_of_all(needs: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards of one kind need the same, and each kind a little more than the one before."""
+    first = tried(question(read_job({"model": "llama-3.2-1b", "gpu": "h100-80gb", "num_gpus": 8})))
+    kinds = dict.fromkeys((gpu.vendor, gpu.architecture, gpu.link[:6] == "NVLink") for gpu in listed())
+    least = {kind: (needs + number / 4) * GiB for number, kind in enumerate(kinds)}
+
+    def fits(gpu: Gpu) -> bool:
+        return gpu.usable_bytes >= least[gpu.vendor, gpu.architecture, gpu.link[:6] == "NVLink"]
+
+    asked: list[str] = []
+
+    def one(of: Question) -> Any:
+        asked.append(of.gpu.name)
+        return SimpleNamespace(fits=fits(of.gpu), fastest="a plan")
+
+    monkeypatch.setattr(questions, "tried", one)
+    answer = questions.smallest_card(first, lambda *said: None)
+    assert answer.value == next((gpu.name for gpu in listed() if gpu.has_bf16 and fits(gpu)), None)
+    assert len(asked) <= len(listed()) / 2

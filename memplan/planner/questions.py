@@ -1,6 +1,7 @@
 """Questions beside the best plan, answered exactly: fewest GPUs, smallest card, largest batch, longest sequence."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost import card
@@ -19,9 +20,12 @@ from memplan.presets import model_names
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
+from memplan.tables.methods import METHODS
 
 WHOLE_STATES = ("adamw", "lion", "sgd-momentum")
 """Optimizers whose states are whole numbers of every trained element."""
+ABOUT = 1.25
+"""Cards with up to so many times the memory are about a size."""
 MOST_BATCH, MOST_LENGTH = 1 << 16, 1 << 20
 
 
@@ -103,18 +107,36 @@ def min_gpus(first: Tried, tell: Tell) -> Answer:
 
 
 def smallest_card(first: Tried, tell: Tell) -> Answer:
-    """The card of the catalogue with the least memory on which the job runs, on as many GPUs."""
+    """The card of the catalogue with the least memory on which the job runs, on as many GPUs. Of cards that are alike
+    but for their memory the largest of about a size is asked first: where the job is too large for it, it is for all.
+    """
     asked = first.asked
-    least = first.least
-    for gpu in listed():
-        if not _computes(asked, gpu) or least > _room(asked, gpu) * asked.space.gpus:
-            continue
-        tell(f"trying {gpu.name}", 0, 0)
+    least, too_small = first.least, dict[Hashable, int]()
+    cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
+
+    @lru_cache(maxsize=2)
+    def on(name: str) -> Tried:
+        tell(f"trying {name}", 0, 0)
+        gpu = next(each for each in cards if each.name == name)
         space = asked.space._replace(vendor=gpu.vendor)
-        found = tried(asked._replace(given=_with(asked, gpu=gpu.name), gpu=gpu, device=card(gpu), space=space))
-        if found.fits:
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {found.fastest}")
+        return tried(asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space))
+
+    for gpu in cards:
+        kind, most = _kind(asked, gpu), ABOUT * gpu.usable_bytes
+        near = [each for each in cards if _kind(asked, each) == kind and each.usable_bytes <= most]
+        for each in (near[-1], gpu):
+            if gpu.usable_bytes > too_small.get(kind, 0) and not on(each.name).fits:
+                too_small[kind] = each.usable_bytes
+        if gpu.usable_bytes > too_small.get(kind, 0):
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {on(gpu.name).fastest}")
     return Answer("smallest_card", None, "none of the catalogue")
+
+
+def _kind(asked: Question, gpu: Gpu) -> Hashable:
+    """Cards of one kind differ in their memory and their speed: what a step holds is the same on each. An engine takes
+    a share of its card, so beside one each is its own."""
+    alone = METHODS[asked.given.job.method].online and gpu.name
+    return gpu.vendor, gpu.architecture, gpu.link.startswith("NVLink"), alone
 
 
 def _computes(asked: Question, gpu: Gpu) -> bool:
