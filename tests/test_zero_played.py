@@ -161,9 +161,17 @@ def test_it_is_folded_and_never_above_the_ledger(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["apertus-8b", "llama-3.2-11b-vision"])
-def test_a_model_whose_parameters_are_not_all_known_is_not_played(model: str) -> None:
-    """One has weights of its activation, the other layers that only images reach."""
-    assert step_events(recipe(model=model, sharding="zero1", gradient_checkpointing=True)) is None
+def test_a_model_whose_parameters_are_not_all_known_is_not_played() -> None:
+    """It has weights of its activation."""
+    assert step_events(recipe(model="apertus-8b", sharding="zero1", gradient_checkpointing=True)) is None
     for stage in ("zero2", "zero3"):
-        step_events(recipe(model=model, sharding=stage, gradient_checkpointing=True))
+        step_events(recipe(model="apertus-8b", sharding=stage, gradient_checkpointing=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_layers_that_only_images_reach_are_held_without_any(stage: str) -> None:
+    of = recipe(model="llama-3.2-11b-vision", sharding=stage, gradient_checkpointing=True)
+    found = step_events(of)
+    assert found is not None
+    assert found.peak == pytest.approx(max(build_ledger(of, detailed=False).totals()), rel=0.001)

@@ -44,7 +44,9 @@ def stands_apart(report: Report) -> bool:
 def apart_words(engine: Engine, gpus: int | None) -> str:
     """What it holds of them."""
     held = f"{format_bytes(engine.awake_bytes)} of each, {engine.kv_tokens:,} tokens of KV cache"
-    cards = "a GPU" if gpus == 1 else f"{gpus or ''} GPUs".lstrip()
+    if gpus == 1:
+        return f"{engine.name} {engine.version} starts on a GPU of its own: {held}"
+    cards = f"{gpus} GPUs" if gpus else "GPUs"
     return f"{engine.name} {engine.version} starts on {cards} of its own: {held}"
 
 
