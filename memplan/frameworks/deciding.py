@@ -8,7 +8,7 @@ SUBJECTS: Mapping[str, str] = {
     "engine": r"vllm|sglang|rollout|gpu_memory_utilization|mem_fraction",
     "adapters": r"(?<!xp)lora|adapter|peft|dora|galore|badam|lisa|tuner|finetuning_type|prefix_tuning|prompt_tuning"
     r"|ia3",
-    "quantisation": r"quant(?!ile)|4bit|8bit|bits$|nf4|gptq|awq|fp8|hqq|int4|int8",
+    "quantisation": r"quant(?!ile)|4bit|8bit|bits$|nf4|gptq|awq|fp8|fp4|hqq|int4|int8",
     "freezing": r"fr[eo]ez|trainable|tunable|^tune_|_tune$|only_optimi[sz]e",
     "checkpointing": r"grad\w*_checkpoint|activation_(checkpoint|offload|ckpt)|recompute|remat|grad_ckpt",
     "precision": r"bf16|fp16|fp32|bfloat16|float16|(^|_)half(_|$)|dtype|precision|(^|_)amp$|tf32_weights",
