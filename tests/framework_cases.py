@@ -323,6 +323,7 @@ DRAWN: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
             "lora": [{"r": 4}, {"r": 16, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}],
             "sharding": ["zero2", "zero3"],
             "num_gpus": [1, 4],
+            "context_parallel": [1, 2],
             "attention": ["flash", "sdpa"],
         },
     ),

@@ -280,7 +280,7 @@ OLD_RLHF = (
         ("", ["bf16"], "eager"),
         ("--pretrain_mode", ["bf16"], "eager"),
         ("--flash_attn", [], "flash"),
-        ("--flash_attn --ring_attn_size 2", ["ds.ring_attn_size"], "flash"),
+        ("--flash_attn --packing_samples --ring_attn_size 2", [], "flash"),
     ],
 )
 def test_older_openrlhf_is_counted_from_above(tmp_path: Path, more: str, above: list[str], attention: str) -> None:

@@ -212,6 +212,18 @@ def test_an_engine_that_does_not_start_says_so(tmp_path: Path) -> None:
     assert (found.fits, "the engine does not start" in found.text, bool(found.hint)) == ("no", True, True)
 
 
+def test_a_ring_shares_a_micro_batch_and_its_budget(tmp_path: Path) -> None:
+    """By the ring: tokens of a micro-batch, those scored before the update, the GPUs that take micro-batches."""
+    ring = f"{RLHF}--ring_attn_size 2 --packing_samples --prompt_max_len 512 --generate_max_len 512 "
+    budget = "--use_dynamic_batch --train_max_tokens_per_gpu 2048 --rollout_max_tokens_per_gpu 3072 "
+    whole, fixed, halves = (read(tmp_path, text).job for text in (
+        ring + budget, f"{ring}--micro_train_batch_size 2 --train_batch_size 64",
+        f"{RLHF}--ring_attn_size 4 {budget} --max_len 32768"))  # fmt: skip
+    assert (whole.context_parallel, whole.token_budget, whole.logprob_token_budget) == (2, 4096, 6144)
+    assert (fixed.context_parallel, fixed.batch_size, fixed.gradient_accumulation_steps) == (2, 2, 16)
+    assert (halves.context_parallel, halves.token_budget, halves.logprob_token_budget) == (4, 32768, None)
+
+
 def read_unread(tmp_path: Path, text: str) -> tuple[Any, ...]:
     path = tmp_path / "run.sh"
     path.write_text(text, encoding="utf-8")

@@ -186,6 +186,24 @@ def test_what_accelerates_ring_does_not_take_is_refused(keys: dict[str, Any], me
     assert message in refused.value.message
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_openrlhf_gathers_keys_and_values(ranks: int) -> None:
+    """Beside what one GPU holds of as many tokens: two buffers of keys and values and one of their gradients."""
+    small = {"trainer": "openrlhf", "sharding": "zero3", "precision": "auto", "attention": "flash", "num_gpus": 8,
+             "model": "llama-3.2-1b", "gradient_checkpointing": "full"}  # fmt: skip
+    alone, shared = (report(**small, context_parallel=each, sequence_length=4096 * each) for each in (1, ranks))
+    assert shared.per_gpu.allocated_bytes == alone.per_gpu.allocated_bytes, "at the loss, which each has of its part"
+    assert recipe(**small, context_parallel=ranks).sharding.ranks == 8, "states are shared by all"
+    rows = shared.per_gpu.ledger
+    gathered = sum(row.bytes for row in rows if row.name.startswith("keys and values of all ranks, layer 15"))
+    of_keys = 4096 * ranks * 8 * 64 * 2
+    assert gathered == 3 * 2 * of_keys
+    heads = sum(row.bytes for row in rows if row.name.startswith("gradients of keys of every head, layer 15"))
+    assert heads == 2 * 4 * of_keys
+    with pytest.raises(InvalidJob, match="is not modelled with sdpa attention"):
+        recipe(**{**small, "attention": "sdpa"}, context_parallel=ranks)
+
+
 def test_other_streams_keep_their_segments() -> None:
     """On the reserved meter alone: gradient shards wait for the next step's in the reduction's pool."""
     found = report(gpu="h100-80gb", allocator={"expandable_segments": True})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
@@ -58,14 +60,16 @@ def policy_mode(recipe: Recipe) -> Mode:
         tensor=recipe.divided.tensor,
         context=recipe.divided.context,
         expert=recipe.divided.expert,
-        ulysses=recipe.divided.context > 1 and _exchanges_heads(recipe),
+        shares=_shares(recipe),
     )
 
 
-def _exchanges_heads(recipe: Recipe) -> bool:
-    """Whether ranks that share a sequence exchange heads for it around attention."""
+def _shares(recipe: Recipe) -> Literal["ring", "ulysses", "gathered"]:
+    """How ranks that share a sequence do in attention."""
     how = recipe.trainer.parallelism.sequence
-    return how == "ulysses" or (how == "accelerate" and recipe.zero_stage >= 0)
+    if how == "accelerate" and recipe.zero_stage >= 0:
+        return "ulysses"
+    return how if how in ("ulysses", "gathered") else "ring"
 
 
 def with_router_loss(recipe: Recipe, mode: Mode, style: PassStyle) -> Mode:

@@ -25,6 +25,10 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     if shares == "ulysses" and split.is_fsdp:
         _check_ulysses(job, spec)
         return True
+    if shares == "gathered" and split.is_deepspeed:
+        _check_kernel(job, spec, "ring-flash-attention", job.attention not in ("auto", "flash"))
+        notes.assume("context_parallel: keys and values of all heads are counted as gathered at once")
+        return True
     if shares == "accelerate" and split.is_deepspeed:
         _check_on_accelerate(job, trainer, job.context_parallel)
         _check_ulysses(job, spec)
@@ -97,13 +101,7 @@ def _check_ulysses(job: Job, spec: ModelSpec) -> None:
             f"context_parallel: {ranks} does not divide the {spec.num_heads} heads of {spec.name} (Ulysses)",
             f"use a divisor of {spec.num_heads}",
         )
-    plain = all(isinstance(mixer, Attention) and mixer.style == "standard" for mixer in spec.mixers)
-    eager = job.attention == "eager" or spec.eager_only
-    for bad, what in ((not plain, f"the attention of {spec.name}"), (eager, "eager attention"), (job.images, "images")):
-        if bad:
-            raise InvalidJob(
-                f"context_parallel: {ranks} (Ulysses) is not modelled with {what}", "leave context_parallel out"
-            )
+    _check_kernel(job, spec, "Ulysses", job.attention == "eager")
     grouped = grouped_heads(spec)
     if grouped % ranks and ranks % grouped:
         raise InvalidJob(
@@ -111,6 +109,24 @@ def _check_ulysses(job: Job, spec: ModelSpec) -> None:
             "(Ulysses)",
             f"use {divisor(grouped, ranks)}",
         )
+
+
+def _check_kernel(job: Job, spec: ModelSpec, how: str, apart: bool) -> None:
+    """What sharing a sequence around one kernel of attention is not modelled with, or does not run with (verl 0.9
+    models/transformers/monkey_patch.py; ring_flash_attn 0.1.8 adapters/hf_adapter.py). ``apart``: another kernel
+    is asked for. Raises InvalidJob."""
+    plain = all(isinstance(mixer, Attention) and mixer.style == "standard" for mixer in spec.mixers)
+    other = f"{'eager' if spec.eager_only else job.attention} attention"
+    for bad, what in (
+        (not plain, f"the attention of {spec.name}"),
+        (apart or spec.eager_only, other),
+        (job.images, "images"),
+    ):
+        if bad:
+            raise InvalidJob(
+                f"context_parallel: {job.context_parallel} ({how}) is not modelled with {what}",
+                "leave context_parallel out",
+            )
 
 
 def _check_on_accelerate(job: Job, trainer: Trainer, parts: int) -> None:

@@ -100,9 +100,10 @@ class Parallelism(NamedTuple):
     """Gradients are reduced at every micro-step; False where all but the last run under ``no_sync``."""
     reshards_root: bool = False
     """Under FSDP2 the root is told to reshard after forward too, and an untied input embedding is a unit of its own."""
-    sequence: Literal["", "ulysses", "accelerate"] = ""
-    """How context-parallel ranks share attention: under FSDP heads exchanged for sequence (DeepSpeed-Ulysses); or as
-    accelerate's ``ParallelismConfig`` has it, that under DeepSpeed, and torch's ring of keys and values under FSDP2."""
+    sequence: Literal["", "ulysses", "accelerate", "gathered"] = ""
+    """How context-parallel ranks share attention: under FSDP heads exchanged for sequence (DeepSpeed-Ulysses); as
+    accelerate's ``ParallelismConfig`` has it, that under DeepSpeed, and torch's ring of keys and values under FSDP2; or
+    keys and values gathered for flash attention's kernel (ring-flash-attention), under DeepSpeed."""
 
 
 class Adapters(NamedTuple):

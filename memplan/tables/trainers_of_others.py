@@ -132,7 +132,7 @@ ROWS = (
         "OpenRLHF",
         methods=Methods(("sft", "reward", "dpo", "ipo", "ppo", "grpo", "rloo")),
         numerics=Numerics(leaves_autocast=True),
-        parallelism=Parallelism("zero2"),
+        parallelism=Parallelism("zero2", sequence="gathered"),
         loss=Loss(
             heads={"*": "flash-cross-entropy"},
             liger_heads={"sft": "flash-cross-entropy"},

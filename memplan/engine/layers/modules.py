@@ -7,7 +7,7 @@ rank.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memplan.engine.layers.quantised_linear import quantised_linear
 from memplan.engine.tape import ops
@@ -89,8 +89,9 @@ class Mode(NamedTuple):
     """Ranks that share each sequence."""
     expert: int = 1
     """Ranks that the experts are spread over (torchtitan's expert parallelism)."""
-    ulysses: bool = False
-    """They exchange heads for sequence around attention."""
+    shares: Literal["ring", "ulysses", "gathered"] = "ring"
+    """How they do in attention: partial results on torch's ring, heads exchanged for sequence, keys and values of all
+    gathered."""
 
     @property
     def residual_itemsize(self) -> int:

@@ -137,9 +137,6 @@ def read_arguments(keys: Keys, program: str) -> None:
         value = keys.get(key)
         if value is True or value not in (None, False, 1, keys.defaults.get(key)):
             keys.warn(key, why)
-    if (keys.get("ds.ring_attn_size") or 1) != 1:
-        why = "sequences that a ring divides are counted as whole on each GPU"
-        keys.bound("ds.ring_attn_size", why, "attention")
     others = {key for key in keys.settings.values if key.startswith(FAMILIES)}
     keys.close(HARMLESS | OF_THE_MODEL | others)
 
@@ -193,17 +190,21 @@ def _method(keys: Keys, program: str) -> str:
 
 
 def _batch(keys: Keys, program: str, gpus: int) -> None:
-    """Micro-batch, and accumulation of the global batch over all GPUs."""
+    """Micro-batch, and accumulation of the global batch over all GPUs; those of a ring share micro-batch and budget."""
+    ring = keys.whole("ds.ring_attn_size") or 1
+    if ring > 1:
+        keys.put("context_parallel", ring, "ds.ring_attn_size")
+        gpus = max(1, gpus // ring)
     total, micro = keys.whole("train.batch_size") or 1, keys.whole("train.micro_batch_size") or 1
     length = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 1)
     if keys.flag("train.dynamic_batch_enable"):
-        tokens = keys.whole("train.max_tokens_per_gpu") or length
+        tokens = (keys.whole("train.max_tokens_per_gpu") or ceil_div(length, ring)) * ring
         micro = max(1, ceil_div(tokens, length))
         keys.put("token_budget", max(tokens, length), "train.max_tokens_per_gpu")
     else:
         keys.put("batch_size", micro, "train.micro_batch_size")
     if program == "ppo_ray":
-        read_scoring(keys, length, int(keys.draft.values.get("token_budget", micro * length)), gpus)
+        read_scoring(keys, length, int(keys.draft.values.get("token_budget", micro * length)), gpus, ring)
     steps = max(1, ceil_div(total, micro * gpus))
     keys.put("gradient_accumulation_steps", steps, "train.batch_size")
     said = "rollout.n_samples_per_prompt"  # which memory does not feel

@@ -11,16 +11,16 @@ from memplan.frameworks.own_words.names import may_see_images
 from memplan.units import ceil_div
 
 
-def read_scoring(keys: Keys, length: int, tokens: int, gpus: int) -> None:
+def read_scoring(keys: Keys, length: int, tokens: int, gpus: int, ring: int) -> None:
     """Log-probabilities before the update, in micro-batches of their own, where they are larger than the update's of so
-    many tokens, and no more than what all prompts of a rollout give to each GPU
+    many tokens, and no more than what all prompts of a rollout give to each ring of GPUs
     (trainer/ppo_utils/experience_maker.py: split_rollout_samples)."""
     micro, budget = "rollout.micro_batch_size", "rollout.max_tokens_per_gpu"
     key = budget if keys.flag("train.dynamic_batch_enable") else micro
     said, group = keys.whole(key) or 1, keys.get("rollout.n_samples_per_prompt") or 1
     prompts = keys.whole("rollout.batch_size") or 0
     each = ceil_div(prompts * group, gpus) if isinstance(group, int) and prompts else said
-    size = said if key == budget else min(said, each) * length
+    size = said * ring if key == budget else min(said, each) * length
     if size <= tokens:
         return
     if may_see_images(keys.draft.values.get("model")):

@@ -60,7 +60,7 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
         f"{of}model_name_or_path": writing.model,
         "data.max_len": job.sequence_length,
         "train.micro_batch_size": job.batch_size,
-        "train.batch_size": job.batch_size * job.gradient_accumulation_steps * job.num_gpus,
+        "train.batch_size": job.batch_size * job.gradient_accumulation_steps * job.num_gpus // job.context_parallel,
         f"{of}gradient_checkpointing_enable": job.gradient_checkpointing != "none",
         f"{of}gradient_checkpointing_reentrant": job.gradient_checkpointing_reentrant,
         "ds.zero_stage": stage_of(job),
@@ -70,6 +70,8 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
         "ds.use_liger_kernel": job.kernels == "liger",
         f"{of.replace('model.', '')}optim": {"adamw": "adam"}.get(job.optimizer, job.optimizer),
     }
+    if job.context_parallel > 1:
+        values |= {"ds.ring_attn_size": job.context_parallel, "ds.packing_samples": True}
     if job.lora:
         targets = job.lora.targets
         values |= {

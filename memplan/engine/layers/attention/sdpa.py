@@ -39,14 +39,15 @@ def has_mask(mode: Mode, mixer: Attention, length: int) -> bool:
 def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
     """``scaled_dot_product_attention``: with a mask, keys and values are repeated first and the mask becomes a bias."""
     tape = p.tape
-    if p.mode.ulysses:
+    if p.mode.context > 1 and p.mode.shares == "ulysses":
         from memplan.engine.parallel.ulysses import ulysses_attention
 
         return ulysses_attention(p, mixer, q, k, v, q_dim)
     if p.mode.context > 1:
-        from memplan.engine.parallel.ring_attention import ring_attention
+        from memplan.engine.parallel.ring_attention import gathered_attention, ring_attention
 
-        return ring_attention(p, q, k, v, p.dim("H", mixer.num_heads), q_dim)
+        shared = gathered_attention if p.mode.shares == "gathered" else ring_attention
+        return shared(p, q, k, v, p.dim("H", mixer.num_heads), q_dim)
     kernel = attention_kernel(p.mode, mixer, p.length, tape.autocast or q.itemsize)
     if kernel == "math":
         return math(p, mixer, q, k, v, q_dim)
