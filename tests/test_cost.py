@@ -7,9 +7,11 @@ from drawing import over
 
 from memplan.cost import card, seconds, speed
 from memplan.cost.links import Group, Links, exchange, gather, group, reduce
+from memplan.cost.optimizer import stepped_elements
 from memplan.cost.passes import layers_pass, shape_of
 from memplan.cost.rates import EXPECTED, Device, device
-from memplan.cost.step import PARTS, step
+from memplan.cost.step import PARTS, prepared, step
+from memplan.cost.traffic import data_parallel
 from memplan.cost.work import model_work
 from memplan.gpus import find_gpu, gpu_names, load_gpus
 from memplan.models import load_model
@@ -106,6 +108,34 @@ def test_an_exchange_sends_all_but_its_own_share() -> None:
 @pytest.mark.parametrize(("size", "stride", "near"), [(8, 1, 8), (4, 2, 4), (8, 2, 4), (4, 8, 1), (64, 1, 8)])
 def test_groups_lie_in_nodes_by_their_stride(size: int, stride: int, near: int) -> None:
     assert group(size, stride, 8).near == near
+
+
+SPREAD = {"model": "gpt-oss-120b", "trainer": "megatron", "sharding": "distributed-optimizer", "num_gpus": 64}
+
+
+def experts_of(found: Recipe) -> float:
+    return sum(count * each.expert_stored for count, each in model_work(found.model).layers)
+
+
+def test_gradients_of_spread_experts_cross_the_network_once_for_each_card() -> None:
+    found = recipe(**SPREAD, expert_parallel=8)
+    one = Links(float("inf"), 1.0, 0.0)
+    gradients = found.storage.reduce_itemsize
+    experts = experts_of(found)
+    rest = found.model.params.total - experts
+    expected = (
+        gradients * 7 / 8 * (rest / 8 + experts / 8)
+    )  # eight nodes; of the rest, a node's eight cards carry one copy
+    ready = prepared(found, IDEAL, PERFECT)
+    assert data_parallel(found, ready.sizes, one).last == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("expert", [1, 8, 64])
+def test_a_rank_steps_its_share_of_the_experts_that_it_holds(expert: int) -> None:
+    found = recipe(**SPREAD, expert_parallel=expert)
+    assert stepped_elements(found, prepared(found, IDEAL, PERFECT).sizes) == pytest.approx(
+        (found.model.params.total - experts_of(found)) / 64 + experts_of(found) / expert / found.parallel.expert_shards
+    )
 
 
 def test_a_pipeline_adds_its_bubble() -> None:

@@ -1,7 +1,7 @@
 """Seconds of the optimizer's step: bytes of gradients, weights and states, through the card's memory or the host's."""
 
 from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates
-from memplan.cost.traffic import Sizes
+from memplan.cost.traffic import Sizes, copies_of_experts
 from memplan.engine.tensors import count, model_weights
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -32,8 +32,10 @@ def trained_elements(recipe: Recipe) -> int:
 
 def stepped_elements(recipe: Recipe, sizes: Sizes) -> float:
     """Elements that one rank steps: its share where optimizer states are sharded."""
-    whole = recipe.sharding.name in ("none", "ddp", "zero0")
-    return sizes.trained / (1 if whole else max(recipe.sharding.ranks, 1))
+    if recipe.sharding.name in ("none", "ddp", "zero0"):
+        return sizes.trained
+    ranks = max(recipe.sharding.ranks, 1)
+    return sizes.trained * ((1 - sizes.experts) / ranks + sizes.experts / copies_of_experts(recipe, ranks))
 
 
 def bytes_per_element(recipe: Recipe) -> float:

@@ -14,6 +14,7 @@ from memplan.cost.matmul import product_seconds
 from memplan.cost.products import Layout, products
 from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.recomputed import Repeated, repeated
+from memplan.cost.traffic import expert_parts
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
 
@@ -155,12 +156,6 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         hooks=HOOKS.get(recipe.sharding.name, ""),
         again=repeated(recipe, work),
     )
-
-
-def expert_parts(recipe: Recipe) -> int:
-    """Ranks that have a part of each expert: Megatron's own degree, or where experts are not spread, tensor's."""
-    degrees = recipe.parallel
-    return degrees.expert_tensor if recipe.trainer.megatron or degrees.expert > 1 else degrees.tensor
 
 
 def without_training(shape: Shape) -> Shape:

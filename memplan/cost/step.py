@@ -26,7 +26,6 @@ from memplan.cost.passes import (
     Head,
     Pass,
     Shape,
-    expert_parts,
     head_pass,
     layers_pass,
     shape_of,
@@ -40,6 +39,7 @@ from memplan.cost.traffic import (
     context_parallel,
     data_parallel,
     expert_parallel,
+    expert_parts,
     pipeline,
     tensor_parallel,
 )
@@ -260,7 +260,8 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     experts = sum(count * each.expert_stored for count, each in work.layers)
     dense = work.elements - experts
     split = degrees.expert * expert_parts(recipe)
-    weights = (dense / degrees.tensor + experts / split) / degrees.pipeline
+    held = dense / degrees.tensor + experts / split
+    weights = held / degrees.pipeline
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
     modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
     trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0
@@ -268,7 +269,7 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     bits = recipe.quantised.scheme.bits if recipe.quantised else 0.0
     itemsize = recipe.numerics.itemsize
     each = itemsize + packed / work.elements * (bits / 8 - itemsize) if work.elements else itemsize
-    return Sizes(weights, each, trained, layers, modules)
+    return Sizes(weights, each, trained, layers, modules, experts / split / held if held else 0.0)
 
 
 def _saved_bytes(recipe: Recipe, work: ModelWork, shape: Shape) -> float:

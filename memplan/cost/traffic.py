@@ -32,6 +32,12 @@ class Sizes(NamedTuple):
     """Layers of the rank: what FSDP gathers and reduces at once."""
     modules: float
     """Modules with weights of the rank: what ZeRO-3 fetches at once, where nothing is fetched ahead with it."""
+    experts: float = 0.0
+    """Share of the elements that are routed experts', whose copies are on fewer ranks than the others'."""
+
+    def share(self, of: float) -> "Sizes":
+        """The same of this share of the elements."""
+        return self._replace(weights=self.weights * of, trained=self.trained * of)
 
 
 class Data(NamedTuple):
@@ -51,19 +57,44 @@ class Data(NamedTuple):
     """Communication runs beside the computation."""
 
 
+def copies_of_experts(recipe: Recipe, ranks: int) -> int:
+    """How many of so many ranks, and their tensor-parallel neighbours, hold the same part of an expert."""
+    return max(1, ranks * recipe.parallel.tensor // (recipe.parallel.expert * expert_parts(recipe)))
+
+
+def expert_parts(recipe: Recipe) -> int:
+    """Ranks that have a part of each expert: Megatron's own degree, or where experts are not spread, tensor's."""
+    degrees = recipe.parallel
+    return degrees.expert_tensor if recipe.trainer.megatron or degrees.expert > 1 else degrees.tensor
+
+
 def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
-    """Gradients and weights, by the way that states are sharded."""
+    """Gradients and weights, by the way that states are sharded: those of routed experts among the ranks that hold the
+    same of them, one after another with the rest (Megatron-LM core/parallel_state.py:
+    get_expert_data_parallel_group; DeepSpeed utils/groups.py). Neighbours hold other experts, so that these groups
+    have few ranks in a node, and each of those carries more of its own over the network."""
     degrees, name = recipe.parallel, recipe.sharding.name
-    ranks = recipe.sharding.ranks
     if name == "none" or degrees.world == 1:
         return Data(0, 0, 0, 0, 0, hides=True)
+    whole = name in ("ddp", "zero0")
+    ranks = max(1, degrees.data * degrees.context if whole else recipe.sharding.ranks)
     inner = degrees.tensor * degrees.context if degrees.context > 1 and degrees.data == 1 else degrees.tensor
-    of = group(max(ranks, 1), inner, recipe.hardware.gpus_per_node)
+    near, stride = recipe.hardware.gpus_per_node, degrees.expert * expert_parts(recipe)
+    if not sizes.experts or stride == degrees.tensor:
+        return _among(recipe, sizes, group(ranks, inner, near), over)
+    rest = _among(recipe, sizes.share(1 - sizes.experts), group(ranks, inner, near), over)
+    same = group(copies_of_experts(recipe, ranks), stride, near)
+    experts = _among(recipe, sizes.share(sizes.experts), same, over)
+    return Data(*(one + other for one, other in zip(rest[:-1], experts[:-1], strict=True)), hides=rest.hides)
+
+
+def _among(recipe: Recipe, sizes: Sizes, of: Group, over: Links) -> Data:
+    """Of what this group has copies or shares of."""
+    name = recipe.sharding.name
     gradients = sizes.trained * recipe.storage.reduce_itemsize
     weights = sizes.weights * sizes.weight_bytes
     if name in ("ddp", "zero0"):
-        copies = group(degrees.data * degrees.context, inner, recipe.hardware.gpus_per_node)
-        each = reduce(gradients, copies, over, gradients / BUCKET)
+        each = reduce(gradients, of, over, gradients / BUCKET)
         every = recipe.sharding.sync_each_batch and name == "ddp"
         return Data(0, each if every else 0, 0, 0 if every else each, 0, hides=name == "ddp")
     if name in ("zero1", "zero2"):
@@ -90,7 +121,7 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
     gradients /= 4 if settings.quantised_gradients else 1
     once, copies = gather(weights, of, over, times), recipe.parallel.replicas
     across = reduce(
-        gradients / max(recipe.sharding.ranks, 1),
+        gradients / of.size,
         group(copies, recipe.sharding.ranks, recipe.hardware.gpus_per_node),
         over,
     )
