@@ -138,6 +138,13 @@ def test_a_rank_steps_its_share_of_the_experts_that_it_holds(expert: int) -> Non
     )
 
 
+def test_norms_of_single_operations_take_longer_under_megatron() -> None:
+    job = {"trainer": "megatron", "num_gpus": 8, "tensor_parallel": 8}
+    assert seconds(recipe(**job, megatron={"norm_fusion": False}), card(find_gpu("h100-80gb"))) > 1.05 * seconds(
+        recipe(**job), card(find_gpu("h100-80gb"))
+    )
+
+
 def test_a_pipeline_adds_its_bubble() -> None:
     plain = recipe(gradient_accumulation_steps=8)
     found = {}

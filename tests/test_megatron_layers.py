@@ -14,6 +14,7 @@ from memplan.engine.megatron.moe import routed
 from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.steps import kept_bytes
+from memplan.errors import MemplanError
 from memplan.render.instants import POINTS
 from memplan.report import Report
 from memplan.resolve import resolve
@@ -48,6 +49,17 @@ def test_a_layer_by_hand() -> None:
     stream = 2 * (H + H) * 2 + 2 * 4
     attention = 2 * (Q + 2 * KV + Q) + 4 * HEADS
     assert kept() == T * (stream + attention + 2 * 3 * F)
+
+
+def test_norms_of_single_operations_keep_an_fp32_input_and_what_their_weight_multiplies() -> None:
+    """[T, h] in fp32 in place of half precision, and one more in half precision, of each of two norms."""
+    assert kept(megatron={"norm_fusion": False}) - kept() == T * 2 * (4 - 2 + 2) * H
+
+
+@pytest.mark.parametrize("keys", [{"model": LLAMA | {"model_type": "qwen3"}}, {"megatron": {"fp8_format": "hybrid"}}])
+def test_norms_of_single_operations_elsewhere_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(MemplanError, match="norm_fusion"):
+        recipe_of(**{**keys, "megatron": {**keys.get("megatron", {}), "norm_fusion": False}})
 
 
 def test_tensor_parallelism_by_hand() -> None:

@@ -99,6 +99,8 @@ class Shape(NamedTuple):
     eight: Eight | None
     """Those of layers run in FP8."""
     fused: bool
+    normed: bool
+    """Norms and sums between the products are fused too."""
     attention: str
     padded: bool
     merged: bool
@@ -131,6 +133,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
     adapted, elements, moved = _adapted(recipe) if adapter else (0, 0.0, 0.0)
     batch = recipe.batch
     several = max(1, batch.sequence_length // batch.longest) if batch.longest else 1  # each attends within itself
+    fused = recipe.trainer.megatron or kernels.compiled or bool(kernels.norm)
     return Shape(
         rows=recipe.rows * several,
         length=batch.sequence_length // several,
@@ -144,7 +147,8 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         eight=eight_of(recipe),
         merged=recipe.trainer.megatron,
         imbalance=recipe.megatron.moe_expert_imbalance if recipe.trainer.megatron else 1.0,
-        fused=recipe.trainer.megatron or kernels.compiled or bool(kernels.norm),
+        fused=fused,
+        normed=fused and (not recipe.trainer.megatron or recipe.megatron.norm_fusion),
         attention="flash" if recipe.trainer.megatron else recipe.operators.attention,
         padded=recipe.batch.padded,
         trained=0.0 if adapter else work.trained_share,
@@ -215,7 +219,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         stored = (each.stored - each.expert_stored) / shape.tensor
         unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
     attention, scores = _attention(each, shape, tokens, device, rates)
-    outside = each.between[shape.fused] / (shape.tensor if shape.sequence else 1)
+    outside = each.between[shape.normed] / (shape.tensor if shape.sequence else 1)
     inside = (each.within[shape.fused] + shape.adapted_moves) / shape.tensor
     between, within = (tokens * moved * shape.itemsize / HALF / memory for moved in (outside, inside))
     moves = between + within + scores

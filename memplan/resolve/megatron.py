@@ -9,6 +9,7 @@ from __future__ import annotations
 from memplan.errors import InvalidJob
 from memplan.resolve.freezing import PROJECTOR, TOWER
 from memplan.resolve.megatron_adapters import adapters_refused, check_adapters, megatron_targets
+from memplan.resolve.megatron_norms import plain_norms
 from memplan.resolve.megatron_stages import check_copies, check_interleaved, check_stages
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
@@ -36,6 +37,8 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
     """Why the job does not run in Megatron's layers as they are modelled here; nothing where it does."""
     if job.lora is not None and job.megatron.fp8_format:
         return "LoRA and products in FP8"
+    if not job.megatron.norm_fusion and not plain_norms(job, spec):
+        return "megatron.norm_fusion: false, but for RMS norms of the residual stream before products in half precision"
     if job.lora is not None and (why := adapters_refused(job.lora, trainer)):
         return why
     if job.quantization != "none":

@@ -108,6 +108,8 @@ class Megatron(Frozen):
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Of attention that makes its scores (attention: eager): more than 0 keeps a mask and what is left, too."""
     bias_swiglu_fusion: bool = True
+    norm_fusion: bool = True
+    """memplan's own: RMS norms in one kernel; false: PyTorch's operations in fp32, as Megatron's legacy models have."""
     moe_token_dispatcher_type: Name = "alltoall"
     moe_expert_capacity_factor: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Tokens of each expert are cut at this many times the mean; null drops none."""

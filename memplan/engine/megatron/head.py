@@ -47,7 +47,7 @@ def norm_kept(recipe: Recipe, s: Shape) -> tuple[Held, ...]:
     count = recipe.megatron.mtp_num_layers
     normed = (joined_outputs(s) if count else te.stream(s, "normalised input of the output matmul"),)
     return (
-        te.stream(s, "input of the final norm"),
+        *te.read_by_norm(s, "the final norm"),
         te.statistics(s, "statistics of the final norm"),
         *(normed if count or trains(recipe, recipe.model.head.name) else ()),
     )

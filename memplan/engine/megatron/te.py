@@ -13,9 +13,13 @@ from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, size
 
 FP32 = 4
+NORM_FORWARD, NORM_BACKWARD = 2, 4
+"""Tensors in fp32 for a moment: squares, then the product with 1/rms, each beside nothing else; the gradient of that
+product, those by way of it and of the squares, and their sum."""
 LINEAR = "TransformerEngine 2.11 pytorch/module/linear.py: _Linear"
 LAYER_NORM_LINEAR = "TransformerEngine 2.11 pytorch/module/layernorm_linear.py: _LayerNormLinear"
 NORM = "TransformerEngine 2.11 pytorch/ops/basic/rmsnorm.py: RMSNorm"
+PLAIN_NORM = "Megatron-LM@00caa53 megatron/legacy/model/rms_norm.py: RMSNorm"
 STREAM_GRADIENT = "gradient of the residual stream"
 
 
@@ -46,6 +50,22 @@ def statistics(s: Shape, name: str) -> Held:
     return Held(name, "t·statistics·4", (s.local, 2 if s.layer_norm else 1, FP32))
 
 
+def read_by_norm(s: Shape, label: str) -> tuple[Held, ...]:
+    """What a norm keeps of its input, beside its statistics: itself; norms of PyTorch's operations, an fp32 copy, and
+    in half precision what their weight multiplies."""
+    if s.settings.norm_fusion:
+        return (stream(s, f"input of {label}"),)
+    wide = Held(f"input of {label}", "t·h·4", (s.local, s.hidden, FP32))
+    return wide, stream(s, f"input of {label} before its norm's weight")
+
+
+def within_norm(s: Shape, count: int) -> tuple[Held, ...]:
+    """So many fp32 tensors that norms of PyTorch's operations hold for a moment."""
+    if s.settings.norm_fusion:
+        return ()
+    return (Held("within the norm, in fp32", "tensors·t·h·4", (count, s.local, s.hidden, FP32)),)
+
+
 def weight_gradient(s: Shape, rows: int, columns: int) -> tuple[Held, ...]:
     """What a weight's gradient takes where it is not added to its buffer inside the product."""
     if s.settings.gradient_accumulation_fusion:
@@ -57,9 +77,15 @@ def norm(s: Shape, name: str, label: str) -> Step:
     """A norm by itself: its input and its statistics; its output is kept by what reads it."""
     return Step(
         name,
-        kept=(stream(s, f"input of {label}"), statistics(s, f"statistics of {label}")),
-        backward=(stream(s, STREAM_GRADIENT), stream(s, f"gradient of {label}'s output"), stream(s, "its gradient")),
-        source=NORM,
+        kept=(*read_by_norm(s, label), statistics(s, f"statistics of {label}")),
+        forward=within_norm(s, NORM_FORWARD),
+        backward=(
+            stream(s, STREAM_GRADIENT),
+            stream(s, f"gradient of {label}'s output"),
+            stream(s, "its gradient"),
+            *within_norm(s, NORM_BACKWARD),
+        ),
+        source=NORM if s.settings.norm_fusion else PLAIN_NORM,
     )
 
 
@@ -77,17 +103,21 @@ def layernorm_linear(s: Shape, name: str, label: str, width: int, product: Produ
     normed = Held(f"normalised input of {label}", "t·h·e", (s.local, s.hidden, s.saved), doubt=s.doubt)
     branch = gathered._replace(name=f"gathered normalised input of {label}") if _gathers(s, product) else normed
     tail = [whole, stream(s, "its scattered part") if s.gathers else stream(s, "norm's gradient")]
+    tail += within_norm(s, NORM_BACKWARD)
     tail[:0] = [gathered] if s.gathers and product.whole else []
     return with_source(
         Step(
             name,
             kept=(
-                stream(s, f"input of {label}"),
+                *read_by_norm(s, label),
                 *((normed,) if product.whole else kept_by_adapter(product, branch, int(branch.factors[0]))),
                 statistics(s, f"statistics of {label}"),
             ),
             forward=max(
-                (gathered,) if s.gathers else (), summed(product, of_tokens(s, "the product", width)), key=size
+                (gathered,) if s.gathers else (),
+                summed(product, of_tokens(s, "the product", width)),
+                within_norm(s, NORM_FORWARD),
+                key=size,
             ),
             backward=(
                 stream(s, STREAM_GRADIENT),

@@ -98,9 +98,9 @@ def shape_of(spec: ModelSpec) -> Shape:
 
 
 def effective(recipe: Recipe) -> Megatron:
-    """Megatron's settings, those of what is off at their defaults, and without memplan's own, which is of the data."""
+    """Megatron's settings, those of what is off at their defaults, and without memplan's own."""
     kind, settings = recipe.provenance.job["gradient_checkpointing"], recipe.megatron
-    off = ["moe_expert_imbalance"]
+    off = ["moe_expert_imbalance", "norm_fusion"]
     off += ["recompute_method", "recompute_num_layers", "distribute_saved_activations"] if kind != "full" else []
     off += ["recompute_modules"] if kind != "selective" else []
     off += ["cp_comm_type"] if recipe.parallel.context == 1 else []

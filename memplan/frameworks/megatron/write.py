@@ -78,6 +78,8 @@ def _remarks(job: Job, shape: Shape) -> Iterator[str]:
     yield "The vocabulary is the tokenizer's, padded; memplan counted that of the model's config."
     if shape.mixture is not None and job.megatron.moe_expert_imbalance != 1:
         yield f"It takes of the data: the fullest experts receive {job.megatron.moe_expert_imbalance} of the mean."
+    if not job.megatron.norm_fusion:
+        yield "memplan counted norms of PyTorch's operations; Megatron-Core's, which take less, run in one kernel."
 
 
 def _model(shape: Shape, job: Job) -> Iterator[tuple[str, Any, str]]:
