@@ -341,8 +341,8 @@ def test_before_0_4_there_always_is_a_reference(tmp_path: Path) -> None:
 def test_scores_of_more_tokens_than_the_update_on_megatron(tmp_path: Path) -> None:
     text = f"{RL} {A}strategy=megatron {R}log_prob_micro_batch_size_per_gpu=16"
     found = read(tmp_path, text)
-    assert found.job.batch_size == 16
-    assert [each.above for each in found.unread if each.decides == "batch"] == [True]
+    assert (found.job.batch_size, found.job.logprob_token_budget) == (4, 16384)
+    assert not [each for each in found.unread if each.decides == "batch"]
 
 
 def test_a_validation_alone_trains_nothing(tmp_path: Path) -> None:

@@ -123,8 +123,37 @@ def test_gpus_that_share_a_sequence_divide_the_row() -> None:
            "sharding": "distributed-optimizer", "tensor_parallel": 2, "sequence_parallel": True}  # fmt: skip
     found = resolve(as_input(job | {"sequence_length": 1000, "token_budget": 8001}))
     assert (found.batch.sequence_length, found.batch.longest) == (8008, 1000)
-    with pytest.raises(InvalidJob, match="Megatron's scores are counted within"):
-        estimate(job | {"token_budget": 8192, "logprob_token_budget": 16384})
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_megatron_scores_more_tokens_than_the_update(stages: int) -> None:
+    """From above: a layer's forward and the loss without what the update saves; a reference of its own beside it."""
+    job = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "verl-megatron", "num_gpus": 8, "token_budget": 8192,
+           "sharding": "distributed-optimizer", "tensor_parallel": 2, "sequence_length": 4096, "gpu": "h100-80gb",
+           "pipeline_parallel": stages, "gradient_checkpointing": "full"}  # fmt: skip
+    within, more, most, kl = (
+        estimate(job | {"logprob_token_budget": budget, "reference": reference})
+        for budget, reference in ((8192, "none"), (16384, "none"), (65536, "none"), (65536, "offloaded"))
+    )
+    found = [{each.name: each.allocated_bytes for each in of.per_gpu.instants} for of in (within, more, most, kl)]
+    assert not [name for name in found[0] if name.startswith("old.")]
+    assert found[1]["old.loss"] > found[1]["policy.loss"], "twice the tokens, and the entropy"
+    weights = sum(row.bytes for row in kl.per_gpu.ledger if row.name == "reference on the card for its pass")
+    parameters = sum(row.bytes for row in kl.per_gpu.ledger if row.category == "parameters")
+    assert weights == parameters > 0
+    assert found[3]["reference.loss"] == found[3]["old.loss"] + weights
+    logits = [row.bytes for row in most.per_gpu.ledger if row.born == "old.loss" and row.category == "logits"]
+    assert logits == [4 * 65536 * 152064 // 2] * 3, "fp32: themselves, a clone, the softmax of the entropy"
+    assert [text for text in more.assumptions if text.startswith("logprob_token_budget: the scores of larger")]
+    assert not [text for text in within.assumptions if text.startswith("logprob_token_budget")]
+
+
+def test_a_critic_on_megatron_scores_no_rollout() -> None:
+    job = {"model": "qwen2.5-7b", "method": "ppo", "trainer": "verl-megatron", "num_gpus": 8, "token_budget": 8192,
+           "sharding": "distributed-optimizer", "sequence_length": 4096, "logprob_token_budget": 16384}  # fmt: skip
+    instants = [each.name for each in estimate(job).per_gpu.instants]
+    assert len(instants) == len(set(instants))
+    assert "old.loss" in instants
 
 
 @pytest.mark.parametrize(

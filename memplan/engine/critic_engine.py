@@ -41,7 +41,7 @@ def parted(recipe: Recipe) -> tuple[Recipe, Recipe]:
         loss=Loss("score"),
         adapter=critic.adapter,
         others=OtherModels(),
-        batch=batch,
+        batch=batch._replace(scoring=0),
         checkpointing=checkpointing,
     )
     return alone, recipe._replace(others=recipe.others._replace(critic=None))

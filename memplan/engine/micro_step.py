@@ -202,7 +202,7 @@ def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
     policy are trained on them."""
-    mode, before, scoring = gradient_mode(recipe), [], _scoring(recipe)
+    mode, before, scoring = gradient_mode(recipe), [], scoring_recipe(recipe)
     if recipe.trainer.rollouts.scored:
         plan = policy_plan(scoring, "old", scoring.rows, "no-grad")
         before.append((traced_pass(plan._replace(head=rollout_head(scoring, scoring.rows))), "forward"))
@@ -218,7 +218,7 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     return [*before, (critic, "forward"), (critic, "backward"), *update]
 
 
-def _scoring(recipe: Recipe) -> Recipe:
+def scoring_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the passes that score a rollout, whose rows may be packed to a limit of their own."""
     batch = recipe.batch
     if not batch.scoring:

@@ -92,20 +92,16 @@ def _check_scoring(job: Job, method: Method) -> None:
 
 
 def scoring_row(job: Job, in_megatron: bool, passes: bool, notes: Notes) -> int:
-    """Tokens of a row that is scored before the update; 0 where rows are the update's. ``passes``: whether any is.
-    Raises InvalidJob for what Megatron's engine does not count."""
+    """Tokens of a row that is scored before the update; 0 where rows are the update's, or Megatron counts them within
+    it. ``passes``: whether any is."""
     budget = job.logprob_token_budget
     if budget is None:
         return 0
-    if in_megatron:
-        if budget > job.batch_size * job.sequence_length:
-            raise InvalidJob(
-                f"logprob_token_budget: {budget} is more than the update's micro-batch of "
-                f"{job.batch_size * job.sequence_length} tokens, and Megatron's scores are counted within that",
-                "leave it out",
-            )
+    if in_megatron and budget <= job.batch_size * job.sequence_length:
         return 0
     if not passes:
         notes.remark("logprob_token_budget has no effect: nothing is scored before this trainer's update")
         return 0
+    if in_megatron:
+        notes.assume("logprob_token_budget: the scores of larger micro-batches are counted from above")
     return whole(job, budget)

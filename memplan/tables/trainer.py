@@ -101,9 +101,8 @@ class Parallelism(NamedTuple):
     reshards_root: bool = False
     """Under FSDP2 the root is told to reshard after forward too, and an untied input embedding is a unit of its own."""
     sequence: Literal["", "ulysses", "accelerate", "gathered"] = ""
-    """How context-parallel ranks share attention: under FSDP heads exchanged for sequence (DeepSpeed-Ulysses); as
-    accelerate's ``ParallelismConfig`` has it, that under DeepSpeed, and torch's ring of keys and values under FSDP2; or
-    keys and values gathered for flash attention's kernel (ring-flash-attention), under DeepSpeed."""
+    """How ranks share it: heads exchanged for it (DeepSpeed-Ulysses, under FSDP), keys and values gathered (under
+    DeepSpeed: ring-flash-attention), or accelerate's: the first under DeepSpeed, and torch's ring under FSDP2."""
 
 
 class Adapters(NamedTuple):
@@ -203,6 +202,8 @@ class Reference(NamedTuple):
     """Every place where they can come from; empty where that was not looked up."""
     offloads: bool = False
     """It can live on the host and be swapped in for its forward."""
+    beside: bool = False
+    """On the card for its forward it stands beside the policy, rather than in its place."""
     frozen: bool = True
     """False where its weights keep requires_grad, so that autocast caches casts of them."""
     first: bool = False

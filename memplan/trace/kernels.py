@@ -142,8 +142,9 @@ def entropy(style: str, logits: Tensor) -> Tensor | None:
     """Entropies as a trainer makes them; None where the kernel of the log-probabilities does."""
     if style == "rows":
         return entropy_by_rows(logits)
-    if style == "clone":
-        return EntropyOfSoftmax.apply(logits.clone() if torch.is_grad_enabled() else logits)
+    if style in ("clone", "copied"):
+        copied = style == "copied" or torch.is_grad_enabled()
+        return EntropyOfSoftmax.apply(logits.clone() if copied else logits)
     if style == "softmax":
         probabilities = torch.softmax(logits, dim=-1)
         return torch.logsumexp(logits, dim=-1) - torch.sum(probabilities * logits, dim=-1)

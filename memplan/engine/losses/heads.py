@@ -172,6 +172,7 @@ ENTROPIES: Programs[Callable[[Pass, Tensor, bool, bool], Tensor | None]] = Progr
         "softmax": "memplan.engine.losses.log_prob_kernels:entropy_by_softmax",
         "compiled": "memplan.engine.losses.log_prob_kernels:entropy_compiled",
         "clone": "memplan.engine.losses.log_prob_kernels:entropy_of_clone",
+        "copied": "memplan.engine.losses.log_prob_kernels:entropy_beside_a_copy",
         "shared": "memplan.engine.losses.log_prob_kernels:entropy_of_softmax",
     }
 )

@@ -216,6 +216,13 @@ def entropy_of_clone(p: Pass, logits: Tensor, gradient: bool, sliced: bool = Tru
     return tape.new(p.dim("1", 1), clone.itemsize, "entropy", node)
 
 
+def entropy_beside_a_copy(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
+    """verl's on Megatron: the logits are cloned for the log-probabilities though nobody wants a gradient
+    (workers/actor/megatron_actor.py: logits_processor)."""
+    clone = logits if gradient else ops.copy(p.tape, logits, "logits of the entropy")
+    return entropy_of_clone(p, clone, gradient, sliced)
+
+
 def entropy_of_softmax(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
     """One softmax serves both: with a gradient the logits stay too, and backward makes one more tensor."""
     if not gradient:

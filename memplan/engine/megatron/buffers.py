@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, te
+from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.states import dummy_shapes
@@ -27,8 +28,9 @@ STREAMS = 4
 def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Share]) -> None:
     """Rows that are there over the whole step."""
     degrees = recipe.parallel
+    most = s._replace(tokens=max(s.tokens, ceil_div(recipe.batch.scoring, degrees.context)))
     if degrees.last and s.gathers and head.trains(recipe, recipe.model.head.name):
-        held = head.gathered_buffer(s)
+        held = head.gathered_buffer(most)
         _whole(
             ledger,
             held.name,
@@ -54,7 +56,7 @@ def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Sha
     _enter_rotary(ledger, recipe)
     if degrees.first or degrees.last:
         _whole(
-            ledger, "batch", "batch", s.tokens * BATCH_BYTES, "T·(8 + 8 + 4 + 8)", (s.tokens, BATCH_BYTES),
+            ledger, "batch", "batch", most.tokens * BATCH_BYTES, "T·(8 + 8 + 4 + 8)", (most.tokens, BATCH_BYTES),
             "tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py",
         )  # fmt: skip
 
@@ -76,12 +78,12 @@ def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
         why = "the schedule's variable, until the next backward"
         _whole(ledger, held.name, "buffers", held.bytes, held.template, held.factors, why, SCHEDULE)
     if not degrees.last:
+        update = ledger.schedule[len(instants_of_scores(recipe)) :]
         ledger.add(
             "gradient that came from the stage behind",
             "buffers",
             held.bytes,
-            ledger.schedule[0],
-            ledger.schedule[1],
+            *update[:2],
             template=held.template,
             numbers=held.factors,
             why="the schedule's variable, over the next forward",
@@ -109,7 +111,7 @@ def _enter_stacked(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
 
 def _enter_rotary(ledger: Ledger, recipe: Recipe) -> None:
     """Angles of every position in fp32, once; latent attention keeps them, and cosines and sines, for each layer."""
-    positions = recipe.batch.sequence_length // recipe.parallel.context
+    positions = max(recipe.batch.sequence_length, recipe.batch.scoring) // recipe.parallel.context
     width = max((mixer.rotary_width for mixer in recipe.model.mixers), default=0)
     latent = any(isinstance(mixer, LatentAttention) for mixer in recipe.model.mixers)
     tables = ceil_div(recipe.model.num_layers, recipe.parallel.pipeline) if latent else 1

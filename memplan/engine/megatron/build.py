@@ -11,6 +11,7 @@ from memplan.engine.megatron import head, mtp
 from memplan.engine.megatron.activations import enter_activations, layer_instants
 from memplan.engine.megatron.buffers import enter_buffers, enter_surroundings
 from memplan.engine.megatron.references import enter_references
+from memplan.engine.megatron.scores import enter_scores, instants_of_scores
 from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.states import enter_states
@@ -74,12 +75,13 @@ class MegatronParts:
 
     @cached_property
     def schedule(self) -> tuple[str, ...]:
-        """Forward, loss, backward of the last layer step by step, embedding, optimizer."""
+        """Scores, forward, loss, backward of the last layer step by step, embedding, optimizer."""
         loss = [f"{PASS}.{point}" for point, _ in self.tail.at] if self.tail else []
         embedding = [f"{PASS}.embedding-backward"] if self.trains_embedding else []
         layers = layer_instants(self.shape, self.chunks)
         before = (FORWARD,) if self.tower is not None else ()
         after = (BACKWARD,) if self.tower is not None and self.tower.backward else ()
+        before = (*instants_of_scores(self.recipe), *before)
         return (*before, f"{PASS}.layer-forward", f"{PASS}.forward", *loss, *layers, *embedding, *after, STEP)
 
 
@@ -139,6 +141,7 @@ SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
     _enter_states,
     _enter_activations,
     _enter_head,
+    enter_scores,
     _enter_buffers,
     _enter_others,
     _enter_surroundings,

@@ -7,13 +7,15 @@ TransformerEngine 2.11 pytorch/triton/cross_entropy.py, which works in the logit
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memplan.engine.losses.head_of_pass import policy_head
+from memplan.engine.losses.head_of_pass import policy_head, rollout_head
+from memplan.engine.losses.heads import Head
 from memplan.engine.megatron import te
 from memplan.engine.megatron.mtp import joined_outputs, kept_losses
 from memplan.engine.megatron.shape import Shape
-from memplan.engine.megatron.steps import Held
+from memplan.engine.megatron.steps import Held, size
 from memplan.engine.micro_step import policy_mode
-from memplan.engine.tail_trace import trace_tail
+from memplan.engine.tail_trace import TailTrace, trace_tail
+from memplan.engine.traces import Alive
 from memplan.spec.recipe import Recipe
 
 OUTPUT = "megatron-core 0.14 tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication"
@@ -113,29 +115,46 @@ def _product_backward(s: Shape) -> Iterator[Held]:
 
 def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> Iterator[tuple[str, tuple[Held, ...]]]:
     """A trainer's own code over its part of the vocabulary: its program on the tape, the logits' part of it."""
-    spec = recipe.model.model_copy(
-        update={"vocab_size": vocabulary, "head": recipe.model.head.model_copy(update={"outputs": vocabulary})}
-    )
-    rows, length = recipe.rows, max(2, s.tokens // recipe.rows)
-    program = policy_head(recipe, rows)
-    program = program._replace(
-        loss=program.loss._replace(head=recipe.loss.head),
-        scored_tokens=min(program.scored_tokens, rows * (length - 1)),
-        projected=min(program.projected, length),
-        sliced=min(program.sliced, length - 1),
-    )
-    traced = trace_tail(spec, policy_mode(recipe), rows, length, program)
+    traced = _traced(recipe, s, vocabulary, policy_head(recipe, recipe.rows))
     points = (
         ("loss", traced.forward.get("loss")),
         ("loss-backward", traced.backward.get("loss")),
         ("head-backward", traced.backward.get("head")),
     )
     for point, alive in points:
-        tags = alive.tags if alive is not None else {}
-        held = tuple(
-            Held(tag.label, "bytes", (size,)) for tag, size in tags.items() if tag.category == "logits" and size
-        )
-        yield point, (*held, *(back if point == "head-backward" else ()))
+        yield point, (*_logits(alive), *(back if point == "head-backward" else ()))
+
+
+def scores(recipe: Recipe, s: Shape, vocabulary: int) -> tuple[Held, ...]:
+    """What the loss holds at most in a pass that only scores: by the update's code, or by the trainer's own for scores,
+    which may want the entropy where the update does not."""
+    found = tail(recipe, s, vocabulary)
+    update = found.at[0][1]
+    if found.source != recipe.trainer.source:
+        return update
+    traced = _traced(recipe, s, vocabulary, rollout_head(recipe, recipe.rows), grad=False)
+    return max(update, _logits(traced.forward.get("loss")), key=size)
+
+
+def _logits(alive: Alive | None) -> tuple[Held, ...]:
+    """The logits' part of what is alive."""
+    tags = alive.tags if alive is not None else {}
+    return tuple(Held(tag.label, "bytes", (n,)) for tag, n in tags.items() if tag.category == "logits" and n)
+
+
+def _traced(recipe: Recipe, s: Shape, vocabulary: int, program: Head, grad: bool = True) -> TailTrace:
+    """The tail of a trainer's own program on the tape, over this rank's rows of the vocabulary."""
+    spec = recipe.model.model_copy(
+        update={"vocab_size": vocabulary, "head": recipe.model.head.model_copy(update={"outputs": vocabulary})}
+    )
+    rows, length = recipe.rows, max(2, s.tokens // recipe.rows)
+    program = program._replace(
+        loss=program.loss._replace(head=recipe.loss.head),
+        scored_tokens=min(program.scored_tokens, rows * (length - 1)),
+        projected=min(program.projected, length),
+        sliced=min(program.sliced, length - 1),
+    )
+    return trace_tail(spec, policy_mode(recipe), rows, length, program, grad)
 
 
 def gathered_buffer(s: Shape) -> Held:

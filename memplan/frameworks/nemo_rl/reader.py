@@ -160,10 +160,7 @@ def _packed(keys: Keys, method: str, length: int) -> bool:
     scored = keys.number(f"{at}logprob_mb_tokens")
     if method not in ("grpo", "ppo") or not scored or scored == tokens:
         return True
-    if not keys.flag(f"{MEGATRON}enabled"):
-        keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
-    elif scored > tokens:
-        count_larger(keys, f"{at}logprob_mb_tokens", int(scored), max(int(tokens), length))
+    keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
     return True
 
 

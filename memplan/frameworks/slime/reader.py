@@ -16,7 +16,6 @@ from memplan.frameworks.documents import Document, Settings, is_template, words
 from memplan.frameworks.generating import (
     FELT,
     SGLANG,
-    count_larger,
     put,
     put_bucket,
     put_engine,
@@ -178,7 +177,7 @@ def _critic(keys: Keys) -> None:
 
 
 def _budget(keys: Keys, own: Settings) -> None:
-    """A micro-batch of tokens; a longer sample is one by itself. Scores are counted within the update's."""
+    """A micro-batch of tokens, of the update and of the scores; a longer sample is one by itself."""
     longest, budget = _tokens(own)
     if not budget or "batch_size" in keys.draft.given:
         return
@@ -190,7 +189,7 @@ def _budget(keys: Keys, own: Settings) -> None:
     said = own.values.get("log_probs_max_tokens_per_gpu")
     each = own.values.get("max_tokens_per_gpu") or 0
     if isinstance(said, int) and said > each:
-        count_larger(keys, "log_probs_max_tokens_per_gpu", said * budget // each, max(longest, budget))
+        keys.put("logprob_token_budget", max(longest, said * budget // each), "log_probs_max_tokens_per_gpu")
 
 
 def _rollouts(keys: Keys, path: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.generating import count_larger, put
+from memplan.frameworks.generating import put
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
 from memplan.units import ceil_div
@@ -77,7 +77,7 @@ def update_batch(
     if group > 1 and (batch * steps * gpus) % group == 0:
         put(keys, "group_size", group, f"{ROLLOUT}n")
     update = keys.draft.values.get("token_budget", batch * length)
-    _scoring(keys, update, length, (ranks, tokens_shared), not megatron)
+    _scoring(keys, update, length, (ranks, tokens_shared), megatron)
     return int(update)
 
 
@@ -103,9 +103,9 @@ def _micro(keys: Keys, ranks: int) -> tuple[str, int]:
     return "", 1
 
 
-def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], counted: bool) -> None:
+def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], packs: bool) -> None:
     """Log-probabilities before the update, of the policy and of the reference: the larger micro-batch of both, where it
-    is not the update's. Where they are not ``counted`` by themselves (Megatron), the update is at a larger one."""
+    is not the update's. ``packs``: rows have no padding, whatever is said (Megatron)."""
     ranks, tokens_shared = divided
     sizes, most = {}, _rollouts(keys, ranks)
     for at in (ROLLOUT, REF) if reference_key(keys) else (ROLLOUT,):
@@ -115,7 +115,7 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], cou
         dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
         if dynamic:
             key, size = budget, known(keys, budget, usual=0) * tokens_shared
-            if counted and size and keys.flag(f"{MODEL}use_remove_padding") is False:
+            if size and not packs and keys.flag(f"{MODEL}use_remove_padding") is False:
                 size = _of_rows(keys, most, size // length, budget) * length
         elif keys.get(each) is not None:
             key, size = each, min(known(keys, each, usual=0), most) * length
@@ -124,9 +124,7 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], cou
         keys.skip(budget, each, whole)
         sizes[key] = size
     key, size = max(sizes.items(), key=lambda pair: pair[1])
-    if not counted and size > tokens:
-        count_larger(keys, key, size, tokens)
-    elif counted and size and size != tokens:
+    if size and size != tokens:
         keys.put("logprob_token_budget", max(size, length), key)
 
 

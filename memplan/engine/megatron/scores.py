@@ -1,0 +1,89 @@
+"""Passes that score a rollout before the update, in micro-batches larger than the update's.
+
+Counted from above: nothing is saved, so each tensor of a layer goes when the next has read it, while here all that a
+layer makes up to its fullest moment is counted at once; of the loss, the update's code or the trainer's own for scores,
+whichever takes more. Smaller micro-batches are within the update's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.megatron import head, te
+from memplan.engine.megatron.layers import layer_steps
+from memplan.engine.megatron.shape import shape_of
+from memplan.engine.megatron.stages import chunks_of
+from memplan.engine.megatron.steps import Held, fullest_forward, size
+from memplan.engine.megatron.weights import rank_shares
+from memplan.engine.micro_step import scoring_recipe
+from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.megatron.build import MegatronParts
+
+OLD, REFERENCE = "old", "reference"
+WHY = "made by a pass that saves nothing, and counted as if all of it stayed to the fullest moment"
+
+
+def instants_of_scores(recipe: Recipe) -> tuple[str, ...]:
+    """The layers and the loss of each pass; a reference that is resident, or the policy's own weights, scores as the
+    policy does."""
+    if not recipe.batch.scoring:
+        return ()
+    beside = recipe.others.reference == "offloaded" and recipe.trainer.reference.beside
+    return tuple(f"{name}.{part}" for name in (OLD, *((REFERENCE,) if beside else ())) for part in ("layer", "loss"))
+
+
+def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
+    """At each instant the fullest layer of the stage, or its head and loss; what stages hand on."""
+    recipe = parts.recipe
+    instants = instants_of_scores(recipe)
+    if not instants:
+        return
+    own = scoring_recipe(recipe)
+    s, degrees = shape_of(own), recipe.parallel
+    waiting = (degrees.pipeline if degrees.virtual > 1 else 2) if degrees.pipeline > 1 else 0
+    stream = te.stream(s, "input of a stage")
+    layers = [layer_steps(s, chunk.layer) for chunk in parts.chunks]
+    forwards = [
+        [*(held for step in steps[: fullest + 1] for held in step.kept), *steps[fullest].forward]
+        for steps, fullest in ((steps, fullest_forward(steps)) for steps in layers)
+    ]
+    fullest = max(forwards, key=size, default=[])
+    last = [*head.norm_kept(own, s), *head.scores(own, s, parts.vocabulary)] if degrees.last else []
+    for instant in instants:
+        for held in fullest if instant.endswith("layer") else last:
+            _add(ledger, held, instant, s.spread if held.routed else 1 + held.doubt)
+        if waiting:
+            _add(ledger, Held(stream.name, f"stages·{stream.template}", (waiting, *stream.factors)), instant)
+    if instants[-1].startswith(REFERENCE):
+        chunks = chunks_of(recipe.model, degrees, recipe.megatron, 1, False)
+        shares = rank_shares(recipe.model, degrees, recipe.megatron, chunks)
+        factors = (sum(share.elements for share in shares), recipe.storage.precision.weights)
+        ledger.add(
+            "reference on the card for its pass",
+            "reference",
+            factors[0] * factors[1],
+            instants[-2],
+            instants[-1],
+            template="elements of this rank × bytes",
+            numbers=factors,
+            why="a model of its own, beside the policy's",
+            source=recipe.trainer.source,
+        )
+
+
+def _add(ledger: Ledger, held: Held, instant: str, more: float = 1) -> None:
+    ledger.add(
+        held.name,
+        "logits" if "V" in held.template or held.template == "bytes" else "activations",
+        held.bytes,
+        instant,
+        instant,
+        template=held.template,
+        numbers=held.factors,
+        high=int(held.bytes * more) if more > 1 else -1,
+        why=WHY,
+        source="megatron-core 0.14 pipeline_parallel/schedules.py: forward_only",
+    )
