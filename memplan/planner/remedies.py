@@ -31,7 +31,7 @@ TRIED = 8
 """Moves alone that are looked for."""
 
 PLAYED = 4
-"""Of the sets that nearly fit, where none does."""
+"""Of the sets that nearly fit."""
 
 Found = list[tuple[Changed, Priced]]
 
@@ -51,8 +51,11 @@ def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy
         found += own
         more += rest
         if tier == tiers.LITTLE and not found:
-            found = _that_nearly_fit(around)
+            found = _that_nearly_fit(around, tier, [])
     found += _that_hold(around, sorted(more, key=_order), found, SHOWN - len(found))[0]
+    if any(each.tier == tiers.FREE for each, _ in found):
+        near = _that_nearly_fit(around, tiers.FREE, found)
+        found = [*near, *(pair for pair in found if not any(_within(less, pair) for less in near))]
     found = sorted(found, key=_order)[:SHOWN]
     if len(found) < SHOWN:
         slow = of_tier(around, tiers.HOST, found, slow=True)
@@ -75,17 +78,21 @@ def _that_hold(around: Around, own: Found, known: Found, wanted: int) -> tuple[F
     return kept, []
 
 
-def _that_nearly_fit(around: Around) -> Found:
-    """The cheapest set that is above the card by less than its band is wide, and fits once it is played."""
+def _that_nearly_fit(around: Around, tier: int, known: Found) -> Found:
+    """The cheapest set that is above the card by less than its band is wide, and fits once it is played; where others
+    are known, one change of another axis than theirs."""
     plain = around.changed(())
     if plain is not None:
         around.price(plain)
+    taken = [each.moves[0].axis for each, _ in known if len(each.moves) == 1]
     near = [
         (made, priced)
         for name, priced in around.priced.items()
-        if (made := around.made[name]) is not None and made.tier <= tiers.LITTLE and not made.is_slow
+        if (made := around.made[name]) is not None and made.tier <= tier and not made.is_slow
+        if not known or (len(name) == 1 and made.moves[0].axis not in taken)
         if not priced.fits and priced.short <= priced.figures.device.high - priced.figures.device.expected
     ]
+    near = [pair for pair in near if not any(_within(other, pair) for other in known)]
     found = next((pair for pair in sorted(near, key=_order)[:PLAYED] if fits(anew(around, pair))), None)
     if found is None:
         return []
