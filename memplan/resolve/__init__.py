@@ -112,8 +112,14 @@ def _trained(given: JobInput) -> Recipe:
     loss = with_router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes)
     zero = zero_settings(job, trainer, split, spec, base.stored, chosen.row, notes)
     shared = divided(job, trainer, split, degrees, steps, zero, fsdp, notes)
-    scores = trainer.rollouts.scored or others.reference in ("resident", "adapter", "offloaded")
-    row = scoring_row(job, in_megatron, scores, notes)
+    scores = method.online and (trainer.rollouts.scored or others.reference in ("resident", "adapter", "offloaded"))
+    row = scoring_row(
+        job,
+        in_megatron,
+        scores,
+        loss.code.scoring_entropy or (trainer.reference.beside and others.reference == "offloaded"),
+        notes,
+    )
     evaluation = evaluated(job, method, degrees, in_megatron, notes)
     found = Recipe(
         hardware=hardware(job, nodes, base.stored.precision.dtype, notes),

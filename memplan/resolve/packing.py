@@ -91,17 +91,18 @@ def _check_scoring(job: Job, method: Method) -> None:
         )
 
 
-def scoring_row(job: Job, in_megatron: bool, passes: bool, notes: Notes) -> int:
+def scoring_row(job: Job, in_megatron: bool, passes: bool, more: bool, notes: Notes) -> int:
     """Tokens of a row that is scored before the update; 0 where rows are the update's, or Megatron counts them within
-    it. ``passes``: whether any is."""
+    it. ``passes``: whether any is; ``more``: whether scores take what the update does not, the entropy or a reference
+    beside the policy."""
     budget = job.logprob_token_budget
-    if budget is None:
-        return 0
-    if in_megatron and budget <= job.batch_size * job.sequence_length:
-        return 0
-    if not passes:
+    if budget is not None and not passes:
         notes.remark("logprob_token_budget has no effect: nothing is scored before this trainer's update")
         return 0
-    if in_megatron:
-        notes.assume("logprob_token_budget: the scores of larger micro-batches are counted from above")
-    return whole(job, budget)
+    if not in_megatron:
+        return whole(job, budget) if budget else 0
+    update = job.batch_size * job.sequence_length
+    if not passes or ((budget or 0) <= update and not more):
+        return 0
+    notes.assume("logprob_token_budget: scores before the update are counted from above on Megatron")
+    return whole(job, budget or update)

@@ -12,7 +12,7 @@ from memplan.engine.losses.heads import Head
 from memplan.engine.megatron import te
 from memplan.engine.megatron.mtp import joined_outputs, kept_losses
 from memplan.engine.megatron.shape import Shape
-from memplan.engine.megatron.steps import Held, size
+from memplan.engine.megatron.steps import Held
 from memplan.engine.micro_step import policy_mode
 from memplan.engine.tail_trace import TailTrace, trace_tail
 from memplan.engine.traces import Alive
@@ -125,15 +125,15 @@ def _of_trainer(recipe: Recipe, s: Shape, vocabulary: int, back: list[Held]) -> 
         yield point, (*_logits(alive), *(back if point == "head-backward" else ()))
 
 
-def scores(recipe: Recipe, s: Shape, vocabulary: int) -> tuple[Held, ...]:
-    """What the loss holds at most in a pass that only scores: by the update's code, or by the trainer's own for scores,
-    which may want the entropy where the update does not."""
+def scores(recipe: Recipe, s: Shape, vocabulary: int, entropy: bool) -> tuple[Held, ...]:
+    """What the loss holds in a pass that only scores; of the loss inside the model, as in the update. ``entropy``: of
+    the policy's pass, whose entropy a trainer may want though the update does not."""
     found = tail(recipe, s, vocabulary)
-    update = found.at[0][1]
     if found.source != recipe.trainer.source:
-        return update
-    traced = _traced(recipe, s, vocabulary, rollout_head(recipe, recipe.rows), grad=False)
-    return max(update, _logits(traced.forward.get("loss")), key=size)
+        return found.at[0][1]
+    rows = recipe.rows
+    program = rollout_head(recipe, rows) if entropy else policy_head(recipe, rows, graph=False)
+    return _logits(_traced(recipe, s, vocabulary, program, grad=False).forward.get("loss"))
 
 
 def _logits(alive: Alive | None) -> tuple[Held, ...]:

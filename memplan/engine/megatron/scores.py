@@ -1,8 +1,8 @@
-"""Passes that score a rollout before the update, in micro-batches larger than the update's.
+"""Passes that score a rollout before the update, where they may hold more than it: in larger micro-batches, with the
+entropy, or with a reference beside the policy.
 
 Counted from above: nothing is saved, so each tensor of a layer goes when the next has read it, while here all that a
-layer makes up to its fullest moment is counted at once; of the loss, the update's code or the trainer's own for scores,
-whichever takes more. Smaller micro-batches are within the update's.
+layer makes up to its fullest moment is counted at once. Other scores are within the update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head, te
 from memplan.engine.megatron.layers import layer_steps
-from memplan.engine.megatron.shape import shape_of
+from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import chunks_of
 from memplan.engine.megatron.steps import Held, fullest_forward, size
 from memplan.engine.megatron.weights import rank_shares
@@ -51,9 +51,9 @@ def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
         for steps, fullest in ((steps, fullest_forward(steps)) for steps in layers)
     ]
     fullest = max(forwards, key=size, default=[])
-    last = [*head.norm_kept(own, s), *head.scores(own, s, parts.vocabulary)] if degrees.last else []
     for instant in instants:
-        for held in fullest if instant.endswith("layer") else last:
+        last = not instant.endswith("layer")
+        for held in _ends(own, s, parts.vocabulary, instant) if last else fullest:
             _add(ledger, held, instant, s.spread if held.routed else 1 + held.doubt)
         if waiting:
             _add(ledger, Held(stream.name, f"stages·{stream.template}", (waiting, *stream.factors)), instant)
@@ -72,6 +72,13 @@ def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
             why="a model of its own, beside the policy's",
             source=recipe.trainer.source,
         )
+
+
+def _ends(own: Recipe, s: Shape, vocabulary: int, instant: str) -> list[Held]:
+    """The final norm, the head and the loss, on the last stage."""
+    if not own.parallel.last:
+        return []
+    return [*head.norm_kept(own, s), *head.scores(own, s, vocabulary, entropy=instant.startswith(OLD))]
 
 
 def _add(ledger: Ledger, held: Held, instant: str, more: float = 1) -> None:
