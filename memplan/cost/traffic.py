@@ -85,7 +85,14 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     rest = _among(recipe, sizes.share(1 - sizes.experts), group(ranks, inner, near), over)
     same = group(copies_of_experts(recipe, ranks), stride, near)
     experts = _among(recipe, sizes.share(sizes.experts), same, over)
-    return Data(*(one + other for one, other in zip(rest[:-1], experts[:-1], strict=True)), hides=rest.hides)
+    return Data(
+        rest.forward + experts.forward,
+        rest.backward + experts.backward,
+        rest.first + experts.first,
+        rest.last + experts.last,
+        rest.after + experts.after,
+        rest.hides,
+    )
 
 
 def _among(recipe: Recipe, sizes: Sizes, of: Group, over: Links) -> Data:
