@@ -1,10 +1,13 @@
 """Proves ``token_budget``: a micro-batch packed to a limit holds what one row of as many tokens holds."""
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
 from memplan.api import as_input, estimate, plan
+from memplan.engine.megatron.build import megatron_ledger
+from memplan.engine.play.megatron import megatron_events
 from memplan.errors import InvalidJob, UsageError
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job, with_changes
@@ -148,6 +151,18 @@ def test_megatron_scores_more_tokens_than_the_update(stages: int) -> None:
     assert not [each.name for each in alike.per_gpu.instants if each.name.startswith("old.")], "within the update"
     said = [[text for text in of.assumptions if text.startswith("logprob_token_budget")] for of in (more, alike)]
     assert list(map(len, said)) == [1, 0]
+
+
+def test_megatron_s_scores_are_played() -> None:
+    """What is reserved knows of them: the play comes to what the ledger has at its fullest moment."""
+    job = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "slime", "num_gpus": 8, "token_budget": 8192,
+           "sharding": "distributed-optimizer", "tensor_parallel": 2, "sequence_length": 4096,
+           "gradient_checkpointing": "full", "logprob_token_budget": 65536}  # fmt: skip
+    recipe = resolve(as_input(job))
+    ledger, played = megatron_ledger(recipe), megatron_events(recipe, 2)
+    alive = list(accumulate(size for _, size in played.events))
+    assert ledger.schedule[ledger.totals().index(max(ledger.totals()))] == "old.loss"
+    assert max(alive[played.start :]) == pytest.approx(max(ledger.totals()), rel=0.01)
 
 
 def test_a_critic_on_megatron_scores_no_rollout() -> None:

@@ -16,6 +16,7 @@ from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.adapters import SUM
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
 from memplan.engine.megatron.mtp import table
+from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.stages import Chunk
 from memplan.engine.megatron.states import (
     buckets_of,
@@ -163,6 +164,7 @@ class _Play:
         warm = min(degrees.pipeline - degrees.stage - 1, micro - 1)
         if first:
             self._lasting()
+        self._scores()
         for _ in range(warm):
             self.forward()
         for number in range(min(micro - warm, BESIDE_WARM_UP)):
@@ -190,6 +192,13 @@ class _Play:
             self.take(row.name, row.category, row.bytes * elements // total) for row in rows for elements in self.pieces
         ]
         self.free(taken)
+
+    def _scores(self) -> None:
+        """A micro-batch of each pass that scores, of which nothing stays."""
+        ledger, instants = megatron_ledger(self.recipe), instants_of_scores(self.recipe)
+        for at in range(len(instants)):
+            rows = [row for row in ledger.rows if row.born <= at <= row.dies < len(instants) and row.place == "gpu"]
+            self.free([self.take(row.name, row.category, row.bytes) for row in rows])
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
