@@ -193,3 +193,14 @@ def put_attention(keys: Keys, kind: str, dropout: float, *found: str) -> None:
     given = keys.number("attention_dropout")
     if kind == "eager":
         put_inner(keys, "megatron", "attention_dropout", dropout if given is None else given, "attention_dropout")
+
+
+def put_norms(keys: Keys) -> None:
+    """RMS norms of MindSpeed that no kernel fuses (MindSpeed core/fusions/rms_norm.py: rms_norm_forward)."""
+    if (keys.text("normalization") or "").lower() != "rmsnorm" or keys.flag("use_fused_rmsnorm"):
+        return
+    inner = ("qk_layernorm", "multi_latent_attention", "multi_head_latent_attention", "mtp_num_layers", "fp8_format")
+    if any(keys.get(name) for name in inner):
+        keys.warn("normalization", "without use_fused_rmsnorm norms keep more than is counted", "model")
+    else:
+        put_inner(keys, "megatron", "norm_fusion", False, "normalization")

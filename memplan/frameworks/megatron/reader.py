@@ -29,7 +29,7 @@ from memplan.frameworks.megatron.keys import (
     SIZES,
     layout_of,
 )
-from memplan.frameworks.megatron.model import config_of, put_attention
+from memplan.frameworks.megatron.model import config_of, put_attention, put_norms
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.shape import felt_shape
 from memplan.frameworks.megatron.write import write
@@ -146,6 +146,8 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
         said = "layers are counted as Transformer Engine's, but for their attention"
         keys.warn("transformer_impl", said, "model" if plain else "")
         flash = bool(keys.flag("use_flash_attn"))
+    if mindspeed:
+        put_norms(keys)
     kernel = "flash" if half else "sdpa"
     put_attention(keys, kernel if flash else "eager", 0.1, "attention_backend", "use_flash_attn")
     _masks(keys, mindspeed)
