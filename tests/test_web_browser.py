@@ -102,7 +102,11 @@ def page(site: str, context: Any) -> Iterator[Any]:
 
 def drawn(page: Any) -> str:
     page.wait_for_selector("#drawn[data-whole=yes]")
-    return str(page.inner_text("#drawn"))
+    before, now = "", str(page.inner_text("#drawn"))
+    while before != now:  # a bar is laid out once its width is known
+        page.wait_for_timeout(100)
+        before, now = now, str(page.inner_text("#drawn"))
+    return now
 
 
 def jobs(count: int) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def _that_nearly_fit(around: Around, tier: int, known: Found) -> Found:
         (made, priced)
         for name, priced in around.priced.items()
         if (made := around.made[name]) is not None and made.tier <= tier and not made.is_slow
-        if not known or (len(name) == 1 and made.moves[0].axis not in taken)
+        if not known or (len(made.moves) == 1 and made.moves[0].axis not in taken)
         if not priced.fits and priced.short <= priced.figures.device.high - priced.figures.device.expected
     ]
     near = [pair for pair in near if not any(_within(other, pair) for other in known)]
