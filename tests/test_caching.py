@@ -477,15 +477,8 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
         play(events, tight)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"sharding": "zero1", "num_gpus": 2, "deepspeed": {"grad_accum_dtype": "fp32"}},
-        {"model": "bart-base"},
-    ],
-)
-def test_what_is_not_played_is_refused(keys: dict[str, object]) -> None:
-    assert recorded(**keys)[0] is None
+def test_what_is_not_played_is_refused() -> None:
+    assert recorded(sharding="zero1", num_gpus=2, deepspeed={"grad_accum_dtype": "fp32"})[0] is None
 
 
 # -- the band ----------------------------------------------------------------------------------------------------------
