@@ -83,6 +83,7 @@ def deciding(found: JobInput) -> dict[str, str]:
             {"sharding": "distributed-optimizer", "tensor_parallel": 2, "gradient_checkpointing": "none"},
         ),
         (f"{RL} +{OPTIM}override_optimizer_config.fused=True", {"optimizer": "adamw", "optimizer_impl": "fused"}),
+        (f"{RL} {OPTIM}optimizer=SGD +{OPTIM}override_optimizer_config.momentum=0.9", {"optimizer": "sgd-momentum"}),
         (f"{RL} {OPTIM}override_optimizer_config='{{foreach:False}}'", {"optimizer_impl": "loop"}),
         (f"{RL} {OPTIM}optimizer_impl=torchao.optim {OPTIM}optimizer=AdamW4bit", {"optimizer": "adamw-4bit"}),
         (
@@ -216,6 +217,7 @@ def test_a_switch_that_is_not_in_the_file_is_told(tmp_path: Path) -> None:
     ("more", "key", "subject"),
     [
         ("reward_model.enable=True", "reward_model.enable", "model"),
+        (f"+{OPTIM}override_optimizer_config.amsgrad=True", f"{OPTIM}override_optimizer_config.amsgrad", "optimizer"),
         ("data.max_begin_length=2048", "data.max_begin_length", "lengths"),
         ("model_engine=veomni", "model_engine", "parallelism"),
         (f"{A}strategy=megatron {A}megatron.use_megatron_fsdp=True", f"{A}megatron.use_megatron_fsdp", "parallelism"),

@@ -14,6 +14,8 @@ from memplan.frameworks.verl.keys import ACTOR, OPTIMIZERS
 from memplan.frameworks.verl.megatron import degrees, read_megatron
 from memplan.frameworks.verl.source import RL, Given
 
+NO_STATES = ("betas", "eps", "lr", "weight_decay", "nesterov", "maximize", "bf16_stochastic_round")
+"""Arguments of optimizers that memory does not feel. ``amsgrad`` keeps a state more."""
 ENGINES = {"dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp2", "megatron": "megatron"}
 """Words of ``model_engine`` and ``engine``; the others (veomni, torchtitan, automodel) are engines of their own."""
 
@@ -114,8 +116,13 @@ def _adapters(keys: Keys, at: str) -> int:
 def read_optimizer(keys: Keys, at: str) -> None:
     """The optimizer, by its class and the module that it is of; FSDP's takes arguments too (build_optimizer)."""
     module, name = keys.text(f"{at}optimizer_impl") or "torch.optim", str(keys.get(f"{at}optimizer"))
-    arguments = {}
+    arguments: dict[str, object] = {}
     if keys.draft.values.get("sharding") in ("fsdp", "fsdp2"):
-        arguments = {each: keys.flag(f"{at}override_optimizer_config.{each}") for each in ("fused", "foreach")}
+        over = f"{at}override_optimizer_config."
+        arguments = {each: keys.flag(over + each) for each in ("fused", "foreach")}
+        arguments["momentum"] = keys.number(f"{over}momentum")
+        keys.skip(*(over + each for each in NO_STATES))
+        for each in (each for each in keys.settings.values if each.startswith(over) and not keys.took(each)):
+            keys.warn(each, decides="optimizer")
     key = f"{at}optimizer_impl" if keys.has(f"{at}optimizer_impl") else f"{at}optimizer"
     put_class(keys, key, OPTIMIZERS.get(name.lower(), name), arguments, module)

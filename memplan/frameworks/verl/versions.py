@@ -50,7 +50,9 @@ SINCE: Mapping[str, frozenset[str]] = {
         """rollout.expert_parallel_size actor.fsdp_config.strategy rollout.data_parallel_size
         rollout.enable_prefix_caching actor.fsdp_config.ulysses_sequence_parallel_size actor.profiler.enable
         actor.fsdp_config.entropy_checkpointing model.tokenizer_path actor.fsdp_config.use_orig_params
-        algorithm.rollout_correction.rollout_is actor.megatron.dtype optim.lr_warmup_steps_ratio"""
+        algorithm.rollout_correction.rollout_is actor.megatron.dtype optim.lr_warmup_steps_ratio
+        actor.optim.optimizer_impl actor.optim.override_optimizer_config.fused
+        actor.optim.override_optimizer_config.foreach"""
     ),
     "0.7": words(
         """actor.megatron.vanilla_mbridge rollout.enable_rollout_routing_replay actor.megatron.use_remove_padding
