@@ -9,8 +9,7 @@ from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.first_step import first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP
-from memplan.engine.rank_ledger import ledger_of, totals_of_rank, trained_elements
-from memplan.engine.ranks import RankClass, leading_classes, rank_classes
+from memplan.engine.ranks import RankClass, leading_classes, ledger_of, rank_classes, totals_of_rank, trained_elements
 from memplan.engine.totals import Totalled
 from memplan.generated import Engine, Host, as_engine
 from memplan.meters import Totals, judge, measure, with_play

@@ -11,8 +11,7 @@ from typing import Any
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.registry import ledger_of_phase
-from memplan.engine.rank_ledger import ledger_of
-from memplan.engine.ranks import rank_classes
+from memplan.engine.ranks import ledger_of, rank_classes
 from memplan.engine.step_and_evaluation import EVALUATE
 from memplan.generated import Together
 from memplan.meters import measure, room_of

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from memplan.engine.build import build_ledger
-from memplan.engine.contexts import CONTEXTS, context_bytes
 from memplan.engine.ledger import Row
 from memplan.engine.nccl import collective_bytes, deepep_bytes, exchange_bytes, neighbour_bytes
-from memplan.engine.overhead import workspace_bytes
+from memplan.engine.overhead import CONTEXTS, context_bytes, workspace_bytes
 from memplan.gpus import find_gpu, load_gpus
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.engine.rank_ledger import ledger_of, totals_of_rank
+from memplan.engine.ranks import ledger_of, totals_of_rank
 from memplan.engine.tensors import model_weights
 from memplan.errors import InvalidJob
 from memplan.generated import Together

@@ -15,9 +15,8 @@ from memplan.engine.bounds import at_least, held_at_least, resting
 from memplan.engine.kept import kept_by_layers
 from memplan.engine.layers.modules import Mode
 from memplan.engine.play import stacks
-from memplan.engine.play.cut import Cut
+from memplan.engine.play.cut import Cut, Played
 from memplan.engine.play.encoder_decoder import TwoStacks
-from memplan.engine.play.played import Played
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.weights import Weights, listed
 from memplan.engine.stacked import AFTER, BACKWARD, FORWARD

@@ -8,7 +8,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.engine.critic_engine import has_critic_engine, parted
-from memplan.engine.rank_ledger import ledger_of, totals_of_rank
+from memplan.engine.ranks import ledger_of, totals_of_rank
 from memplan.errors import InvalidJob
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job

@@ -5,9 +5,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.contexts import context_bytes
 from memplan.engine.generation.figures import Figures, engine_figures
 from memplan.engine.ledger import Ledger
+from memplan.engine.overhead import context_bytes
 from memplan.engine.totals import Totalled
 from memplan.errors import InvalidJob
 from memplan.generated import Engine, Process, Together, as_engine

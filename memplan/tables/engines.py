@@ -51,7 +51,7 @@ class Era(NamedTuple):
     full_graphs: bool = False
     """Decoding has graphs of the whole forward beside the piecewise ones."""
     graph_share: float = 1.0
-    """What a captured batch takes, against that of 0.10 (``engine/generation/graphs.py``)."""
+    """What a captured batch takes, against that of 0.10 (``engine/generation/activation.py``)."""
     estimate: float = 0.0
     """The engine's estimate of the graphs, which is taken from the cache, over what they take."""
     whole_prompts: bool = False

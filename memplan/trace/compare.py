@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.rank_ledger import ledger_of
+from memplan.engine.ranks import ledger_of
 from memplan.moments import phase_of
 from memplan.report import plain
 from memplan.spec.recipe import Recipe

@@ -1,9 +1,9 @@
 """An engine alone, as a ledger: what its card holds when it has loaded and profiled, and while it generates."""
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.contexts import context_of
 from memplan.engine.generation.figures import NON_TORCH, communicators, engine_figures, graphs_on
 from memplan.engine.ledger import Ledger
+from memplan.engine.overhead import context_of
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
 from memplan.tables.engines import era_of

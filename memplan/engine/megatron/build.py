@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.before_layers import TowerTrace
 from memplan.engine.ledger import Ledger
-from memplan.engine.megatron import head, mtp
+from memplan.engine.megatron import head
 from memplan.engine.megatron.activations import enter_activations, layer_instants
 from memplan.engine.megatron.buffers import enter_buffers, enter_surroundings
-from memplan.engine.megatron.references import enter_references
 from memplan.engine.megatron.scores import enter_scores, instants_of_scores
 from memplan.engine.megatron.shape import Shape, shape_of
 from memplan.engine.megatron.stages import Chunk, chunks_of
@@ -24,7 +23,6 @@ from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
     from memplan.engine.before_layers import TowerTrace
-
 
 STEP = "step.optimizer"
 PASS = "policy"
@@ -125,7 +123,7 @@ def _enter_head(ledger: Ledger, parts: MegatronParts) -> None:
         if parts.recipe.parallel.last and parts.recipe.megatron.mtp_num_layers:
             born = ledger.schedule[ledger.schedule.index(f"{PASS}.mtp-projection-backward") + 1]
             waits = "for that of the model's own lookup"
-            _add(ledger, mtp.table(parts.shape), "gradients", (born, at), waits, mtp.SOURCE)
+            _add(ledger, head.mtp_table(parts.shape), "gradients", (born, at), waits, head.MTP)
 
 
 def _enter_buffers(ledger: Ledger, parts: MegatronParts) -> None:
@@ -212,3 +210,34 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         why="until they are put into the embedded sequence",
         source=OF_TOWER,
     )
+
+
+def enter_references(ledger: Ledger, recipe: Recipe) -> None:
+    """Weights of reference, reward and teacher models: this rank's part, without gradients or states; of a reference
+    that is swapped in, the host's copy."""
+    degrees, settings = recipe.parallel, recipe.megatron
+    for model in recipe.others.residents:
+        chunks = chunks_of(model.spec, degrees, settings, 1, False)
+        elements = sum(share.elements for share in rank_shares(model.spec, degrees, settings, chunks))
+        ledger.add(
+            f"{model.role} model {model.spec.name}",
+            model.role if model.role == "reference" else "extra_models",
+            elements * model.itemsize,
+            template="elements of this rank × bytes",
+            numbers=(elements, model.itemsize),
+            why="a second model on every rank, divided as the policy is",
+            source="MindSpeed-LLM tasks/posttrain/dpo/dpo_trainer.py",
+        )
+    if recipe.others.reference == "offloaded":
+        chunks = chunks_of(recipe.model, degrees, settings, 1, False)
+        elements = sum(share.elements for share in rank_shares(recipe.model, degrees, settings, chunks))
+        ledger.add(
+            "reference on the host",
+            "reference",
+            elements * recipe.storage.precision.weights,
+            place="host",
+            template="elements of this rank × bytes",
+            numbers=(elements, recipe.storage.precision.weights),
+            why="its weights are swapped into the policy's model for its forward",
+            source=recipe.trainer.source,
+        )

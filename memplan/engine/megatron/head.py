@@ -1,7 +1,11 @@
-"""Around the layers: embedding, final norm, output matmul and loss.
+"""Around the layers: embedding, final norm, output matmul and loss, and multi-token prediction (MTP).
 
 megatron-core 0.14 models/gpt/gpt_model.py, tensor_parallel/layers.py, tensor_parallel/cross_entropy.py;
 TransformerEngine 2.11 pytorch/triton/cross_entropy.py, which works in the logits themselves.
+
+MTP (megatron-core 0.16 transformer/multi_token_prediction.py): MultiTokenPredictionLayer normalises the embedding of
+the next token and the model's output, joins and projects them, and runs a layer like the last; process_mtp_loss makes
+logits and loss of each before the model's own. They stand on the last stage, which has a copy of the embedding.
 """
 
 from collections.abc import Iterator
@@ -10,9 +14,8 @@ from typing import NamedTuple
 from memplan.engine.losses.head_of_pass import policy_head, rollout_head
 from memplan.engine.losses.heads import Head
 from memplan.engine.megatron import te
-from memplan.engine.megatron.mtp import joined_outputs, kept_losses
 from memplan.engine.megatron.shape import Shape
-from memplan.engine.megatron.steps import Held
+from memplan.engine.megatron.steps import Held, Step, Steps, checkpointed
 from memplan.engine.micro_step import policy_mode
 from memplan.engine.tail_trace import TailTrace, trace_tail
 from memplan.engine.traces import Alive
@@ -170,3 +173,60 @@ def embedding_backward(s: Shape, vocabulary: int) -> tuple[Held, ...]:
         *(gathered if s.gathers else ()),
         Held("gradient of the embedding's table", "V·h·e", (vocabulary, s.hidden, s.itemsize)),
     )
+
+
+MTP = "megatron-core 0.16 transformer/multi_token_prediction.py: MultiTokenPredictionLayer"
+TOKEN, HIDDEN = "embedding of the next token", "output that MTP reads"
+
+
+def with_projection(s: Shape, layer: Steps) -> Steps:
+    """The layer's steps between what joins embedding and output before it, and its norm behind it."""
+    token, hidden = te.stream(s, TOKEN), te.stream(s, HIDDEN)
+    joined = Held("normalised embedding and output, joined", "t·2·h·e", (s.local, 2, s.hidden, s.itemsize))
+    whole = Held("projection gathered over its columns", "T·h·e", (s.tokens, s.hidden, s.itemsize))
+    before = Step(
+        "mtp-projection",
+        kept=(
+            token,
+            hidden,
+            te.statistics(s, "statistics of the embedding's norm"),
+            te.statistics(s, "statistics of the output's norm"),
+            *((joined,) if s.adapter is None else ()),
+        ),
+        forward=(whole, whole) if s.tensor > 1 else (joined,),
+        backward=(te.stream(s, te.STREAM_GRADIENT), joined._replace(name="gradient of what was joined"), mtp_table(s)),
+        source=MTP,
+    )
+    behind = Step(
+        "mtp-norm",
+        kept=(te.stream(s, "input of MTP's norm"), te.statistics(s, "statistics of MTP's norm")),
+        backward=(te.stream(s, te.STREAM_GRADIENT), te.stream(s, "gradient of the norm's output")),
+        source=MTP,
+    )
+    return (before, *layer, behind)
+
+
+def mtp_table(s: Shape) -> Held:
+    """The dense gradient of MTP's lookup; without a pipeline it waits for that of the model's own."""
+    return Held("gradient of the embedding's table, of MTP's tokens", "V·h·e", (s.table, s.hidden, s.itemsize))
+
+
+def checkpointed_mtp(s: Shape, steps: Steps) -> Steps:
+    """Under full recomputation: both inputs are kept, all else is made again."""
+    before, *rest = steps
+    before = before._replace(kept=tuple(held for held in before.kept if held.name not in (TOKEN, HIDDEN)))
+    both = Held("inputs of the MTP layer", "t·2·h·e", (s.local, 2, s.hidden, s.itemsize))
+    return checkpointed((before, *rest), both)
+
+
+def joined_outputs(s: Shape) -> Held:
+    """Outputs of the model and of each MTP layer, side by side: what the output matmuls read."""
+    of = te.stream(s, "outputs of model and MTP, joined")
+    return of._replace(template="n·t·h·e", factors=(1 + s.settings.mtp_num_layers, *of.factors))
+
+
+def kept_losses(count: int, kept: Held) -> tuple[Held, ...]:
+    """What each MTP head's loss keeps until the model's own loss has gone back."""
+    if not count:
+        return ()
+    return (kept._replace(name=f"{kept.name} (MTP)", template=f"n·{kept.template}", factors=(count, *kept.factors)),)

@@ -6,9 +6,9 @@ from memplan.engine.megatron import te
 from memplan.engine.megatron.attention import self_attention
 from memplan.engine.megatron.feed_forward import dense
 from memplan.engine.megatron.gated_delta import gated_delta
+from memplan.engine.megatron.head import checkpointed_mtp, with_projection
 from memplan.engine.megatron.latent import latent_attention
 from memplan.engine.megatron.moe import mixture
-from memplan.engine.megatron.mtp import checkpointed_mtp, with_projection
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, checkpointed
 from memplan.spec.attention_kinds import LatentAttention

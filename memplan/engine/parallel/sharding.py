@@ -4,19 +4,49 @@ DeepSpeed 0.19 (runtime/zero), torch 2.13 DDP (nn/parallel/distributed.py, reduc
 (distributed/fsdp/_fully_shard). ``N`` is the number of ranks that share the states.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.ends import has_tail
+from memplan.engine.parallel.fsdp2.root import has_tail
 from memplan.engine.parallel.fsdp2.units import adds_in_place, gathers, waits_for_reduction
-from memplan.engine.parallel.kept_gradients import KeptGradients
-from memplan.engine.parallel.zero.reduction_times import gradient_mode_of_zero, takes_gradients
-from memplan.engine.tensors import Weight
+from memplan.engine.tensors import Weight, model_weights
+from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
-from memplan.tables.styles import GradientMode
+from memplan.tables.styles import Bucket, GradientMode
 
 if TYPE_CHECKING:
     from memplan.engine.parallel.fsdp2.all_gather import Stage
+
+
+class KeptGradients(NamedTuple):
+    """What remains of gradients after their layer's backward: all of them, the root's until its reduction, or
+    shards.
+    """
+
+    layers: bool
+    root: bool
+    shards: int
+    """Ranks that share; 0 where a buffer that is there all along takes them."""
+    whole_itemsize: int
+    shard_itemsize: int
+    tail: str = ""
+    """The point at which those of head and final norm are reduced, where they are a unit of their own."""
+    into_step: bool = True
+    """Whole gradients are still there in the optimizer's step."""
+    until: str = ""
+    """The last instant of what remains, where an engine of its own steps before the end."""
+
+    def shard(self, whole: int) -> int:
+        """Bytes of one rank's shard of ``whole`` bytes of gradients."""
+        return -(-whole // self.whole_itemsize // self.shards) * self.shard_itemsize if self.shards else 0
+
+    def last(self, ledger: Ledger, name: str) -> str:
+        """The last instant of gradients that are kept whole."""
+        if self.layers:
+            return self.until if self.into_step else ledger.schedule[-2]
+        return f"{name}.reduce"
 
 
 class Held(NamedTuple):
@@ -149,3 +179,32 @@ def enter_sharding(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes
         from memplan.engine.parallel.fsdp1.rows import enter_fsdp1
 
         enter_fsdp1(ledger, recipe, weights, passes)
+
+
+def takes_gradients(recipe: Recipe) -> bool:
+    """Whether each gradient goes into the bucket as it comes, and its own memory is free then.
+
+    Stages 2 and 3; stage 1 with overlap_comm where every backward is reduced and each fits into the bucket (it keeps
+    those of other ranks that do not to the epilogue: stage_1_and_2.py, ``reduce_ipg_grads``); BF16_Optimizer with
+    immediate_grad_update, whose bucket is its fp32 buffer.
+    """
+    zero = recipe.sharding.deepspeed
+    if zero.wrapper == "zero" and recipe.zero_stage == 1:
+        fits = zero.contiguous_gradients and _largest(recipe.model, recipe.adapter) <= zero.reduce_bucket_size
+        return zero.overlap_comm and not recipe.accumulates and (fits or not recipe.several)
+    return zero.wrapper == "zero3" or recipe.zero_stage == 2 or (zero.wrapper == "bf16" and zero.immediate_grad_update)
+
+
+@lru_cache(maxsize=64)
+def _largest(spec: ModelSpec, adapter: Adapter | None) -> int:
+    """Elements of the largest trained parameter."""
+    return max(
+        (weight.elements for weight in model_weights(spec, adapter is None, adapter) if weight.trained), default=0
+    )
+
+
+def gradient_mode_of_zero(recipe: Recipe) -> Bucket:
+    """How gradients arrive (``GradientMode``): those of more elements than a bucket wait for the next one's coming."""
+    zero = recipe.sharding.deepspeed
+    limit = zero.reduce_bucket_size if zero.contiguous_gradients or zero.wrapper == "bf16" else 0
+    return Bucket(limit)

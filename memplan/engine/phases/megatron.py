@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.megatron.references import enter_references
+from memplan.engine.megatron.build import enter_references
 from memplan.engine.megatron.states import BUFFER, buffers, enter_states, gradient_itemsize
 from memplan.engine.phases.parts import Chosen
 from memplan.spec.recipe import Recipe

@@ -8,7 +8,7 @@ from collections import deque
 
 from memplan.engine.parallel.fsdp1.held_inputs import leaves_behind
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
-from memplan.engine.play.group import Group
+from memplan.engine.play.sharding import Group
 from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.play.wrapping import LAUNCHES
 from memplan.engine.tape.graph import Param, Tensor

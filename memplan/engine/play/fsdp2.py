@@ -10,8 +10,7 @@ from types import MappingProxyType
 from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
 from memplan.engine.parallel.fsdp2.root import Parts
 from memplan.engine.parallel.fsdp2.units import waits_for_reduction
-from memplan.engine.play.group import Group, Measure
-from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.sharding import Group, Measure, Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor

@@ -13,7 +13,7 @@ from memplan.engine.megatron import head
 from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.adapters import SUM
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
-from memplan.engine.megatron.mtp import table
+from memplan.engine.megatron.head import table
 from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.stages import Chunk
 from memplan.engine.megatron.states import (

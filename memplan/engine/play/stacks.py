@@ -6,9 +6,8 @@ from memplan.engine.before_layers import keys_of_images
 from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import NO_HEAD
 from memplan.engine.pass_plan import PassPlan
-from memplan.engine.play.cut import Cut
+from memplan.engine.play.cut import Cut, Played
 from memplan.engine.play.encoder_decoder import TwoStacks
-from memplan.engine.play.played import Played
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.weights import Weights, listed
 from memplan.engine.stacked import Stack

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.micro_step import stages
-from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, fold_of
+from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, fold_of, repeated
 from memplan.engine.play.notes import SIGN, moved
 from memplan.engine.play.pieces import FoldedTape, Piece
-from memplan.engine.play.repeating import repeated
 from memplan.engine.play.step import Player, played_evaluation
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
@@ -43,7 +42,7 @@ def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None 
     found = _of_hooks(recipe, steps, folds)
     if recipe.zero_stage <= 0:
         return found
-    from memplan.engine.play.zero.joining import with_engine
+    from memplan.engine.play.zero.divided import with_engine
 
     return with_engine(found, recipe, rank)
 

@@ -2,10 +2,9 @@
 
 from memplan.engine.before_layers import keys_of_images
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.kept_gradients import KeptGradients
+from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.passes import TracedPass
-from memplan.engine.rows.embedding import enter_front, enter_front_backward, enter_probabilities
-from memplan.engine.rows.gemma4 import enter_beside_images
+from memplan.engine.rows.embedding import enter_beside_images, enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.rows.outputs import scored
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import GradientMode

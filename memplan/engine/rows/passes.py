@@ -6,7 +6,7 @@ Between the layers whose backward is an instant lie segments: all of their layer
 from collections.abc import Iterator
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.kept_gradients import KeptGradients
+from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.rows.outputs import left_at_loss, loss_and_casts
 from memplan.engine.traces import NOTHING, Alive, LayerTrace

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.kept_gradients import KeptGradients
+from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.passes import TracedPass
-from memplan.engine.rows.gemma4 import table_behind_tower
+from memplan.engine.rows.embedding import table_behind_tower
 from memplan.engine.stacked import AFTER, BACKWARD, END, FORWARD, OUTSIDE, REDUCED, TAIL, TURN, Moment, Shared, Stack
 from memplan.engine.tape.tags import Tag
 from memplan.spec.recipe import Recipe

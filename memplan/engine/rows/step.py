@@ -13,8 +13,14 @@ from memplan.engine.model_states import (
 )
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest, reached
 from memplan.engine.parallel.fsdp2.units import gathers
-from memplan.engine.parallel.sharding import Held, gone_in_step, gradient_itemsize, held, main_gradients
-from memplan.engine.parallel.zero.reduction_times import takes_gradients
+from memplan.engine.parallel.sharding import (
+    Held,
+    gone_in_step,
+    gradient_itemsize,
+    held,
+    main_gradients,
+    takes_gradients,
+)
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 

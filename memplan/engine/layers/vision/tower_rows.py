@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.heads import INSIDE
-from memplan.engine.parallel.kept_gradients import KeptGradients
+from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.rows.outputs import loss_and_casts
 from memplan.engine.traces import NOTHING

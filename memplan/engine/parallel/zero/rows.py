@@ -7,8 +7,8 @@ States are in ``zero_states``, what waits on the host in ``zero_offload``, the s
 from collections.abc import Iterable
 
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.sharding import takes_gradients
 from memplan.engine.parallel.zero.buckets import enter_buffers_of_zero
-from memplan.engine.parallel.zero.reduction_times import takes_gradients
 from memplan.engine.parallel.zero.selective import enter_selected
 from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_left, enter_zero3
 from memplan.engine.passes import TracedPass
