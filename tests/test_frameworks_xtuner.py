@@ -8,7 +8,7 @@ from framework_cases import changed, read_text, unclear_text
 
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.reading import framework_of
-from memplan.frameworks.xtuner.configs import TABLE, own
+from memplan.frameworks.xtuner.source import TABLE, own
 
 CONFIG = """import torch
 from mmengine.optim import AmpOptimWrapper

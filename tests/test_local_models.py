@@ -6,7 +6,7 @@ from memplan.api import estimate
 from memplan.errors import ModelNotFound
 from memplan.frameworks import local_models
 from memplan.frameworks.draft import Draft, NotKnown
-from memplan.frameworks.hugging_face.internvl import internvl_of
+from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.frameworks.local_models import settle_model, within
 
 NAMES = [

@@ -11,7 +11,7 @@ import pytest
 from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.errors import UsageError
-from memplan.frameworks.folder import lies_here
+from memplan.frameworks.folders import lies_here
 from memplan.render.text import screen_text
 from memplan.render.ways_view import typed, ways_blocks
 from memplan.spec.reading import read_job, with_changes

@@ -91,7 +91,7 @@ def given_of(values: Mapping[str, Any]) -> "JobInput":
     from memplan.usual import with_usual_trainer
 
     if not any(values.get(key) for key in ("target", "model", "total_params", "with_")):
-        from memplan.frameworks.folder import lies_here
+        from memplan.frameworks.folders import lies_here
 
         path, what = lies_here()
         note(f"took {path}, {what}")

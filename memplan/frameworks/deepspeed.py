@@ -9,10 +9,10 @@ from typing import Any
 
 from memplan.frameworks.accelerate.write import write_deepspeed
 from memplan.frameworks.base import ASSUMED, Draft, Framework, Keys, Origin
-from memplan.frameworks.by_name import open_config
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hugging_face.precision import settle
+from memplan.frameworks.shipped import open_config
 from memplan.units import words_of
 
 AUTO = "auto"

@@ -1,15 +1,21 @@
 """What generates beside a trainer: the engine's settings into ``rollout``, ``sync`` and ``trainer_offload``.
 
-Readers put what a file says; what it leaves out is the trainer's own default, by its row.
+Readers put what a file says; what it leaves out is the trainer's own default, by its row. A server that
+a script starts beside its training (``trl vllm-serve …``, ``swift rollout …``) is read here too, and on which cards.
+
+Source: trl 1.16 scripts/vllm_serve.py (an engine of ``tensor_parallel_size`` × ``data_parallel_size`` cards, 0.9 of
+each); ms-swift 4.5 swift/pipelines/infer/rollout.py, whose arguments begin with ``vllm_``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Keys, Origin
-from memplan.frameworks.documents import is_template
+from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.launch import Launch, launch_of
+from memplan.frameworks.processes import VISIBLE
 from memplan.units import ceil_div
 
 _HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
@@ -165,3 +171,57 @@ def put_bucket(keys: Keys, key: str, unit: int = 1) -> None:
     size = keys.number(key)
     if size and size > 0:
         put_inner(keys, "sync", "bucket_bytes", int(size * unit), key)
+
+
+COMMANDS = (("trl", "vllm-serve"), ("swift", "rollout"))
+PROGRAMS = ("vllm_serve", "swift/cli/rollout")
+
+
+def put_server(keys: Keys) -> bool:
+    """The server of the same script into ``rollout``; whether there is one."""
+    script = keys.draft.script
+    found = next(_servers(script), None) if script is not None else None
+    if found is None or script is None:
+        return False
+    skip = 0 if found.program.endswith((".py", *PROGRAMS)) else 1
+    own = Keys(keys.draft, _options(found.arguments(skip)), keys.framework)
+    cards = _named(found.command.environment)
+    trained = {card for command in script.commands for card in _named(command.environment)}
+    beside = bool(trained & set(cards))
+    put(own, "placement", "colocate" if beside else "separate", "model")
+    if beside:
+        put(own, "process", "own", "model")
+    read_fields(own, VLLM)
+    rollout = keys.draft.values.get("rollout") or {}
+    size = 1
+    for name in ("tensor_parallel", "data_parallel", "pipeline_parallel"):
+        size *= int(rollout.get(name) or 1)
+    if not beside:
+        put(own, "num_gpus", size, "tensor_parallel_size")
+    if cards and len(cards) < size:
+        why = f"{size} GPUs of the server, which sees {len(cards)}"
+        keys.draft.warn("tensor_parallel_size", found.where, why, "engine")
+    return True
+
+
+def _servers(script: Document) -> Iterator[Launch]:
+    """Commands of the script that serve a policy."""
+    for command in script.others:
+        launch = launch_of(command, script.path)
+        if launch is None:
+            continue
+        named = (launch.program, *(word.text for word in launch.words[:1])) in COMMANDS
+        if named or launch.program.removesuffix(".py").endswith(PROGRAMS):
+            yield launch
+
+
+def _options(settings: Settings) -> Settings:
+    """Without what stands before vLLM's own names."""
+    values = {key.removeprefix("vllm_"): value for key, value in settings.values.items()}
+    return Settings(settings.path, values, {key.removeprefix("vllm_"): line for key, line in settings.lines.items()})
+
+
+def _named(environment: Mapping[str, str]) -> list[str]:
+    """Cards that a command's variables name; none where the text does not say."""
+    text = next((environment[name] for name in VISIBLE if environment.get(name)), "").strip("\"' ")
+    return [] if is_template(text) or "$" in text else [part.strip() for part in text.split(",") if part.strip()]

@@ -1,11 +1,13 @@
 """A command that starts a training: its launcher, the launcher's options, the program and the program's arguments."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.draft import FILE, Draft, Origin
 from memplan.frameworks.shell.reader import Command, Word, options_of
+from memplan.spec.allocator import VARIABLES, read_conf
 
 WRAPPERS = words(
     """srun env nohup time exec sudo uv uvx poetry run bash sh mpirun mpiexec orterun horovodrun ray numactl taskset
@@ -137,3 +139,15 @@ def _without_wrappers(words: list[Word]) -> list[Word]:
         if name.endswith(".py") and any(word.text == "uv" for word in words[:place]):  # uv run train.py
             return [Word("python", word.line), *words[place:]]
     return []
+
+
+def put_allocator(environment: Mapping[str, str], where: str, draft: Draft) -> None:
+    """The job's ``allocator``; what is not modelled is warned of, and decides a little."""
+    name = next((name for name in VARIABLES if environment.get(name)), None)
+    if name is None:
+        return
+    found, unread = read_conf(environment[name])
+    if found:
+        draft.put("allocator", found, Origin(FILE, f"{where}: {name}"))
+    for text in unread:
+        draft.warn(name, where, f"{text[:60]} is not modelled: the reserved figure does not feel it", decides="")

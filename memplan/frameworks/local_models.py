@@ -13,7 +13,7 @@ from memplan.errors import ModelError, ModelNotFound
 from memplan.frameworks.asking import model_hint
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
-from memplan.frameworks.hugging_face.internvl import internvl_of
+from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.models import load_model
 from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part
 from memplan.spec.reading import Unread, unanswered

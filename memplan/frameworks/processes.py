@@ -11,11 +11,10 @@ from functools import partial
 from typing import NamedTuple
 
 from memplan.clusters import find_cluster
-from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.data_parallel import replicated
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
-from memplan.frameworks.launch import Launch
+from memplan.frameworks.launch import Launch, put_allocator
 from memplan.frameworks.shell.reader import Command, options_of
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")

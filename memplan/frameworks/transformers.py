@@ -11,7 +11,6 @@ from memplan.errors import InvalidJob
 from memplan.frameworks import processes
 from memplan.frameworks.accelerate import reader as accelerate
 from memplan.frameworks.accelerate.write import CONFIG, LAUNCHING, files_of, run_script
-from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.following import absent, own_loop, program_at
@@ -25,7 +24,7 @@ from memplan.frameworks.hugging_face.dialect_scripts import script_of, with_lora
 from memplan.frameworks.hugging_face.methods import put_method
 from memplan.frameworks.hugging_face.switches import with_lora_section
 from memplan.frameworks.hugging_face.write import arguments, load_dtype
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.launch import Launch, launches, put_allocator
 from memplan.spec.job import Job
 from memplan.tables.trainer import version_key
 from memplan.units import words_of

@@ -13,7 +13,7 @@ from memplan.engine.megatron import head
 from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.adapters import SUM
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
-from memplan.engine.megatron.head import table
+from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.stages import Chunk
 from memplan.engine.megatron.states import (
@@ -257,7 +257,7 @@ class _Play:
                 together.append(layers.pop())
             self._back(together)
             if together[0].chunk.mtp and self.parts.trains_embedding and not waits:
-                waits = [self.take("gradient of MTP's lookup", "gradients", table(self.parts.shape).bytes)]
+                waits = [self.take("gradient of MTP's lookup", "gradients", mtp_table(self.parts.shape).bytes)]
         if self.parts.trains_embedding:
             self.hold(head.embedding_backward(self.parts.shape, self.parts.vocabulary))
         self.hold(())

@@ -10,11 +10,11 @@ from typing import Any
 from memplan.frameworks import deepspeed, processes
 from memplan.frameworks.accelerate.write import LAUNCHING, write_accelerate
 from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
-from memplan.frameworks.by_name import open_config
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
 from memplan.frameworks.hugging_face.precision import settle
 from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.shipped import open_config
 
 HARMLESS = words(
     """compute_environment debug use_cpu machine_rank main_process_ip main_process_port rdzv_backend same_network

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.frameworks.megatron.bearing import NOT_MODELLED_OF_LAYERS, NOT_MODELLED_OF_TRAINING
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import parts_of, rows_of
 
 _PARTS = parts_of(__file__)
 
+OF_PROCESS = ("world_size", "rank", "local_rank", "dist_url")
+"""Options of a process that its launcher gives where that is none of torch's."""
 OF_MINDSPEED = words(
     """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
     reuse_fp32_param prompt_type is_instruction_dataset use_mc2 no_shared_storage multi_head_latent_attention
@@ -121,8 +122,8 @@ NOT_MODELLED = {
     "encoder_num_layers": "an encoder is not counted",
     "moe_alltoall_overlap_comm": "is not modelled",
     "moe_fb_overlap": "is not modelled",
-    **NOT_MODELLED_OF_LAYERS,
-    **NOT_MODELLED_OF_TRAINING,
+    **rows_of(_PARTS["not-modelled-of-layers"]),
+    **rows_of(_PARTS["not-modelled-of-training"]),
 }
 """Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
 has them for data, rates, logging, checkpoints, initialisation or speed."""
@@ -135,3 +136,21 @@ def layout_of(counts: Iterable[str]) -> str:
     """MindSpeed's list of layers by stage as Megatron's layout."""
     layers = [int(count) for count in counts if count.isdecimal() and len(count) < 5]
     return "E" + "|".join("t" * count for count in layers) + "L" if layers else ""
+
+
+_OTHER = re.compile(
+    r"(?:^|_)(vlm|mllm|multimodal|mimo|vision|bert|t5|ict|retro|mamba|hybrid|biencoder|dit|diffusion|audio)(?:_|$)"
+)
+"""In the name of a program whose model is none that the arguments of layers describe."""
+_IMAGES = ("vlm", "mllm", "multimodal", "mimo", "vision", "audio")
+
+
+def other_model(program: str, named: bool) -> str:
+    """Why a program's model is not the one that arguments of layers describe, or that was ``named``; nothing where it
+    is."""
+    stem = re.split(r"[/.]", program.removesuffix(".py"))[-1]
+    found = _OTHER.search(stem)
+    if found is None or (named and found[1] not in _IMAGES):
+        return ""
+    of = "images are not counted" if named else "the model is counted as a GPT with layers of these sizes"
+    return f"{stem} trains another: {of}"

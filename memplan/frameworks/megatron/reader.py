@@ -13,7 +13,6 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.deciding import LITTLE
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.megatron.bearing import OF_PROCESS, other_model
 from memplan.frameworks.megatron.keys import (
     BEARING,
     DECIDES,
@@ -24,9 +23,11 @@ from memplan.frameworks.megatron.keys import (
     NEGATIONS,
     NOT_MODELLED,
     OF_MINDSPEED,
+    OF_PROCESS,
     OTHER_NAMES,
     SIZES,
     layout_of,
+    other_model,
 )
 from memplan.frameworks.megatron.model import config_of, own_layers, put_attention
 from memplan.frameworks.megatron.names import is_known

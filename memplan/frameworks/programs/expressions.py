@@ -3,13 +3,13 @@
 import ast
 from typing import Any
 
-from memplan.frameworks.programs.joining import joined
 from memplan.frameworks.programs.operators import (
     COMPARISONS,
     MAX_ITEMS,
     OPERATORS,
     PATHS,
     are_pairs,
+    joined,
     path_of,
     small,
     tame,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
-from memplan.frameworks.programs.joining import joined
+from memplan.frameworks.programs.operators import joined
 from memplan.frameworks.programs.values import is_plain, known, overlay
 
 TEXT = ("lower", "upper", "strip", "rstrip", "lstrip", "replace", "split", "startswith", "endswith")

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, model_hint, started_by
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.documents import Document, document_of
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.launch import Launch
+from memplan.frameworks.launch import Launch, put_allocator
 from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS

@@ -11,8 +11,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document
 from memplan.frameworks.programs.files import Files
-from memplan.frameworks.programs.joining import joined, spread
-from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.operators import joined, spread, written
 from memplan.frameworks.programs.statements import Statements
 from memplan.frameworks.programs.text import SHORTER, NotPython, Part, program_of
 from memplan.frameworks.programs.values import Class, Frame, Function, Place, Ref, Thing, Unknown, is_open, overlay

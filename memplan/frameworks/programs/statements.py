@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memplan.frameworks.programs.expressions import Expressions
-from memplan.frameworks.programs.joining import joined
-from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.operators import joined, written
 from memplan.frameworks.programs.values import Frame, Method, Place, Ref, Unknown, root_of, truth
 
 UNROLLED = (40, 20, 4)

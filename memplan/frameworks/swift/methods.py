@@ -9,8 +9,7 @@ from typing import Any
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import VLLM as ARGUMENTS
-from memplan.frameworks.generating import put, put_engine, put_offload, read_fields, warn_engine
-from memplan.frameworks.serving import put_server
+from memplan.frameworks.generating import put, put_engine, put_offload, put_server, read_fields, warn_engine
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
 from memplan.presets import find_preset
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
@@ -16,7 +15,7 @@ from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import read_arguments
 from memplan.frameworks.hugging_face.version import beside_torch
-from memplan.frameworks.launch import launches
+from memplan.frameworks.launch import launches, put_allocator
 from memplan.frameworks.local_models import within
 from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.swift import megatron as swift_megatron

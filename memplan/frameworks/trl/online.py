@@ -7,8 +7,7 @@ import re
 from functools import partial
 
 from memplan.frameworks.base import FILE, Draft, Keys
-from memplan.frameworks.generating import put, put_engine, read_fields
-from memplan.frameworks.serving import put_server
+from memplan.frameworks.generating import put, put_engine, put_server, read_fields
 from memplan.tables.trainer import version_key
 
 PROMPT = 512

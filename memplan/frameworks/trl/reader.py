@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.allocator_conf import put_allocator
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import absent
@@ -23,7 +22,7 @@ from memplan.frameworks.hugging_face.dialect_names import HARMLESS as DIALECT_HA
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.hugging_face.methods import PAIRS
 from memplan.frameworks.hugging_face.switches import mapping
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.launch import Launch, launches, put_allocator
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
 from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher

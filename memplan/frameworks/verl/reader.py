@@ -16,7 +16,7 @@ from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.verl.asking import VerlKeys, gpus, settled
 from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_batch
 from memplan.frameworks.verl.easyr1 import as_verl
-from memplan.frameworks.verl.fsdp import ulysses
+from memplan.frameworks.verl.fsdp import read_switches, ulysses
 from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT
 from memplan.frameworks.verl.keys import SFT as NEW_SFT
 from memplan.frameworks.verl.megatron import degrees
@@ -26,7 +26,6 @@ from memplan.frameworks.verl.reward import read_reward
 from memplan.frameworks.verl.rollout import read_rollout
 from memplan.frameworks.verl.sft import read_old_sft, read_sft
 from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, Given, given, marks
-from memplan.frameworks.verl.switches import read_switches
 from memplan.frameworks.verl.versions import changed, code_beside, version_of
 from memplan.frameworks.verl.write import write
 from memplan.spec.reading import MOST_NAMED, Unread

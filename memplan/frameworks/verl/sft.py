@@ -7,11 +7,10 @@ trainer/fsdp_sft_trainer.py, config/sft_trainer.yaml.
 from memplan.frameworks.base import Keys
 from memplan.frameworks.verl.asking import gpus, known
 from memplan.frameworks.verl.batch import of_tokens
-from memplan.frameworks.verl.fsdp import read_fsdp, ulysses
+from memplan.frameworks.verl.fsdp import read_fsdp, read_switches, ulysses
 from memplan.frameworks.verl.megatron import degrees
 from memplan.frameworks.verl.parts import copies_shared, read_engine, read_model, read_optimizer, strategy_of
 from memplan.frameworks.verl.source import Given
-from memplan.frameworks.verl.switches import read_switches
 from memplan.units import ceil_div
 
 

@@ -1,9 +1,13 @@
-"""What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise."""
+"""What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise; and the
+optimizers of its own switches.
+"""
+
+from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Keys, Origin
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images
-from memplan.frameworks.own_words.names import may_see_images
+from memplan.frameworks.own_words.names import lora_targets, may_see_images
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 RESTING = {
@@ -53,3 +57,36 @@ def _keep_layers(draft: Draft, key: str, where: str, tower: bool) -> None:
     draft.origins["gradient_checkpointing"] = Origin(FILE, why)
     if tower:
         draft.bound(key, where, "the tower, which is recomputed, is counted as kept too", "checkpointing")
+
+
+def read_optimizer(keys: Keys) -> None:
+    """``use_galore`` and its like, in place of ``optim``."""
+    for flag, name in (
+        ("use_galore", "galore"),
+        ("use_apollo", "apollo"),
+        ("use_adam_mini", "adam-mini"),
+        ("use_muon", "muon"),
+    ):
+        if not keys.flag(flag):
+            continue
+        for table in (keys.draft.values, keys.draft.origins):
+            table.pop("optimizer", None)
+            table.pop("optimizer_impl", None)
+            table.pop("optimizer_args", None)
+        keys.put("optimizer", name, flag)
+        if name in ("galore", "apollo"):
+            settings: dict[str, Any] = {
+                "rank": keys.whole(f"{name}_rank") or 16,
+                "update_proj_gap": keys.whole(f"{name}_update_interval") or 200,
+                "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
+            }
+            keys.put("optimizer_args", settings, f"{name}_rank", flag)
+    keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
+
+
+BLOCKS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj")}
+"""Parts of names that stand for the linears under them (trainer_utils.py: _create_galore_optimizer)."""
+
+
+def _linears(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(linear for name in names for linear in BLOCKS.get(name, (name,)))
