@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 
 from memplan.cost import card
-from memplan.cost.matmul import product_seconds
+from memplan.cost.products import product_seconds
 from memplan.cost.rates import EXPECTED
 from memplan.gpus import find_gpu
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from memplan.clusters import load_clusters
 from memplan.cost import card, seconds
-from memplan.cost.matmul import product_seconds
 from memplan.cost.passes import FLASH_BACKWARD, layers_pass
-from memplan.cost.products import Layout, extents
+from memplan.cost.products import Layout, extents, product_seconds
 from memplan.cost.rates import EXPECTED, FP8, flash_seconds
 from memplan.cost.shape import shape_of
 from memplan.cost.step import step

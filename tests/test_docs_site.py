@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from memplan.cli.commands import whole_command
-from memplan.cli.spelling import spelling
+from memplan.cli.flags import spelling
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -2,8 +2,7 @@
 
 Files group families by what their layers are made of, and a family is one row of data in one of them::
 
-    config.py            reading a key: type, range, the default of the class
-    foreign_keys.py      keys that say that a config is not what its model_type claims
+    config.py            reading a key: type, range, the default of the class; keys that are not the class's own
     attention.py         softmax attention: heads, projections, windows
     decoder.py           a decoder of attention and feed-forward layers, from a row and a config
     dense.py             rows: gated feed-forwards

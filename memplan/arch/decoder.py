@@ -9,8 +9,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from memplan.arch import attention
-from memplan.arch.config import CLASSES, Config, Scalar
-from memplan.arch.foreign_keys import note_unread, refuse_foreign
+from memplan.arch.config import CLASSES, Config, Scalar, note_unread, refuse_foreign
 from memplan.spec.layer import AnyMixer, Form, Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm, NormKind

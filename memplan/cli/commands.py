@@ -170,8 +170,7 @@ def help_alone(ctx: typer.Context, version: Annotated[bool, VERSION] = False) ->
 def make(name: str, arguments: list[str] | None = None) -> Any:
     """The command of this name, made by typer of its function and its parameters: all of them for help, else those
     that the arguments name, whose flags with values become plain in place."""
-    from memplan.cli.flags import given_only, plain_flags
-    from memplan.cli.spelling import spelling
+    from memplan.cli.flags import given_only, plain_flags, spelling
 
     module = import_module(f"memplan.cli.{name}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -63,7 +63,7 @@ def _hint(error: MemplanError) -> str:
 def _as_options(hint: str, arguments: Sequence[str]) -> str:
     """A hint with the keys that stand on the command line written as there, "batch_size: 4" as "--batch-size 4"; where
     no file is named, which may be where they stand, any key."""
-    from memplan.cli.spelling import spelling
+    from memplan.cli.flags import spelling
     from memplan.spec.job import Job
 
     plain = any(os.path.exists(word) for word in arguments if not word.startswith("-"))

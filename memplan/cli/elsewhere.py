@@ -91,7 +91,7 @@ def instead_of(written: str, context: Any, arguments: Sequence[str]) -> str:
 
 def _value(written: str, arguments: Sequence[str]) -> str:
     """The value that stands behind an option on the command line, or nothing."""
-    from memplan.cli.spelling import spelling
+    from memplan.cli.flags import spelling
 
     for word, after in zip(arguments, (*arguments[1:], "--"), strict=False):
         given, equals, value = word.partition("=")
@@ -147,7 +147,7 @@ def _why_not(name: str, names: Sequence[str]) -> str:
 
 def _alike(name: str, names: Sequence[str]) -> str:
     """The options of the command that are written alike, another tool's spelling of one for it too."""
-    from memplan.cli.spelling import LORA_NAMES, spelling
+    from memplan.cli.flags import LORA_NAMES, spelling
     from memplan.tables.choices import ALIASES
 
     own = {word[2:] for word in names if word.startswith("--")}

@@ -2,6 +2,7 @@
 
 Flags with a value, as people write them who come from other tools, become plain: --padded true. And options that are
 not given are left aside, since typer makes much of each of ninety.
+Options may be written with underscores for dashes, and by the names that other tools give to a key.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from memplan.cli.parameters import Parameter
 from memplan.errors import UsageError
+from memplan.tables.choices import ALIASES
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 CHECKPOINTING = "gradient-checkpointing"
@@ -68,3 +70,25 @@ def given_only(params: Sequence[Parameter], arguments: Sequence[str], spelling: 
                 return list(params)
             kept[param] = None
     return list(kept)
+
+
+LORA_B_BIAS = "lora-b-bias"
+"""PEFT's ``lora_bias``, beside its ``bias``, which is --lora-bias."""
+LORA_NAMES = {
+    "lora-rank": "lora-r",
+    "lora-target": "lora-targets",
+    "lora-target-modules": "lora-targets",
+    "lora-lora-bias": LORA_B_BIAS,
+    "no-lora-lora-bias": f"no-{LORA_B_BIAS}",
+}
+"""What other tools call LoRA's options, and what they were called."""
+
+
+def spelling(name: str) -> str:
+    """An option's own name for one that other tools use: max_length -> sequence-length. One letter stays."""
+    dashed = name.replace("_", "-")
+    if len(name) == 1 or dashed == "recompute":
+        return dashed
+    if dashed in ("use-lora", "no-use-lora"):
+        return dashed.replace("use-", "")
+    return LORA_NAMES.get(dashed) or ALIASES.get(dashed.replace("-", "_"), dashed).replace("_", "-")

@@ -96,6 +96,6 @@ def _snapshot(values: Mapping[str, Any]) -> str | None:
 
 
 def _result(found: "Measurement") -> Result:
-    from memplan.trace.measured_view import blocks, rows
+    from memplan.trace.view import blocks, rows
 
     return Result(found.to_dict, lambda width: blocks(found), lambda: rows(found), kind="measure")

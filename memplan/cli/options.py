@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memplan.cli.flags import LORA_B_BIAS
 from memplan.cli.parameters import Parameter, argument, option
-from memplan.cli.spelling import LORA_B_BIAS
 from memplan.clusters import find_cluster
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
 from memplan.spec.job import Job

@@ -35,7 +35,7 @@ def web(values: Mapping[str, Any]) -> int:
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise UsageError("memplan web needs starlette and uvicorn", 'pip install "memplan[web]"')
     from memplan.cli.schemas import schema_of
-    from memplan.web.serving import listen, serve
+    from memplan.web.server import listen, serve
 
     sockets = listen(host, int(port))
     address = sockets[0].getsockname()

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from memplan.cost.again import Forward, again
 from memplan.cost.host import Issued, host_of
-from memplan.cost.matmul import product_seconds
-from memplan.cost.products import Layout, merged, products
+from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import NATIVE_PROLOGUE, Device, Rates, flash_seconds, products_rate
 from memplan.cost.shape import HALF, Shape
 from memplan.cost.work import ModelWork, Work

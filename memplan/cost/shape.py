@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from memplan.cost.eight import Eight, eight_of
-from memplan.cost.recomputed import Repeated, repeated
+from memplan.cost.again import Repeated, repeated
+from memplan.cost.products import Eight, eight_of
 from memplan.cost.traffic import expert_parts
 from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING

@@ -21,7 +21,7 @@ def estimate_blocks(report: Report, width: int, under: Iterable[Block] = ()) -> 
     """Everything about one job, the answer first: whether it fits where a card is named; ``under`` that what else was
     asked for."""
     if report.recipe is not None and report.recipe.method.generates:
-        from memplan.render.engine_view import engine_blocks  # which a job that trains never shows
+        from memplan.render.rollout_view import engine_blocks  # which a job that trains never shows
 
         return [*engine_blocks(report, width), *under]
     return [

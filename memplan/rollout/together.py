@@ -1,25 +1,34 @@
-"""What a report and a search ask of an RL step: the worst instant of all processes, and whether all of them run."""
+"""What a report and a search ask of an RL step: the worst instant of all processes, and whether all of them run.
+
+A policy that generates itself (transformers' generate) adds to its own weights the cache, which grows by a token at a
+time, the logits that are sampled, and under sharding what is gathered for it: transformers 5.23 cache_utils.py
+(DynamicLayer.update: torch.cat), generation/utils.py (_sample); trl 1.16 models/utils.py
+(unwrap_model_for_generation: ds3_gather_for_generation).
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
+from memplan.engine.generation.cells import cells_of
 from memplan.engine.generation.figures import Figures, engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.overhead import context_bytes
+from memplan.engine.phases.parts import units
+from memplan.engine.tensors import model_weights
 from memplan.engine.totals import Totalled
 from memplan.errors import InvalidJob
 from memplan.generated import Engine, Process, Together, as_engine
 from memplan.meters import Totals
 from memplan.moments import AsleepIn, Beside, phase_of
 from memplan.report import Crossing
-from memplan.rollout.by_policy import generating_bytes
 from memplan.rollout.holding import Holding, holding
 from memplan.rollout.instants import NONE, At, Scene, added, instants
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
+from memplan.units import ceil_div
 
 
 @lru_cache(maxsize=4096)
@@ -207,3 +216,32 @@ def shown(found: Joint | None) -> tuple[Together, ...]:
         )
         for at in found.instants
     )
+
+
+SAMPLED = 14
+"""Bytes for each logit of the last position: bf16, a copy in fp32, and the processors' and softmax's own."""
+
+
+def cache_bytes(of: Generator) -> int:
+    """Keys and values of all sequences at their end, and one layer's once more while a token is added."""
+    token = state = 0
+    for run in of.model.runs:
+        for cell in cells_of(run.layer, of):
+            token, state = token + cell.token * run.count, state + cell.state * run.count
+    whole = of.rows * (token * (of.prompt_length + of.completion_length) + state)
+    return whole + ceil_div(whole, max(1, of.model.num_layers))
+
+
+def generating_bytes(of: Generator, recipe: Recipe) -> int:
+    """Beside what the trainer holds anyway."""
+    return cache_bytes(of) + of.rows * of.model.vocab_size * SAMPLED + _gathered(recipe)
+
+
+def _gathered(recipe: Recipe) -> int:
+    """ZeRO-3: the whole model in the dtype of its weights; FSDP: root and a unit, as in any forward."""
+    itemsize = recipe.numerics.itemsize
+    if recipe.zero_stage == 3:
+        return recipe.model.params.total * itemsize
+    if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
+        return sum(units(recipe, model_weights(recipe.model, recipe.adapter is None, recipe.adapter)).values())
+    return 0
