@@ -1,6 +1,5 @@
 """Files that are written whole or not at all, so that a full disk never costs what was there before; and what to type
-instead of one that is not there.
-"""
+instead of one that is not there."""
 
 import os
 import stat

@@ -58,8 +58,7 @@ OFF = 0.005
 
 def interpolate(total: int) -> Shape:
     """A shape of about ``total`` parameters: between its two neighbours, or the first or last shape made shallower or
-    deeper.
-    """
+    deeper."""
     if not SHAPES[0].total <= total <= SHAPES[-1].total:
         return fitted(SHAPES[0] if total < SHAPES[0].total else SHAPES[-1], total)
     above = next(i for i, shape in enumerate(SHAPES) if total <= shape.total) or 1

@@ -29,8 +29,7 @@ def job_names() -> list[str]:
 
 def read_job_file(path: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The keys of a job file, and the line of each. Raises InvalidJob, naming file and line, for what is not
-    understood.
-    """
+    understood."""
     from pathlib import Path
 
     from memplan.yaml_lines import fields_of, read_yaml

@@ -63,8 +63,7 @@ class Totals(NamedTuple):
 def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, others: Band = NOTHING) -> Totals:
     """Low, expected and high each run through the ledger as a whole. In a search the high figure of a job that can be
     played is above every play, so that what the search says to fit does so when it is shown. ``others``: what else is
-    on the card meanwhile.
-    """
+    on the card meanwhile."""
     low, totals, high = ledger.bounds()
     allocated = Band(max(low), max(totals), max(high))
     if recipe.model.spread:
@@ -159,8 +158,7 @@ def of_assumed_layers(allocated: Band, lasting: int, spread: tuple[float, float]
 
 def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
     """Yes if the high figure of what the card must hold fits the usable memory less the margin, tight if the expected
-    one fits it, else no.
-    """
+    one fits it, else no."""
     allowed = int(gpu.usable_bytes * (1 - margin))
     fits = "yes" if device.high <= allowed else "tight" if device.expected <= gpu.usable_bytes else "no"
     spare, missing = gpu.usable_bytes - device.expected, max(0, device.high - allowed)

@@ -1,6 +1,5 @@
 """From what a user names to a ModelSpec: a path, a preset, a Hub id, an inline config, or only a number of
-parameters.
-"""
+parameters."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ from memplan.spec.recipe import Recipe
 
 COSTS = ("nothing", "setup", "speed", "numerics", "training", "cards", "data")
 """What a remedy costs: nothing; effort once; time per step; the optimizer precision; another training run; more cards;
-what of the data is cut.
-"""
+what of the data is cut."""
 
 
 def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
@@ -108,8 +107,7 @@ class _Needed:
 
     def gpus(self, gpu: Gpu, workspace: int) -> int | None:
         """The smallest count tried that fits this card. What is divided falls as one over the count, so that all the
-        doublings to come save what the last one saved; where twice that is too little no more are priced.
-        """
+        doublings to come save what the last one saved; where twice that is too little no more are priced."""
         margin, last = self.recipe.hardware.margin, 0
         for count in self.counts:
             if count not in self.priced:
@@ -157,8 +155,7 @@ def on_counts(given: JobInput, counts: Iterable[int]) -> Iterator[Recipe | None]
 
 def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
     """The allocated peak as a difference from SFT of the same examples: sequences, the loss, the reference's
-    weights.
-    """
+    weights."""
     recipe = report.recipe
     if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(EVALUATION):
         return ()

@@ -145,8 +145,7 @@ class Peak(NamedTuple):
 def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
     """What ``build_report`` says of a recipe without a play, to the byte, in about a tenth of a millisecond once jobs
     like it were asked for. Searches vary recipes by ``_replace``, or resolve each job anew. ``play``: what it says with
-    one, and only whether the job fits.
-    """
+    one, and only whether the job fits."""
     priced = price(recipe, detailed=False, search=search, leading=not play)
     if play:
         priced = _played(priced, "fits")

@@ -34,8 +34,7 @@ def asks_for_ways(given: JobInput) -> bool:
 
 def with_usual_trainer(given: JobInput) -> JobInput:
     """A preference method of a model that is named by its Hub id, without a trainer, is taken to be run by TRL, where
-    TRL can; a bare loop otherwise, as for any other job.
-    """
+    TRL can; a bare loop otherwise, as for any other job."""
     model, method = given.job.model, given.job.method
     if "trainer" in given.sources or given.framework or given.sources.get("method") != "option":
         return given

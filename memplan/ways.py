@@ -147,8 +147,7 @@ def _way(given: JobInput, name: str, title: str, changes: dict[str, Any]) -> Way
 
 def _longest(given: JobInput, changes: dict[str, Any], recipe: Recipe) -> int:
     """The longest sequence that fits, to some per cent, and never one that does not: bounds that need no play enclose
-    it, and what lies between them is played at a few lengths.
-    """
+    it, and what lies between them is played at a few lengths."""
     gpu = recipe.hardware.gpu
     assert gpu is not None
 

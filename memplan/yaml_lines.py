@@ -140,8 +140,7 @@ def fields_of(
 
 def pairs_of(node: Any, path: Path) -> list[tuple[Any, Any]]:
     """Keys and values of a mapping node. A merge (``<<``) gives the keys that the mapping has not itself; of several
-    the last wins, of those in one list the first, as PyYAML has it. Raises InvalidJob for a merge of anything else.
-    """
+    the last wins, of those in one list the first, as PyYAML has it. Raises InvalidJob for a merge of anything else."""
     import yaml
 
     own = [pair for pair in node.value if pair[0].tag != MERGE]
@@ -189,8 +188,7 @@ def _text(path: Path, what: str) -> str:
 
 def _composed(path: Path, text: str) -> tuple[Any, bool]:
     """The root node, and whether there are aliases. What is too deep or too much is refused where it stands, before the
-    rest is read.
-    """
+    rest is read."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -220,8 +218,7 @@ def _composed(path: Path, text: str) -> tuple[Any, bool]:
 
 def _refuse_what_grows(path: Path, node: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Values and levels of a node once aliases are written out, without writing them out. What an alias names stands
-    before it, so the recursion goes no deeper than the text is nested.
-    """
+    before it, so the recursion goes no deeper than the text is nested."""
     import yaml
 
     if id(node) in known:

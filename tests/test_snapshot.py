@@ -13,10 +13,9 @@ from memplan.api import estimate
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.recorded import replay
 from memplan.errors import UsageError
-from memplan.render.snapshot_svg import snapshot_svg
+from memplan.render.snapshot_svg import measured, snapshot_svg
 from memplan.resolve import resolve
 from memplan.snapshot.explaining import explain
-from memplan.snapshot.measured import measured
 from memplan.snapshot.reading import read_snapshot
 from memplan.snapshot.unpickling import read_plain
 from memplan.spec.reading import read_job

@@ -1,6 +1,5 @@
 """ALBERT as transformers 5.23 builds it (``models/albert/configuration_albert.py``): an encoder whose layers are a few,
-applied again and again.
-"""
+applied again and again."""
 
 from itertools import groupby
 from operator import itemgetter

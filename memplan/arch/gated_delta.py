@@ -1,6 +1,5 @@
 """Gated delta rules in three of four layers, gated attention in the fourth: Qwen3-Next, and the language models of
-Qwen3.5, as transformers 5.23 builds them.
-"""
+Qwen3.5, as transformers 5.23 builds them."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,5 @@
 """Gemma 4's towers as transformers 5.23 builds them (``models/gemma4/modeling_gemma4.py``): the parameters of its
-vision tower and of its audio tower. Sounds are not modelled.
-"""
+vision tower and of its audio tower. Sounds are not modelled."""
 
 from memplan.arch.config import Config
 from memplan.arch.projector_keys import assemble

@@ -1,6 +1,5 @@
 """Models of attention and state-space layers, in turn (Jamba, Bamba and Granite 4) or side by side (Falcon-H1), as
-transformers 5.23 builds them.
-"""
+transformers 5.23 builds them."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,5 @@
 """LFM2, dense and with experts, as transformers 5.23 builds it: gated short convolutions, and attention in some
-layers.
-"""
+layers."""
 
 from collections.abc import Callable
 from functools import partial

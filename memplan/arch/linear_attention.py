@@ -1,6 +1,5 @@
 """MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as transformers 5.23
-builds them.
-"""
+builds them."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config

@@ -1,6 +1,5 @@
 """Decoders with low-rank attention: DeepSeek-V2 to V3.2, Kimi-K2, GLM-4.7-Flash, GLM-5 and MiniCPM3, as transformers
-5.23 builds them.
-"""
+5.23 builds them."""
 
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config

@@ -1,6 +1,5 @@
 """Decoders whose feed-forward is routed experts alone: Mixtral, Qwen3-MoE, OLMoE, FlexOlmo, Granite MoE, Phi-3.5-MoE,
-MiniMax-M2 and GPT-OSS as transformers 5.23 builds them; and the layers of Llama 4.
-"""
+MiniMax-M2 and GPT-OSS as transformers 5.23 builds them; and the layers of Llama 4."""
 
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes

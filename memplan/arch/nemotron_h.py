@@ -1,6 +1,5 @@
 """Nemotron-H as transformers 5.23 builds it: each layer is one norm and one of four: Mamba 2, attention, a feed-forward
-of squared ReLU, or experts of that kind, which may work in a narrower space (``moe_latent_size``).
-"""
+of squared ReLU, or experts of that kind, which may work in a narrower space (``moe_latent_size``)."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config, shown

@@ -1,6 +1,5 @@
 """RecurrentGemma (Griffin) as transformers 5.23 builds it (``configuration_recurrent_gemma.py``,
-``modeling_recurrent_gemma.py``): gated linear recurrences and local attention in turn.
-"""
+``modeling_recurrent_gemma.py``): gated linear recurrences and local attention in turn."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config

@@ -1,6 +1,5 @@
 """Projectors that read any number of patches into a few latents: Idefics 2's perceiver, as transformers 5.23 builds it
-(``modeling_idefics2.py``: Idefics2Connector).
-"""
+(``modeling_idefics2.py``: Idefics2Connector)."""
 
 from memplan.arch import towers
 from memplan.arch.config import Config

@@ -1,6 +1,5 @@
 """Decoders with experts that every token visits beside the routed ones: Qwen2-MoE, GLM-4.5, dots.llm1, ERNIE 4.5,
-Hunyuan, EXAONE MoE, Command A (MoE) and Llama 4's text model, as transformers 5.23 builds them.
-"""
+Hunyuan, EXAONE MoE, Command A (MoE) and Llama 4's text model, as transformers 5.23 builds them."""
 
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes

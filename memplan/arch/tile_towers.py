@@ -1,6 +1,5 @@
 """Vision towers that see an image in tiles and carry a class token in each: Llama 4 and Llama 3.2 Vision (Mllama), as
-transformers 5.23 builds them.
-"""
+transformers 5.23 builds them."""
 
 from memplan.arch.config import Config
 from memplan.arch.patch_towers import numbers

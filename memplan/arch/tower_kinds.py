@@ -1,6 +1,5 @@
 """Vision towers of kinds of their own: InternViT and Pixtral, as transformers 5.23 builds them; and the choice of a
-tower by its model_type.
-"""
+tower by its model_type."""
 
 from memplan.arch.config import Config, shown
 from memplan.arch.towers import (

@@ -1,6 +1,5 @@
 """Language models that stand only inside a vision-language model: those of Qwen2-VL to Qwen3-VL, and Mllama's, whose
-layers partly attend to the image.
-"""
+layers partly attend to the image."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

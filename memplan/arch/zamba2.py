@@ -1,6 +1,5 @@
 """Zamba 2 as transformers 5.23 builds it (``models/zamba2/configuration_zamba2.py``, ``modeling_zamba2.py``): layers of
-Mamba 2, some of which a transformer block precedes whose weights are one of a few that all of them share.
-"""
+Mamba 2, some of which a transformer block precedes whose weights are one of a few that all of them share."""
 
 from itertools import groupby
 

@@ -85,11 +85,14 @@ class Output(NamedTuple):
             return data.to_csv(result.rows())
         if self.form == "svg" and result.drawing is not None:
             return result.drawing()
-        if self.form == "html":
-            from memplan.render.page_view import page_of
-
-            return page_of(result.kind, (result.page or result.data)(), result.view)
         from memplan.render import text
+
+        if self.form == "html":
+            from memplan.page import dressed, page
+            from memplan.render.instants import moment_words
+
+            payload = dressed((result.page or result.data)(), moment_words)
+            return page(result.kind, payload, text.plain(result.view(text.PIPED_WIDTH)))
 
         if self.form == "markdown":
             return data.to_markdown(result.view(text.PAPER_WIDTH))

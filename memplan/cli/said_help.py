@@ -1,6 +1,5 @@
 """Help in the language that is spoken: English as typer lays it out, others by the widths of their characters, and so
-on a screen that is narrower than typer knows.
-"""
+on a screen that is narrower than typer knows."""
 
 from collections.abc import Sequence
 from typing import Any

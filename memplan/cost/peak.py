@@ -18,8 +18,7 @@ def least_seconds(recipe: Recipe) -> float:
 
 def least_flop(recipe: Recipe) -> float:
     """Of one optimizer step over all cards: the products of every token with the layers' matrices that it visits, and
-    causal attention's, forward and backward; no head, and nothing twice.
-    """
+    causal attention's, forward and backward; no head, and nothing twice."""
     batch = recipe.batch
     rows = recipe.rows * batch.accumulation * recipe.parallel.data
     work = model_work(recipe.model)

@@ -1,6 +1,5 @@
 """What a forward does, from the model's parts: FLOP of matmuls and of attention, bytes that pointwise chains
-move, kernels that are launched. One ``Work`` is of one token of one layer; a multiply and an add are two FLOP.
-"""
+move, kernels that are launched. One ``Work`` is of one token of one layer; a multiply and an add are two FLOP."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,6 +1,5 @@
 """What runs before the first layer, in bytes: steps of the embedding, a tower, inputs of all layers; most models have
-none.
-"""
+none."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple

@@ -72,8 +72,7 @@ def at_least(recipe: Recipe, enough: float = inf, rests: int | None = None) -> i
     """Bytes that the high device figure is not below: every kind of row but what a sharding gathers and reduces. Rows
     only add up, and so do the shares that segments lose of what comes and goes; what segments of other streams keep is
     left out, and in Megatron's layers all that does not rest (``resting``). Of a pipeline's stages no further one is
-    asked than the first with more than is ``enough``. ``rests``: ``resting``, where it is known.
-    """
+    asked than the first with more than is ``enough``. ``rests``: ``resting``, where it is known."""
     most = resting(recipe) if rests is None else rests
     if not most or recipe.in_megatron:
         return most

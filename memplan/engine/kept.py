@@ -36,8 +36,7 @@ def most_at_loss(recipe: Recipe) -> int:
 def kept_by_layers(recipe: Recipe) -> int:
     """Bytes that the layers of a rank keep when the last forward before a backward is through, at the most that fused
     kernels leave open: all rows', or those of a half where halves run back one by one. Of two forwards both keep
-    theirs. 0 where they are not known by themselves: images' states. What layers share is counted with them.
-    """
+    theirs. 0 where they are not known by themselves: images' states. What layers share is counted with them."""
     if recipe.batch.images is not None:
         return 0
     if not recipe.method.pairs or recipe.loss.pair_pass == "concatenated":

@@ -58,8 +58,7 @@ def _figure(number: object) -> str:
 
 class Ledger:
     """Rows over a schedule. Without ``detailed``, what a tape holds is entered in one row an instant: enough for
-    totals.
-    """
+    totals."""
 
     def __init__(self, schedule: Iterable[str], detailed: bool = True) -> None:
         self.detailed = detailed
@@ -85,8 +84,7 @@ class Ledger:
         high: int = -1,
     ) -> None:
         """Enter a row, alive from ``born`` to ``dies`` (both included; the whole step where not given). Nothing is no
-        row.
-        """
+        row."""
         if not size and high <= 0:
             return
         first = self.index[born] if born else 0

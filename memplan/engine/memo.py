@@ -27,8 +27,7 @@ OF_GROUPS, GETTER = attrgetter(*PARTED), cache(attrgetter)
 
 class Values:
     """Numbers for values: equal values of one type have the same. Those that cannot be hashed are the same only as
-    the same object. All that have a number are kept, so that an ``id`` stays theirs.
-    """
+    the same object. All that have a number are kept, so that an ``id`` stays theirs."""
 
     def __init__(self) -> None:
         self._of_id: dict[int, tuple[tuple[int], Any]] = {}
@@ -62,8 +61,7 @@ class Values:
 
 class Reading(dict[str, Any]):
     """One question: the key of every attribute, of the parts or else of the recipe; those that are no plain values are
-    looked up when they are first asked for.
-    """
+    looked up when they are first asked for."""
 
     def __init__(self, known: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
         fields = zip(PATHS, chain.from_iterable(OF_GROUPS(recipe)), strict=True)

@@ -65,8 +65,7 @@ def refresh_bytes(recipe: Recipe, weights: list[Weight], itemsize: int, shards: 
 
 def last_update(recipe: Recipe, trained: list[Weight]) -> tuple[int, int]:
     """(elements, bytes of each) of the update that fused backward leaves for its end: the embedding's, whose hook no
-    other gradient follows (lomo.py: fused_backward).
-    """
+    other gradient follows (lomo.py: fused_backward)."""
     half, single, waits = recipe.fused_backward or Fused(0, 0)
     elements = max((weight.elements for weight in trained if weight.unit == "embedding"), default=0)
     return elements if waits else 0, single if recipe.storage.precision.weights == FP32 else half
@@ -157,8 +156,7 @@ def place_of(recipe: Recipe) -> str:
 
 def host_bytes(recipe: Recipe, weights: list[Weight], itemsize: int) -> int:
     """Bytes of shards that wait on the host: pinned, each tensor in a block of a power of two (torch 2.13
-    CachingHostAllocator); one flat tensor for each unit under FSDP1, which pins whatever is asked for.
-    """
+    CachingHostAllocator); one flat tensor for each unit under FSDP1, which pins whatever is asked for."""
     fsdp2 = recipe.sharding.name == "fsdp2"
     exact = shard_elements(weights, recipe.sharding.ranks, fsdp2) * itemsize
     if fsdp2 and not recipe.sharding.fsdp.pin_memory:
@@ -240,8 +238,7 @@ def enter_quantised(
 
 def shard_elements(weights: list[Weight], shards: int, by_rows: bool = False) -> int:
     """Elements of the first rank's shard: each tensor padded up to a multiple of the ranks, or, by rows, its first
-    dimension.
-    """
+    dimension."""
     if by_rows:
         return sum(padded(weight, shards) // shards * weight.copies for weight in weights)
     return sum(ceil_div(weight.elements, shards) * weight.copies for weight in weights)

@@ -21,8 +21,7 @@ from memplan.units import GPU_ROUNDING, KiB, MiB
 CUBLAS_LARGE_BYTES = 8 * 4096 * KiB
 CUBLAS_SMALL_BYTES = 2 * 4096 * KiB + 8 * 16 * KiB
 """cuBLAS workspace per handle and stream: 32 MiB on compute capability 9, 10 and 12, 8.125 MiB below
-(CublasHandlePool.cpp).
-"""
+(CublasHandlePool.cpp)."""
 HANDLES = 2
 """Forward's thread has a handle of its own, and so has autograd's thread of the device, which runs backward
 (ATen/cuda/detail/DeviceThreadHandles.h: a pool for each thread)."""

@@ -75,8 +75,7 @@ class TracedPass:
 
     def gathered_in(self, i: int) -> int:
         """Gathered bytes in a layer's forward: its weights and the output of their all-gather; or, before anything of
-        it runs, the output of the one before too (``engine/parallel/fsdp2/rows.py``).
-        """
+        it runs, the output of the one before too (``engine/parallel/fsdp2/rows.py``)."""
         sizes = self.plan.gathered
         before = sizes[i - 1] if i else 0
         earlier = sum(sizes[:i]) // self.plan.keeps_gathered if self.plan.keeps_gathered else 0
@@ -109,8 +108,7 @@ class TracedPass:
 
     def _neighbours(self) -> set[int]:
         """First and last of the layers that agree in their own kind and in that of both neighbours: buffers of FSDP
-        are of three layers at a time.
-        """
+        are of three layers at a time."""
         kinds = [0, *map(id, self.layers), 0]
         found: dict[tuple[int, ...], list[int]] = {}
         for i in range(len(self.layers)):
@@ -169,8 +167,7 @@ class TracedPass:
 
 def shares(plan: PassPlan) -> bool:
     """Whether its layers share more than the residual stream. What Gemma 4's hand on though none reads it is made again
-    by the checkpoint of the layer that makes it, and stays with its graph until the first layer has run back.
-    """
+    by the checkpoint of the layer that makes it, and stays with its graph until the first layer has run back."""
     spec = plan.spec
     runs, kinds, hands = spec.runs, {mixer.kind for mixer in spec.mixers}, plan.style in ("checkpoint", "reentrant")
     forms = {run.layer.form for run in runs}

@@ -1,6 +1,5 @@
 """Classes of ranks: GPUs of one job that hold the same, each class described by a recipe of its own; and the whole
-ledger of one of them: a critic's training beside the policy's, the step, and the evaluation after it.
-"""
+ledger of one of them: a critic's training beside the policy's, the step, and the evaluation after it."""
 
 from collections.abc import Hashable
 from typing import NamedTuple

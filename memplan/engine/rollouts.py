@@ -82,8 +82,7 @@ def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:
 def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> None:
     """TRL's PPO names the policy's outputs (logits and every hidden state) and the distribution that it logs the
     entropy of until the next micro-step has its own, so over backward and the optimizer's step. Composer's state holds
-    the logits alone, until a forward that makes the loss itself has ended.
-    """
+    the logits alone, until a forward that makes the loss itself has ended."""
     if not recipe.loss.code.step_outputs or recipe.evaluating:
         return
     plan, name = policy.plan, policy.plan.name

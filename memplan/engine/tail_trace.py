@@ -42,8 +42,7 @@ def trace_tail(
     input_needs_grad: bool = True,
 ) -> TailTrace:
     """Final norm, head and loss, forward and (with ``grad``) backward; the same object where only checkpointing or the
-    attention differs, of which no tail reads anything.
-    """
+    attention differs, of which no tail reads anything."""
     mode = mode._replace(recompute=Recompute(), operators=mode.operators._replace(attention="sdpa"))
     return tail_trace(spec, mode, rows, length, head, grad, gradients if grad else "keep", input_needs_grad)
 

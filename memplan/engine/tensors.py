@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 class Weight(NamedTuple):
     """``copies`` tensors of ``rows`` × ``columns`` elements (one column for a vector), ``unit`` the module that holds
-    them.
-    """
+    them."""
 
     name: str
     rows: int

@@ -1,6 +1,5 @@
 """A play makes a hundred thousand small objects that reference counting frees: looking for cycles among them takes as
-long as playing does, and finds none that hold anything.
-"""
+long as playing does, and finds none that hold anything."""
 
 import gc
 from collections.abc import Iterator

@@ -170,8 +170,7 @@ class Keys:
 
     def _plain(self, key: str) -> Any:
         """The value, where the file holds it; of a variable that it never sets the framework's default, and the key is
-        not understood until ``put`` knows which of the job's it is.
-        """
+        not understood until ``put`` knows which of the job's it is."""
         value = self.get(key)
         if not any(is_template(item) for item in (value if isinstance(value, list) else (value,))):
             return value
@@ -184,8 +183,7 @@ class Keys:
 
     def _ask(self, job_key: str, key: str, value: Any) -> None:
         """For a job's key that the file leaves to a variable: gradient accumulation is assumed, since memory depends on
-        whether there is any and no more; the rest is asked for.
-        """
+        whether there is any and no more; the rest is asked for."""
         found = self._open[key]
         self.draft.unread[:] = [each for each in self.draft.unread if each is not found]
         what = f"{found.key}: {found.why}"
@@ -214,8 +212,7 @@ class Keys:
 
     def put(self, job_key: str, value: Any, *keys: str) -> None:
         """Set a job's key, of these keys of the file: where it came from is where the first of them that is there is,
-        else the framework's default. Without keys it follows from what the file is.
-        """
+        else the framework's default. Without keys it follows from what the file is."""
         said = next((key for key in keys if self.has(key)), None)
         if said in self._open:
             self._ask(job_key, said or "", value)

@@ -92,8 +92,7 @@ class Draft:
 
     def bound(self, key: str, where: str, why: str, decides: str = "", asks: str = "", hint: str = "") -> None:
         """What is not known, or not modelled, and counted as no less than it can take: a fit stands, and where it does
-        not fit the file is unclear. ``asks``: the job's key that would say it.
-        """
+        not fit the file is unclear. ``asks``: the job's key that would say it."""
         decides = decides or subject_of(asks or key) or asks
         hint = hint or (option_of(asks) if asks else "")
         self.unread.append(Unread(key, where, why, decides, hint, asks, above=True))

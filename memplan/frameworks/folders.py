@@ -64,8 +64,7 @@ def _start(path: str, most: int = MAX_BYTES) -> str:
 
 def files_of(folder: str) -> tuple[list[str], list[str]]:
     """Files below a folder whose names say that they may be configs or scripts, in the order of their names; and the
-    programs beside them. Raises UsageError where there are too many to look at.
-    """
+    programs beside them. Raises UsageError where there are too many to look at."""
     found, programs = list[str](), list[str]()
     for path in _walked(folder):
         (programs if path.lower().endswith(PROGRAMS) else found).append(path)
@@ -105,8 +104,7 @@ HINT = "name one: memplan estimate llama-3.1-8b, a training config, or --total-p
 
 def lies_here(folder: str = ".") -> tuple[str, str]:
     """The one training config of a folder, else the one model in it or below it, and what it is. Raises UsageError
-    where there is none, or several.
-    """
+    where there is none, or several."""
     files = [path for path in sorted(Path(folder).iterdir()) if path.is_file() and not path.name.startswith(".")]
     for forms in KINDS:
         ours = [

@@ -1,6 +1,5 @@
 """The script inside a file that hands it to a cluster: SkyPilot's ``run``, the commands of Beaker, MosaicML, Kubernetes
-and Compose, with the variables that such a file sets.
-"""
+and Compose, with the variables that such a file sets."""
 
 import re
 import shlex

@@ -1,6 +1,5 @@
 """Answers on other terms than the options': a layout that takes more GPUs than were named, layers that one process
-spreads over its cards.
-"""
+spreads over its cards."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,6 +1,5 @@
 """Models that a file names by a folder of another machine, or by a repository that the Hub does not give: known by
-their names, said aloud, or asked for.
-"""
+their names, said aloud, or asked for."""
 
 import os
 import re
@@ -41,8 +40,7 @@ def is_folder(name: str) -> bool:
 def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     """Take a folder that is not here, or a repository that the Hub does not give, for the model of its name; of the
     trained model, and of those beside it, which are asked for and counted in its shape where that is nobody's. Raises
-    NotKnown where the trained one's is.
-    """
+    NotKnown where the trained one's is."""
     unknown = _settle_beside(draft)
     _settle_trained(draft, options)
     for each in unknown:
@@ -96,8 +94,7 @@ def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
 
 def _another(name: str, bare: str, revision: str | None) -> tuple[str, str]:
     """(the Hub's name, why) of the model that a name stands for; without a name where it is nobody's; nothing for one
-    that is known, or that the Hub gives. ``bare``: the name without words that the shape does not depend on.
-    """
+    that is known, or that the Hub gives. ``bare``: the name without words that the shape does not depend on."""
     if os.path.exists(os.path.expanduser(name)):
         return "", ""
     if is_folder(name):

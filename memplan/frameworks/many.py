@@ -34,8 +34,7 @@ def check_many(
     processes: int = 1,
 ) -> list[Checked]:
     """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
-    place of being skipped; of a folder it is told with its like. ``processes``: as many at most.
-    """
+    place of being skipped; of a folder it is told with its like. ``processes``: as many at most."""
     folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
     kept = {os.path.normpath(path) for path in beside}
     within = {path: [name for name in names if name not in kept] for path, (names, _) in folders.items()}

@@ -30,8 +30,7 @@ CLASSES: dict[str, tuple[str, str]] = {
     **{f"{place}._AdamW": ("adamw", "") for place in TORCHAO},
 }
 """Class -> the job's word, and the library where there are several. bitsandbytes' AdamW and AdamW32bit keep fp32;
-torchao's ``_AdamW`` keeps states of the weight's dtype, and steps on one weight at a time.
-"""
+torchao's ``_AdamW`` keeps states of the weight's dtype, and steps on one weight at a time."""
 STEPS = ("adamw", "sgd", "sgd-momentum")
 """Of which torch has three ways to step."""
 

@@ -72,8 +72,7 @@ def visible(text: str) -> str:
 @cache
 def _dumper() -> Any:
     """PyYAML's safe dumper, which writes a text with line ends or control characters within double quotes: in its other
-    styles such a text takes lines of its own.
-    """
+    styles such a text takes lines of its own."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

@@ -39,8 +39,7 @@ MOST_ABOVE = 6
 def project_of(folder: Path) -> Path:
     """The working directory, where the folder is in it, unless that merely holds projects; else the checkout around the
     folder, or the outermost folder around it that looks like a project's top; else the folder. Never the whole disk,
-    or a home.
-    """
+    or a home."""
     return _project_of(folder, Path.cwd())
 
 

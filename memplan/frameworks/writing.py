@@ -264,8 +264,7 @@ def _within(outer: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> list[
 
 def _felt(name: str, value: Any, recipe: Recipe, row: Framework) -> Any:
     """A field without what has no effect: stage 3's sizes in other stages of ZeRO, a model's name where files describe
-    it, PyTorch's attention in Megatron's layers, Megatron's settings of what is off, or elsewhere.
-    """
+    it, PyTorch's attention in Megatron's layers, Megatron's settings of what is off, or elsewhere."""
     if name == "model" and row.same_model is not None:
         return row.same_model(value)
     if recipe.in_megatron and name == "operators.attention":

@@ -128,8 +128,7 @@ def _padded_to(recipe: Recipe, masked: bool) -> Callable[[int], dict[str, Any]]:
 
 def _in_one_row(recipe: Recipe, budget: int) -> Callable[[int], dict[str, Any]]:
     """All tokens of a micro-batch in a row without padding. Flash attention knows where its sequences end, so that
-    rows of the same number of tokens in all are the same to it; elsewhere a mask is as wide as the whole row.
-    """
+    rows of the same number of tokens in all are the same to it; elsewhere a mask is as wide as the whole row."""
     if budget:
         halves, longest = 2 if recipe.method.pairs else 1, int(recipe.provenance.job["sequence_length"])
         return lambda tokens: {"token_budget": tokens, "sequence_length": min(longest, max(1, tokens // halves))}

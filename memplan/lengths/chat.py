@@ -63,8 +63,7 @@ def plain_chat(why: str) -> Chat:
 
 def templated_chat(template: str, tokens: Mapping[str, str]) -> Chat | None:
     """The template as transformers renders it (5.0, utils/chat_template_utils.py: _compile_jinja_template): in a
-    sandbox that reads nothing and changes nothing. None without jinja2. Raises UsageError for a template that fails.
-    """
+    sandbox that reads nothing and changes nothing. None without jinja2. Raises UsageError for a template that fails."""
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment

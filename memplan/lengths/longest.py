@@ -1,6 +1,5 @@
 """What the lengths of the data make of an estimate: rows no longer than the longest that comes, and a verdict that
-knows of the runs that were drawn.
-"""
+knows of the runs that were drawn."""
 
 from dataclasses import replace
 
@@ -14,8 +13,7 @@ from memplan.spec.reading import JobInput, with_changes
 
 def at_longest(given: JobInput) -> JobInput:
     """The job at the longest row that comes, where that is shorter than it allows and rows are padded to the longest
-    of them; as it is where the trainer fills its rows, or its completions are not those of the data.
-    """
+    of them; as it is where the trainer fills its rows, or its completions are not those of the data."""
     lengths = given.job.lengths
     if not isinstance(lengths, Lengths):
         return given
@@ -48,8 +46,7 @@ def with_lengths(given: JobInput, report: Report, run: bool = False) -> Report:
 
 def judged(report: Report, found: Drawn) -> Verdict | None:
     """The verdict on the longest row, which none is milder than; a mask of what is padded, or what changing lengths
-    leave behind, may make it worse.
-    """
+    leave behind, may make it worse."""
     verdict, died = report.verdict, found.played is not None and found.played.died
     if verdict is None or verdict.fits not in ("yes", "tight") or not (found.p_oom or died):
         return verdict

@@ -119,8 +119,7 @@ class _Needs:
 
     def fatal(self, longest: int) -> int | None:
         """The fewest tokens that do not fit, by halving: peaks grow with the tokens. To the token, or where steps are
-        played to so many as decide nothing.
-        """
+        played to so many as decide nothing."""
         if self.fits(longest):
             return None
         low, high = 0, longest

@@ -1,6 +1,5 @@
 """What a log's processes said, as figures of one card: terms that follow from others are worked out, ranks become one
-figure with its range.
-"""
+figure with its range."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple

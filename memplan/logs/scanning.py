@@ -1,6 +1,5 @@
 """The lines of a log that say something of memory, however long the log is: words are looked for in large pieces of the
-file, and only the lines around them are read.
-"""
+file, and only the lines around them are read."""
 
 import os
 import re

@@ -149,8 +149,7 @@ class Around:
 
     def least(self, pool: Sequence[Move]) -> list[Move]:
         """Of each axis the move that holds the least, the last one; of unordered ones but the layout all, of those of
-        generation the last, which makes the most room.
-        """
+        generation the last, which makes the most room."""
         every = [move for move in pool if move.axis in UNORDERED and move.axis not in (LAYOUT, *OF_GENERATION)]
         return [*{move.axis: move for move in pool if move not in every and move.axis != LAYOUT}.values(), *every]
 

@@ -58,8 +58,7 @@ def native(job: Job, spec: ModelSpec, gpus: int, per_node: int, fixed: Mapping[s
     """FSDP2 with torch's own degrees, as torchtitan joins them: tensor ranks of a node that divide the key/value heads,
     stages of whole layers, equal parts of the sequence, experts spread over 2, 4, 8, … ranks (beside other degrees over
     as many of a stage as divide them, and only long sequences are divided then). Two or more ranks are left to share
-    the states, as torchtitan uses no FSDP without. In a pipeline weights stay gathered: its schedules turn it off.
-    """
+    the states, as torchtitan uses no FSDP without. In a pipeline weights stay gathered: its schedules turn it off."""
     counts = {run.layer.experts.count for run in spec.runs if run.layer.experts}
     most = (min(MOST_TENSOR, per_node), min(MOST_PIPELINE, spec.num_layers), MOST_CONTEXT)
     if native_obstacle(job, spec):

@@ -1,6 +1,5 @@
 """How GPUs are split between a trainer and the engine that generates: placements, the engine's ranks and share, what
-sleeps or waits on the host meanwhile. What a job says of its rollout is kept; the rest is tried with every plan.
-"""
+sleeps or waits on the host meanwhile. What a job says of its rollout is kept; the rest is tried with every plan."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import product

@@ -1,6 +1,5 @@
 """What could be changed of the models beside the policy: a critic's own micro-batch and checkpoints, the share of the
-card and the ranks of a reward model's engine.
-"""
+card and the ranks of a reward model's engine."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy

@@ -1,6 +1,5 @@
 """What could be changed of a job's generation as it is: the engine's share, sleep, ranks and longest sequence, what the
-trainer puts on the host meanwhile, how it scores, what it sends at once, and cards of the engine's own.
-"""
+trainer puts on the host meanwhile, how it scores, what it sends at once, and cards of the engine's own."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

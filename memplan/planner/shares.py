@@ -1,6 +1,5 @@
 """The shares of a card that an engine could have: the least that starts, those that hold every sequence, the largest
-that the job fits with. Each is judged as the job itself is.
-"""
+that the job fits with. Each is judged as the job itself is."""
 
 from typing import NamedTuple
 

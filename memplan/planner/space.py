@@ -171,8 +171,7 @@ def _agrees(keys: Keys, wanted: Mapping[str, Any]) -> bool:
 def megatron(space: Space) -> list[Keys]:
     """Degrees of Megatron's parallelism: powers of two of tensor ranks within a node, with their sequence parallelism;
     stages and their chunks (``_falls``); a context split in powers of two; experts in powers of two. Gradients and
-    weights are sent beside the computation.
-    """
+    weights are sent beside the computation."""
     spec, found = space.spec, []
     heads, layers = max(spec.num_heads, 1), spec.num_layers
     experts = next((run.layer.experts.count for run in spec.runs if run.layer.experts), 1)
@@ -221,8 +220,7 @@ def _falls(layers: int, stages: int, mtp: int | None, wanted: int | None) -> Ite
     """Chunks of each stage, ``wanted`` where they are fixed, and what says how the layers fall into them: evenly; with
     embedding and loss as a layer each; or, where neither divides, equal stages but for a shorter last, and the most
     even layout of the most chunks, a power of two, as more of them leave less of a bubble and fewer layers in flight.
-    ``mtp``: layers of multi-token prediction; None where the trainer takes no layout.
-    """
+    ``mtp``: layers of multi-token prediction; None where the trainer takes no layout."""
     split = 0 if layers % stages else layers // stages
     around = AROUND if not split and not (layers + 2) % stages else {}
     split = (layers + 2) // stages if around else split

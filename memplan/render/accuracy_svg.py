@@ -1,6 +1,5 @@
 """Estimates against truth as a picture: a dot for each measured peak, a panel for each meter, what a row is under the
-mouse. Across is what was measured, by powers of ten; up is how far the estimate is off, in percent.
-"""
+mouse. Across is what was measured, by powers of ten; up is how far the estimate is off, in percent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Which cards of the catalogue hold a job, and how many of the others do; and the shares of a card that an engine could
-have.
-"""
+have."""
 
 from collections.abc import Iterator, Sequence
 

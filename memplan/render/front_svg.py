@@ -1,6 +1,5 @@
 """Plans or jobs side by side as a picture: memory of a GPU across, speed up, a dot for each, and the front, than which
-nothing is both smaller and faster. What a dot is stands beside it by its number, and under the mouse.
-"""
+nothing is both smaller and faster. What a dot is stands beside it by its number, and under the mouse."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple

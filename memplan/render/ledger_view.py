@@ -1,6 +1,5 @@
 """What ``--explain`` prints: the ledger, row by row, those alive at the peak first, largest first; and where each value
-of a job came from, where a file or a framework said it.
-"""
+of a job came from, where a file or a framework said it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -44,8 +44,7 @@ from memplan.tables.trainer import Trainer
 
 def resolve(given: JobInput) -> Recipe:
     """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
-    known.
-    """
+    known."""
     try:
         return _resolved(given)
     except InvalidJob as error:

@@ -59,8 +59,7 @@ class Targets(NamedTuple):
 
     def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
         """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
-        their dtype. DoRA's magnitudes follow only the first of these.
-        """
+        their dtype. DoRA's magnitudes follow only the first of these."""
         lora, master = self.lora, stored.precision.master
         itemsize = stored.precision.weights if master else DTYPE_BYTES[lora.dtype]
         magnitude = itemsize

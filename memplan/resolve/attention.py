@@ -90,8 +90,7 @@ def _is_old(job: Job) -> bool:
 def _on_its_card(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> Job:
     """The job with the attention that its framework falls back on, where its card has no flash attention. Raises
     InvalidJob where it would be refused: flash-attn 2.8 csrc/flash_attn/flash_api.cpp ("FlashAttention only supports
-    Ampere GPUs or newer"), and so hopper/flash_api.cpp of its version 3.
-    """
+    Ampere GPUs or newer"), and so hopper/flash_api.cpp of its version 3."""
     if not _is_old(job) or (trainer.megatron and notes.sources.get("attention") not in ("option", "file")):
         return job
     if job.kernels == "unsloth":

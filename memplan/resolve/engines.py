@@ -1,6 +1,5 @@
 """What an engine refuses before it looks at a card (degrees that divide nothing, sleep where it fails), what drafts its
-tokens, and what passes between trainer and engine.
-"""
+tokens, and what passes between trainer and engine."""
 
 from typing import Literal
 

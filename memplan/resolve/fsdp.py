@@ -92,8 +92,7 @@ def _syncs(job: Job, trainer: Trainer, split: Split, accumulation: int, notes: N
 
 def resharding(job: Job, split: Split, degrees: Parallel) -> bool | int:
     """Whether FSDP2 frees gathered layers after forward, or shares them among so many ranks. Raises InvalidJob for a
-    number that does not divide the shards (torch 2.13 _fsdp_init.py: _get_post_forward_mesh_info).
-    """
+    number that does not divide the shards (torch 2.13 _fsdp_init.py: _get_post_forward_mesh_info)."""
     wanted = job.reshard_after_forward
     if wanted is None or isinstance(wanted, bool):
         return wanted is not False

@@ -50,8 +50,7 @@ def longest_edge(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def native(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """Scaled down to a number of patches, and of patches a side, then padded to whole tokens
-    (image_processing_kimi_k25.py: navit_resize).
-    """
+    (image_processing_kimi_k25.py: navit_resize)."""
     patches = max(1, height // rule.patch) * max(1, width // rule.patch)
     most = rule.longest * rule.patch
     scale = min(1.0, sqrt(rule.max_pixels // rule.patch**2 / patches), most / height, most / width)
@@ -62,8 +61,7 @@ def native(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def budget(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """Scaled to as many whole tokens as fit in the number of patches that there may be
-    (image_processing_gemma4.py: get_aspect_ratio_preserving_size).
-    """
+    (image_processing_gemma4.py: get_aspect_ratio_preserving_size)."""
     most, side = rule.max_tiles * rule.merge**2, rule.merge * rule.patch
     scale = sqrt(most * rule.patch**2 / (height * width))
     down, across = floor(scale * height / side), floor(scale * width / side)
@@ -105,8 +103,7 @@ def fixed(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def tiled(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The arrangement of tiles nearest in shape, and a thumbnail beside more than one
-    (image_processing_got_ocr2.py: get_optimal_tiled_canvas).
-    """
+    (image_processing_got_ocr2.py: get_optimal_tiled_canvas)."""
     best, nearest = (1, 1), float("inf")
     sides = range(1, rule.max_tiles + 1)
     grids = sorted(
@@ -145,8 +142,7 @@ def split(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def quarters(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """Four quarters and the whole image, each scaled by itself, then filled up to the largest
-    (image_processing_idefics2.py: split_images, pad).
-    """
+    (image_processing_idefics2.py: split_images, pad)."""
     halves = product((width // 2, width - width // 2), (height // 2, height - height // 2))
     found = {scaled(rule, wide, tall) for wide, tall in ((width, height), *halves)}
     wide, tall = max(each[0] for each in found), max(each[1] for each in found)
@@ -177,8 +173,7 @@ def filled(rule: ImageRule, squares: int, width: int, height: int) -> ImageBatch
 
 def best_fit(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The canvas of tiles that shrinks an image least, or enlarges it least; of these the smallest; the whole image
-    beside more than one tile (image_processing_llama4.py: get_best_fit).
-    """
+    beside more than one tile (image_processing_llama4.py: get_best_fit)."""
     sides = range(1, rule.max_tiles + 1)
     grids = [(down, across) for down in sides for across in sides if down * across <= rule.max_tiles]
     scales = {grid: min(grid[1] * rule.side / width, grid[0] * rule.side / height) for grid in grids}
@@ -192,8 +187,7 @@ def best_fit(rule: ImageRule, width: int, height: int) -> ImageBatch:
 def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """The resolution that keeps most of the image, in tiles, and the whole image; padding is taken off again, and each
     row of tokens gets one more (processing_llava_next.py). ``max_tiles``: more tokens than so many tiles have are
-    shrunk to that (processing_llava_onevision.py).
-    """
+    shrunk to that (processing_llava_onevision.py)."""
     best, kept, wasted = rule.grids[0], 0, float("inf")
     for tall, wide in rule.grids:
         scale = min(wide / width, tall / height)
@@ -217,8 +211,7 @@ def anyres(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 def canvas(rule: ImageRule, width: int, height: int) -> ImageBatch:
     """Tiles of the fitting canvas, padded to as many as there may be; one position of the text stands for them
-    (image_processing_mllama.py: pack_images).
-    """
+    (image_processing_mllama.py: pack_images)."""
     return tiles_of(rule, rule.max_tiles, 1)
 
 

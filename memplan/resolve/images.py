@@ -41,8 +41,7 @@ def as_seen(spec: ModelSpec, sees: bool, flat: bool, length: int) -> ModelSpec:
 @lru_cache(maxsize=64)
 def with_masked_windows(spec: ModelSpec, length: int) -> ModelSpec:
     """The model whose layers with a window take a mask of their own for each row, however short the sequence: tokens of
-    an image attend to each other in these (Gemma 4).
-    """
+    an image attend to each other in these (Gemma 4)."""
     windows = {window: window and min(window, length) for window in spec.windows}
     runs = []
     for run in spec.runs:

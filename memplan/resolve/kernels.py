@@ -258,8 +258,7 @@ PACKAGES = {
 
 def mixer_kernels(job: Job, spec: ModelSpec, notes: Notes) -> str:
     """torch or cuda. transformers takes the kernels where their packages are installed, which a named GPU is taken to
-    mean; without one, it is what transformers runs by itself.
-    """
+    mean; without one, it is what transformers runs by itself."""
     kinds = sorted({mixer.kind for mixer in spec.mixers if mixer.kind in PACKAGES})
     given = job.mixer_kernels
     if not kinds:

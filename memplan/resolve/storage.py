@@ -107,8 +107,7 @@ def precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, lora: b
 
 def check_gradients(job: Job, trainer: Trainer, stored: Stored, split: Split) -> None:
     """Outside of DeepSpeed, FSDP and Megatron's buffer gradients have the dtype of their weights, which those beside a
-    quantised base may have been cast to.
-    """
+    quantised base may have been cast to."""
     buffered = trainer.megatron and stored.precision.master and job.grad_dtype == "fp32"
     if job.grad_dtype == "auto" or split.is_deepspeed or split.is_fsdp or buffered:
         return

@@ -1,6 +1,5 @@
 """Attention beside plain softmax attention: low-rank (MLA, DeepSeek-V2), whose keys and values of all heads come out of
-one narrow latent; keys and values shared with later layers (Gemma 3n and 4); DeepSeek-V4's over compressed entries.
-"""
+one narrow latent; keys and values shared with later layers (Gemma 3n and 4); DeepSeek-V4's over compressed entries."""
 
 from typing import Literal
 

@@ -1,6 +1,5 @@
 """Gpu: one accelerator, with the memory that torch can give out; and how far a machine's own rates are from those that
-are published.
-"""
+are published."""
 
 import math
 from typing import Annotated, Literal

@@ -1,6 +1,5 @@
 """What a job runs on, a group of the recipe; and its cluster: what a node holds and how nodes are joined. Properties
-that read little of a card are remembered for all alike.
-"""
+that read little of a card are remembered for all alike."""
 
 from typing import Annotated, NamedTuple
 

@@ -1,6 +1,5 @@
 """A layer: a mixer and a feed-forward with what stands around them; and runs of equal layers. The words for how a
-layer, and a model outside its layers, is put together are keys of a table of programs each.
-"""
+layer, and a model outside its layers, is put together are keys of a table of programs each."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias

@@ -1,6 +1,5 @@
 """Fields of PEFT's LoraConfig (peft 0.21 tuners/lora/config.py): a job's names for them, those without effect on
-memory, those that are not modelled.
-"""
+memory, those that are not modelled."""
 
 FIELDS = {
     "target_modules": "targets",

@@ -1,6 +1,5 @@
 """One row per storage scheme: in which dtype weights, gradients, master weights and optimizer states are kept. And
-torchao's recipes of training with products in float8: what each casts (torchao 0.18 float8/config.py).
-"""
+torchao's recipes of training with products in float8: what each casts (torchao 0.18 float8/config.py)."""
 
 from typing import NamedTuple
 

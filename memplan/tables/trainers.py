@@ -1,6 +1,5 @@
 """Every trainer by name, its eras in order: what each fills in where the job is silent, and how it computes
-log-probabilities.
-"""
+log-probabilities."""
 
 from memplan.tables import trainers_of_hugging_face, trainers_of_others, trainers_of_recipes
 from memplan.tables.trainer import Trainer, version_key

@@ -1,6 +1,5 @@
 """Liger's functions in the layers of a real model, their Triton kernels left out: what each allocates, saves and writes
-over (liger-kernel 0.8.5, ops/rms_norm.py, ops/swiglu.py, ops/rope.py; ``ensure_contiguous`` included).
-"""
+over (liger-kernel 0.8.5, ops/rms_norm.py, ops/swiglu.py, ops/rope.py; ``ensure_contiguous`` included)."""
 
 import sys
 from types import MethodType

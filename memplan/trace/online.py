@@ -1,6 +1,5 @@
 """Updates of online methods and of distillation, as a plain loop and as TRL write them: line by line as far as memory
-feels it. What a rollout gave (log-probabilities, advantages, values) is there already.
-"""
+feels it. What a rollout gave (log-probabilities, advantages, values) is there already."""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,8 +2,10 @@
 
 bitsandbytes' Python code runs as it is; its CUDA kernels are torch.library operations with shape functions. The one
 that would choose between a fused kernel and a dequantised matrix takes the matrix, as it does above 1536 tokens
-(bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``).
+(bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``). And linears as torchao converts them to float8.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from memplan.errors import InvalidJob
 from memplan.spec.groups import Quantised
+from memplan.tables.precisions import FLOAT8, Float8, fits
 
 STATES = ("absmax", "code", "offset")
 
@@ -115,3 +118,23 @@ def _bitsandbytes() -> Any:
             "quantization: bitsandbytes, which quantises, is not installed", "pip install bitsandbytes"
         ) from None
     return bitsandbytes
+
+
+def to_float8(model: torch.nn.Module, how: Float8 | None) -> None:
+    """Every linear of the layers that torchao's recipe converts. Raises InvalidJob without torchao."""
+    if how is None:
+        return
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise InvalidJob("float8: tracing it needs torchao", "pip install torchao") from None
+    plain = how._replace(gathered=False, fused=False)
+    name = next(name for name, row in FLOAT8.items() if row == plain)
+    recipe = name.replace("-", "_").replace("rowwise_gw", "rowwise_with_gw")
+    gathers = {"enable_fsdp_float8_all_gather": True}
+    config = Float8LinearConfig(**gathers) if how.gathered else Float8LinearConfig.from_recipe_name(recipe)
+
+    def wanted(module: Any, path: str) -> bool:
+        return "layers." in path and fits(module.out_features, module.in_features)
+
+    convert_to_float8_training(model, config=config, module_filter_fn=wanted)

@@ -18,7 +18,7 @@ from memplan.engine.step_and_evaluation import EVALUATE, evaluation_of
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.trace import building, float8, liger, parallel, quantised
+from memplan.trace import building, liger, parallel, quantised
 from memplan.trace.device import fake_device, real_device, repeating_keys, whole_rows
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
@@ -98,7 +98,7 @@ class _State:
         building.freeze(self.policy, job.freeze)
         self.unpatch = liger.patch(self.policy, recipe.operators.kernels)
         tile(self.policy, recipe.operators.tiles, recipe.operators.tile_sums)
-        float8.convert(self.policy, recipe.operators.kernels.float8)
+        quantised.to_float8(self.policy, recipe.operators.kernels.float8)
         if recipe.checkpointing.layers:
             building.enable_checkpointing(self.policy, recipe)
         self.bare = self.policy

@@ -1,6 +1,5 @@
 """A trace for a screen: a table of phases, what each peak consists of, and, where asked, the estimate beside it;
-and a measurement: measured beside estimated, by phase and by meter.
-"""
+and a measurement: measured beside estimated, by phase and by meter."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,5 @@
 """One process that answers: a line of JSON in; a line of status and length, then the answer, out; and so on. It may
-touch its own folder, and the code and tables of Python and memplan.
-"""
+touch its own folder, and the code and tables of Python and memplan."""
 
 import gc
 import json

@@ -71,8 +71,7 @@ class Block:
 
 class Pool:
     """Small or large blocks of one stream: those that are free, by size and then address, and the unmapped ones by
-    address.
-    """
+    address."""
 
     __slots__ = ("calls", "end", "free", "keys", "page", "private", "small", "spare", "unmapped")
 
@@ -152,8 +151,7 @@ def front(pool: Pool, at: int, size: int) -> Block:
 
 def give_back(block: Block) -> None:
     """Free, and one with its free neighbours (``free_block``): ``merge`` and ``insert`` in one, in which what is free
-    already stays, where it can, at its place in the order.
-    """
+    already stays, where it can, at its place in the order."""
     pool, size, address, before, behind = block.pool, block.size, block.address, block.prev, block.next
     keys, free = pool.keys, pool.free
     block.state, block.freed_at = FREE, pool.calls

@@ -76,8 +76,7 @@ class CachingAllocator:
 
     def stream_done(self, stream: int, behind: int = 0) -> None:
         """The stream has come to its end, or so far that it still has to do with the last ``behind`` blocks that were
-        freed while it used them: what waited for it alone is free (``process_events``).
-        """
+        freed while it used them: what waited for it alone is free (``process_events``)."""
         waiting = self._waiting.pop(stream, [])
         ready = max(0, len(waiting) - behind)
         if waiting[ready:]:
@@ -90,8 +89,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Wait for every stream, then give back segments that nothing is in, or, of expandable ones, whole free pages
-        wherever they are; those of CUDA graphs stay (``release_cached_blocks``).
-        """
+        wherever they are; those of CUDA graphs stay (``release_cached_blocks``)."""
         for stream in list(self._waiting):
             self.stream_done(stream)
         for pool in self.pools.values():
@@ -150,8 +148,7 @@ class CachingAllocator:
 
     def _take_free(self, pool: Pool, size: int) -> Block | None:
         """The smallest that holds ``size``, at the lowest address; what can still grow counts as large as it can
-        become (``get_free_block``).
-        """
+        become (``get_free_block``)."""
         free = pool.free
         pool.calls += 1
         at = bisect_left(pool.keys, size * ADDRESSES)
@@ -215,8 +212,7 @@ class CachingAllocator:
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """With a max_split_size: give back a block above it that would do, or the largest ones until their sum does
-        (``release_available_cached_blocks``).
-        """
+        (``release_available_cached_blocks``)."""
         limit = self.settings.max_split_size
         if limit is None or self.settings.expandable_segments:
             return False
@@ -232,8 +228,7 @@ class CachingAllocator:
 
     def _collect(self, threshold: int) -> None:
         """Give back whole free segments of large blocks that have been idle for longer than such segments have on
-        average, again and again, until reserved is below the threshold (``garbage_collect_cached_blocks``).
-        """
+        average, again and again, until reserved is below the threshold (``garbage_collect_cached_blocks``)."""
         pools = [pool for (_, small, _), pool in self.pools.items() if not small and not pool.private]
         target = self.reserved - threshold
         while target > 0:

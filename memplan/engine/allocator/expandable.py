@@ -14,8 +14,7 @@ Driver = Callable[[int], bool]
 
 def expand(pool: Pool, size: int, driver: Driver) -> Block | None:
     """Map pages behind the first stretch of free and unmapped blocks that is long enough
-    (``try_allocate_expandable_block``). None where memory ends; what was mapped by then stays, free.
-    """
+    (``try_allocate_expandable_block``). None where memory ends; what was mapped by then stays, free."""
     block = stretch(pool, size)
     if block.state == UNMAPPED and not map_pages(pool, block, min(block.size, size), driver):
         return None

@@ -149,8 +149,7 @@ def _halts(recorded: StepEvents) -> list[tuple[int, str]]:
 
 def repeated(recorded: StepEvents) -> StepEvents | None:
     """The last step by itself, to be played again and again; None where it ends something of the step before it, or
-    leaves something to the next. What is let go of when all is over is no part of it.
-    """
+    leaves something to the next. What is let go of when all is over is no part of it."""
     events, start = recorded.events[recorded.start :], recorded.start
     made = {number for number, size in events if size > 0}
     end = max((at for at, (number, _) in enumerate(events, start=1) if number in made), default=0)

@@ -57,8 +57,7 @@ FRAGMENTATION = {
     (True, True): Spread(0.00, 0.02, 0.13, 0.25),
 }
 """By whether segments are expandable, and whether layers are checkpointed: then every layer allocates and frees its
-activations again while gradients, which stay, are put between them.
-"""
+activations again while gradients, which stay, are put between them."""
 
 
 class Slack(NamedTuple):

@@ -27,8 +27,7 @@ def run(
     until: float,
 ) -> int:
     """Play events (``StepEvents``) on blocks by number. Stops before a request that might reserve more than ``until``:
-    how many events are left.
-    """
+    how many events are left."""
     kinds: dict[int | tuple[int, int], Kind] = {}
     expandable, left = allocator.settings.expandable_segments, iter(events)
     allocated, peak, streams, used_by = allocator.allocated, allocator.peak_allocated, dict(streams), dict(used_by)

@@ -1,7 +1,6 @@
 """Weights of one engine rank: what tensor parallelism divides, what every rank has whole, rows of the vocabulary,
 quantised matrices with their scales. Its tensors in the order in which they are made, so that PyTorch's allocator can
-be played over them (``loading.py``).
-"""
+be played over them (``loading.py``)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, repeat, zip_longest

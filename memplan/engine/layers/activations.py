@@ -77,8 +77,7 @@ def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Te
 
 def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
     """``where(x > 0, a * x * x + b * x, (expm1(min(x, eps)) - x) * c + b * x)`` of single operations, with trained a
-    and c; the kernel of its authors, where it is installed, keeps less.
-    """
+    and c; the kernel of its authors, where it is installed, keeps less."""
     wide = ops.FP32 if tape.autocast else x.itemsize
     first, second = (Param(tape, f"act_fn.{name}", 1, wide, trained) for name in ("alpha_p", "alpha_n"))
     sign = tape.new(x.dim, 1, LABEL)

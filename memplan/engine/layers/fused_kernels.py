@@ -73,8 +73,7 @@ def _as_gradient(storage: Storage | None, dim: Dim, itemsize: int) -> Tensor:
 
 def fused_rotary(p: Pass, x: Tensor) -> Tensor:
     """Queries or keys turned by one kernel: in the projection's own memory (a slice of a joint projection is copied
-    first), or into a new tensor; keeps nothing of x.
-    """
+    first), or into a new tensor; keeps nothing of x."""
     tape, dim, itemsize = p.tape, x.dim, x.itemsize
     label = "queries and keys after rotary"
     if p.mode.operators.kernels.rotary == "in-place":

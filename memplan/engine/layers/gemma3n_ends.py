@@ -1,7 +1,6 @@
 """Where Gemma 3n's streams begin and end: projections of the embedding, scaled to its magnitude and stacked, before the
 first layer; and their projections back, scaled and averaged, before the final norm (transformers 5.23,
-``modeling_gemma3n.py``).
-"""
+``modeling_gemma3n.py``)."""
 
 from collections.abc import Sequence
 
@@ -24,8 +23,7 @@ def projections(spec: ModelSpec, name: str) -> list[Linear]:
 
 def stacked(p: Pass, spec: ModelSpec, held: list[Tensor]) -> Tensor:
     """The first layer's input, of the embedding's output. ``held``: that output, to which the locals of the model's
-    forward are added: the last projection, which it names to its end, then the others.
-    """
+    forward are added: the last projection, which it names to its end, then the others."""
     x = held[0]
     target = power(p.tape, mean_square(p, x))
     streams = [x]

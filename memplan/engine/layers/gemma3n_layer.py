@@ -139,8 +139,7 @@ def deviation(tape: Tape, x: Tensor, row: Dim) -> Tensor:
 
 def correct(p: Pass, layer: Layer, predictions: Tensor, activated: Tensor) -> Tensor:
     """``predictions + coefficients * (activated - its prediction)``, which is repeated for all streams; the weight of
-    the coefficients is clamped first.
-    """
+    the coefficients is clamped first."""
     tape = p.tape
     routed = modalities(p, layer, activated)
     innovation = ops.add(tape, activated, negated(p, layer, predictions), INNOVATION)
@@ -163,8 +162,7 @@ def negated(p: Pass, layer: Layer, predictions: Tensor) -> Tensor:
 
 def add_to_others(tape: Tape, x: Tensor, y: Tensor, streams: int) -> Tensor:
     """``x[1:] += y``: an addition to a slice, y broadcast, then Python's copy of the slice onto itself; each is a
-    ``CopySlices``, which makes the whole gradient anew and a clone of the slice's.
-    """
+    ``CopySlices``, which makes the whole gradient anew and a clone of the slice's."""
     whole = (x.dim, x.itemsize)
     part = (Dim(x.dim.symbol, x.dim.elements // streams * (streams - 1)), x.itemsize)
     of_y, before = y.dim, y.itemsize

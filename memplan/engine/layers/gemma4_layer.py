@@ -1,6 +1,5 @@
 """Gemma 4's layers as a program on the tape: experts beside the feed-forward, an input of each layer's own
-(transformers 5.23, ``modeling_gemma4.py``); and what makes these inputs before the first layer.
-"""
+(transformers 5.23, ``modeling_gemma4.py``); and what makes these inputs before the first layer."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.feed_forward import feed_forward

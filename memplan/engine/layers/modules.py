@@ -99,8 +99,7 @@ class Mode(NamedTuple):
     def residual_itemsize(self) -> int:
         """Element size of the residual stream: wider norms widen what the feed-forward adds to it, and so do quantised
         linears whose input is wider, and DoRA's fp32 magnitudes where PEFT does not cast its result back (over
-        bitsandbytes' linears, under autocast).
-        """
+        bitsandbytes' linears, under autocast)."""
         if self.widths.narrow:
             return self.widths.narrow
         adapter, base = self.adapter, self.quantised

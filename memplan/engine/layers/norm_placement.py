@@ -85,8 +85,7 @@ def after_sum(p: Pass, layer: Layer, x: Tensor) -> Tensor:
 
 def parallel_branches(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """One norm for both, or one for each; both outputs are added to each other, then to the residual (GPT-NeoX).
-    Falcon adds them in place, and names both norms' outputs.
-    """
+    Falcon adds them in place, and names both norms' outputs."""
     tape, norms = p.tape, layer.norms
     falcon = getattr(layer.mixer, "style", "").startswith("falcon")
     with tape.at("attention"):
@@ -148,8 +147,7 @@ def _weighed(p: Pass, residual: Tensor, hidden: Tensor) -> Tensor:
 
 def gated(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """A norm before attention and one before the feed-forward; each branch is weighed by a gate's tanh, and the second
-    by a mask of rows that attend to nothing (Mllama's layers that attend to images).
-    """
+    by a mask of rows that attend to nothing (Mllama's layers that attend to images)."""
     tape, gates = p.tape, layer.extra[0].tensors
     with tape.at("attention"):
         hidden = norm(p, layer.norms[0], x, "h")

@@ -28,8 +28,7 @@ BUFFER = "dequantised weights"
 
 def product_itemsize(recipe: Recipe, base: Quantised | None) -> int:
     """Element size of what bitsandbytes' linears add to the residual stream: that of their input, which is fp32 where
-    autocast runs the LayerNorm before them (bitsandbytes 0.50 nn/modules.py: ``.to(inp_dtype)``); 0 as without.
-    """
+    autocast runs the LayerNorm before them (bitsandbytes 0.50 nn/modules.py: ``.to(inp_dtype)``); 0 as without."""
     if base is None or not recipe.numerics.autocast or not base.scheme.product.startswith("bnb"):
         return 0
     before = (run.layer for run in recipe.model.runs if run.layer.form in ("pre", "parallel", "parallel-branches"))
@@ -66,8 +65,7 @@ def _from_four_bits(tape: Tape, linear: Linear, base: Quantised, itemsize: int) 
 
 def _multiplied_by(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> list[Tensor]:
     """What a forward matmul holds: the matrix; of four bits the scales too, without and with their offset
-    (bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``).
-    """
+    (bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``)."""
     if base.scheme.product != "bnb-4bit":
         return [dequantise(tape, linear, base, itemsize)]
     scales = _scales(tape, linear, base, 2)

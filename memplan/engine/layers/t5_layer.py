@@ -183,8 +183,7 @@ def mask_of(p: Pass, mixer: Attention, bias: Tensor, keys: int) -> Tensor:
 
 def efficient(p: Pass, mixer: Attention, qkv: Sequence[Tensor], mask: Tensor, keys: int) -> Tensor:
     """The kernel: keeps queries, keys, values, mask, output and an fp32 log-sum-exp; its mask's gradient is one for
-    each row, which are then summed.
-    """
+    each row, which are then summed."""
     tape, (q, k, v) = p.tape, qkv
     sizes = [(x.dim, x.itemsize, x.needs_grad) for x in qkv]
     result = tape.new(q.dim, q.itemsize, "attention output")

@@ -56,8 +56,7 @@ def adapted_products(
     p: Pass, x: Tensor, linears: Sequence[Linear], dims: Sequence[Dim], label: str, over: bool
 ) -> list[Tensor]:
     """``LoRA_QKV`` and ``LoRA_W``: products of one input and their adapters as one function, which keeps the input
-    alone. ``over``: the input's gradient is written over it.
-    """
+    alone. ``over``: the input's gradient is written over it."""
     if p.mode.operators.kernels.adapters == "foak":
         from memplan.engine.layers import foak
 
@@ -88,8 +87,7 @@ def adapted_products(
 
 def adapted_feed_forward(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
     """``LoRA_MLP``: keeps its input, gate and up; backward makes one tensor of their size, and writes the product over
-    it, the gradients of gate and up over these, and the input's over the input.
-    """
+    it, the gradients of gate and up over these, and the input's over the input."""
     tape, dim, itemsize, want_x = p.tape, x.dim, x.itemsize, x.needs_grad
     wide, (gate, up, down) = p.dim("F", spec.intermediate), spec.linears
     from memplan.engine.layers.lora import as_cast, gradients_of, in_their_dtype, sides_of

@@ -1,6 +1,5 @@
 """Unsloth's loss: logits in chunks, their gradients made in forward (unsloth-zoo 2026.8
-fused_losses/cross_entropy_loss.py: UnslothFusedLoss). Not measured: read from the source alone.
-"""
+fused_losses/cross_entropy_loss.py: UnslothFusedLoss). Not measured: read from the source alone."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.losses.scored import Scored, sizes

@@ -105,8 +105,7 @@ def apollo(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
 
 def adam_mini(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
     """A full momentum, and a second moment for each head of q and k, each row of other matrices, each other tensor; a
-    bias keeps both whole.
-    """
+    bias keeps both whole."""
     return [t.elements * t.itemsize, mini_blocks(t, s) * t.itemsize]
 
 
@@ -163,8 +162,7 @@ def paged_bytes(recipe: Recipe, tensor: Stepped) -> int:
 
 def stepped(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> Stepped:
     """A weight as this rank's optimizer sees it: FSDP2 and the like shard the first dimension, or all elements where
-    the rule does not look at shapes.
-    """
+    the rule does not look at shapes."""
     o, s = recipe.optimizer.row, recipe.optimizer.settings
     rows, columns, stacked = weight.rows, weight.columns, weight.stacked
     if shards > 1:

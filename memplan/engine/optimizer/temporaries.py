@@ -53,8 +53,7 @@ def adafactor(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def adafactor_transformers(t: Stepped, s: OptimizerSettings) -> Assignments:
     """All in fp32: half-precision gradient and weight are copied; ``(grad**2) + eps``, then the factored update in its
-    place, and ``-update`` (transformers 5.23 optimization.py).
-    """
+    place, and ``-update`` (transformers 5.23 optimization.py)."""
     size, copy = t.elements * FP32, t.elements * FP32 if t.itemsize != FP32 else 0
     yield from (("grad", 0), ("grad", copy), ("p_data_fp32", 0), ("p_data_fp32", copy))
     yield from (("square", size), ("update", size), ("square", 0))
@@ -74,8 +73,7 @@ def schedule_free(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def muon(t: Stepped, s: OptimizerSettings) -> Assignments:
     """Newton–Schulz in bf16 on one matrix at a time: the matrix twice, and two Gram matrices of its shorter side with a
-    third for a moment (torch 2.13 _muon.py). The rest is AdamW's, another optimizer.
-    """
+    third for a moment (torch 2.13 _muon.py). The rest is AdamW's, another optimizer."""
     if not orthogonalised(t):
         return
     matrix, gram = t.elements * HALF, min(t.rows, t.columns) ** 2 * HALF
@@ -88,8 +86,7 @@ def muon(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def galore(t: Stepped, s: OptimizerSettings) -> Assignments:
     """``denom`` and ``norm_grad``, of low rank where the gradient is projected, then projected back and scaled
-    (galore-torch 1.0 adamw.py).
-    """
+    (galore-torch 1.0 adamw.py)."""
     size = t.elements * t.itemsize
     low = min(s.rank, t.rows, t.columns) * max(t.rows, t.columns) * t.itemsize if t.projected else 0
     yield from (("grad", 0), ("grad", low), ("denom", low or size), ("norm_grad", low or size))
@@ -118,8 +115,7 @@ def adam_mini(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def soap(t: Stepped, s: OptimizerSettings) -> Assignments:
     """The gradient and the momentum in the eigenbasis, their ratio turned back, then each dimension's statistic
-    (pytorch_optimizer 4.1 soap.py). The QR of every tenth step is not in it.
-    """
+    (pytorch_optimizer 4.1 soap.py). The QR of every tenth step is not in it."""
     size, sides = t.elements * t.itemsize, preconditioned(t, s)
     turned = size if sides else 0
     turning = [("rotated", size) for _ in sides] + [("rotated", 0)]
@@ -147,8 +143,7 @@ def quantise_4bit(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def refresh_galore(t: Stepped, s: OptimizerSettings) -> Assignments:
     """The SVD of a gradient in fp32: a copy, the solver's own, both factors, and their product with the singular values
-    (galore_projector.py: get_orthogonal_matrix).
-    """
+    (galore_projector.py: get_orthogonal_matrix)."""
     if not t.projected:
         return
     longer, shorter = max(t.rows, t.columns), min(t.rows, t.columns)
@@ -167,8 +162,7 @@ def refresh_apollo(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 def refresh_soap(t: Stepped, s: OptimizerSettings) -> Assignments:
     """The QR of each statistic in fp32, beside the second moment in its new order and what the step still holds
-    (soap.py: get_orthogonal_matrix_qr).
-    """
+    (soap.py: get_orthogonal_matrix_qr)."""
     size, sides = t.elements * t.itemsize, preconditioned(t, s)
     yield from ((name, size) for name in ("grad_projected", "de_nom", "exp_avg_projected", "norm_grad"))
     for side in sides:

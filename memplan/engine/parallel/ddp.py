@@ -62,8 +62,7 @@ def enter_ddp(ledger: Ledger, recipe: Recipe, weights: list[Weight], itemsize: C
 
 def buckets(tensors: Iterable[Tensor], cap: int, first: int) -> list[list[Tensor]]:
     """Gradients in reverse order of registration, cut where a bucket has reached its size (reducer.cpp:
-    compute_bucket_assignment_by_size; rebuilt in the order in which gradients come).
-    """
+    compute_bucket_assignment_by_size; rebuilt in the order in which gradients come)."""
     found: list[list[Tensor]] = [[]]
     size, limit = 0, first
     for tensor in tensors:

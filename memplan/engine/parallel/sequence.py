@@ -46,8 +46,7 @@ def gathered(p: Pass, x: Tensor) -> Tensor:
 
 def scattered(p: Pass, x: Tensor) -> Tensor:
     """``Partial`` to ``Shard(1)``: the sum over ranks, of which each keeps its part of the sequence; backward gathers
-    it again.
-    """
+    it again."""
     if p.mode.tensor == 1:
         return x
     tape, whole, itemsize = p.tape, x.dim, x.itemsize

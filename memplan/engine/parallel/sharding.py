@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 class KeptGradients(NamedTuple):
     """What remains of gradients after their layer's backward: all of them, the root's until its reduction, or
-    shards.
-    """
+    shards."""
 
     layers: bool
     root: bool

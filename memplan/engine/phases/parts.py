@@ -60,8 +60,7 @@ def largest_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
 def units(recipe: Recipe, weights: Iterable[Weight], layers: bool | None = None) -> dict[str, int]:
     """Bytes of FSDP's largest units, whole, as they are stored: of the layers; and the root around them, or, where
     accelerate makes units of its ends, the larger of these. Where the model is one unit, all of it is the root;
-    ``layers``: whether layers are units, whatever the settings say.
-    """
+    ``layers``: whether layers are units, whatever the settings say."""
     layer, run, last = 0, dict[str, int](), 0
     wraps = recipe.sharding.fsdp.wraps_layers if layers is None else layers
     around = {"embedding": 0, "tail": 0}

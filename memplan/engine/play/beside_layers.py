@@ -1,6 +1,5 @@
 """What a model's forward makes beside the embedding's output before the first layer, for all layers to read: a copy of
-it, inputs of every layer's own, tables of relative positions; and the streams that are stacked out of it.
-"""
+it, inputs of every layer's own, tables of relative positions; and the streams that are stacked out of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What divides the model states does within a step: hooks on the play, which do nothing on one GPU; and what FSDP
-gathers and reduces together.
-"""
+gathers and reduces together."""
 
 from collections.abc import Callable
 

@@ -60,8 +60,7 @@ def stack_of(plan: PassPlan, reached: Reached) -> Stack:
 def kept_at_least(plan: PassPlan, reached: Reached) -> int:
     """Bytes that are there when backward begins, at the least: forward alone is played, and nothing of a step before
     it. What more rows keep is in proportion to them, but for a storage's rounding, and for experts, whose tokens are
-    rounded too.
-    """
+    rounded too."""
     if plan.rows <= 2 or any(run.layer.experts for run in plan.spec.runs):
         return _kept(plan, reached)[0]
     (one, _), (two, count) = (_kept(plan._replace(rows=rows), reached) for rows in (1, 2))

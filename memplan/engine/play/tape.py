@@ -45,8 +45,7 @@ class PlayedStorage(Storage):
 
 class PlayTape(Tape):
     """``events`` are pairs of a storage's number and its bytes, negative where it is freed; ``tags`` say what each
-    storage is; ``marks`` are the positions at which a named part of the step begins.
-    """
+    storage is; ``marks`` are the positions at which a named part of the step begins."""
 
     storage_type: type[Storage] = PlayedStorage
     plays_all = True

@@ -1,6 +1,5 @@
 """Parameters that outlive a pass: each the same object, with one place in every graph, wherever it is used. Those that
-several layers apply have one cast, and one gradient that is whole when the first of them has run back.
-"""
+several layers apply have one cast, and one gradient that is whole when the first of them has run back."""
 
 from __future__ import annotations
 

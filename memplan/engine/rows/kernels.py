@@ -22,8 +22,7 @@ UNSLOTH = "unsloth 2026.8 models/llama.py: patch_peft_model"
 
 def enter_compiled(ledger: Ledger, traced: TracedPass) -> None:
     """At most the layers and the loss run as they would without kernels or the compiler, where a class is not patched,
-    graphs break or nobody compiles the loss: what their nodes save then, and the larger transients.
-    """
+    graphs break or nobody compiles the loss: what their nodes save then, and the larger transients."""
     plan, other = traced.plan, unfused(traced.plan)
     if other is None:
         return

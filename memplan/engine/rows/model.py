@@ -162,8 +162,7 @@ def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> di
 
 def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     """What all layers share: attention masks, the embedding's output (a local of the model's forward), rotary
-    tables.
-    """
+    tables."""
     plan, name = traced.plan, traced.plan.name
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)

@@ -1,7 +1,6 @@
 """What the caller holds of a pass's outputs, how long autocast's copies of weights live beside its loss, what layers
 hand to each other beside the hidden states (the tokens that an indexer chose, GLM-5), and the logits that an
-evaluation keeps of its batches, of all ranks on each, until they go to the host all at once.
-"""
+evaluation keeps of its batches, of all ranks on each, until they go to the host all at once."""
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.heads import INSIDE
@@ -13,8 +12,7 @@ from memplan.units import ceil_div
 
 def loss_and_casts(traced: TracedPass, ends: Alive, instants: list[str]) -> tuple[Alive, str]:
     """The most within the loss, and the last instant of autocast's copies. A loss that the model's own forward makes
-    stands under autocast; fp32 copies of the outputs come after it. ``ends``: the most of norm and head.
-    """
+    stands under autocast; fp32 copies of the outputs come after it. ``ends``: the most of norm and head."""
     plan, forward = traced.plan, traced.tail.forward
     loss, after = forward.get("loss", ends), forward.get("outputs", NOTHING)
     if not plan.head.code.leaves_autocast:
@@ -32,8 +30,7 @@ def left_at_loss(traced: TracedPass) -> bool:
 
 def scored(traced: TracedPass) -> int:
     """The most within the loss of a pass without a graph, which has no instant of its own: beside autocast's copies of
-    weights that are gone by then. 0 with a graph.
-    """
+    weights that are gone by then. 0 with a graph."""
     plan, loss = traced.plan, traced.tail.forward.get("loss", NOTHING)
     gone = sum(trace.casts for trace in traced.layers) if left_at_loss(traced) else 0
     return loss.size - gone if plan.style == "no-grad" else 0
@@ -41,8 +38,7 @@ def scored(traced: TracedPass) -> int:
 
 def enter_outputs(ledger: Ledger, traced: TracedPass) -> None:
     """The logits that the caller holds, from where the tail's backward has ended to the end of backward: FSDP's last
-    reductions are callbacks within it (torch 2.13 autograd: queue_callback).
-    """
+    reductions are callbacks within it (torch 2.13 autograd: queue_callback)."""
     name, size = traced.plan.name, traced.tail.outputs
     end = f"{name}.reduce" if f"{name}.reduce" in ledger.index else f"{name}.embedding-backward"
     ledger.add(

@@ -133,8 +133,7 @@ class Param(Tensor):
 
 def leaf(tape: Tape, x: Tensor) -> Tensor:
     """The same tensor as a leaf of the graph, where there is one: it and its gradient are there until the graph is let
-    go of.
-    """
+    go of."""
     if not tape.grad_enabled:
         return x
     held = [x.storage]
@@ -190,8 +189,7 @@ def deliver(
     ready: list[tuple[int, Node]],
 ) -> None:
     """Hand each result to its consumer; a second gradient for one tensor is added out of place, or, on a real device,
-    into the one that came first, if nobody else holds that (torch/csrc/autograd/input_buffer.cpp).
-    """
+    into the one that came first, if nobody else holds that (torch/csrc/autograd/input_buffer.cpp)."""
     if len(results) < len(edges):
         results += [None] * (len(edges) - len(results))
     results.reverse()

@@ -186,8 +186,7 @@ def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
 
 def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
     """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a
-    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward).
-    """
+    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward)."""
     zeros = tape.gradient(like, "scatter zeros")
     return zeros if tape.in_place else tape.gradient(like)
 
@@ -229,8 +228,7 @@ def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Te
 
 def softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = True, half_to_float: bool = False) -> Tensor:
     """``softmax(x, dtype=float32)``: converts first, then saves its fp32 result. CUDA's kernel reads fp16 as it is and
-    writes fp32 (``half_to_float``), and its gradient is fp16.
-    """
+    writes fp32 (``half_to_float``), and its gradient is fp16."""
     if to_fp32 and half_to_float:
         return softmax_of_half(tape, x, label)
     source = cast(tape, x, FP32, label) if to_fp32 else x

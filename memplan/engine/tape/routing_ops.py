@@ -83,8 +83,7 @@ def masked_fill(tape: Tape, x: Tensor, mask: Tensor, label: str) -> Tensor:
 
 def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
     """``x / divisor`` or ``x /= divisor``, the divisor a number for each row: both are saved, x as a clone where it
-    is overwritten. Out of place, a wider divisor widens the result.
-    """
+    is overwritten. Out of place, a wider divisor widens the result."""
     dim, itemsize, row, row_size = x.dim, x.itemsize, divisor.dim, divisor.itemsize
     want, wide = divisor.needs_grad, itemsize if in_place else max(itemsize, row_size)
 

@@ -21,8 +21,7 @@ SAVED: dict[str, frozenset[str]] = {
 }
 """Operations by policy. products: torchtitan 0.3 (distributed/activation_checkpoint.py) and the partitioner's
 ``compute_intensive_ops``, of products without a bias every second one alone. attention: trl 1.16
-(models/selective_activation_checkpointing.py). matmuls: the partitioner's list, every product kept.
-"""
+(models/selective_activation_checkpointing.py). matmuls: the partitioner's list, every product kept."""
 
 
 class Policy:

@@ -145,16 +145,14 @@ class Tape:
 
     def start_hollow(self, policy: SavedBy = "") -> Frame:
         """From here to ``end_hollow`` nodes keep nothing: torch.utils.checkpoint's pack hooks hold places in a frame,
-        not tensors. What a ``policy`` of that name saves is kept.
-        """
+        not tensors. What a ``policy`` of that name saves is kept."""
         self.frame = frame = Frame(Policy(policy) if policy else None)
         self.policy = frame.policy
         return frame
 
     def end_hollow(self, compiled: bool = False) -> None:
         """What is checkpointed has run. Of a compiled graph no result outlives forward that its backward does not read,
-        whatever a policy says (torch 2.13 _functorch/partitioners.py: solve_min_cut saves what reaches backward).
-        """
+        whatever a policy says (torch 2.13 _functorch/partitioners.py: solve_min_cut saves what reaches backward)."""
         if compiled and self.policy is not None:
             self.policy.drop_unread()
         self.frame = self.policy = None

@@ -1,6 +1,5 @@
 """A loop of equal turns, of which a few are played: what is alive grows or shrinks by the same from turn to turn, so
-that the most is in the first or in the last of them.
-"""
+that the most is in the first or in the last of them."""
 
 from collections.abc import Iterator
 

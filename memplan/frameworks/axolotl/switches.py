@@ -64,8 +64,7 @@ def _config_changes(keys: Keys) -> None:
 
 def _fused_adapters(keys: Keys, method: str) -> None:
     """Functions of their own for LoRA's projections: where a file says nothing, Axolotl takes them in supervised
-    fine-tuning, but under FSDP1, over 8 bits, and with code of the checkpoint's own.
-    """
+    fine-tuning, but under FSDP1, over 8 bits, and with code of the checkpoint's own."""
     if not keys.has("adapter"):
         keys.skip(*KERNELS)
         return
@@ -94,8 +93,7 @@ def _plugins(keys: Keys) -> None:
 
 def _wide_ends(draft: Draft) -> None:
     """Without FSDP, embeddings, head and norms are cast to fp32, and cast back for adapters, flash attention and cut
-    cross-entropy alone; DeepSpeed casts them with the rest.
-    """
+    cross-entropy alone; DeepSpeed casts them with the rest."""
     values = {**draft.values, **draft.options}
     sharding = str(values.get("sharding") or "none")
     narrow = values.get("lora") or values.get("attention") == "flash" or values.get("loss_head") == "cut-cross-entropy"

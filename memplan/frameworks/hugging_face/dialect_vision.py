@@ -91,8 +91,7 @@ GRID = re.compile(r"\(\s*(\d+)\s*[x,]\s*(\d+)\s*\)")
 
 def read_images(dialect: Dialect) -> None:
     """``images``: one an example, as large as the processor may make it; where nothing bounds them, or an example is a
-    video, as many as the sequence holds.
-    """
+    video, as many as the sequence holds."""
     keys = dialect.keys
     seen = [name for part, _ in FROZEN[1:] for kind in ("freeze", "tune") if (name := dialect.one(f"{kind}-{part}"))]
     of_tower = next((name for name in (*TOWERS, *seen) if keys.has(name)), "")
@@ -126,8 +125,7 @@ PATCHES = 1
 
 def _squares(dialect: Dialect) -> int | None:
     """Squares that a tower beside the language model sees at most; 0 where nothing bounds them. None for other towers,
-    whose patches are as many as the sequence has tokens of images, or a multiple.
-    """
+    whose patches are as many as the sequence has tokens of images, or a multiple."""
     keys, values = dialect.keys, dialect.keys.settings.values
     other = "model" in keys.draft.given and "model" not in keys.draft.facts  # an option's, with a tower of its own
     if other or not (dialect.script and dialect.script.tower_apart):

@@ -1,6 +1,5 @@
 """What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise; and the
-optimizers of its own switches.
-"""
+optimizers of its own switches."""
 
 from typing import Any
 

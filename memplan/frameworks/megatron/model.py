@@ -123,8 +123,7 @@ def _dense_layers(keys: Keys) -> int:
 
 def _experts(keys: Keys, feed_forward: int) -> dict[str, Any]:
     """A mixture: GLM-4.5's layer where there are shared experts, dense layers first or biases of q, k and v; Qwen2's
-    where the shared expert has a gate; else Mixtral's, or Qwen3's with norms of heads.
-    """
+    where the shared expert has a gate; else Mixtral's, or Qwen3's with norms of heads."""
     width, shared = _expert_width(keys, feed_forward), _shared(keys, feed_forward)
     count, top, dense = keys.whole("num_experts") or 1, keys.whole("moe_router_topk") or 2, _dense_layers(keys)
     norms, biases = bool(keys.flag("qk_layernorm")), bool(keys.flag("add_qkv_bias"))

@@ -1,6 +1,5 @@
 """Where Megatron-Bridge's settings stand: a recipe under a command's overrides, YAML over one, or a program that makes
-its ``ConfigContainer``. All become settings by dotted name: ``model.tensor_model_parallel_size``.
-"""
+its ``ConfigContainer``. All become settings by dotted name: ``model.tensor_model_parallel_size``."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,5 @@
 """Files that a program reads or imports, where they lie beside it or in the project around it: its modules, and configs
-whose path the text holds.
-"""
+whose path the text holds."""
 
 from __future__ import annotations
 

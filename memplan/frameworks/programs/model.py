@@ -43,8 +43,7 @@ def loaded_by_trainer(model: Any, trainer: Thing, arguments: Any, gathered: Gath
 
 def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
     """Everything that the program says of the model into settings, and into the draft where no setting has a name for
-    it. ``old``: transformers 4, which loads fp32 where nothing is said.
-    """
+    it. ``old``: transformers 4, which loads fp32 where nothing is said."""
     place = trainer.places.get("model", trainer.place)
     found = things(model)
     if isinstance(model, str):

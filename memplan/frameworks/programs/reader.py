@@ -102,8 +102,7 @@ def _read_one(trainer: Thing, run: Run, program: Program, document: Document, dr
 
 def parts(document: Document) -> tuple[Document, ...]:
     """One document for each training of a program; for a notebook that trains by commands alone, one for each cell of
-    them; the document itself where it has one, or none.
-    """
+    them; the document itself where it has one, or none."""
     try:
         program = program_of(document.text, document.path)
         found = trainings(followed(document, Known()))
@@ -270,8 +269,7 @@ def wants_options(trainer: Thing) -> bool:
 
 def shown_command(document: Document, known: Known) -> tuple[Known, Launch] | None:
     """What is known, under the options of the first command at the top of a program that starts it, and that; None
-    without.
-    """
+    without."""
     top = "\n".join(document.text.split("\n")[:TOP_LINES])
     launch = next(commands_in(top, document.path, posixpath.basename(document.path)), None)
     return (with_options(launch, known), launch) if launch is not None else None

@@ -1,6 +1,5 @@
 """A training of a program: which trainer, of which version, with which arguments; handed to the readers of TRL's and of
-transformers' arguments.
-"""
+transformers' arguments."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,6 +1,5 @@
 """What expressions of a program come to without running it: plain values, names and things of libraries, functions of
-the program's own, and what nobody knows before it runs.
-"""
+the program's own, and what nobody knows before it runs."""
 
 from __future__ import annotations
 

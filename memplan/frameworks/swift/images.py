@@ -22,8 +22,7 @@ def _limit(keys: Keys) -> int:
 def read_images(keys: Keys, environment: Mapping[str, str], version: str) -> None:
     """One image of a sample, where something bounds it; more in a pack, and of what nothing bounds as many as the
     sequence holds. A tower that rests sees them too. Version 2 cut the text alone, before its images came into it
-    (2.4 llm/utils/template.py: Qwen2VLTemplate._encode): they are asked for.
-    """
+    (2.4 llm/utils/template.py: Qwen2VLTemplate._encode): they are asked for."""
     said = str(keys.get("max_pixels") or environment.get("MAX_PIXELS", ""))
     tokens = environment.get("IMAGE_MAX_TOKEN_NUM", "")
     keys.skip("max_pixels", "max_image_size")

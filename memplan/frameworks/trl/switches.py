@@ -71,8 +71,7 @@ def _teacher(keys: Keys, method: str) -> None:
 
 def _packing(keys: Keys, method: str, version: tuple[int, ...]) -> None:
     """Packed rows without padding are told apart by their positions: a kernel of lengths in flash attention, a mask of
-    all tokens by all tokens elsewhere.
-    """
+    all tokens by all tokens elsewhere."""
     packed = bool(keys.flag("packing")) and (keys.text("packing_strategy") or "bfd").startswith(("bfd", "ffd"))
     flat = keys.flag("padding_free")
     attention = str(keys.draft.options.get("attention") or keys.draft.values.get("attention") or "sdpa")

@@ -1,6 +1,5 @@
 """BART's attention as a program on the tape: within a stack, or to what the encoder gave (transformers 5.23,
-``modeling_bart.py``).
-"""
+``modeling_bart.py``)."""
 
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.attention.fused_kernel import fused_attention

@@ -95,8 +95,7 @@ def with_sinks(tape: Tape, weights: Tensor, sinks: Tensor, dim: Dim) -> Tensor:
 
 def grouped_linear(p: Pass, x: Tensor, linear: Linear, groups: int) -> Tensor:
     """``DeepseekV4GroupedLinear``: one matmul for each group of heads. Autocast casts a view of the weight, whose copy
-    it does not keep; the gradient of that view is copied into the weight's own layout.
-    """
+    it does not keep; the gradient of that view is copied into the weight's own layout."""
     tape, weight = p.tape, p.param(linear.name, linear.parameters)
     dim, itemsize = weight.dim, weight.itemsize
     viewed = Tensor(dim, itemsize, weight.storage, weight.node)

@@ -35,8 +35,7 @@ def fused_attention(
 def _within(tape: Tape, q: tuple[Dim, int], statistics: Dim, grouped: bool) -> None:
     """What the backward kernels take for themselves on a real device: a sum for each row, queries' gradients in fp32,
     and those of keys and values for every query head (flash-attn 2.7 csrc/flash_attn/flash_api.cpp: mha_bwd, and the
-    like in aten/native/transformers/cuda/flash_attn; mem_eff_attention/kernel_backward.h: workspace_elements_gq).
-    """
+    like in aten/native/transformers/cuda/flash_attn; mem_eff_attention/kernel_backward.h: workspace_elements_gq)."""
     sums = tape.new(statistics, FP32, "attention's row sums", category=KERNELS)
     wide = tape.new(q[0], FP32, "gradients of queries in fp32", category=KERNELS)
     every = [tape.new(*q, "gradients of keys of every head", category=KERNELS) for _ in range(2 * grouped)]
@@ -45,8 +44,7 @@ def _within(tape: Tape, q: tuple[Dim, int], statistics: Dim, grouped: bool) -> N
 
 def aligned_bias(tape: Tape, queries: int, keys: int, itemsize: int) -> Tensor:
     """A mask of booleans as the memory-efficient kernel takes it: a bias in the dtype of queries, whose rows are padded
-    where they are not aligned (aten/native/transformers/attention.cpp: preprocess_mask).
-    """
+    where they are not aligned (aten/native/transformers/attention.cpp: preprocess_mask)."""
     bias = tape.new(Dim("T·s", queries * keys), itemsize, "attention bias")
     if keys % 8:
         bias = tape.new(Dim("T·s", queries * -(-keys // 16) * 16), itemsize, "attention bias")

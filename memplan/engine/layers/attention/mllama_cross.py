@@ -1,6 +1,5 @@
 """Attention from the tokens of a text to its images as a program on the tape (transformers 5.23,
-``modeling_mllama.py``: MllamaTextCrossAttention).
-"""
+``modeling_mllama.py``: MllamaTextCrossAttention)."""
 
 from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES
@@ -16,8 +15,7 @@ OUTPUT = "attention output"
 
 def image_cross(p: Pass, mixer: ImageCross, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Queries of the text, keys and values of the images' states, each head's norm of queries and keys; a mask over
-    tiles.
-    """
+    tiles."""
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
     keys = p.part(p.rows, p.memory)
     q = norm(p, mixer.norms[0], project(p, x, mixer.linears[0], "q", QKV), "q", "H", heads)
@@ -33,8 +31,7 @@ def image_cross(p: Pass, mixer: ImageCross, x: Tensor) -> tuple[Tensor, Tensor |
 
 def _kernel(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: Dim) -> Tensor:
     """The memory-efficient kernel: keys and values are repeated to all heads, and the mask is a bias in the dtype of
-    queries, whose rows are padded where they are not aligned.
-    """
+    queries, whose rows are padded where they are not aligned."""
     tape, mask = p.tape, p.shared[CROSS_MASK]
     if mixer.num_kv_heads != mixer.num_heads:
         k, v = ops.copy(tape, k, "repeated keys", whole), ops.copy(tape, v, "repeated values", whole)
@@ -47,8 +44,7 @@ def _kernel(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: 
 
 def _eager(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: Dim) -> tuple[Tensor, Tensor]:
     """Scores, scaling, the mask, an fp32 softmax, probabilities in the low precision. Products of several rows see
-    copies of what lies across heads.
-    """
+    copies of what lies across heads."""
     tape, scores = p.tape, Dim("T·H·s", p.tokens * p.memory * mixer.num_heads)
     grouped = mixer.num_kv_heads != mixer.num_heads
     if grouped:

@@ -1,6 +1,5 @@
 """Attention of newer classes as programs on the tape: GPT-OSS, Qwen3-Next, Llama 4 and Gemma 4 (transformers 5.23,
-``modeling_<type>.py``).
-"""
+``modeling_<type>.py``)."""
 
 from memplan.engine.layers.attention.eager import eager, masked, repeat_kv, scores_of
 from memplan.engine.layers.attention.sdpa import sdpa

@@ -72,8 +72,7 @@ def turned(
     p: Pass, mixer: Attention, q: Tensor, k: Tensor, itemsize: int
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """The first ``rotary_dim`` elements of each head turned, keys first, and joined to the rest; and both parts, which
-    the module's forward holds.
-    """
+    the module's forward holds."""
     rotary_dim, both = mixer.rotary_dim or mixer.head_dim, []
     for x in (k, q):
         elements = x.dim.elements // mixer.head_dim * rotary_dim
@@ -112,8 +111,7 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
 
 def interleaved(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """GPT-J and CodeGen from transformers 5.24 on: any kernel; eager's scores in fp32. Tables have the dtype of the
-    embedding's output, CodeGen's are in fp32.
-    """
+    embedding's output, CodeGen's are in fp32."""
     tape, parted, weights = p.tape, mixer.fused_qkv, None
     q, k, v = views = projected(p, mixer, x)
     if parted:

@@ -1,6 +1,5 @@
 """Experts as modules of their own, one after another: transformers before 5 (4.48, models/mixtral/modeling_mixtral.py:
-MixtralSparseMoeBlock.forward). For experts that are frozen; tokens are taken to go to all of them alike.
-"""
+MixtralSparseMoeBlock.forward). For experts that are frozen; tokens are taken to go to all of them alike."""
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.tape import ops, routing_ops

@@ -40,8 +40,7 @@ def logits_itemsize(experts: Experts, mode: Mode) -> int:
 
 def all_logits(p: Pass, spec: ModelSpec) -> list[Tensor]:
     """The recorded logits of every layer with experts, as the tail finds them. What a reentrant checkpoint recorded
-    has no graph: its forward runs without one.
-    """
+    has no graph: its forward runs without one."""
     mode, found = p.mode, []
     for run in spec.runs if mode.router.how else ():
         experts = handing(run.layer)
@@ -89,8 +88,7 @@ def load_balancing_loss(p: Pass, spec: ModelSpec) -> Tensor:
 def _stacked(p: Pass, spec: ModelSpec) -> Tensor:
     """The same over all layers at once, as transformers makes it up to 5.12: their logits are joined, so that their
     gradients are views of one; the chosen experts are a one-hot mask of int64, which is averaged in fp32. With padding,
-    masks of the tokens have the sizes of both.
-    """
+    masks of the tokens have the sizes of both."""
     tape, mode, layers = p.tape, p.mode, len(p.routers)
     experts = next(filter(None, (handing(run.layer) for run in spec.runs)))
     every = Dim("Lm·T·E", layers * p.tokens * experts.count)

@@ -225,8 +225,7 @@ def _drawn(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> tuple[Tens
 
 def normed(p: Pass, spec: Experts, x: Tensor) -> Choice:
     """Gemma 4: a norm without weights, a scale of each channel and a number, a softmax over all in fp32, the best over
-    their sum, times a scale of each expert. Probabilities are what the layer still names.
-    """
+    their sum, times a scale of each expert. Probabilities are what the layer still names."""
     tape, chosen, hidden = p.tape, p.dim("k", spec.active), spec.router.inputs
     bare = Norm(name="norm", width=hidden, kind="rms-power-bare")
     inputs = ops.mul(tape, norm(p, bare, x, "h"), p.param("router.scale", hidden), "scaled router inputs")

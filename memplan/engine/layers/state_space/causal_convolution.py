@@ -1,6 +1,5 @@
 """Causal convolutions over each channel alone, as programs on the tape: ``causal_conv1d_fn`` as transformers 5.23
-writes it without kernels, and the gated short convolutions of LFM2.
-"""
+writes it without kernels, and the gated short convolutions of LFM2."""
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.state_space import cuda_kernels as mixer_kernels

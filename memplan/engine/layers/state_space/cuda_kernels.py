@@ -105,8 +105,7 @@ def inner_function(
     p: Pass, mixer: StateSpace, projected: Tensor, rates: Tensor, weights: Sequence[Param | None]
 ) -> Tensor:
     """``mamba_inner_fn``: keeps a copy of what in_proj made, x_proj's output, B and C, the scan's output and its
-    states; convolution and steps are made again.
-    """
+    states; convolution and steps are made again."""
     tape, size = p.tape, projected.itemsize
     inner, both = p.dim("D", mixer.inner), projected.dim
     numbers, state = p.dim("(R+2N)", mixer.rank + 2 * mixer.state), p.dim("N", mixer.state)
@@ -140,8 +139,7 @@ def selective_scan(
     p: Pass, mixer: StateSpace, operands: Sequence[Tensor], rates: Tensor, weights: Sequence[Param | None]
 ) -> Tensor:
     """``selective_scan_fn`` of channels, steps, B, C and gate: keeps copies in which positions lie beside each other,
-    its output before the gate, and its states.
-    """
+    its output before the gate, and its states."""
     tape, size = p.tape, operands[0].itemsize
     chunks = p.rows * -(-p.length // SCAN_CHUNK)
     between = Dim("2·D·N", 2 * chunks * mixer.inner * mixer.state)
@@ -160,8 +158,7 @@ def selective_scan(
 
 def delta_rule(p: Pass, mixer: GatedDelta, operands: Sequence[Tensor]) -> Tensor:
     """``chunk_gated_delta_rule`` of q, k, v, decays and strengths: keeps normalised q and k, v, sums of decays, and the
-    inverse of each chunk's system; states are made again.
-    """
+    inverse of each chunk's system; states are made again."""
     q, k, v, _, beta = operands
     tape, size, heads = p.tape, q.itemsize, mixer.value_heads
     blocks = p.rows * -(-p.length // mixer.chunk)

@@ -164,8 +164,7 @@ def gated(p: Pass, x: Tensor, gate: Tensor) -> Tensor:
 
 def both_mixers(p: Pass, mixer: BothMixers, x: Tensor) -> tuple[Tensor, object]:
     """A state space, then attention, both over the same input, each output scaled (Falcon-H1); the layer names both
-    outputs until its end.
-    """
+    outputs until its end."""
     tape = p.tape
     mixed, _ = state_space_dual(p, mixer.state_space, x)
     mixed = ops.scale(tape, mixed, "scaled outputs")

@@ -66,8 +66,7 @@ def one_block(
     p: Pass, mixer: Lightning, parts: list[Tensor], state: Tensor, length: int, blocks: int, held: dict[str, Tensor]
 ) -> Tensor:
     """The next state, ``state * decay + (k * decay)ᵀ v``; in ``held`` the output, ``(q kᵀ * decays) v + (q * decay)
-    state``, and the other locals.
-    """
+    state``, and the other locals."""
     tape, fixed = p.tape, p.mode.numerics.itemsize
     share = Dim("c·q", p.rows * length * mixer.heads * mixer.head_dim)
     square = Dim("H·c²", p.rows * mixer.heads * length * length)

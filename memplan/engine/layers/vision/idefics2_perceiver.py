@@ -1,6 +1,5 @@
 """The projector of Idefics 2: a gated projection of the patches, then a perceiver, whose latents attend to these and to
-themselves (transformers 5.23, ``modeling_idefics2.py``: Idefics2Connector). Its layers are never checkpointed.
-"""
+themselves (transformers 5.23, ``modeling_idefics2.py``: Idefics2Connector). Its layers are never checkpointed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -131,8 +130,7 @@ def joined(tape: Tape, context: Tensor, latents: Tensor, dim: Dim) -> Tensor:
 
 def kernel(r: Reader, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Flash in half precision without a mask; memory-efficient under one, where keys and values are repeated to all
-    heads; else in fp32 by products, which alone group heads.
-    """
+    heads; else in fp32 by products, which alone group heads."""
     p, tape, spec = r.latents, r.latents.tape, r.spec
     itemsize, bias = tape.autocast or q.itemsize, None
     masked = p.mode.padded and p.mode.operators.attention == "sdpa"

@@ -1,6 +1,5 @@
 """Projectors of LLaVA-NeXT and LLaVA-OneVision, which lay the tiles of an image out again, take the padding off and end
-every row with a parameter; and of Idefics 3, Llama 4, Mistral 3 and Kimi K2.5, which join neighbouring patches.
-"""
+every row with a parameter; and of Idefics 3, Llama 4, Mistral 3 and Kimi K2.5, which join neighbouring patches."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.modules import norm, project
@@ -72,8 +71,7 @@ def connected_held(j: Joint, x: Tensor) -> Tensor:
 
 def adapted(j: Joint, x: Tensor) -> Tensor:
     """Llama 4: final norm, the class token cut off, pixels shuffled in two copies, two linear modules, each with its
-    activation, which the model's outputs hold; then the projector's.
-    """
+    activation, which the model's outputs hold; then the projector's."""
     tape, features = j.tape, j.features
     x = norm(j.states, j.tower.after.norms[0], x, "h")
     first, second = j.tower.after.linears

@@ -1,6 +1,5 @@
 """From the tower's last states to the language model's input, as programs on the tape: projectors, and the scatter of
-image tokens into the embedded sequence.
-"""
+image tokens into the embedded sequence."""
 
 from collections.abc import Callable, Sequence
 
@@ -68,8 +67,7 @@ def hold_states(j: Joint, x: Tensor) -> None:
 
 def squares_only(j: Joint, x: Tensor) -> Tensor:
     """The states as the product reads them. The class token is cut off where the tower has one, which makes a copy; and
-    so does the order of SigLIP's residual stream, which is that of its convolution: channels before patches.
-    """
+    so does the order of SigLIP's residual stream, which is that of its convolution: channels before patches."""
     kept = Dim("patches·h", j.features.tokens * j.tower.width)
     if kept.elements == x.dim.elements:
         turned = ops.autocast_input(j.tape, x)
@@ -115,8 +113,7 @@ def shuffled(j: Joint, x: Tensor) -> Tensor:
 
 def merged(j: Joint, x: Tensor) -> Tensor:
     """Qwen: a norm of each patch, two linear modules over those that become one token; the same, with the norm over
-    all of these patches, for each block whose states enter the language model's layers.
-    """
+    all of these patches, for each block whose states enter the language model's layers."""
     part = j.tower.projector
     for i, _ in enumerate(j.tower.taps, 1):
         hidden = norm(j.features, part.norms[i], Tensor(x.dim, x.itemsize, None, x.node, x.slot), "h")

@@ -101,8 +101,7 @@ def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
 
 def _block_bias(p: Pass, itemsize: int) -> Tensor | None:
     """The mask of blocks as the kernel takes it: the one that all blocks share, but for autocast's cast of it and for
-    rows that are padded to be aligned.
-    """
+    rows that are padded to be aligned."""
     pairs = Dim("T²", p.tokens * p.tokens)
     made = p.tape.new(pairs, itemsize, "attention bias") if itemsize != p.mode.residual_itemsize else None
     if p.tokens % 8:
@@ -112,8 +111,7 @@ def _block_bias(p: Pass, itemsize: int) -> Tensor | None:
 
 def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """``apply_rotary_pos_emb_vision``: in fp32, and back; Pixtral's in the dtype of its tables; Llama 4's as complex
-    numbers, a product with a constant.
-    """
+    numbers, a product with a constant."""
     tape, before = p.tape, q.itemsize
     if mixer.rotary == "narrow":
         turned_q = turn(p, q, p.mode.residual_itemsize)
@@ -141,8 +139,7 @@ def turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
 
 def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Scores, scaling, fp32 softmax, probabilities in the low precision; a mask where all images stand in one
-    sequence.
-    """
+    sequence."""
     tape, dim = p.tape, q.dim
     length = p.tokens if mixer.blocked else min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
@@ -184,8 +181,7 @@ def patches_of(plan: TowerPlan) -> int:
 
 def block_mask(plan: TowerPlan) -> int:
     """A mask of blocks, in the dtype of the residual stream, which all blocks share; or that of tiles that are filled
-    up, which is of booleans but for eager attention.
-    """
+    up, which is of booleans but for eager attention."""
     if plan.images.masked and plan.mode.operators.attention != "flash":
         patches = plan.images.rows * plan.images.columns
         itemsize = plan.vision_mode.residual_itemsize if plan.mode.operators.attention == "eager" else 1

@@ -91,8 +91,7 @@ def reached(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
 
 def fullest(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
     """The trained weights as the optimizer sees them: under FSDP1 vectors, of which the fullest rank holds so much that
-    all would hold it; whole flat parameters without ``use_orig_params``.
-    """
+    all would hold it; whole flat parameters without ``use_orig_params``."""
     trained = [weight for weight in weights if weight.trained]
     if not flattens(recipe):
         return trained

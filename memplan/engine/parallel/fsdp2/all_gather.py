@@ -49,8 +49,7 @@ def enter_root_again(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedP
 
 def enter_first_gather(ledger: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
     """The output of the last all-gather before the layers is there until the first layer's weights are copied out;
-    before that, the embedding's own copy-out.
-    """
+    before that, the embedding's own copy-out."""
     before = own.tail if own.opens else own.first if own.first.gathered else own.root
     first, embedded = own.layers[0].gathered, traced.layers[0].boundary
     stays = 0 if own.resharding is True else own.first_kept
@@ -111,8 +110,7 @@ def enter_forward(
     ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, there: bool, has_tail: bool = False
 ) -> None:
     """Within the layer that is an instant; at norm and head; at the loss, where the model computes it itself.
-    ``there``: layers stay gathered from a forward before; ``has_tail``: so does the tail.
-    """
+    ``there``: layers stay gathered from a forward before; ``has_tail``: so does the tail."""
     instants, at = traced.forward_instants()[-3:], traced.forward_layer
     if traced.plan.style == "no-grad":
         instants = [*traced.forward_instants()[-2:], ""]

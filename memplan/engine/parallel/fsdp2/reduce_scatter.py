@@ -30,8 +30,7 @@ def reduction(ledger: Ledger, label: str, size: int, instant: str, why: str = "k
 
 def enter_tail_reduction(ledger: Ledger, tail: Unit, instant: str, reduces: bool, late: bool) -> None:
     """Its input beside its gradients, which are rows of their own; then its output in their place. New gradients are
-    added to those that waited, and gone when the input comes.
-    """
+    added to those that waited, and gone when the input comes."""
     if reduces:
         size = max(0, tail.reduced - tail.gradients) if late else tail.reduced
         reduction(ledger, "reduce-scatter input of the tail", size, instant)

@@ -14,8 +14,7 @@ SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py; c10/cud
 
 def enter_pools(ledger: Ledger, own: Frame, gather: str, before_layers: str, accumulates: bool) -> None:
     """What waits in both pools while it is not in use: the root's all-gather output after ``gather``, and the shards of
-    gradients (outputs of reductions) until backward makes them, or the step where micro-steps leave them for it.
-    """
+    gradients (outputs of reductions) until backward makes them, or the step where micro-steps leave them for it."""
     ledger.add(
         "segments of all-gathers",
         "stream_segments",

@@ -159,8 +159,7 @@ def waits_for_reduction(recipe: Recipe) -> bool:
 
 def adds_in_place(recipe: Recipe) -> bool:
     """Whether a gradient is added to one that waits in autograd's own dtype; in another dtype it waits as a copy
-    (``to_accumulated_grad_if_needed``).
-    """
+    (``to_accumulated_grad_if_needed``)."""
     two = recipe.sharding.name == "fsdp2"  # FSDP1 adds flat gradients, when those of a unit are all there
     return two and waits_for_reduction(recipe) and recipe.storage.reduce_itemsize == recipe.numerics.itemsize
 
@@ -225,8 +224,7 @@ def _is_replaced(weight: Weight, adapter: Adapter | None) -> bool:
 
 def in_flat(weight: Weight, apart: bool, adapter: Adapter | None) -> bool:
     """Whether a trained weight is in its layer's, or the root's, flat parameter. ``apart``: PEFT's trained linears are
-    units of their own, biases of frozen ones are not.
-    """
+    units of their own, biases of frozen ones are not."""
     own = apart and adapter is not None and (weight.adapter or weight.name in adapter.saved)
     return weight.trained and not own
 

@@ -35,8 +35,7 @@ def units_of(recipe: Recipe, tower: Tower) -> TowerUnits:
 
 def forward_peak(own: Frame, units: TowerUnits, stretch: Stretch) -> int:
     """The most within its forward. A unit's all-gather output waits for the next one's copy-out: two copies of a block
-    are there in it, three before anything of it runs.
-    """
+    are there in it, three before anything of it runs."""
     block, kept = units.block.gathered, own.kept(units.block)
     before = units.front.gathered or own.root.gathered
     most = stretch.first.forward + units.front.gathered + own.root.gathered
@@ -90,8 +89,7 @@ def plan_of(traced: TracedPass) -> TowerPlan | None:
 
 def last_runs_back(traced: TracedPass) -> bool:
     """Whether the unit before the language model's layers has a backward, for which it is copied out: a tower's last
-    block has none where the one before it is read (LLaVA), or where the tower is frozen.
-    """
+    block has none where the one before it is read (LLaVA), or where the tower is frozen."""
     plan = plan_of(traced)
     if plan is None or "projector" in plan.tower.units:
         return True
@@ -128,8 +126,7 @@ def enter_tower_reductions(ledger: Ledger, recipe: Recipe, own: Frame, traced: T
 
 def enter_crossed_tower(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
     """Blocks of a tower that is not traced one by one (Llama 3.2 Vision): those in use and ahead; its gradients are
-    counted whole.
-    """
+    counted whole."""
     tower, name = traced.plan.spec.tower, traced.plan.name
     if tower is None or not tower.crossed or not own.blocks.gathered or f"{name}.vision-forward" not in ledger.index:
         return

@@ -72,8 +72,7 @@ class Whole(Coordinator):
         """``free_param``. Kernels that were given it may still run (``record_stream``), if the host is far ahead of
         them, and nothing in a forward makes it wait: here they are done. With hooks around every module the host has
         much to do: of four published runs with ``overlap_comm`` all hold what this says, to 13 %, where a host that
-        never waits would hold up to twice as much.
-        """
+        never waits would hold up to twice as much."""
         self.wholes.pop(identity, None)
 
     def _new(self, elements: int, label: str) -> Tensor:
