@@ -97,6 +97,10 @@ def test_trl_versions_have_their_own_defaults(tmp_path: Path) -> None:
         ("bf16: false", {"precision": "fp32"}),
         ("fp16: true", {"precision": "fp16-amp"}),
         ("model_init_kwargs: {dtype: bfloat16, attn_implementation: flash_attention_2}", {"attention": "flash"}),
+        (
+            "model_init_kwargs: {dtype: bfloat16, attn_implementation: kernels-community/vllm-flash-attn3}",
+            {"attention": "flash", "flash_version": 3},
+        ),
         ("optim: paged_adamw_8bit", {"optimizer": "paged-adamw-8bit"}),
         ("optim: galore_adamw\noptim_args: rank=64, update_proj_gap=100", {"optimizer_args": {"rank": 64}}),
         ("use_peft: true", {"lora": {"r": 16, "alpha": 32.0, "dropout": 0.05}}),

@@ -39,6 +39,10 @@ dispatcher tokens and weights sent and joined, each sorted, and counts fetched; 
 the activation between."""
 
 
+EXPERT_LINEARS = 3
+"""Of an expert that is a module of its own (transformers 4.51 modeling_qwen3_moe.py: Qwen3MoeMLP)."""
+
+
 class Issued(NamedTuple):
     """What the host issues for one layer, in numbers."""
 
@@ -59,6 +63,8 @@ class Issued(NamedTuple):
     """Products that the host calls."""
     megatron: bool
     """Modules are Megatron's, over Transformer Engine's."""
+    looped: float
+    """Experts that are modules of their own."""
 
 
 class Host(NamedTuple):
@@ -79,6 +85,7 @@ def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     issued = kernels * rates.launch
     if of.megatron:
         issued += (MODULES + (MIXTURE_MODULES if each.routed else 0) + ENGINE_LINEAR * linears) * rates.module
-    hooked = (MODULES + linears + 3 * of.adapted) * rates.hook if of.gathers else 0.0
-    reduced = linears * rates.hook if of.reduces else 0.0
+    own = of.looped * (1 + EXPERT_LINEARS)
+    hooked = (MODULES + linears + own + 3 * of.adapted) * rates.hook if of.gathers else 0.0
+    reduced = (linears + of.looped * EXPERT_LINEARS) * rates.hook if of.reduces else 0.0
     return Host(issued + hooked, issued * BACKWARD_KERNELS + hooked + reduced, CHECKPOINT)

@@ -70,6 +70,24 @@ def adding_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -
     return sizes.trained * moved / (device.memory * rates.memory)
 
 
+def copying_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> tuple[float, float]:
+    """(of a forward, of a backward): FSDP2 copies what it gathered out of one buffer into each parameter, and
+    gradients, cast, into another before they are reduced (torch 2.13 fsdp/_fully_shard/_fsdp_collectives.py:
+    split_with_sizes_copy, chunk_cat); ZeRO-3 joins what came of each rank (DeepSpeed 0.19
+    zero/partition_parameters.py: AllGatherCoalescedHandle.wait)."""
+    sharding, memory = recipe.sharding, device.memory * rates.memory
+    if sharding.name not in ("fsdp2", "zero3") or sharding.ranks <= 1:
+        return 0.0, 0.0
+    gathered = 2 * sizes.weights * sizes.weight_bytes / memory
+    if sharding.name == "zero3":
+        return gathered, gathered
+    times = 1.0 if sharding.sync_each_batch else 1 / recipe.batch.accumulation
+    joined = times * sizes.trained * (recipe.storage.gradient_itemsize + recipe.storage.reduce_itemsize) / memory
+    if recipe.parallel.pipeline > 1 and not sharding.reshard_after_forward:
+        return gathered / recipe.batch.accumulation, joined
+    return gathered, joined + (gathered if sharding.reshard_after_forward else 0.0)
+
+
 def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
     """On the card; nothing where the states are on the host."""
     if is_offloaded(recipe, "optimizer"):

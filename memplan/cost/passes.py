@@ -155,6 +155,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         shape.ring,
         sum(1 for _ in merged(each.products)) if shape.merged else len(each.products),
         shape.merged,
+        held if shape.looped else 0.0,
     )
     host = host_of(each, issued, rates)
     forward = max(product + adapters + attention + moves + cast_in, host.forward)
@@ -177,7 +178,7 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     """(seconds of products, seconds of scores through memory) of a forward. A causal kernel skips half of the pairs,
     unless a mask is given to it, as PyTorch's is for a window, or it is eager; a window is met by whole tiles. A
     recurrent mixer does what one of PyTorch's operations or one kernel does at attention's rate."""
-    own = shape.merged and not shape.wide and device.native_limit > 0
+    own = shape.native and not shape.wide and device.native_limit > 0
     speed = device.wide_products if shape.wide else device.native_attention if own else device.attention
     near = 0 < each.window < shape.length
     skips = each.causal and shape.attention != "eager" and not (shape.attention == "sdpa" and (shape.padded or near))

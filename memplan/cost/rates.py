@@ -36,12 +36,13 @@ training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Pa
 keeps no more than an H200: 1,420 and 652 TFLOP/s over the same products, 63 and 66 % (company.hpc-ai.com, B200 vs
 H200); so the H100's is taken of Blackwell, whose own nobody published."""
 OTHER_SUSTAINED = 0.9
-SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0}
-"""Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf)."""
+SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0, "h20-96gb": 1.0, "h20-141gb": 1.0}
+"""Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf); an H20 has a
+seventh of an H100's products for 400 of its 700 W."""
 TABLE = "zzc0721/torch-performance-test-data@0785868 database.md: the best of 1,024 to 10,240, PyTorch 2.4 to 2.8"
 PRODUCTS_OF: dict[str, float] = {
     "rtx-3090-24gb": 1.08, "rtx-4090-24gb": 1.0, "rtx-5090-32gb": 1.13, "rtx-pro-6000-96gb": 0.83, "l40s-48gb": 0.74,
-    "rtx-6000-ada-48gb": 0.74, "rtx-a6000-48gb": 0.79, "a10-24gb": 0.62, "h20-96gb": 0.95,
+    "rtx-6000-ada-48gb": 0.74, "rtx-a6000-48gb": 0.79, "a10-24gb": 0.62, "h20-96gb": 0.95, "h20-141gb": 0.95,
 }  # fmt: skip
 """The same of cards whose clock is not the specification's, by ``TABLE`` (3090: 76.5 TFLOP/s, 4090: 165, 5090: 236,
 L40S: 269 of 362, A6000: 123 of 155, H20: 141): GeForce's boost goes beyond what they are specified by, workstations'
@@ -57,19 +58,22 @@ UNITS: dict[str, int] = {
 }  # fmt: skip
 """Multiprocessors by architecture, of its largest card here (NVIDIA's architecture whitepapers)."""
 UNITS_OF: dict[str, int] = {
-    "h100-pcie-80gb": 114, "h20-96gb": 78, "l4-24gb": 58, "a10-24gb": 72, "rtx-3090-24gb": 82, "rtx-4090-24gb": 128,
-    "rtx-pro-6000-96gb": 188,
+    "h100-pcie-80gb": 114, "h20-96gb": 78, "h20-141gb": 78, "l4-24gb": 58, "a10-24gb": 72, "rtx-3090-24gb": 82,
+    "rtx-4090-24gb": 128, "rtx-pro-6000-96gb": 188,
 }  # fmt: skip
 """Of cards with other numbers (NVIDIA's data sheets)."""
 
 
-ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35}
+ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35, "10.0": 0.17, "10.3": 0.17}
 """Share of the peak that FlashAttention-2, which PyTorch's SDPA runs, reaches at its best: 230 of 312 TFLOP/s on an
-A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract)."""
+A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract). These are the same 1,430 to 1,510
+FLOP a clock and multiprocessor, the rate of the A100's instructions, for which it is written and which later cards
+still take; Blackwell has that rate too, and twice the peak (148 multiprocessors: 390 of 2,250 TFLOP/s)."""
 OTHER_ATTENTION = 0.35
 AMPERES = frozenset({"8.6", "8.9", "12.0"})
-"""Architectures whose tensor cores take the A100's instructions, for which FlashAttention-2 is written: as large a
-share of their products' rate as there."""
+"""Architectures whose products themselves run by these instructions: as large a share of their rate as on an A100."""
+SLOW = frozenset({"h20-96gb", "h20-141gb"})
+"""Cards of other architectures whose products are slower than these instructions: a quarter of an H100's a clock."""
 CUDNN = "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training: cuDNN 9.19 on H200, 9.22 on GB200, GB300"
 NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.72, "10.0": 0.665, "10.3": 0.75}
 """The same of kernels made for the architecture, which TransformerEngine runs (cuDNN's), forward and backward together
@@ -221,7 +225,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     within = kind.link_gbps or UNKNOWN_LINK
     between = next(rate for least, rate in BETWEEN if within >= least)
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
-    if kind.architecture in AMPERES:
+    if kind.architecture in AMPERES or kind.name in SLOW:
         attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]
     exponentials = speed * TERA / EXPONENTIAL.get(kind.architecture, OTHER_EXPONENTIAL)
     own = speed * TERA * NATIVE_ATTENTION.get(kind.architecture, 0.0)

@@ -52,6 +52,10 @@ class Shape(NamedTuple):
     turned: bool
     attention: str
     padded: bool
+    native: bool
+    """Attention's kernels are made for the card's architecture: Transformer Engine's, FlashAttention's from 3 on, and
+    cuDNN's, which SDPA prefers on Hopper and Blackwell from torch 2.10 on
+    (pytorch@001f694 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: check_prefer_cudnn_attention)."""
     merged: bool
     """Products of one input are one."""
     imbalance: float
@@ -70,6 +74,8 @@ class Shape(NamedTuple):
     """Of one of its weights."""
     launched: float
     """Kernels of a forward that the host issues for each routed expert of a rank."""
+    looped: bool
+    """Each expert is a module, which runs by itself."""
     hooks: str
     """DeepSpeed's: none, of gradients (``reduces``), or around every module too (``gathers``)."""
     again: tuple[Repeated, ...]
@@ -99,6 +105,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         itemsize=itemsize,
         wide=itemsize == 4,
         eight=eight_of(recipe),
+        native=megatron or recipe.operators.flash_version > 2 or (attention == "sdpa" and not batch.padded),
         merged=megatron,
         imbalance=settings.moe_expert_imbalance if megatron else 1.0,
         fused=fused,
@@ -114,6 +121,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         quantised=recipe.quantised.scheme.name if recipe.quantised else "",
         bits=recipe.quantised.scheme.bits if recipe.quantised else 0.0,
         launched=_launched(recipe),
+        looped=looped(recipe),
         hooks=HOOKS.get(recipe.sharding.name, ""),
         again=repeated(recipe, work),
     )
@@ -126,7 +134,12 @@ def _rings(recipe: Recipe) -> bool:
 def _launched(recipe: Recipe) -> float:
     if recipe.trainer.megatron:
         return EACH_EIGHT[recipe.megatron.fp8_recipe] if recipe.megatron.fp8_format else EACH
-    return LOOP if recipe.trainer.models.transformers_4 and recipe.model.family in LOOPING else 0.0
+    return LOOP if looped(recipe) else 0.0
+
+
+def looped(recipe: Recipe) -> bool:
+    """Whether each expert is a module, which runs by itself."""
+    return recipe.trainer.models.transformers_4 and recipe.model.family in LOOPING
 
 
 def without_training(shape: Shape) -> Shape:

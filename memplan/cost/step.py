@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.cost.generation import generating
+from memplan.cost.host import EXPERT_LINEARS
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import (
     adding_seconds,
+    copying_seconds,
     fetched_seconds,
     host_seconds,
     is_offloaded,
@@ -22,7 +24,7 @@ from memplan.cost.optimizer import (
 )
 from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
-from memplan.cost.shape import Shape, shape_of, without_training
+from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, shares
 from memplan.cost.traffic import (
     Data,
@@ -127,8 +129,10 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     share = of.last
     if of.last * layer + head.forward + head.backward < of.fullest * layer:
         share, head = of.fullest, NO_HEAD
-    forward = trained.forward * share + head.forward
-    backward = (trained.backward + trained.again) * share + head.backward + adding_seconds(recipe, sizes, device, rates)
+    copied, joined = copying_seconds(recipe, sizes, device, rates)
+    forward = trained.forward * share + head.forward + copied
+    backward = (trained.backward + trained.again) * share + head.backward + joined
+    backward += adding_seconds(recipe, sizes, device, rates)
     activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     scored = [_scored(recipe, *each, rows, (head is not NO_HEAD) / share, device, rates) for each in scoring]
@@ -248,7 +252,8 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     held = dense / degrees.tensor + experts / split
     weights = held / degrees.pipeline
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
-    modules = sum(count * len(each.products) for count, each in work.layers) / degrees.pipeline
+    alone = EXPERT_LINEARS / degrees.expert if looped(recipe) else 0.0
+    modules = sum(count * (len(each.products) + alone * each.experts) for count, each in work.layers) / degrees.pipeline
     trained = trained_elements(recipe) * weights / work.elements if work.elements else 0.0
     packed = sum(count * each.stored for count, each in work.layers) if recipe.quantised else 0.0
     bits = recipe.quantised.scheme.bits if recipe.quantised else 0.0

@@ -40,7 +40,9 @@ def operators(
         from memplan.resolve.float8 import float8
 
         fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
-    return Operators(attention, fused, mixers, tiled, sums)
+    if job.flash_version > 2 and job.attention != "flash":
+        raise InvalidJob(f"flash_version: {job.flash_version} is of attention: flash", "use attention: flash")
+    return Operators(attention, fused, mixers, tiled, sums, job.flash_version if attention == "flash" else 2)
 
 
 TILED = ("none", "zero0", "zero1", "zero2", "zero3", "fsdp2")

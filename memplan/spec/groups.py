@@ -168,6 +168,8 @@ class Operators(NamedTuple):
     """Parts of the sequence that feed-forwards take one after the other; 0: they take it whole."""
     tile_sums: bool = False
     """Their weights' gradients are summed in tensors of their own, beside those of one tile (Axolotl's)."""
+    flash_version: int = 2
+    """Generation of FlashAttention, where attention is flash."""
 
 
 class Storage(NamedTuple):

@@ -190,6 +190,8 @@ class Job(Frozen):
     """torch.compile: chains of pointwise operations become one kernel."""
     attention: Choice = "sdpa"
     """Attention implementation."""
+    flash_version: Annotated[int, Field(ge=2, le=4)] = 2
+    """FlashAttention's generation: 3 has kernels for Hopper, 4 for Blackwell too; memory is the same."""
     loss_head: Choice = "auto"
     """How hidden states become a loss."""
     logits_dtype: Choice = "auto"

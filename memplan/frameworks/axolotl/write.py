@@ -7,7 +7,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import ZERO_FILE, machines_of, run_script, stage_of, zero_config
 from memplan.frameworks.axolotl.keys import ATTENTION_FLAGS, METHODS, TRANSFORMERS_VERSION, TRL_VERSION
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hugging_face.write import ATTENTION, optim
+from memplan.frameworks.hugging_face.write import attention, optim
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 
@@ -64,7 +64,7 @@ def _training(job: Job) -> dict[str, Any]:
         **_precision(job),
         "gradient_checkpointing": job.gradient_checkpointing != "none",
         "optimizer": "muon" if job.optimizer == "muon" else optim(job),
-        "attn_implementation": ATTENTION.get(job.attention, job.attention),
+        "attn_implementation": attention(job),
     }
     if job.gradient_checkpointing != "none":
         values["gradient_checkpointing_kwargs"] = {"use_reentrant": job.gradient_checkpointing_reentrant}

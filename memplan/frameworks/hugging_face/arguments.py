@@ -3,6 +3,7 @@
 Source: transformers 5.23 training_args.py, trainer_optimizer.py; 4.44 to 4.57 for the names that went.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -231,6 +232,17 @@ def read_deepspeed(keys: Keys) -> None:
         deepspeed.read_named(keys, "deepspeed", str(value).strip())
 
 
+LATER_FLASH = re.compile(r"(?:flash[-_]?att(?:n|ention)[-_]?|^fa)([34])\b")
+
+
+def put_attention(keys: Keys, found: str, word: str, key: str) -> None:
+    """Which attention a word means, and of flash attention's the generation."""
+    keys.put("attention", found, key)
+    later = LATER_FLASH.search(word)
+    if found == "flash" and later:
+        keys.put("flash_version", int(later[1]), key)
+
+
 def read_attention(keys: Keys, key: str) -> None:
     """``attn_implementation``; a kernel of the Hub is flash attention where its name says so."""
     name = keys.text(key)
@@ -239,6 +251,6 @@ def read_attention(keys: Keys, key: str) -> None:
     word = name.lower().removeprefix("paged|")
     found = ATTENTIONS.get(word, "flash" if "flash" in word else "")
     if found:
-        keys.put("attention", found, key)
+        put_attention(keys, found, word, key)
     else:
         keys.warn(key, f"attention {name[:40]} is not modelled: sdpa is counted in its place")

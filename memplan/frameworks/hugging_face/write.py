@@ -8,9 +8,13 @@ from memplan.frameworks.hugging_face.precision import LOADS
 from memplan.spec.job import Job
 from memplan.spec.recompute import EVERY, every_nth
 
-ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 ROUTER_COEFFICIENT = 0.001
 """Of the routers' load-balancing loss where a switch turns it on by its coefficient: TRL's default, and Qwen3's."""
+
+
+def attention(job: Job) -> str:
+    """``attn_implementation``."""
+    return f"flash_attention_{job.flash_version}" if job.attention == "flash" else job.attention
 
 
 def arguments(job: Job) -> dict[str, Any]:

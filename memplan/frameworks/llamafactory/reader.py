@@ -14,7 +14,7 @@ from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import found_at
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
-from memplan.frameworks.hugging_face.arguments import read_arguments
+from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
 from memplan.frameworks.hugging_face.switches import ask_loaded, warn_where_on
 from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
@@ -116,7 +116,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     word = (keys.text("flash_attn") or "auto").lower()
     word = {"true": "fa2", "false": "auto"}.get(word, word)  # a switch, before 0.7
     if word in ATTENTIONS:
-        keys.put("attention", ATTENTIONS[word], "flash_attn")
+        put_attention(keys, ATTENTIONS[word], word, "flash_attn")
     else:
         raise keys.settings.error("flash_attn", f"{word[:20]!r} is no attention", f"use {', '.join(ATTENTIONS)}")
     if keys.flag("enable_liger_kernel"):

@@ -11,7 +11,7 @@ from memplan.spec.job import Job
 CONFIG = "llamafactory.yaml"
 STAGES = {"sft": "sft", "reward": "rm", "kto": "kto"}
 LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
-ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "disabled"}
+ATTENTION = {"sdpa": "sdpa", "eager": "disabled"}
 OPTIMIZERS = {"galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "muon": "use_muon"}
 
 
@@ -50,7 +50,7 @@ def _settings(job: Job) -> dict[str, Any]:
     if job.gradient_checkpointing == "none":
         values["disable_gradient_checkpointing"] = True
     values["use_reentrant_gc"] = job.gradient_checkpointing_reentrant
-    values["flash_attn"] = ATTENTION.get(job.attention, job.attention)
+    values["flash_attn"] = ATTENTION.get(job.attention, f"fa{min(job.flash_version, 3)}")
     if job.kernels == "liger":
         values["enable_liger_kernel"] = True
     if job.sft_term and job.method in ("dpo", "ipo"):

@@ -5,7 +5,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script, stage_of, torchrun
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hugging_face.write import ATTENTION, ROUTER_COEFFICIENT
+from memplan.frameworks.hugging_face.write import ROUTER_COEFFICIENT, attention
 from memplan.frameworks.quoting import shell_word
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
@@ -63,7 +63,7 @@ def _shared(job: Job, writing: Writing, of: str) -> dict[str, Any]:
         f"{of}gradient_checkpointing_reentrant": job.gradient_checkpointing_reentrant,
         "ds.zero_stage": stage_of(job),
         "ds.param_dtype": kind,
-        "ds.attn_implementation": ATTENTION.get(job.attention, job.attention),
+        "ds.attn_implementation": attention(job),
         "ds.adam_offload": "optimizer" in job.offload,
         "ds.use_liger_kernel": job.kernels == "liger",
         f"{of.replace('model.', '')}optim": {"adamw": "adam"}.get(job.optimizer, job.optimizer),

@@ -12,6 +12,7 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fields
+from memplan.frameworks.hugging_face.arguments import put_attention
 from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
 from memplan.frameworks.prime_rl.source import form_of, of_document, trainings
@@ -177,6 +178,8 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
     if keys.text(f"{MODEL}reduce_dtype") == "bfloat16":
         keys.put("reduce_dtype", "bf16", f"{MODEL}reduce_dtype")
     keys.put("attention", "flash")
+    if word := keys.text(f"{MODEL}attn"):
+        put_attention(keys, "flash", word, f"{MODEL}attn")
     if keys.flag(f"{MODEL}liger_kernel"):  # until 0.2: AutoLigerKernelForCausalLM, whose logits it asks for
         keys.put("kernels", "liger", f"{MODEL}liger_kernel")
     keys.put("allocator", {"expandable_segments": True})  # utils/process.py: DEFAULT_TRAINER_ENV_VARS

@@ -13,7 +13,7 @@ from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Ke
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
-from memplan.frameworks.hugging_face.arguments import read_arguments
+from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
 from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import launches, put_allocator
 from memplan.frameworks.local_models import within
@@ -237,7 +237,7 @@ def _attention(keys: Keys) -> None:
     if keys.has("use_flash_attn"):
         keys.put("attention", "flash" if keys.flag("use_flash_attn") else "eager", "use_flash_attn")
     elif name in ATTENTIONS:
-        keys.put("attention", ATTENTIONS[name], "attn_impl")
+        put_attention(keys, ATTENTIONS[name], name, "attn_impl")
     elif name:
         keys.warn("attn_impl", f"attention {name[:40]} is not modelled: sdpa is counted in its place", "attention")
 

@@ -6,7 +6,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import CONFIG, files_of, run_script
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hugging_face.write import ATTENTION, arguments, load_dtype
+from memplan.frameworks.hugging_face.write import arguments, attention, load_dtype
 from memplan.frameworks.quoting import shell_word
 from memplan.frameworks.trl.keys import METHODS
 from memplan.spec.allocator import conf_text
@@ -77,7 +77,7 @@ def _word(value: Any) -> str:
 
 def settings(job: Job, of: Generator | None = None) -> dict[str, Any]:
     """Every argument that memory feels."""
-    values = arguments(job) | {"dtype": load_dtype(job), "attn_implementation": ATTENTION.get(job.attention, "sdpa")}
+    values = arguments(job) | {"dtype": load_dtype(job), "attn_implementation": attention(job)}
     if job.method in LOSSES:
         values["loss_type"] = LOSSES[job.method]
     if job.method in ("cpo", "simpo"):

@@ -5,6 +5,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script, torchrun
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.hugging_face.write import attention
 from memplan.frameworks.verl.keys import OPTIMIZERS
 from memplan.presets import find_preset
 from memplan.spec.generation import Generator
@@ -16,7 +17,6 @@ CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
 OF_POLICIES = ("logprobs_mode", "checkpoint_engine")
 """Of a policy's engine alone."""
-IMPLEMENTATIONS = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
 def write(job: Job, writing: Writing) -> list[File]:
@@ -44,7 +44,7 @@ def _model(job: Job, writing: Writing) -> dict[str, Any]:
         "path": writing.model,
         "enable_gradient_checkpointing": job.gradient_checkpointing != "none",
         "use_fused_kernels": job.loss_head == "fused",
-        "override_config": {"attn_implementation": IMPLEMENTATIONS.get(job.attention, job.attention)},
+        "override_config": {"attn_implementation": attention(job)},
     }
     if "activations" in job.offload:
         values["enable_activation_offload"] = True
