@@ -239,3 +239,37 @@ def test_a_section_of_a_project_is_no_model_of_memplans_own() -> None:
     assert "model_type" not in checked("c.yaml", text).text
     own = text.replace("model_id: gemma_1b_en, dtype: bfloat16", "hidden_size: 64, vocab_size: 32")
     assert "model_type" in checked("d.yaml", own).text
+
+
+ADAPTED = """\
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl import {config}, {trainer}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+lora = LoraConfig(r=16, target_modules="all-linear")
+{wrap}
+{trainer}(model=model, args={config}({arguments}), {handed}).train()
+"""
+WRAPPED = {"wrap": "model = get_peft_model(model, lora)", "handed": ""}
+BY_TRAINER = {"wrap": "", "handed": "peft_config=lora"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "arguments", "version", "how", "reference"),
+    [
+        ("DPO", "max_length=256", "1.16", WRAPPED, "second-adapter"),
+        ("DPO", "max_length=256", "1.16", BY_TRAINER, "adapter"),
+        ("DPO", "max_length=256", "0.28", WRAPPED, "adapter"),
+        ("DPO", 'max_length=256, ref_adapter_name="sft"', "0.12", WRAPPED, "second-adapter"),
+        ("DPO", "max_length=256, precompute_ref_log_probs=True", "1.16", WRAPPED, "second-adapter"),
+        ("DPO", "max_length=256, precompute_ref_log_probs=True", "1.16", BY_TRAINER, "precomputed"),
+        ("GRPO", "beta=0.04", "0.27", WRAPPED, "second-adapter"),
+        ("GRPO", "beta=0.0", "1.16", WRAPPED, "none"),
+        ("KTO", "max_length=256", "1.1", WRAPPED, "adapter"),
+    ],
+)
+def test_a_model_that_is_adapted_before_the_trainer_has_a_second_set_of_adapters(
+    trainer: str, arguments: str, version: str, how: dict[str, str], reference: str
+) -> None:
+    text = ADAPTED.format(trainer=f"{trainer}Trainer", config=f"{trainer}Config", arguments=arguments, **how)
+    assert checked("a.py", text, trainer_version=version).job["reference"] == reference

@@ -9,7 +9,7 @@ from memplan.engine.layers.modules import Mode, RouterLogits, Widths
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
 from memplan.engine.layers.moe.in_order import FAMILIES as ORDERED
 from memplan.engine.layers.quantised_linear import product_itemsize
-from memplan.engine.losses.head_of_pass import policy_head, rollout_head
+from memplan.engine.losses.head_of_pass import has_reference_pass, policy_head, reference_head, rollout_head
 from memplan.engine.losses.heads import NO_HEAD
 from memplan.engine.parallel.fsdp1.flat_parameters import flat_mode, reached_spec, root_trains
 from memplan.engine.parallel.fsdp2.units import (
@@ -141,6 +141,14 @@ def layers_plan(
     )
 
 
+def _reference(recipe: Recipe, rows: int) -> TracedPass | None:
+    """The reference's forward: the policy's own without a graph where a second set of adapters is put in place."""
+    if recipe.adapter is None or not (recipe.adapter.second_itemsize and has_reference_pass(recipe)):
+        return reference_pass(recipe, rows)
+    plan = policy_plan(recipe, "reference", rows, "no-grad")
+    return traced_pass(plan._replace(head=reference_head(recipe, rows, recipe.numerics.itemsize)))
+
+
 def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """The passes of one micro-step in order, each with the half that happens then: forward or backward, or the loss
     where another model's forward comes before it."""
@@ -152,11 +160,8 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         return _after_rollout(recipe)
     first = gradient_mode(recipe)
     half, schedule = recipe.batch.size, recipe.loss.pair_pass
-    scoring = (
-        [(reference_pass(recipe, rows=half if schedule != "concatenated" else recipe.rows), "forward")]
-        if reference_pass(recipe, 0)
-        else []
-    )
+    scored_by = _reference(recipe, half if schedule != "concatenated" else recipe.rows)
+    scoring = [(scored_by, "forward")] if scored_by else []
     if not recipe.method.pairs or schedule == "concatenated":
         policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=first))
         kl = (
@@ -186,7 +191,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     """The forwards of a batch, without a graph: the reference's, the policy's, KTO's for its KL estimate. Halves that
     run one after another are one of them."""
     rows = recipe.rows if not recipe.method.pairs or recipe.loss.pair_pass == "concatenated" else recipe.batch.size
-    reference = reference_pass(recipe, rows)
+    reference = _reference(recipe, rows)
     scoring = [(reference, "forward")] if reference else []
     policy = [(traced_pass(policy_plan(recipe, "policy", rows, "no-grad")), "forward")]
     forwards = [*scoring, *policy] if recipe.trainer.reference.first else [*policy, *scoring]
@@ -212,7 +217,7 @@ def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     if recipe.trainer.rollouts.scored:
         plan = policy_plan(scoring, "old", scoring.rows, "no-grad")
         before.append((traced_pass(plan._replace(head=rollout_head(scoring, scoring.rows))), "forward"))
-    reference = reference_pass(scoring, scoring.rows)
+    reference = _reference(scoring, scoring.rows)
     before += [(reference, "forward")] if reference else []
     policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=mode))
     update = [(policy, "forward"), (policy, "backward")]

@@ -8,7 +8,7 @@ from memplan.engine.optimizer.states import Stepped, is_quantised, orthogonalise
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest
 from memplan.engine.parallel.fsdp2.units import padded
 from memplan.engine.parallel.sharding import Held
-from memplan.engine.tensors import Weight
+from memplan.engine.tensors import SECOND, Weight
 from memplan.spec.groups import Quantised
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import Fused
@@ -165,7 +165,11 @@ def host_bytes(recipe: Recipe, weights: list[Weight], itemsize: int) -> int:
 
 
 def enter_frozen(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Held, owner: str = "policy") -> None:
-    """Frozen weights: whole, or quantised linears and what is left beside them."""
+    """Frozen weights: a second set of adapters; the rest whole, or quantised linears and what is left beside them."""
+    second = [weight for weight in frozen if weight.name.endswith(SECOND)]
+    frozen = [weight for weight in frozen if not weight.name.endswith(SECOND)] if second else frozen
+    why = "a second set of adapters, of the same shapes, which nobody trains: with it the model is the reference"
+    _enter_stored(ledger, recipe, "adapters of the reference", "reference", second, held, why)
     base = recipe.quantised
     if base is None:
         _enter_stored(ledger, recipe, f"frozen weights of the {owner}", "parameters", frozen, held)

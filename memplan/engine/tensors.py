@@ -12,8 +12,11 @@ from memplan.spec.parts import Bare, Experts, Linear, Norm, Part
 from memplan.units import DTYPE_BYTES, ceil_div
 
 if TYPE_CHECKING:
-    from memplan.spec.recipe import Recipe
     from memplan.spec.vision import Tower
+
+
+SECOND = ".reference"
+"""Ends the names of a second set of adapters."""
 
 
 class Weight(NamedTuple):
@@ -112,13 +115,21 @@ def adapter_weights(adapter: Adapter, linear: Linear, count: int, dora: bool = T
     """lora_A, lora_B, and DoRA's magnitude of one linear; no gradient comes to them where the weight is read itself."""
     trained = not (linear.bypassed or linear.frozen)
     rank = adapter.rank_of(linear.name)
-    yield Weight(linear.name + ".lora_A", rank, linear.inputs, count, trained, "layer", adapter=True)
-    yield Weight(linear.name + ".lora_B", linear.outputs, rank, count, trained, "layer", adapter=True)
-    if adapter.lora_bias:
-        yield Weight(linear.name + ".lora_B.bias", linear.outputs, 1, count, trained, "layer", adapter=True)
-    if adapter.dora and dora:
-        name, size = linear.name + ".magnitude", adapter.magnitude_itemsize
-        yield Weight(name, linear.outputs, 1, count, trained, "layer", adapter=True, itemsize=size)
+    found = [(".lora_A", rank, linear.inputs, 0), (".lora_B", linear.outputs, rank, 0)]
+    found += [(".lora_B.bias", linear.outputs, 1, 0)] if adapter.lora_bias else []
+    found += [(".magnitude", linear.outputs, 1, adapter.magnitude_itemsize)] if adapter.dora and dora else []
+    for name, rows, columns, size in found:
+        weight = Weight(linear.name + name, rows, columns, count, trained, "layer", adapter=True, itemsize=size)
+        yield from twice(weight, adapter)
+
+
+def twice(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
+    """A weight of the adapters, or a copy that is trained, and its twin where a second set of them is the reference
+    (peft 0.21 peft_model.py: add_adapter)."""
+    yield weight
+    if size := adapter.second_itemsize:
+        own = weight.itemsize or size * weight.adapter
+        yield weight._replace(name=weight.name + SECOND, trained=False, itemsize=own)
 
 
 def expert_ranks(adapter: Adapter, experts: Experts) -> list[tuple[Bare, int]]:
@@ -132,8 +143,8 @@ def expert_adapters(adapter: Adapter, experts: Experts, count: int) -> Iterator[
     for bare, rank in expert_ranks(adapter, experts):
         *_, outputs, inputs = bare.shape
         wide = rank * experts.count
-        yield Weight(bare.name + ".lora_A", wide, inputs, count, True, "layer", adapter=True)
-        yield Weight(bare.name + ".lora_B", outputs, wide, count, True, "layer", adapter=True)
+        for name, rows, columns in (".lora_A", wide, inputs), (".lora_B", outputs, wide):
+            yield from twice(Weight(bare.name + name, rows, columns, count, True, "layer", adapter=True), adapter)
 
 
 def norm_weights(norm: Norm, count: int, trained: bool, unit: str) -> Iterator[Weight]:
@@ -154,17 +165,6 @@ def bare_weight(bare: Bare, count: int, trained: bool, unit: str) -> Weight:
     return Weight(
         bare.name, rows, columns, count, trained, unit, stacked=prod(stacked), first=first, itemsize=bare.itemsize
     )
-
-
-def of_rank(weight: Weight, recipe: "Recipe") -> tuple[Weight, int]:
-    """What FSDP divides, and over how many ranks: of experts that are spread, those of the rank's own, over the ranks
-    that have the same, to which those of tensor parallelism belong where these hold whole ones."""
-    degrees = recipe.parallel
-    if degrees.expert == 1 or recipe.sharding.name != "fsdp2" or not weight.name.startswith("experts."):
-        return weight, recipe.sharding.ranks
-    parts = degrees.tensor // degrees.expert_tensor  # of what a rank's model has of them (``parallel/tensor.py``)
-    rows, first = (size * parts // degrees.expert for size in (weight.rows, weight.first))
-    return weight._replace(rows=rows, first=first), recipe.sharding.ranks * parts // degrees.expert
 
 
 def part_weights(part: Part, trained: bool, unit: str) -> Iterator[Weight]:
@@ -203,7 +203,7 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
     for name, count in adapter.tokens if adapter else ():
         if name == EMBEDDING or not spec.head_is_tied:
             unit = "embedding" if name == EMBEDDING else "head"
-            weights.append(Weight(name + ".tokens", count, width, 1, True, unit, adapter=True))
+            weights += twice(Weight(name + ".tokens", count, width, 1, True, unit, adapter=True), adapter)
     for linear in spec.outer_linears if adapter else ():
         if adapter and linear.name in adapter.targets:
             weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, linear, 1)]
@@ -270,14 +270,16 @@ def own_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapter
         for linear in part.linears if adapter and category not in tower.unadapted else ():
             if adapter and linear.name in adapter.targets:
                 for weight in adapter_weights(adapter, linear, copies):
-                    yield weight._replace(unit="vision", trained=read, apart=apart, idle=asked and not read)
+                    own = asked and not weight.name.endswith(SECOND)
+                    yield weight._replace(unit="vision", trained=own and read, apart=apart, idle=own and not read)
 
 
 def saved_weights(spec: ModelSpec, adapter: Adapter) -> list[Weight]:
     """``modules_to_save``: a trained copy beside the frozen original, of a tied head as well."""
     width = spec.embedding_width or spec.hidden_size
     copies = [Weight("embed_tokens", spec.vocab_size, width, 1, True, "embedding"), *part_weights_of_head(spec)]
-    return [copy for copy in copies if copy.name.removesuffix(".bias") in adapter.saved]
+    copies = [copy for copy in copies if copy.name.removesuffix(".bias") in adapter.saved]
+    return [each for copy in copies for each in twice(copy, adapter)]
 
 
 def part_weights_of_head(spec: ModelSpec) -> list[Weight]:

@@ -86,6 +86,8 @@ def _known(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
     if key == "reference":
         if not method.reference or method.online:
             return ()
+        if job.reference == "second-adapter":  # another would not say the same, and precomputed it stays on the card
+            return ("second-adapter",)
         adapters = ("adapter",) if job.lora is not None else ()
         own = trainer_of(space, layout).reference.places
         return tuple(kind for kind in (*REFERENCES, *adapters) if kind == "auto" or not own or kind in own)

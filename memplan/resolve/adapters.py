@@ -56,6 +56,8 @@ class Targets(NamedTuple):
     tokens: tuple[tuple[str, int], ...] = ()
     """Rows that are trained, of the embedding and of the head: tied, both share them."""
     method: str = ""
+    second: bool = False
+    """A second set of adapters is the reference."""
 
     def resolved(self, stored: Stored, base: Base, trainer: Trainer, notes: Notes) -> Adapter:
         """DeepSpeed casts adapters with the rest of the module, TRL those over a quantised base; elsewhere they keep
@@ -91,6 +93,8 @@ class Targets(NamedTuple):
             lora_bias=lora.lora_bias,
             tokens=self.tokens,
             idle_dropout=off,
+            # trl 1.16 dpo_trainer.py: what trains is cast over a quantised base, ``ref`` keeps PEFT's dtype
+            second_itemsize=self.second * (itemsize if master else DTYPE_BYTES[lora.dtype]),
         )
 
 
@@ -98,11 +102,12 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     """Which modules LoRA adapts. Raises InvalidJob for a target that the model does not have."""
     if job.lora is None:
         return None
+    second = job.reference == "second-adapter"
     if trainer.adapters.on_megatron and not not_in_megatron(job, spec, trainer):
         notes.sources["lora"] = notes.sources.get("lora", "default")
         _check_saved(job.lora, spec, notes)
         chosen_names, halves = megatron_targets(job.lora, spec, trainer)
-        return Targets(job.lora, frozenset(chosen_names), halves, False, (), job.method)
+        return Targets(job.lora, frozenset(chosen_names), halves, False, (), job.method, second)
     text = {linear.name for run in spec.runs for linear in run.layer.linears}
     text |= {linear.name for linear in spec.outer_linears}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
@@ -152,7 +157,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
         )
     check_ranks(job.lora, names)
     tokens = trained_rows(job.lora, spec, names)
-    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens, job.method)
+    return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens, job.method, second)
 
 
 def _by_own_code(given: set[str], spec: ModelSpec, notes: Notes) -> set[str]:

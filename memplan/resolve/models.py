@@ -110,8 +110,8 @@ def other_models(
             f"reference: {trainer.title} has none that is {kind} ({' or '.join(own.places)} alone): "
             "estimated as if it had"
         )
-    if kind == "adapter" and not lora:
-        raise InvalidJob("reference: adapter needs LoRA", "use resident or precomputed, or set lora")
+    if kind in ("adapter", "second-adapter") and not lora:
+        raise InvalidJob(f"reference: {kind} needs LoRA", "use resident or precomputed, or set lora")
     if kind == "precomputed" and method.online:
         raise InvalidJob(
             f"reference: {method.name} generates what is scored, so nothing can be precomputed",
@@ -142,7 +142,7 @@ def other_models(
         models.append(Resident("reference", spec, itemsize, sharded, own.frozen, base.quantised))
     models.extend(_extra(extra, own) for extra in job.extra_models if extra.role != "critic" and not extra.rollout)
     models.extend(reward_model(job, method, trainer, spec, stored.compute_itemsize, notes))
-    return OtherModels(kind, tuple(models))
+    return OtherModels("adapter" if kind == "second-adapter" else kind, tuple(models))
 
 
 def _reference_reason(kind: str) -> str:

@@ -71,7 +71,7 @@ def _resolved(job: Job, recipe: Recipe, entropy: str) -> dict[str, Any]:
         "attention": recipe.operators.attention,
         "mixer_kernels": "cuda" if recipe.operators.mixer_kernels else "torch",
         "optimizer_impl": recipe.optimizer.implementation,
-        "reference": recipe.others.reference,
+        "reference": job.reference if job.reference == "second-adapter" else recipe.others.reference,
         "expert_tensor_parallel": recipe.parallel.expert_tensor,
         "gradient_checkpointing": recipe.checkpointing.form,
         "gradient_checkpointing_reentrant": recipe.checkpointing.reentrant,

@@ -163,6 +163,8 @@ class Adapter(NamedTuple):
     """Rows that are trained, by the name of their table."""
     idle_dropout: bool = False
     """A dropout that the trainer has set to 0 stands before the adapters: DoRA makes the base's result again."""
+    second_itemsize: int = 0
+    """Bytes per element of a second set of adapters, the reference's, which nobody trains; 0: there is none."""
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapters."""

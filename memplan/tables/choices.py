@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "loss_head": words_of("auto cross-entropy log-softmax selective chunked fused cut-cross-entropy tiled"),
     "logits_dtype": ("auto", "bf16", "fp32"),
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
-    "reference": ("auto", "none", "resident", "adapter", "precomputed", "offloaded"),
+    "reference": ("auto", "none", "resident", "adapter", "second-adapter", "precomputed", "offloaded"),
     "quantization": ("none", *QUANTIZATIONS),
     "sharding": ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp2", "distributed-optimizer"),
     "entropy": ("unscored", "none", "metric", "loss"),

@@ -41,7 +41,7 @@ accelerate 1.15 utils/dataclasses.py: FullyShardedDataParallelPlugin.reshard_aft
 TRL: Switches = {
     **HUGGING_FACE,
     "offload": ("optimizer", "parameters", "activations"),
-    "reference": ("auto", "precomputed"),
+    "reference": ("auto", "precomputed", "second-adapter"),
 }
 """trl 1.16 trainer/dpo_config.py, kto_config.py: precompute_ref_log_probs, use_liger_kernel; sft_config.py:
 activation_offloading."""

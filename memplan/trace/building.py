@@ -30,6 +30,7 @@ from memplan.tables.trainer import version_key
 from memplan.tables.trainers import NEWEST
 from memplan.trace.images import fill_tiles
 from memplan.trace.losses import MODEL_LOSSES, stacked_balance
+from memplan.trace.runs import SECOND
 from memplan.trace.selective import selective_contexts
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -178,6 +179,8 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     )
     with torch.device(device), staying():
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+        if job.reference == "second-adapter":
+            adapted.add_adapter(SECOND, config, autocast_adapter_dtype=False)
     for each in whole:
         each.requires_grad_(True)
     _check_routers(adapted)

@@ -25,6 +25,7 @@ from memplan.trace.flat import flat_sharded
 from memplan.trace.ledger import PHASES
 from memplan.trace.optimizers import make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
+from memplan.trace.runs import SECOND
 from memplan.trace.step import MicroStep, make_batch
 from memplan.trace.tiled import tile
 from memplan.trace.tracker import Tracker
@@ -177,6 +178,7 @@ class _State:
         mark(quantised.states_of(self.policy), "parameters")
         mark((p for n, p in self.policy.named_parameters() if "lora_" not in n), "parameters")
         mark((p for n, p in self.policy.named_parameters() if "lora_" in n), "adapters")
+        mark((p for n, p in self.policy.named_parameters() if f".{SECOND}." in n), "reference")
         if self.reference is not None:
             mark(self.reference.parameters(), "reference")
             mark(self.reference.buffers(), "buffers")

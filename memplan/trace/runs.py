@@ -1,7 +1,7 @@
 """What a trainer's loss code works with: models, a batch, and how this trainer calls a model."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,24 @@ def router_keys(recipe: Recipe, reference: bool = False) -> dict[str, bool]:
 def is_read(recipe: Recipe) -> bool:
     """Whether what a forward made of it joins the loss."""
     return recipe.loss.router.policy == "read" and torch.is_grad_enabled()
+
+
+SECOND = "reference"
+"""The name of the adapters that nobody trains (TRL calls them ``ref``)."""
+
+
+@contextmanager
+def as_reference(model: Any) -> Iterator[None]:
+    """The model with its adapters off, or the second set of them in place (trl 1.16 trainer/utils.py: use_adapter)."""
+    if SECOND not in model.peft_config:
+        with model.disable_adapter():
+            yield
+        return
+    model.set_adapter(SECOND)
+    try:
+        yield
+    finally:
+        model.set_adapter("default")
 
 
 class Run:
@@ -89,7 +107,7 @@ class Run:
                 return score(self.reference)
             if self.recipe.others.reference == "adapter":
                 bare = self.policy.module if self.recipe.sharding.name == "ddp" else self.policy
-                with bare.disable_adapter():
+                with as_reference(bare):
                     return score(self.policy)
             return torch.zeros(self.ids.shape[0], device=self.ids.device)
 

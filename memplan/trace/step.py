@@ -13,7 +13,7 @@ from memplan.trace import losses
 from memplan.trace.images import image_inputs, token_types
 from memplan.trace.loops import find_loop
 from memplan.trace.online import find_online, plain_value_loss, rollout
-from memplan.trace.runs import Run, is_read, router_keys, to_fp32
+from memplan.trace.runs import Run, as_reference, is_read, router_keys, to_fp32
 
 Begin = Callable[[str], None]
 Sync = Callable[[bool], None]
@@ -145,7 +145,7 @@ class MicroStep:
         if self.recipe.others.reference == "resident":
             return self._frozen(self.reference, batch)
         if self.recipe.others.reference == "adapter":
-            with self._bare().disable_adapter():
+            with as_reference(self._bare()):
                 return self._frozen(self.policy, batch)
         return torch.zeros(batch.ids.shape[0], device=self.device)
 

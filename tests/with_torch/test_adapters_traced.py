@@ -12,6 +12,7 @@ from memplan.trace.result import Trace
 CLOSE = 0.002
 COMMON = {"batch_size": 2, "sequence_length": 512}
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
+SECOND: dict[str, Any] = {"reference": "second-adapter"}
 DORA = {"r": 16, "dora": True}
 ENDS = {"r": 16, "targets": ["q_proj", "v_proj", "embed_tokens", "lm_head"]}
 SOME = {"r": 16, "targets": ["q_proj", "v_proj", "down_proj"]}
@@ -35,6 +36,12 @@ ALL = [
         job(SMALL, lora=ENDS),
         job(SMALL, TIED, lora=ENDS, **FULL),
         job(SMALL, lora=ENDS | {"dropout": 0.1}, method="dpo", reference="adapter", autocast=True),
+        job(SMALL, lora={"r": 64, "dropout": 0.1}, method="dpo", **SECOND, autocast=True),
+        job(SMALL, lora=ENDS | {"targets": ["q_proj", "embed_tokens"]}, method="dpo", **SECOND, trainer="trl", **FULL),
+        job(SMALL, lora={"r": 64}, method="kto", **SECOND, num_gpus=4, sharding="ddp", **FULL),
+        job(
+            SMALL, lora={"r": 64, "dtype": "bf16"}, method="dpo", **SECOND, num_gpus=4, sharding="fsdp2", trainer="trl"
+        ),
         job(SMALL, lora=ENDS, method="kto", reference="adapter", precision="bf16-amp", **FULL),
         job(SMALL, lora=ENDS, method="simpo"),
         job(SMALL, lora=ENDS, method="orpo", trainer="trl", **FULL),

@@ -3,11 +3,13 @@
 from functools import lru_cache
 from typing import Any
 
+from memplan.engine.tensors import Weight
 from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear
+from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
 
@@ -115,3 +117,14 @@ def _split(linears: tuple[Linear, ...], tensor: int) -> tuple[Linear, ...]:
     *columns, row = linears
     split = [linear.model_copy(update={"outputs": linear.outputs // tensor}) for linear in columns]
     return (*split, row.model_copy(update={"inputs": row.inputs // tensor}))
+
+
+def of_rank(weight: Weight, recipe: Recipe) -> tuple[Weight, int]:
+    """What FSDP divides, and over how many ranks: of experts that are spread, those of the rank's own, over the ranks
+    that have the same, to which those of tensor parallelism belong where these hold whole ones."""
+    degrees = recipe.parallel
+    if degrees.expert == 1 or recipe.sharding.name != "fsdp2" or not weight.name.startswith("experts."):
+        return weight, recipe.sharding.ranks
+    parts = degrees.tensor // degrees.expert_tensor  # of what a rank's model has of them (``part_of``)
+    rows, first = (size * parts // degrees.expert for size in (weight.rows, weight.first))
+    return weight._replace(rows=rows, first=first), recipe.sharding.ranks * parts // degrees.expert

@@ -59,7 +59,7 @@ def _enter_kept(ledger: Ledger, recipe: Recipe, weights: list[Weight], critic: l
             ""
             if category in LATER and place == "gpu"
             else first
-            if category in ("parameters", "adapters") and place == "gpu"
+            if category in ("parameters", "adapters", "reference") and place == "gpu"
             else STATES
         ),
     )

@@ -210,6 +210,10 @@ def _kept_logits(trainer: Thing, models: list[Thing], arguments: Any, draft: Dra
 
 def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:
     """Models beside the one that is trained: a reference, rewards, a teacher."""
+    found = things(trainer.values.get("model")) if method != "transformers" else []
+    adapted = [each for each in found if each.values["class"] not in UNSLOTH]
+    if any(each.values.get("peft_config", each.values.get("adapter")) for each in adapted):
+        gathered.add("peft_model", not trainer.values.get("peft_config"), adapted[0].place)
     reference = trainer.values.get("ref_model", trainer.values.get("*1") if method in ("dpo", "kto") else None)
     if things(reference) and method in ("dpo", "kto", "ppo", "online-dpo"):
         draft.put("reference", "resident", Origin(FILE, f"{trainer.places.get('ref_model', trainer.place)}: ref_model"))

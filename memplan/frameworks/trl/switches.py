@@ -12,7 +12,6 @@ from memplan.tables.trainers import find_trainer
 
 BEARING = {
     "use_logits_to_keep": "logits of whole sequences are counted",
-    "ref_adapter_name": "a second adapter, which is the reference, is not counted",
     "reward_model_init_kwargs": "the reward model is counted in half precision, as the policy computes",
     "local_rollout_forward_batch_size": "what was generated is counted as scored at the update's micro-batch",
 }
@@ -21,6 +20,9 @@ HANDLED = words(
     """use_weighting generate_during_eval precompute_ref_batch_size teacher_model_init_kwargs force_use_ref_model judge
     packing packing_strategy padding_free eval_packing disable_dropout"""
 )
+SECOND_SINCE = {"dpo": (0, 29), "ipo": (0, 29), "kto": (1, 2), "grpo": (0, 27), "rloo": (0, 27)}
+"""First version that copies the adapters of a PEFT model which it is handed: the copy is the reference (trl 1.16
+trainer/dpo_trainer.py: ``model.add_adapter("ref", default_config)``)."""
 FUSED = (1, 15)
 """First version whose loss weighs pairs (WPO) within its fused head."""
 
@@ -42,6 +44,7 @@ def read_switches(keys: Keys, method: str) -> None:
     if (keys.text("judge") or "") == "pair_rm":
         keys.warn("judge", "the judge's own model is not counted")
     _dropout(keys, method)
+    _second_adapters(keys, method, version)
     _teacher(keys, method)
     _packing(keys, method, version)
     keys.skip(*HANDLED)
@@ -54,6 +57,17 @@ def _dropout(keys: Keys, method: str) -> None:
         keys.draft.values["lora"] = {**lora, "dropout": 0.0}
     elif off is False and method in find_trainer("trl").disables_dropout:
         keys.warn("disable_dropout", "dropout is counted as off")
+
+
+def _second_adapters(keys: Keys, method: str, version: tuple[int, ...]) -> None:
+    """Adapters that are the reference beside those that train: named, or copied by the trainer. They stay where their
+    scores are made before training."""
+    handed = keys.flag("peft_model") and version >= SECOND_SINCE.get(method, (100,))
+    key = "ref_adapter_name" if keys.text("ref_adapter_name") else "peft_model" if handed else ""
+    adapted = "lora" in {**keys.draft.values, **keys.draft.options} or "lora" in keys.draft.given
+    if key and adapted and keys.draft.values.get("reference", "adapter") in ("adapter", "precomputed"):
+        keys.draft.origins.pop("reference", None)  # its adapters off, or no model in training: neither is what it holds
+        keys.put("reference", "second-adapter", key)
 
 
 def _teacher(keys: Keys, method: str) -> None:

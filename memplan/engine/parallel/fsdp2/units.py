@@ -6,7 +6,8 @@ Sizes are padded: each tensor is split along its first dimension (torch 2.13 _fu
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memplan.engine.tensors import Weight, layer_weights, marked, of_rank
+from memplan.engine.parallel.tensor import of_rank
+from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
