@@ -45,6 +45,7 @@ def job_of(row: dict[str, Any]) -> Recipe:
         "precision": "fp32" if "dtype" in job else "auto",
         "deepspeed": {**job["config"], "zero_force_ds_cpu_optimizer": False},
         "freeze": frozen,
+        **({"lora": {**job["lora"], "targets": job["lora"]["target_modules"]}} if "lora" in job else {}),
     }
     found = recipe_of(**keys)
     return found.varied({"sharding.deepspeed": found.sharding.deepspeed._replace(groups=job["groups"])})

@@ -59,7 +59,9 @@ def test_states_and_steps_are_the_engines(row: dict[str, Any]) -> None:
 
 
 PLAIN = {row["name"]: row["found"][0] for row in MEASURED if row["name"] in ("stage 2", "stage 2, checkpointing")}
-GATHERING = [row for row in MEASURED if row["name"].startswith("stage 3") and "trained" not in row["job"]]
+GATHERING = [
+    row for row in MEASURED if row["name"].startswith("stage 3") and not row["job"].keys() & {"trained", "lora"}
+]
 
 
 @pytest.mark.parametrize("row", [row for row in GATHERING if "hpZ" not in row["name"]], ids=lambda row: row["name"])
@@ -70,6 +72,14 @@ def test_weights_that_stay_gathered_after_the_forward_are_the_coordinators(row: 
     left = found["after_forward"] - found["resident"] - (plain["after_forward"] - plain["resident"])
     at = ledger.index["policy.loss"]
     assert sum(each.bytes for each in ledger.rows if each.name == "gathered weights" and each.born == at) == left
+
+
+@pytest.mark.parametrize("row", [row for row in MEASURED if "lora" in row["job"]], ids=lambda row: row["name"])
+def test_phases_with_adapters_are_the_engines(row: dict[str, Any]) -> None:
+    """PEFT's wrappers fetch ahead too, and stage 3's linears keep the inputs of frozen weights."""
+    phases, found = build_report(job_of(row)).per_gpu.phases, row["found"][0]
+    for phase, key in (("forward", "forward_peak"), ("backward", "backward_peak"), ("step", "step_peak")):
+        assert 0.999 < phases[phase] / found[key] < 1.015
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in MEASURED if "stage 3" not in row["name"]])

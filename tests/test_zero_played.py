@@ -25,8 +25,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
 PLAYED = [row for row in MEASURED if is_covered(job_of(row))]
-ON_CARD = [row for row in PLAYED if "host" not in row["name"] and row["name"] != "stage 3, q_proj trained"]
-"""Without a model most of which is frozen: it gathers 13 kB more than the play, and nobody knows of what."""
+ON_CARD = [row for row in PLAYED if "host" not in row["name"]]
 NEAR = 0.005
 """Of what was held: fp32 norms on CPU keep a little less."""
 BESIDE = {
@@ -67,7 +66,9 @@ def test_every_rank_holds_what_the_engine_held(row: dict[str, Any]) -> None:
         peak = peaks(played(of, rank=rank))
         beside = BESIDE.get(row["name"], (0,) * 4)[rank]
         assert peak["backward"] == pytest.approx(found["backward_peak"] - beside, rel=NEAR)
-        assert peak["optimizer"] == pytest.approx(found["step_peak"], abs=160)
+        if "forward_peak" in found:
+            assert peak["forward"] == pytest.approx(found["forward_peak"], rel=NEAR)
+        assert peak["optimizer"] == pytest.approx(found["step_peak"], abs=160, rel=1e-4)
 
 
 PLAYS = json.loads((Path(__file__).parent / "data/deepspeed/played.json").read_text(encoding="utf-8"))

@@ -54,6 +54,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
         in_place=recipe.hardware.has_card,
         lacks_flash=recipe.hardware.lacks_flash,
         loops_experts=_loops_experts(recipe),
+        saves_inputs=recipe.zero_stage == 3,
         orders_experts=recipe.trainer.name == "prime-rl" and recipe.model.family in ORDERED,
         repeats_keys=repeats_keys(recipe),
         tensor=recipe.divided.tensor,

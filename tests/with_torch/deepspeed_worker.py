@@ -89,7 +89,13 @@ def engine_of(job: dict[str, Any], living: Living) -> Any:
     model = llama(*job["model"]).to(getattr(torch, job.get("dtype", "bfloat16")))
     if job.get("checkpointing"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for name, parameter in model.named_parameters():
+    if job.get("lora"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**job["lora"])).to(getattr(torch, job.get("dtype", "bfloat16")))
+        if job.get("checkpointing"):
+            model.enable_input_require_grads()
+    for name, parameter in model.named_parameters() if not job.get("lora") else ():
         parameter.requires_grad_(any(part in name for part in job.get("trained", [""])))
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [[p for n, p in named if "norm" not in n], [p for n, p in named if "norm" in n]]
@@ -131,8 +137,10 @@ def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
     with living:
         for i in range(STEPS * job["accumulation"]):
             start = start if i % job["accumulation"] else len(living.events)
+            gc.collect()
+            living.peak = living.now
             loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
-            found["after_forward"], living.peak = living.now, living.now
+            found["forward_peak"], found["after_forward"], living.peak = living.peak, living.now, living.now
             engine.backward(loss)
             del loss
             found["backward_peak"], found["after_backward"], living.peak = living.peak, living.now, living.now

@@ -79,6 +79,9 @@ class Mode(NamedTuple):
     """The card is older than flash attention's kernel."""
     loops_experts: bool = False
     """Frozen experts run one after another, as modules of their own."""
+    saves_inputs: bool = False
+    """``F.linear`` keeps its input whether its weight trains or not (deepspeed 0.19 runtime/zero/linear.py:
+    LinearFunctionForZeroStage3, which zero.Init puts in its place for good)."""
     orders_experts: bool = False
     """Experts' rows lie in their order, and each projection is a product of its own (prime-rl's own classes)."""
     repeats_keys: KeyRepeats = ""
@@ -223,7 +226,8 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
         from memplan.engine.layers.norms import add_bias
 
         return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
-    return ops.linear(p.tape, x, weight, out, label, bias)
+    keeps = p.mode.saves_inputs and not linear.transposed
+    return ops.linear(p.tape, x, weight, out, label, bias, keeps=keeps)
 
 
 def _in_float8(p: Pass, x: Tensor, linear: Linear, weight: Param, out: Dim, label: str) -> Tensor:

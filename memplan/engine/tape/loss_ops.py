@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine.tape.graph import Grads, Tensor
-from memplan.engine.tape.ops import FP32, cast, concatenate, copy, scattered, softmax_of_half, split, unary, view
+from memplan.engine.tape.ops import FP32, cast, concatenate, copy, softmax_of_half, split, unary, view
+from memplan.engine.tape.routing_ops import scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -24,7 +25,7 @@ def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Ten
 def gather(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.gather(-1, index)``: saves x (its backward asks for its sizes) and the int64 index.
 
-    Backward scatters into zeros: ``ops.scattered``.
+    Backward scatters into zeros: ``scattered``.
     """
     dim, itemsize = x.dim, x.itemsize
     index = tape.new(out, 8, "label indices")

@@ -50,10 +50,18 @@ def _autocast_weight(tape: Tape, weight: Param) -> Tensor:
 
 
 def linear(
-    tape: Tape, x: Tensor, weight: Param, out: Dim, label: str, bias: Param | None = None, operation: str = ""
+    tape: Tape,
+    x: Tensor,
+    weight: Param,
+    out: Dim,
+    label: str,
+    bias: Param | None = None,
+    op: str = "",
+    *,
+    keeps: bool = False,
 ) -> Tensor:
-    """``F.linear``, or another product. Saves x when the weight is trained, and the (cast) weight when x needs a
-    gradient."""
+    """``F.linear``, or another product. Saves x when the weight is trained (``keeps``: always), and the (cast) weight
+    when x needs a gradient."""
     source = autocast_input(tape, x)
     matrix = _autocast_weight(tape, weight)
     offset = _autocast_weight(tape, bias) if bias is not None else None
@@ -72,8 +80,8 @@ def linear(
         return (dx, dw, db)
 
     inputs = (source, matrix) if offset is None else (source, matrix, offset)
-    node = tape.node(inputs, (source if want_w else None, matrix if want_x else None), backward)
-    return tape.result(operation or ("mm" if offset is None else "addmm"), out, itemsize, label, node)
+    node = tape.node(inputs, (source if want_w or keeps else None, matrix if want_x else None), backward)
+    return tape.result(op or ("mm" if offset is None else "addmm"), out, itemsize, label, node)
 
 
 def add(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
@@ -182,13 +190,6 @@ def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
     """``x.mean(-1)`` of fp32 x."""
     dim = x.dim
     return tape.new(per_row, FP32, "norm statistics", tape.node((x,), (), lambda t, g: (t.gradient((dim, FP32)),)))
-
-
-def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
-    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a
-    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward)."""
-    zeros = tape.gradient(like, "scatter zeros")
-    return zeros if tape.in_place else tape.gradient(like)
 
 
 def copy(tape: Tape, x: Tensor, label: str, dim: Dim | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Operations of routed experts: choosing, copying rows to their experts, grouped matmuls, summing back."""
 
 from memplan.engine.tape.graph import Grads, Param, Tensor
-from memplan.engine.tape.ops import FP32, cast, linear, scattered
+from memplan.engine.tape.ops import FP32, cast, linear
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -13,9 +13,16 @@ def grouped_linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str) -
     """``grouped_mm``: one matmul per expert, in the weight's own dtype whatever autocast says."""
     source = cast(tape, x, weight.itemsize, "expert inputs")
     autocast, tape.autocast = tape.autocast, 0
-    result = linear(tape, source, weight, out, label, operation="grouped_mm")
+    result = linear(tape, source, weight, out, label, op="grouped_mm")
     tape.autocast = autocast
     return result
+
+
+def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
+    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a
+    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward)."""
+    zeros = tape.gradient(like, "scatter zeros")
+    return zeros if tape.in_place else tape.gradient(like)
 
 
 def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str, index: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.shared_inputs import RELATIVE
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor
-from memplan.engine.tape.routing_ops import add_in_place
+from memplan.engine.tape.routing_ops import add_in_place, scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
@@ -138,7 +138,7 @@ def gathered(
     size, before = (dim, every.itemsize), (every.dim, every.itemsize)
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        return (ops.scattered(t, before),)
+        return (scattered(t, before),)
 
     return tape.new(*size, SCORES, tape.node((every,), (every, index), backward)), index
 

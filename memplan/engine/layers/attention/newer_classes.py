@@ -10,6 +10,7 @@ from memplan.engine.layers.rotary import SHARED, rotary, turn
 from memplan.engine.layers.shared_inputs import keys_of, values_of
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.routing_ops import scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.attention_kinds import SharedKVAttention
@@ -75,7 +76,7 @@ def less_the_largest(p: Pass, x: Tensor, rows: Dim) -> Tensor:
     largest, index = tape.new(rows, itemsize, "largest scores"), tape.new(rows, 8, "largest scores")
 
     def of_largest(t: Tape, grads: Grads) -> Grads:
-        return (ops.scattered(t, (dim, itemsize)),)
+        return (scattered(t, (dim, itemsize)),)
 
     values = Tensor(rows, itemsize, largest.storage, tape.node((x,), (index,), of_largest))
     return subtract(tape, x, values, "scores with sinks")

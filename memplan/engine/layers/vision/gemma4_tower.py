@@ -10,7 +10,7 @@ from memplan.engine.layers.vision.projector import Joint, listed
 from memplan.engine.layers.vision.vit_block import QKV, attend, turn
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
-from memplan.engine.tape.routing_ops import masked_fill
+from memplan.engine.tape.routing_ops import masked_fill, scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Linear, Norm
@@ -147,7 +147,7 @@ def picked(j: Joint, x: Tensor) -> Tensor:
     size = small, FP32
 
     def backward(t: Tape, grads: Grads) -> Grads:
-        return (ops.scattered(t, size),)
+        return (scattered(t, size),)
 
     return tape.new(kept, FP32, "pooled states", tape.node((hidden,), (index, index), backward))
 

@@ -7,7 +7,7 @@ used (deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py: fetch_sub_mo
 partition_parameters.py: AllGatherCoalescedHandle, _all_gather_sequential).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -34,8 +34,6 @@ class Module(NamedTuple):
 
 EMPTY = Module(())
 """A module without parameters of its own, which fetches ahead as any does."""
-CALLERS = (EMPTY,) * 4
-"""Those of a layer: itself, its mixer and feed-forward, the activation."""
 
 
 class Stretch(NamedTuple):
@@ -221,14 +219,3 @@ def _played(stretches: Order, limits: Limits) -> dict[str, Gathered]:
             at += 1
         most[stretch.name] = Gathered(coordinator.most, coordinator.size)
     return most
-
-
-def backward_of(stretches: Sequence[Stretch], recomputed: bool) -> Iterator[Stretch]:
-    """The stretches of a backward: in reverse, layers that are recomputed forward once more, but for the layer's own
-    call."""
-    for stretch in reversed(stretches):
-        layer = stretch.name.startswith("layer")
-        own = tuple(module for module in stretch.modules if module.parameters)
-        again = stretch.modules[1:] if recomputed and layer else ()
-        callers = CALLERS if layer else (EMPTY,) * stretch.name.endswith(("head", "norm"))
-        yield Stretch(f"{stretch.name} backward", (*callers, *again, *reversed(own)))

@@ -4,23 +4,13 @@ deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
-from memplan.engine.parallel.zero.prefetch import (
-    CALLERS,
-    EMPTY,
-    Gathered,
-    Limits,
-    Module,
-    Order,
-    Stretch,
-    backward_of,
-    gathered,
-)
+from memplan.engine.parallel.zero.module_order import largest_module, order_of
+from memplan.engine.parallel.zero.prefetch import Gathered, Limits, gathered
 from memplan.engine.passes import TracedPass
-from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
+from memplan.engine.tensors import Weight
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -146,65 +136,6 @@ def limits(recipe: Recipe) -> Limits:
     )
 
 
-def module_of(weight: Weight) -> str:
-    """The name of the module whose parameter it is: stacked experts are one."""
-    return weight.name.rsplit(".", 1)[0] if weight.stacked > 1 else weight.name.removesuffix(".bias")
-
-
-@lru_cache(maxsize=64)
-def forward_of(
-    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2
-) -> tuple[Stretch, ...]:
-    """A forward as stretches of modules: embedding, each layer, what follows them. ``base``: frozen linears are packed
-    in elements of ``itemsize`` bytes.
-
-    Linears, norms and adapters are modules of their own; stacked experts are one. Norms stand after the linears of
-    their layer here, and modules without parameters before them, which moves little.
-    """
-    outer = model_weights(spec, adapter is None, adapter)
-    taken = 0
-    stretches = []
-
-    def modules(weights: list[Weight]) -> tuple[Module, ...]:
-        nonlocal taken
-        found: dict[str, list[tuple[int, int]]] = {}
-        for weight in weights:
-            found.setdefault(module_of(weight), []).append((taken, weight.packed(base, itemsize).elements))
-            taken += 1
-        return tuple(Module(tuple(parameters)) for parameters in found.values())
-
-    first = modules([w for w in outer if w.unit in ("embedding", "vision") for _ in range(w.copies)])
-    stretches.append(Stretch("embedding", (EMPTY, EMPTY, *first, EMPTY)))
-    index = 0
-    for run in spec.runs:
-        own = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        for _ in range(run.count):
-            stretches.append(Stretch(f"layer {index}", (*CALLERS, *modules(own))))
-            index += 1
-    stretches.append(Stretch("final-norm", modules([w for w in outer if w.unit == "norm"])))
-    head = modules([w for w in outer if w.unit == "head"])
-    if spec.head_is_tied and first:
-        head = (Module(first[0].parameters[:1]), *head)
-    stretches.append(Stretch("head", head))
-    return tuple(stretches)
-
-
-@lru_cache(maxsize=64)
-def _order(
-    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None, itemsize: int, trained: bool, recomputed: bool
-) -> Order:
-    """A pass: its forward, and its backward where there is one."""
-    forward = forward_of(spec, adapter, base, itemsize)
-    return Order((*forward, *backward_of(forward, recomputed))) if trained else Order(forward)
-
-
-@lru_cache(maxsize=64)
-def largest_module(spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2) -> int:
-    """Elements of the module that has most of them."""
-    modules = (module for stretch in forward_of(spec, adapter, base, itemsize) for module in stretch.modules)
-    return max((sum(size for _, size in module.parameters) for module in modules), default=0)
-
-
 def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | None, int]:
     """A pass's weights, as they are gathered."""
     plan = traced.plan
@@ -213,7 +144,7 @@ def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | 
 
 def _figures(recipe: Recipe, traced: TracedPass, trained: bool) -> dict[str, Gathered]:
     style = traced.plan.style in ("checkpoint", "reentrant")
-    return gathered(_order(*_stored(traced), trained, style), limits(recipe))
+    return gathered(order_of(*_stored(traced), trained, style, traced.plan.embedding_trained), limits(recipe))
 
 
 def _most_in_forward(traced: TracedPass, figures: dict[str, Gathered], itemsize: int) -> int:

@@ -158,20 +158,33 @@ GROUP_OF_8_BITS = 4000
 """Elements that share a scale: between half of CUDAQuantizer's 8,000 and the whole."""
 
 
+def _as_stored(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
+    return [weight.packed(recipe.quantised, recipe.storage.precision.weights) for weight in weights]
+
+
+def persistent_bytes(recipe: Recipe, weights: list[Weight]) -> int:
+    """Bytes of small parameters, trained or not, that stay whole; 0 where nothing is gathered."""
+    zero = recipe.sharding.deepspeed
+    if recipe.zero_stage != 3 or not (recipe.several or zero.parameters):
+        return 0
+    stored = _as_stored(recipe, weights)
+    small = persistent(stored, zero.param_persistence_threshold, zero.model_persistence_threshold)
+    return small * recipe.storage.precision.weights
+
+
 def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_owner: str) -> None:
     """Small parameters stay gathered; hpZ keeps a second partition within a node."""
     zero = recipe.sharding.deepspeed
     if not recipe.several and not zero.parameters:
         return
-    stored = [weight.packed(recipe.quantised, recipe.storage.precision.weights) for weight in weights]
-    small = persistent(stored, zero.param_persistence_threshold, zero.model_persistence_threshold)
+    stored, small = _as_stored(recipe, weights), persistent_bytes(recipe, weights)
     ledger.add(
         f"persistent parameters{of_owner}",
         "gathered_parameters",
-        small * recipe.storage.precision.weights,
+        small,
         dies=ledger.schedule[-2],
         template="Σ elements of parameters up to the threshold × bytes",
-        numbers=(small, recipe.storage.precision.weights),
+        numbers=(small // recipe.storage.precision.weights, recipe.storage.precision.weights),
         why=f"parameters of {zero.param_persistence_threshold:,} elements or fewer stay whole, but in the step",
         source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )

@@ -13,11 +13,10 @@ from memplan.engine.parallel.zero.flat_groups import (
     largest,
     largest_slice,
     owned_elements,
-    persistent,
     sub_groups,
 )
 from memplan.engine.parallel.zero.offload import moved
-from memplan.engine.parallel.zero.states import weight_itemsize
+from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
@@ -28,7 +27,7 @@ FP32, FP64 = 4, 8
 def enter_zero_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
     """The row of one step."""
     groups = groups_of(recipe, weights)
-    size, what = step_bytes(recipe, groups) if groups else (0, "")
+    size, what = step_bytes(recipe, groups, persistent_bytes(recipe, weights)) if groups else (0, "")
     ledger.add(
         "temporaries of DeepSpeed's step",
         "optimizer_temporaries",
@@ -42,8 +41,8 @@ def enter_zero_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step:
     )
 
 
-def step_bytes(recipe: Recipe, groups: list[Group]) -> tuple[int, str]:
-    """(bytes over what stands at the step's begin, the moment that decides)."""
+def step_bytes(recipe: Recipe, groups: list[Group], small: int) -> tuple[int, str]:
+    """(bytes over what stands at the step's begin, the moment that decides); ``small``: what is gathered at its end."""
     wrapper = recipe.sharding.deepspeed.wrapper
     moments = {
         "zero": _partitioned,
@@ -52,6 +51,7 @@ def step_bytes(recipe: Recipe, groups: list[Group]) -> tuple[int, str]:
         "fused": _flattened,
         "unfused": _each_by_itself,
     }[wrapper](recipe, groups)
+    moments["persistent parameters × bytes, gathered again"] = small
     what = max(moments, key=lambda moment: moments[moment])
     return max(moments[what], 0), what
 
@@ -88,10 +88,6 @@ def _sub_grouped(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     zero, e = recipe.sharding.deepspeed, recipe.sharding.deepspeed.accumulation
     biggest = ceil_div(max(largest(group) for group in groups), recipe.sharding.ranks)
     moments = {"": 0} if zero.optimizer else {"largest partition × 8 (its norm)": biggest * FP64}
-    if recipe.several or zero.parameters:
-        weights = [weight for group in groups for weight in group.weights]
-        small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
-        moments["persistent parameters × bytes, gathered and copied out"] = 2 * small * recipe.storage.precision.weights
     for group in groups:
         parts = sub_groups(group, recipe.sharding.ranks, zero.sub_group_size)
         for part, away in zip(parts, moved(recipe, groups, group, parts), strict=True):

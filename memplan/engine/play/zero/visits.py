@@ -3,20 +3,23 @@ play, and those without, which fetch ahead as well.
 
 deepspeed 0.19 runtime/zero/parameter_offload.py (``_register_deepspeed_module``: every module has the hooks). Of those
 without parameters the ones that every decoder of transformers has are here: the model and what is within its head,
-rotary tables, the layer, its mixer and feed-forward, the activation. Dropouts are not.
+rotary tables, the layer, its mixer and feed-forward, the activation; and PEFT's (0.17 tuners/lora/layer.py: a linear
+with an adapter is called around its base, its dropout, A and B; one that is trained whole has a wrapper too). Other
+dropouts are not.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from memplan.engine.parallel.zero.module_order import module_of
 from memplan.engine.parallel.zero.prefetch import EMPTY, Module
-from memplan.engine.parallel.zero.stage3 import module_of
 from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note, UnknownParameter
 from memplan.engine.play.zero.places import Key
 from memplan.engine.tensors import Weight
 
 USES = (USED, USED_BACK, AHEAD)
+A, B = ".lora_A", ".lora_B"
 
 
 class Visit(NamedTuple):
@@ -28,6 +31,10 @@ class Visit(NamedTuple):
     """It is not released yet: it runs back when its checkpoint has been made again."""
     norm: bool = False
     """It stands before a mixer or a feed-forward."""
+    of: str = ""
+    """The linear whose adapter it is a part of, or that has an adapter."""
+    part: str = ""
+    """Which of them: that linear has none."""
 
 
 class Modules:
@@ -37,6 +44,7 @@ class Modules:
         found: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
         self.owner: dict[Key, tuple[int | None, str]] = {}
         self.norms: set[tuple[int | None, str]] = set()
+        self.adapted = {weight.name.removesuffix(A) for _, weight in weights if weight.name.endswith(A)}
         for identity, (layer, weight) in enumerate(weights):
             key = layer, module_of(weight)
             found.setdefault(key, []).append((identity, weight.elements))
@@ -50,7 +58,12 @@ class Modules:
         key = self.owner.get((note.layer, note.name, note.elements))
         if key is None:
             raise UnknownParameter(note.name)
-        return Visit(self.modules[key], 1, note.what == AHEAD, key in self.norms)
+        linear, part = key[1], ""
+        for end in (A, B):
+            if linear.endswith(end):
+                linear, part = linear.removesuffix(end), end
+        of = linear if linear in self.adapted else ""
+        return Visit(self.modules[key], 1, note.what == AHEAD, key in self.norms, of, part)
 
 
 def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
@@ -71,22 +84,35 @@ def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
 
 def visits_of(modules: Modules, notes: list[Note]) -> list[Visit]:
     """What runs from the begin of a forward to that of the next one."""
-    found = [Visit(), Visit()]
+    around = [Visit()] * bool(modules.adapted)
+    found = [*around, Visit(), Visit()]
     turned, layers_back = False, set[int | None]()
     for (layer, back), group in groupby(notes, key=lambda note: (note.layer, note.what != USED)):
         visits = list(_merged(modules, group))
         if back and not turned:
-            turned, visits = True, [Visit(), *visits[:1], Visit(), *visits[1:]]
+            turned, visits = True, [*around, Visit(), *visits[:1], Visit(), *visits[1:]]
         elif layer is None:
-            visits += [Visit()] * (not turned and len(found) == 2)
+            visits += [Visit()] * (not turned and len(found) == len(around) + 2)
         elif not back:
             visits = [*[Visit()] * (not turned), *_forward(visits)]
         else:
             visits = [*[Visit()] * (2 * (layer not in layers_back)), *_back(visits)]
         if back:
             layers_back.add(layer)
-        found += visits
+        found += _wrapped(visits)
     return found
+
+
+def _wrapped(visits: Sequence[Visit]) -> Iterator[Visit]:
+    """What PEFT calls around a linear with an adapter: forward the wrapper, base, dropout, A and B; back the wrapper,
+    B, A, dropout and base."""
+    before = Visit()
+    for visit in visits:
+        beside = before.part if before.of == visit.of else None
+        if visit.of and (not visit.part or beside != {A: B, B: A}[visit.part]):
+            yield Visit()
+        yield visit
+        before = visit
 
 
 def _merged(modules: Modules, notes: Iterator[Note]) -> Iterator[Visit]:
