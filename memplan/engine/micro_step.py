@@ -176,16 +176,16 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         if recipe.trainer.loss.kl_after_policy:
             forwards[1:1] = kl
             kl = []
-        return [*kl, *forwards, (policy, "backward")]  # type: ignore[list-item]
+        return [*kl, *forwards, (policy, "backward")]
     if schedule == "two-forward":
         chosen, rejected = _two_forwards(recipe, first)
-        return [*scoring, (chosen, "forward"), (rejected, "forward"), (rejected, "backward"), (chosen, "backward")]  # type: ignore[list-item]
+        return [*scoring, (chosen, "forward"), (rejected, "forward"), (rejected, "backward"), (chosen, "backward")]
     names = ["rejected"] if schedule == "split" else ["chosen", "rejected"]
     scored = [(traced_pass(policy_plan(recipe, f"scoring-{name}", half, "no-grad")), "forward") for name in names]
     chosen = traced_pass(policy_plan(recipe, "chosen", half, gradients=first))
     rejected = traced_pass(policy_plan(recipe, "rejected", half, gradients=second_mode(recipe)))
     halves = [(chosen, "forward"), (chosen, "backward"), (rejected, "forward"), (rejected, "backward")]
-    return [*scoring, *scored, *halves]  # type: ignore[list-item]
+    return [*scoring, *scored, *halves]
 
 
 def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:

@@ -201,7 +201,7 @@ def model_weights(spec: ModelSpec, trained: bool = True, adapter: Adapter | None
         table = Linear(name=EMBEDDING, inputs=spec.vocab_size, outputs=width)
         weights += [weight._replace(unit="embedding") for weight in adapter_weights(adapter, table, 1)]
     for name, count in adapter.tokens if adapter else ():
-        if name == EMBEDDING or not spec.head_is_tied:
+        if adapter and (name == EMBEDDING or not spec.head_is_tied):
             unit = "embedding" if name == EMBEDDING else "head"
             weights += twice(Weight(name + ".tokens", count, width, 1, True, unit, adapter=True), adapter)
     for linear in spec.outer_linears if adapter else ():

@@ -178,8 +178,8 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
     if keys.text(f"{MODEL}reduce_dtype") == "bfloat16":
         keys.put("reduce_dtype", "bf16", f"{MODEL}reduce_dtype")
     keys.put("attention", "flash")
-    if word := keys.text(f"{MODEL}attn"):
-        put_attention(keys, "flash", word, f"{MODEL}attn")
+    if named := keys.text(f"{MODEL}attn"):
+        put_attention(keys, "flash", named, f"{MODEL}attn")
     if keys.flag(f"{MODEL}liger_kernel"):  # until 0.2: AutoLigerKernelForCausalLM, whose logits it asks for
         keys.put("kernels", "liger", f"{MODEL}liger_kernel")
     keys.put("allocator", {"expandable_segments": True})  # utils/process.py: DEFAULT_TRAINER_ENV_VARS
