@@ -71,7 +71,8 @@ def test_no_length_is_asked_for_and_a_second_one_is_told() -> None:
     assert (found.fits, found.hint) == ("unclear", "add --sequence-length, such as --sequence-length 2048")
     assert "sequence_length is not known: no file says how long a sequence is" in found.text
     assert job(PLAIN, sequence_length=128)["sequence_length"] == 128
-    assert "model_max_length" in check(f"{PLAIN} --model_max_length 512 --max_seq_length 256").text
+    two = check(f"{PLAIN} --model_max_length 512 --max_seq_length 256")
+    assert (two.job["sequence_length"], "at most" in two.text) == (512, True)
 
 
 ADAPTERS = (
@@ -470,3 +471,21 @@ def test_a_projects_own_sections_are_no_arguments_of_the_trainer() -> None:
 def test_a_section_that_nobody_reads_decides_what_its_keys_do() -> None:
     Path("own.yaml").write_text(f"{OWN}num_train_epochs: 1\nmodel_max_length: 64\ntraining: {{lora: {{r: 8}}}}\n")
     assert "training (adapters)" in check_file("own.yaml", CARD).text
+
+
+def test_a_deepspeed_config_without_a_dtype_takes_the_trainers() -> None:
+    """accelerate 1.15 DeepSpeedPlugin.set_mixed_precision: a section that is not there is made of the arguments."""
+    zero = '{"zero_optimization": {"stage": 2}'
+    for text, precision in ((f"{zero}}}", "bf16-master"), (f'{zero}, "bf16": {{"enabled": false}}}}', "fp32")):
+        Path("ds.json").write_text(text)
+        assert job(f"{PLAIN} --max_length 64 --deepspeed ds.json")["precision"] == precision
+
+
+def test_a_command_of_a_projects_own_and_a_rank_without_a_switch_are_unclear() -> None:
+    Path("run.sh").write_text(f"mytool dpo {PLAIN} --num_train_epochs 1 --max_length 64\n")
+    found = check_file("run.sh", CARD)
+    assert (found.fits, found.job["method"]) == ("unclear", "dpo")
+    assert "mytool is not followed" in found.text
+    lines = "model_name_or_path: gpt2\nmax_seq_length: 64\nper_device_train_batch_size: 1\nnum_train_epochs: 1\n"
+    Path("sft.yaml").write_text(f"{lines}lora_r: 8\nmy_own_key: 1\n")
+    assert "whether adapters are on" in check_file("sft.yaml", CARD).text

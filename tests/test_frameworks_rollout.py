@@ -129,7 +129,7 @@ def test_unsloth_s_lengths_are_bounded_by_what_its_engine_takes(tmp_path: Path) 
             tmp_path, text.replace("max_completion_length=768", f"max_completion_length={completion}"), "run.py"
         )
         assert found.job.sequence_length == length
-        assert [each.above for each in found.unread if each.decides] == [True]
+        assert [each.above for each in found.unread if each.decides == "lengths"] == [True]
 
 
 @pytest.mark.parametrize(("longest", "lengths", "model"), [(4096, (1024, 512), 4096), (400, (800, 400), 800)])

@@ -226,7 +226,7 @@ def test_unsloth_is_its_own_kernels(tmp_path: Path) -> None:
     assert len(job.lora.targets) == 7
     assert read(tmp_path, UNSLOTH, gpu="t4-16gb").job.precision == "fp16"
     dpo = UNSLOTH.replace("SFT", "DPO").replace("tokenizer=tokenizer", "ref_model=None")
-    assert (read(tmp_path, dpo).job.kernels, decides(read(tmp_path, dpo))) == ("none", set())
+    assert (read(tmp_path, dpo).job.kernels, decides(read(tmp_path, dpo))) == ("none", {"attention"})
     assert any("hold no less" in each for each in read(tmp_path, dpo).warnings)
     engine = UNSLOTH.replace("load_in_4bit", "fast_inference=True, load_in_4bit")
     assert decides(read(tmp_path, engine)) == {"engine"}  # nothing is generated, and yet it is there

@@ -117,7 +117,7 @@ def test_a_program_that_is_not_followed_is_not_its_options_alone(tmp_path: Path)
     )
     given = read_target(str(tmp_path / "run.sh"), {"num_gpus": 1})
     assert [each.key for each in given.unread if each.decides] == ["program"]
-    assert one_hint(given.unread) == "add --without program, if that takes no memory"
+    assert one_hint(given.unread) == "add --without program, if its own settings are those of its command"
 
 
 LOSS = """

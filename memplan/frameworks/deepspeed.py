@@ -127,9 +127,11 @@ def _batch(keys: Keys) -> None:
 
 
 def _dtype(keys: Keys) -> None:
-    """bf16 or fp16 by ``enabled``; auto is the trainer's."""
-    dtype, origin = "fp32", Origin(ASSUMED, f"{keys.settings.path}: neither bf16 nor fp16 is enabled")
-    for name in ("bf16", "fp16", "bfloat16"):
+    """bf16 or fp16 by ``enabled``; auto is the trainer's; ``unsaid`` without a section of either."""
+    names = ("bf16", "fp16", "bfloat16")
+    dtype = "fp32" if any(keys.has(name) for name in names) else "unsaid"
+    origin = Origin(ASSUMED, f"{keys.settings.path}: neither bf16 nor fp16 is enabled")
+    for name in names:
         section = keys.section(name)
         given = section.get("enabled")
         on = AUTO if str(given).lower() == AUTO else section.flag("enabled")

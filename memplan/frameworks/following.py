@@ -7,6 +7,7 @@ import posixpath
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.asking import SHELLS
@@ -20,6 +21,9 @@ from memplan.frameworks.documents import (
     open_document,
 )
 from memplan.frameworks.sourced import project_of
+
+if TYPE_CHECKING:
+    from memplan.frameworks.draft import Draft
 
 _ROOT = re.compile(r"^\$(\{\w+\}|\w+)/")
 """A folder that only the machine knows."""
@@ -109,11 +113,18 @@ def own_loop(path: str, program: str) -> str:
     return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
 
-def absent(path: str, program: str, title: str) -> str:
-    """What is to be said of a program that a script starts and that does not lie here."""
-    if not program.endswith(".py") or found_at(path, _ROOT.sub("", program)) is not None:
-        return ""
-    return f"{path}: {program} is not here: its options are read as {title}'s, what it sets itself is not known"
+WITHOUT = "add --without program, if its own settings are those of its command"
+
+
+def told_of(path: str, program: str, where: str, draft: Draft) -> None:
+    """A command's program that no reader follows may have settings of its own: unclear, but where its file alone is not
+    here, which is said."""
+    if program.endswith(".py") and found_at(path, _ROOT.sub("", program_at(path, program))) is None:
+        draft.warn("program", where, f"{program} is not here, and may have settings of its own", "")
+        return
+    name = program_at(path, program) or program
+    draft.warn("program", where, f"{name} is not followed to its trainer, and may have settings of its own", "method",
+               WITHOUT)  # fmt: skip
 
 
 def open_written(script: Document, reference: str) -> Document | None:

@@ -13,7 +13,7 @@ from memplan.frameworks.accelerate import reader as accelerate
 from memplan.frameworks.accelerate.write import CONFIG, LAUNCHING, files_of, run_script
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.following import absent, own_loop, program_at
+from memplan.frameworks.following import own_loop, told_of
 from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face import version as hf_version
@@ -76,17 +76,14 @@ def read(document: Document, draft: Draft) -> None:
     settings = launch.arguments()
     if isinstance(settings.values.get("train_args_file"), str):  # Firefly's
         settings = draft.follow(settings, "train_args_file", settings.values["train_args_file"]).settings
-    read_settings(settings, draft, launch.program)
-    known = script_of(settings, launch.program) is not None
-    missing = "" if known else absent(document.path, launch.program, "the Trainer")
-    draft.remarks += [missing] if missing else []
-    loop, here = own_loop(document.path, launch.program), program_at(document.path, launch.program)
-    if here and not (known or missing or loop):
-        why = f"{here} is not followed to its trainer, and may have settings of its own"
-        draft.warn("program", launch.where, why, "method")
+    command = " ".join((launch.program, *(word.text for word in launch.words[:1]))) if not launch.launcher else ""
+    read_settings(settings, draft, command or launch.program)
+    loop = own_loop(document.path, launch.program)
     if loop:
         draft.warn("program", loop, "a training loop of the program's own, which is not read", "method",
                    "write its job in memplan's keys")  # fmt: skip
+    elif script_of(settings, launch.program) is None:
+        told_of(document.path, launch.program, launch.where, draft)
     read_launcher(launch, draft)
 
 

@@ -72,7 +72,8 @@ def read_adapter(dialect: Dialect) -> None:
         switch = switch or kind
     if rank_on and keys.whole(rank_on):
         rank = switch = rank_on
-    off = full or any(keys.get(name) is not None and keys.flag(name) is False for name in dialect.names("lora"))
+    spoken = keys.get if dialect.program else keys.settings.values.get  # a default is of a program that is known
+    off = full or any(spoken(name) is not None and keys.flag(name) is False for name in dialect.names("lora"))
     lora = bool(not full and (switch or mode))
     if not (lora or off) and mode is None and "program" not in keys.draft.facts:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
@@ -187,8 +188,15 @@ LONG = 16384
 
 
 def read_lengths(dialect: Dialect) -> None:
-    """``sequence_length``: one name, or two whose sum it is."""
+    """``sequence_length``: one name, or two whose sum it is; of two that differ the longer, which takes no less."""
     keys = dialect.keys
+    said = {name: keys.whole(name) or 0 for name in dialect.names("length") if keys.has(name)}
+    if len(set(said.values())) > 1 and "sequence_length" not in keys.draft.given:
+        longest = max(said, key=said.__getitem__)
+        keys.put("sequence_length", said[longest], longest)
+        keys.bound(longest, f"the longest of {', '.join(said)} is counted", "lengths", "sequence_length")
+        keys.skip(*said, *dialect.names("part"), *dialect.names("packed"))
+        return
     parts = [name for name in dialect.names("part") if keys.has(name) or keys.defaults.get(name) is not None]
     packed, name = dialect.one("packed"), dialect.one("length")
     keys.skip(*dialect.names("part"))

@@ -73,8 +73,11 @@ def _under_a_launcher(draft: Draft, amp: str, why: Origin, sharding: str) -> Non
 
 
 def _deepspeed(draft: Draft, amp: str, why: Origin) -> None:
-    """DeepSpeed casts by its own settings; ``auto`` there is what the trainer's arguments say."""
+    """DeepSpeed casts by its own settings; ``auto`` there is what the trainer's arguments say, and so are sections that
+    are not there (accelerate utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision)."""
     dtype, origin = draft.facts.get("deepspeed dtype", ("auto", why))
+    if dtype == "unsaid":
+        dtype, origin = (amp, why) if amp != "no" else ("fp32", origin)
     if dtype == "auto":
         if "amp" not in draft.facts:
             return

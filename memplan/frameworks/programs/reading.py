@@ -76,7 +76,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _read(gathered, method, trainer, draft)
     _kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
-    if unsloth and "trainer_version" not in {**draft.values, **draft.options}:
+    if unsloth and package == "trl" and "trainer_version" not in {**draft.values, **draft.options}:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
     label = {"trl": f"TRL {version or draft.options.get('trainer_version') or trl.FRAMEWORK.version}"}.get(

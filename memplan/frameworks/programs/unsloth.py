@@ -156,7 +156,7 @@ def kernels(draft: Draft) -> None:
     family = family_of(given) or "this model"
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
     why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
-    draft.warn("FastLanguageModel", where, why, "")
+    draft.bound("FastLanguageModel", where, why, "attention")
 
 
 def family_of(given: Mapping[str, Any]) -> str:

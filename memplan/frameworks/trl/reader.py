@@ -10,7 +10,7 @@ from dataclasses import replace
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import absent
+from memplan.frameworks.following import told_of
 from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face import version as hf_version
@@ -34,9 +34,11 @@ from memplan.spec.allocator import VARIABLES
 from memplan.tables.trainer import version_key
 
 OWN_PROGRAM = re.compile(
-    r"(^|/)(run_)?(sft|dpo|simpo|grpo|kto|orpo|cpo|rloo|ppo|gkd|online_dpo|nash_md|xpo|reward_modeling|bco)(_\w+)?\.py$"
+    r"(^|/)(run_)?(sft|dpo|simpo|grpo|kto|orpo|cpo|rloo|ppo|gkd|online_dpo|nash_md|xpo|reward_modeling|bco)"
+    r"(_(vlm|tldr|agent|visual|video_llm|gpt_oss|gemma3)\w*)?\.py$"
 )
-"""Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments."""
+"""Programs of TRL, of the alignment handbook and of open-r1, which take TRL's arguments: another word behind the method
+(``ppo_train.py``) is a program of a project's own."""
 
 
 WHOLE = "0.17"
@@ -93,11 +95,10 @@ def read(document: Document, draft: Draft) -> None:
         raise InvalidJob(f"{launch.where}: TRL's {method} is not modelled", f"modelled: {', '.join(METHODS)}")
     origin = Origin(FILE, f"{launch.where}: {launch.program} {name if launch.program == 'trl' else ''}".strip())
     read_settings(arguments, draft, (method, origin), launch.program)
-    own = OWN_PROGRAM.search(launch.program)
-    missing = "" if own else absent(document.path, launch.program, "TRL")
-    draft.remarks += [missing] if missing else []
     if launch.program == "trl":
         read_trl_launcher(arguments, launch, draft)
+    elif not (OWN_PROGRAM.search(launch.program) or script_of(arguments, launch.program)):
+        told_of(document.path, launch.program, launch.where, draft)
     read_launcher(launch, draft)
 
 
