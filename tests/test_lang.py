@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from stale_entries import is_said, stale, without
 
 from memplan.cli.app import main
 from memplan.lang import ENGLISH, Name, said, use
 from memplan.lang.catalogue import LABELS, Catalogue, catalogue, entries_of, fields, files, filled, kind
 from memplan.lang.choice import of_environment, without_option
-from memplan.lang.upkeep import is_said, stale, without
 from memplan.lang.width import cells
 from memplan.tables.terms import TERMS
 
@@ -85,7 +85,7 @@ def entries() -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow
 def test_every_entry_is_still_said_in_the_code() -> None:
-    """``python -m memplan.lang.upkeep --write`` takes out what is not."""
+    """``python tests/stale_entries.py --write`` takes out what is not."""
     assert [english for file in files("zh") for english in stale(file)] == []
     assert not is_said("a sentence that nobody ever wrote")
     assert without("# a\none\n    一\ntwo\n    二\n", ["one"]) == "# a\ntwo\n    二\n"

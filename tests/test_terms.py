@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from made_documents import DOCUMENTS, job_of, language_of, main, reference_table, refresh
 
 from memplan.engine.build import build_ledger
 from memplan.engine.layers.modules import Mode
@@ -21,7 +22,6 @@ from memplan.engine.micro_step import policy_mode, policy_plan
 from memplan.engine.tail_trace import TailTrace, tail_trace, trace_tail
 from memplan.engine.traces import trace_layer
 from memplan.errors import UsageError
-from memplan.render.reference import DOCUMENTS, job_of, language_of, main, reference_table, refresh
 from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.parts import Linear, Norm
@@ -152,7 +152,7 @@ def test_no_two_terms_share_a_word() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_is_up_to_date(name: str) -> None:
-    assert refresh(text_of(name), language_of(name)) == text_of(name), "run python -m memplan.render.reference --write"
+    assert refresh(text_of(name), language_of(name)) == text_of(name), "run python tests/made_documents.py --write"
 
 
 @pytest.mark.parametrize("name", QUICK_REFERENCES)

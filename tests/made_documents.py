@@ -4,7 +4,7 @@ Between the marks ``<!-- terms:begin -->`` and ``<!-- terms:end -->`` stand the 
 A comment ``<!-- figures: allocated, peak -->`` stands before a table whose second column holds changes to the job of
 the fenced ``yaml`` block above it; the columns after that are computed from it.
 
-``python -m memplan.render.reference FILE…`` names the documents that are not up to date; ``--write`` brings them up to
+``python tests/made_documents.py FILE…`` names the documents that are not up to date; ``--write`` brings them up to
 date. A document whose name ends in ``.zh.md`` is Chinese.
 """
 

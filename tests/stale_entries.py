@@ -1,7 +1,6 @@
 """Catalogues kept true: which entries the code no longer says.
 
-``python -m memplan.lang.upkeep`` names them, and exits 1 where there are any; ``--write`` takes them out. It needs a
-checkout, where the presets lie beside the package.
+``python tests/stale_entries.py`` names them, and exits 1 where there are any; ``--write`` takes them out.
 """
 
 import ast
@@ -14,7 +13,8 @@ from pathlib import Path
 from memplan.lang import ENGLISH, LANGUAGES
 from memplan.lang.catalogue import entries_of, files, pieces
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent.parent / "memplan"
+CATALOGUES = PACKAGE / "lang"
 OF_THE_PARSER = ("unexpected extra argument", "requires an argument", "Options", "Usage:", "COMMAND", "[OPTIONS]")
 """What click and typer say themselves."""
 _RUN = re.compile(r"[A-Za-z][\w'-]*(?: [\w'-]+)*")
@@ -24,12 +24,12 @@ _RUN = re.compile(r"[A-Za-z][\w'-]*(?: [\w'-]+)*")
 def _said_in_code() -> str:
     """Every text of the code and of the presets, in small letters and with white space made even."""
     texts: list[str] = []
-    for path in sorted(set(PACKAGE.rglob("*.py")) - set(Path(__file__).parent.rglob("*.py"))):
+    for path in sorted(set(PACKAGE.rglob("*.py")) - set(CATALOGUES.rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts += [
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
-    data = (*PACKAGE.rglob("*.toml"), *set(PACKAGE.rglob("*.txt")) - set(Path(__file__).parent.rglob("*.txt")))
+    data = (*PACKAGE.rglob("*.toml"), *set(PACKAGE.rglob("*.txt")) - set(CATALOGUES.rglob("*.txt")))
     data += tuple(PACKAGE.parent.glob("presets/*.yaml"))
     texts += [path.read_text(encoding="utf-8") for path in sorted(data)]
     code = re.sub(r"\s+", " ", "\x00".join(texts)).lower()
