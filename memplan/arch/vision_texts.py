@@ -99,10 +99,5 @@ UNREAD: Mapping[str, tuple[str, ...]] = {
 """Keys that a class of the same kind reads, and this one does not."""
 
 
-def parser(row: Family) -> Callable[[Config], ModelSpec]:
-    """What turns a text_config of this type into a spec."""
-    return partial(without, UNREAD.get(row.model_type, ()), partial(build, row))
-
-
-TEXTS = {row.model_type: parser(row) for row in ROWS}
+TEXTS = {row.model_type: partial(without, UNREAD.get(row.model_type, ()), partial(build, row)) for row in ROWS}
 """Language models by their model_type; no config.json names them at its top."""

@@ -148,7 +148,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     made = generating(recipe, device, given)
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
     seconds = training + generation + made.moved
-    products = micro * share * trained.products * (2 + _trained_share(recipe, work))
+    products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
     eager = recipe.operators.attention == "eager"
     attention = micro * share * trained.attention * (1 + (EAGER_BACKWARD if eager else FLASH_BACKWARD))
     heads = micro * (head.forward + head.backward)
@@ -175,10 +175,6 @@ def _waited(sent: float, beside: float, rates: Rates) -> float:
     """Seconds that communication costs beside so much computation: what is longer, and what it slows down."""
     covered = min(sent, beside)
     return sent - covered + rates.contention * covered
-
-
-def _trained_share(recipe: Recipe, work: ModelWork) -> float:
-    return 0.0 if recipe.adapter else work.trained_share
 
 
 def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, rates: Rates) -> float:

@@ -50,7 +50,7 @@ def _trial(path: str, emission: Emission, job: Job) -> tuple[_Trial, Mapping[str
     of = emission.framework
     if row is not None and row.name not in (of.name, *of.extends, "deepspeed"):
         raise InvalidJob(f"{path}: a file of {row.title}, not of {of.title}", f"memplan emit {row.name}")
-    wanted = resolve_of(emission, job)
+    wanted = resolve(read_back(job, emission.texts, emission.framework))
     rest = {name: text for name, text in emission.texts.items() if name != target.name}
     values = of.onto(document.settings.values, target.values) if of.onto else target.values
     return _Trial(document, target.name, rest, emission, job, wanted), values
@@ -60,11 +60,6 @@ def _is_like(values: Mapping[str, Any], document: Document) -> bool:
     """Whether a file that would be written and one that is there have most of their keys in common."""
     shared = set(values) & document.keys
     return len(shared) >= 2 and len(shared) * 2 >= min(len(values), len(document.keys))
-
-
-def resolve_of(emission: Emission, job: Job) -> Recipe:
-    """The recipe that the emitted files make."""
-    return resolve(read_back(job, emission.texts, emission.framework))
 
 
 class _Trial:

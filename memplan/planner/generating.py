@@ -27,7 +27,6 @@ DIVIDED_SHARE = 0.5
 SAME = 0.01
 """Times as near as that, as a share, count as equal."""
 NOTHING = Rollout.model_construct()
-PLACE = ("placement", "num_gpus")
 
 
 USUAL = ("trl", "verl", "verl-megatron")

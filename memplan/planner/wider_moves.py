@@ -63,7 +63,7 @@ def cards(space: Space, recipe: Recipe) -> Iterator[Wider]:
         names = [{"sharding": name} for name in ("zero3", "fsdp2", "fsdp")]
         over = space._replace(gpus=own * 2)
         sharing = next((keys for keys in names if can_be_told(over, keys)), {})
-        if job.zero_stage is not None and sharding_is_zero(sharing):
+        if job.zero_stage is not None and str(sharing.get("sharding", "")).startswith("zero"):
             sharing = {"zero_stage": 3}
     engine = recipe.generator
     if engine is not None and engine.separate:
@@ -72,8 +72,3 @@ def cards(space: Space, recipe: Recipe) -> Iterator[Wider]:
     how = f" with {layout_name({'sharding': name})}" if name else ""
     for far, times in enumerate(TIMES):
         yield Wider(f"{own * times} GPUs{how}", {"num_gpus": own * times, **sharing}, far=far)
-
-
-def sharding_is_zero(keys: Keys) -> bool:
-    """Whether DeepSpeed shares."""
-    return str(keys.get("sharding", "")).startswith("zero")

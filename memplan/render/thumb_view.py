@@ -10,7 +10,6 @@ from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Tab
 from memplan.render.instants import instant_words
 from memplan.report import Report
 from memplan.rule_of_thumb import REASONS, Term, rule_of_thumb, subtotal, total
-from memplan.spec.recipe import Recipe
 from memplan.units import DTYPE_BYTES, format_bytes, parse_count
 
 REASON_OF = {"gathered_parameters": "buffers", "autocast_weights": "parameters", "extra_models": "reference"}
@@ -37,7 +36,7 @@ def rule_terms(report: Report) -> list[Term]:
         dtype_bytes=DTYPE_BYTES[recipe.storage.precision.dtype],
         optimizer=recipe.optimizer.row.name,
         num_gpus=recipe.sharding.ranks,
-        zero_stage=_stage(recipe),
+        zero_stage=3 if recipe.sharding.name == "fsdp2" else max(0, recipe.zero_stage),
         checkpointing=recipe.checkpointing.layers,
         pairs=recipe.method.pairs,
         images_bytes=recipe.image_bytes * recipe.batch.size * recipe.batch.group,
@@ -48,11 +47,6 @@ def _parameters(report: Report) -> int:
     """The number that the user wrote, where only a number was given; else the model's own."""
     written = report.job.get("total_params")
     return parse_count(written) if written is not None else report.model.params.total
-
-
-def _stage(recipe: Recipe) -> int:
-    """ZeRO's stage; FSDP2 divides what stage 3 divides."""
-    return 3 if recipe.sharding.name == "fsdp2" else max(0, recipe.zero_stage)
 
 
 def largest_by_category(report: Report) -> dict[str, int]:

@@ -33,7 +33,6 @@ from memplan.trace.losses import MODEL_LOSSES, stacked_balance
 from memplan.trace.runs import SECOND
 from memplan.trace.selective import selective_contexts
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32}
 NAMED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

@@ -87,7 +87,6 @@ PER_LAYER = 0.29 * MiB
 OF_EXPERTS = 0.55 * MiB
 FULL = 2 * MiB
 """Of one captured batch of decoding, the whole forward in one graph."""
-BLACKWELL = ("10.0", "10.3")
 
 
 def batches(of: Generator, era: Era) -> int:

@@ -119,7 +119,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         kv=kv,
         kv_per_token=cache.token_bytes,
         kv_tokens=tokens,
-        concurrency=_concurrency(cache, kv, of),
+        concurrency=cache.concurrency(kv, of.max_model_len),
         awake=awake,
         asleep=asleep,
         outside=outside,
@@ -175,10 +175,6 @@ def request_rows(tokens: int, longest: int) -> int:
     ReqToTokenPool). Alive with the cache, and given back with it."""
     least, most = RUNNING
     return min(max(512 * tokens // longest, least), most) * (longest + 4) * 4
-
-
-def _concurrency(cache: Layout, kv: int, of: Generator) -> float:
-    return cache.concurrency(kv, of.max_model_len)
 
 
 def _estimate(of: Generator, era: Era, cache: Layout) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Storage, Tensor
+from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -59,16 +59,11 @@ def fused_product(p: Pass, gate: Tensor, up: Tensor) -> Tensor:
 
     def backward(t: Tape, grads: Grads) -> Grads:
         if over and t.running is not None:
-            return [_as_gradient(storage, dim, itemsize) for storage in t.running.saved]
+            return [Tensor(dim, itemsize, storage) for storage in t.running.saved]
         return [t.gradient((dim, itemsize)) if wants else None for wants in wanted]
 
     node = tape.node((gate, up), (gate, up), backward)
     return tape.new(dim, itemsize, "feed-forward product", node)
-
-
-def _as_gradient(storage: Storage | None, dim: Dim, itemsize: int) -> Tensor:
-    """What was saved, written over by its own gradient."""
-    return Tensor(dim, itemsize, storage)
 
 
 def fused_rotary(p: Pass, x: Tensor) -> Tensor:

@@ -48,7 +48,6 @@ _WORDS: Mapping[str, dict[str, Any]] = {
     "graphs": {"cuda_graph_impl": "transformer_engine"},
     "bf16grads": {"grad_reduce_in_bf16": True},
 }
-_NAME = re.compile(r"(?:_h100)?(?:_bf16)?")
 _GPUS = re.compile(r"_(\d+)gpu(?:_h100_bf16)?")
 _LONG = re.compile(r"(.+)_(\d+k)_(pretrain|sft|finetune)")
 

@@ -15,7 +15,7 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.state_space import GatedRecurrence
 
-GATES, LABEL = "gates of the recurrence", "recurrence"
+GATES = "gates of the recurrence"
 
 
 def gated_recurrence(p: Pass, mixer: GatedRecurrence, x: Tensor) -> tuple[Tensor, None]:
