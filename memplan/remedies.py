@@ -160,7 +160,7 @@ def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
     if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(EVALUATION):
         return ()
     none = """reference extra_models pair_pass loss_head sft_term logits_dtype rollout entropy temperature
-        recompute_loss eval_batch_size token_budget logprob_token_budget"""
+        recompute_loss hold_outputs eval_batch_size token_budget logprob_token_budget"""
     drop = {
         **dict.fromkeys(none.split()),
         "padded": recipe.batch.padded,

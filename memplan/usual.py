@@ -18,7 +18,7 @@ SAID_FREELY = frozenset(
 )
 """Keys that one may give who has not said what the training is; any other means a job, whose method is memplan's
 default where none is given."""
-OF_A_LOOP = frozenset({"pair_pass", "loss_head", "logits_dtype", "autocast", "grad_dtype", "recompute_loss"})
+OF_A_LOOP = frozenset(words_of("pair_pass loss_head logits_dtype autocast grad_dtype recompute_loss hold_outputs"))
 """Keys that a loop of one's own sets, and TRL has no switch for."""
 NO_PREFERENCE = frozenset({"sft", "distill", "generate"})
 """Methods that learn from no preference."""

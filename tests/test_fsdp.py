@@ -64,6 +64,9 @@ def peak(ledger: Ledger, place: str = "gpu") -> int:
         ({"sharding": "fsdp", "fsdp": {"sharding_strategy": "SHARD"}}, "unknown value 'SHARD'"),
         ({"sharding": "fsdp", "fsdp": {"replicate": 2}}, "fsdp.replicate: 2 with sharding_strategy"),
         ({"sharding": "fsdp", "fsdp": {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "SIZE_BASED_WRAP is not modelled"),
+        ({"sharding": "fsdp", "fsdp": {"own_ends": True}}, "fsdp.own_ends: fsdp has no such setting"),
+        ({"fsdp": {"checkpoints_within": True}}, "fsdp.checkpoints_within: fsdp2 has no such setting"),
+        ({"method": "dpo", "hold_outputs": True}, "leaves no logits in the outputs"),
         ({"sharding": "ddp", "fsdp": {"replicate": 2}}, "settings without FSDP"),
         ({"sharding": "ddp", "ddp": {"comm_hook": "int8"}}, "ddp.comm_hook: unknown value"),
         ({"sharding": "ddp", "ddp": {"bucket_cap": 5}}, "ddp: unknown key 'bucket_cap'"),
@@ -125,10 +128,32 @@ def test_hybrid_sharding_holds_what_it_adds_to_gradients_until_backward_is_done(
 def test_accelerate_makes_units_of_the_embedding_and_of_norm_and_head() -> None:
     recipe = recipe_of(trainer="transformers")
     own = frame(recipe, model_weights(recipe.model))
+    told = recipe_of(fsdp={"own_ends": True})
+    assert frame(told, model_weights(told.model)) == own
     matrix = 1000 * 256 * 2
     assert (own.root.gathered, own.first.gathered, own.tail.gathered) == (0, matrix, matrix + 256 * 2)
     plain = recipe_of()
     assert frame(plain, model_weights(plain.model)).root.gathered == 2 * matrix + 256 * 2
+
+
+def test_checkpoints_within_frozen_units_let_go_of_their_inputs_and_outputs_held_stay() -> None:
+    """Around them they are held, with their gradients, by the hooks that reshard; logits are what a loop holds."""
+    keys: dict[str, Any] = {
+        "sharding": "fsdp", "trainer": "transformers", "trainer_version": "4.38", "lora": {"r": 8}, "num_gpus": 2,
+        "gradient_checkpointing": "full", "gradient_checkpointing_reentrant": True, "sequence_length": 512,
+    }  # fmt: skip
+    inside = keys | {"fsdp": {"checkpoints_within": True}}
+    around, within, held = ledger_of(**keys), ledger_of(**inside), ledger_of(**inside, hold_outputs=True)
+    names = [{row.name for row in ledger.alive("policy.first-layer-backward")} for ledger in (around, within, held)]
+    kept = [any(name.startswith("inputs of checkpoints above") for name in each) for each in names]
+    assert kept == [True, False, False]
+    assert max(held.totals()) - max(within.totals()) == 512 * 1000 * 4
+
+
+def test_amd_cards_have_no_expandable_segments() -> None:
+    for gpu, expands in (("mi300x", False), ("h100-80gb", True)):
+        hardware = recipe_of(gpu=gpu, allocator={"expandable_segments": True}).hardware
+        assert hardware.expandable_segments is expands
 
 
 def test_a_tied_embedding_opens_the_tail() -> None:
@@ -328,8 +353,11 @@ LATE = {"sync_each_batch": False, "gradient_checkpointing": "full"}
          "gradient_accumulation_steps": 4},
         {"model": POST_NORM, "trainer": "trl", "lora": {"r": 8, "dora": True}, "gradient_checkpointing": "full",
          "sequence_length": 1024},
+        {"model": WIDE, "sharding": "fsdp", "trainer": "transformers", "trainer_version": "4.38", "hold_outputs": True,
+         "lora": {"r": 8}, "gradient_checkpointing": "full", "gradient_checkpointing_reentrant": True,
+         "fsdp": {"checkpoints_within": True}, "sequence_length": 512},
     ],
-    ids=["embedding-apart", "root-returns", "between-micro-steps", "tied", "outputs-cast"],
+    ids=["embedding-apart", "root-returns", "between-micro-steps", "tied", "outputs-cast", "checkpoints-within"],
 )  # fmt: skip
 def test_the_play_and_the_ledger_reach_one_peak(keys: dict[str, Any]) -> None:
     """Where a unit is reduced beside another that is gathered, where gradients wait, and where outputs are cast."""

@@ -6,6 +6,7 @@ from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
 from memplan.resolve.packing import sequences_of
 from memplan.resolve.phases import EvalSizes
+from memplan.spec.allocator import Allocator
 from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Batch, ImageBatch
 from memplan.spec.hardware import Cluster, Hardware
@@ -45,7 +46,17 @@ def hardware(job: Job, cluster: Cluster, dtype: str, notes: Notes) -> Hardware:
             f"{gpu.name} has no bf16 matmuls (compute capability {gpu.architecture}): torch emulates them, far "
             "slower, and vLLM refuses them: use dtype fp16"
         )
-    return Hardware(gpu, job.margin, job.allocator, job.gpus_per_node, cluster)
+    return Hardware(gpu, job.margin, _allocator(job, gpu, notes), job.gpus_per_node, cluster)
+
+
+def _allocator(job: Job, gpu: Gpu | None, notes: Notes) -> Allocator:
+    """The allocator's settings, as this card's PyTorch heeds them (c10/cuda/CUDAAllocatorConfig.h)."""
+    if not (job.allocator.expandable_segments and gpu is not None and gpu.vendor == "amd"):
+        return job.allocator
+    notes.assume(
+        "allocator.expandable_segments: without effect on AMD cards before torch 2.12 and ROCm 7: counted as off"
+    )
+    return job.allocator.model_copy(update={"expandable_segments": False})
 
 
 def batch(

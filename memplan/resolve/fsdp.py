@@ -15,6 +15,7 @@ from memplan.units import DTYPE_BYTES
 FP32 = DTYPE_BYTES["fp32"]
 ONE = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")
 """Settings of FSDP1 alone."""
+TWO = ("pin_memory", "own_ends")
 HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
@@ -52,7 +53,7 @@ def replicas(job: Job, split: Split) -> int:
 
 
 def _check_version(given: Fsdp, split: Split) -> None:
-    for key in ONE if split.name == "fsdp2" else ("pin_memory",):
+    for key in (*ONE, "checkpoints_within") if split.name == "fsdp2" else TWO:
         if key in given.model_fields_set and getattr(given, key) is not None:
             other = "fsdp" if split.name == "fsdp2" else "fsdp2"
             raise InvalidJob(f"fsdp.{key}: {split.name} has no such setting", f"leave it out, or use sharding: {other}")
@@ -132,7 +133,8 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         use_orig_params=((job.lora is not None and not by_verl) or by_accelerate) if original is None else original,
         keep_low_precision_grads=given.keep_low_precision_grads,
         wraps_layers=wraps,
-        own_ends=by_accelerate and split.name == "fsdp2",
+        own_ends=split.name == "fsdp2" and (by_accelerate if given.own_ends is None else given.own_ends),
+        checkpoints_around=trainer.models.transformers_4 and not given.checkpoints_within,
         wraps_adapters=by_accelerate or by_verl,
         root_reshards=trainer.parallelism.reshards_root
         and split.name == "fsdp2"

@@ -71,6 +71,10 @@ def head(
         notes.assume("sft_term: counted before the log-probabilities; TRL makes it of scored tokens, later")
     _assume(job, trainer, name, notes)
     keeps = trainer.logits.outputs_held and name in ("cross-entropy", "chunked-cross-entropy")
+    if job.hold_outputs is not None:
+        if job.hold_outputs and not (name in INSIDE and method.name == "sft"):
+            raise InvalidJob(f"hold_outputs: loss_head {name} leaves no logits in the outputs", "leave it out")
+        keeps = job.hold_outputs
     leaves = wraps or (around_forward and stored.autocast > 0)
     code = _code(job, method, trainer, name, leaves, without_logits and not updates_alone, entropy)
     code = code._replace(scoring_entropy=code.scoring_entropy and not unscored)

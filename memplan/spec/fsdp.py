@@ -113,6 +113,11 @@ class Fsdp(Frozen):
     """The first process of each node reads the checkpoint, the others get their weights from it."""
     float8_all_gather: Flag = False
     """FSDP2 with float8 tensorwise: weights are gathered in float8 (torchao's enable_fsdp_float8_all_gather)."""
+    own_ends: Flag | None = None
+    """FSDP2: input embedding, and final norm with the head, are units of their own; accelerate's default."""
+    checkpoints_within: Flag | None = None
+    """FSDP1: checkpoints are within the units (torch's apply_activation_checkpointing behind the wrapping), not around
+    them, as those of transformers before 5 are."""
     state_dict_type: Annotated[str | None, BeforeValidator(_state_dict)] = None
     """What is saved: FULL_STATE_DICT, gathered by the first process; SHARDED_STATE_DICT, LOCAL_STATE_DICT: parts."""
 
@@ -180,7 +185,9 @@ class FsdpSettings(NamedTuple):
     wraps_layers: bool = True
     """A unit for each decoder layer."""
     own_ends: bool = False
-    """accelerate with FSDP2: input embedding, and final norm with the head, are units of their own."""
+    """FSDP2: input embedding, and final norm with the head, are units of their own (accelerate, torchtitan)."""
+    checkpoints_around: bool = False
+    """FSDP1: a checkpoint calls the unit, whose hooks so run again where the layer is made again."""
     wraps_adapters: bool = False
     """FSDP1: trained linears are units of their own (peft 0.21 utils/other.py: fsdp_auto_wrap_policy; verl 0.9
     utils/fsdp_utils.py: get_fsdp_wrap_policy)."""

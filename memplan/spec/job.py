@@ -206,6 +206,8 @@ class Job(Frozen):
     """The load-balancing loss of a mixture of experts (output_router_logits) is part of the loss."""
     recompute_loss: bool | None = None
     """Log-probabilities are computed again in backward."""
+    hold_outputs: bool | None = None
+    """The loop holds the model's outputs, so the logits, through backward."""
     pair_pass: Choice = "concatenated"
     """How the two halves of a pair pass through the model."""
     reference: Choice = "auto"

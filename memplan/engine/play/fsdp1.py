@@ -90,7 +90,7 @@ class Fsdp1(Fsdp2):
     @property
     def wrapped_within(self) -> bool:  # type: ignore[override]
         """Transformers before 5: ``self._gradient_checkpointing_func(decoder_layer.__call__, …)``."""
-        return self.recipe.trainer.models.transformers_4
+        return self.recipe.sharding.fsdp.checkpoints_around
 
     def _leave(self, group: Group, y: Tensor, again: bool = False) -> Tensor:
         if not self.keeps:

@@ -190,6 +190,7 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     sharded = ranks > replicate or sizes["context_parallel"] > 1 or shard > 1
     if sharded:
         keys.put("sharding", "fsdp2", "data_parallel_shard_degree")
+        put_inner(keys, "fsdp", "own_ends", True, "apply_fsdp")
         if replicate > 1:
             keys.warn(
                 "data_parallel_replicate_degree", "weights are counted as sharded over all ranks, not in replicas"

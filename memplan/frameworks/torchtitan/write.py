@@ -45,7 +45,7 @@ def own_of(job: Job) -> Mapping[str, Any]:
     if job.num_gpus > 1:
         own |= {"sharding": "fsdp2"}
     if job.num_gpus > 1 and job.sharding in (None, "fsdp2"):
-        own |= {"reduce_dtype": "fp32"}
+        own |= {"reduce_dtype": "fp32", "fsdp": {"own_ends": True}}
     return own
 
 

@@ -29,7 +29,7 @@ def enter_held_inputs(
     if (
         recipe.adapter is None
         or not recipe.checkpointing.layers
-        or not (recipe.trainer.models.transformers_4 and recipe.checkpointing.reentrant)
+        or not (recipe.sharding.fsdp.checkpoints_around and recipe.checkpointing.reentrant)
     ):
         return
     above = traced.layers[i + 1 :]
@@ -53,5 +53,5 @@ def leaves_behind(recipe: Recipe) -> bool:
     """Whether a frozen unit is whole until the unit before is: the hook that reshards it hangs on its input, behind the
     one that gathers the unit before (_register_post_backward_reshard_only_hook). A reentrant checkpoint around the unit
     detaches its input; with BACKWARD_POST that is not modelled."""
-    detached = recipe.trainer.models.transformers_4 and recipe.checkpointing.reentrant
+    detached = recipe.sharding.fsdp.checkpoints_around and recipe.checkpointing.reentrant
     return not detached and recipe.sharding.fsdp.backward_prefetch != "BACKWARD_POST"
