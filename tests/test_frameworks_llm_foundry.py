@@ -107,6 +107,7 @@ def test_platform_file(tmp_path: Path) -> None:
     [
         ("precision: amp_bf16", "precision: amp_fp8", "precision"),
         ("mixed_precision: PURE", "mixed_precision: FULL", "mixed_precision"),
+        ("fsdp_config:", "fsdp_config:\n  keep_low_precision_grads: true", "keep_low_precision_grads"),
         ("name: decoupled_adamw", "name: adalr_lion", "optimizer"),
         ("  init_device: mixed", "  config_overrides:\n    num_hidden_layers: 4", "num_hidden_layers"),
         ("pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B", "pretrained_model_name_or_path: mosaicml/mpt-7b", "model"),

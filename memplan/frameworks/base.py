@@ -88,6 +88,9 @@ class Writing(NamedTuple):
     """The job, resolved."""
 
 
+OFF = ("none", "null", "false", "0", "0.0", "", "[]", "{}")
+
+
 class Keys:
     """Takes the settings of one file or section one by one."""
 
@@ -263,6 +266,16 @@ class Keys:
                 value = self.raw(key)
                 decides = subject_of_section(name, value) if isinstance(value, Mapping) else subject_of(name, value)
             self.draft.warn(name, self.settings.where(key), why, decides, hint)
+
+    def is_on(self, key: str, *off: str) -> bool:
+        """Whether it is neither false, 0, none nor empty, nor, as it is written, one of ``off``."""
+        return str(self.get(key)).strip().lower() not in {*OFF, *off}
+
+    def warn_on(self, table: Mapping[str, str], *off: str) -> None:
+        """Keys that bear and are not understood, where they are on."""
+        for key, why in table.items():
+            if self.is_on(key, *off):
+                self.warn(key, why)
 
     def bound(self, key: str, why: str, decides: str = "", asks: str = "") -> None:
         """This one is not modelled, and no less is counted than it can take (``Draft.bound``)."""

@@ -25,7 +25,7 @@ from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origi
 from memplan.frameworks.documents import Document
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import read_deepspeed
-from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile, warn_where_on
+from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile
 from memplan.frameworks.own_words.names import lora_targets, put_hf_optimizer, with_values
 from memplan.frameworks.transformers import assume_one_gpu
 from memplan.frameworks.trl.keys import METHODS as TRL_METHODS
@@ -66,7 +66,7 @@ def read(document: Document, draft: Draft) -> None:
     _losses(keys, method)
     _spread(keys)
     _products(keys)
-    warn_where_on(keys, NOT_MODELLED)
+    keys.warn_on(NOT_MODELLED, "1")
     ask_loaded(keys, "lora_model_dir")
     if keys.get("torch_compile") == "auto":
         keys.skip("torch_compile", "torch_compile_backend", "torch_compile_mode")

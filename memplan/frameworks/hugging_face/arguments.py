@@ -15,7 +15,6 @@ from memplan.frameworks.hugging_face.switches import (
     mapping,
     read_compile,
     read_liger_parts,
-    warn_where_on,
 )
 from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
@@ -86,7 +85,7 @@ def read_arguments(keys: Keys) -> None:
     _evaluation(keys)
     _wrapping(keys)
     read_rows(keys)
-    warn_where_on(keys, NOT_MODELLED)
+    keys.warn_on(NOT_MODELLED, "1")
     if keys.flag("auto_find_batch_size"):
         where, why = (
             keys.settings.where("auto_find_batch_size"),

@@ -65,15 +65,6 @@ def ask_loaded(keys: Keys, key: str) -> None:
     keys.skip(key)
 
 
-def warn_where_on(keys: Keys, table: Mapping[str, str]) -> None:
-    """Keys that bear and are not understood, where they are on: neither false, 0, 1, none nor empty."""
-    for key, why in table.items():
-        value = keys.get(key)
-        off = value is None or value is False or str(value).strip().lower() in ("", "0", "0.0", "1", "none", "false")
-        if value is True or not (off or value == []):
-            keys.warn(key, why)
-
-
 def read_compile(keys: Keys) -> None:
     """``torch_compile``; a backend or a mode turns it on too (TrainingArguments.__post_init__)."""
     backend, mode = keys.text("torch_compile_backend"), keys.text("torch_compile_mode")

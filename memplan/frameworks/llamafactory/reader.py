@@ -15,7 +15,7 @@ from memplan.frameworks.following import found_at
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
-from memplan.frameworks.hugging_face.switches import ask_loaded, warn_where_on
+from memplan.frameworks.hugging_face.switches import ask_loaded
 from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
@@ -136,7 +136,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         else:
             keys.warn("upcast_layernorm", "norms are counted in the checkpoint's dtype")
     _data(keys, method)
-    warn_where_on(keys, NOT_MODELLED)
+    keys.warn_on(NOT_MODELLED, "1")
     ask_loaded(keys, "adapter_name_or_path")
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS)

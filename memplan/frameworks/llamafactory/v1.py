@@ -14,7 +14,7 @@ from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Ke
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hugging_face import precision as hf_precision
-from memplan.frameworks.hugging_face.switches import mapping, warn_where_on
+from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.own_words.names import lora_targets
 from memplan.frameworks.transformers import assume_one_gpu
 
@@ -66,7 +66,7 @@ def read_settings(settings: Settings, draft: Draft, row: Framework, stage: str =
     _quantisation(keys)
     _kernels(keys)
     _spread(keys)
-    warn_where_on(keys, NOT_MODELLED)
+    keys.warn_on(NOT_MODELLED, "1")
     assume_one_gpu(draft)
     bf16 = bool(keys.flag("bf16"))
     keys.close(HARMLESS)

@@ -166,7 +166,7 @@ def _precision(keys: Keys) -> None:
     if keys.flag("expandable_segments"):
         keys.put("allocator", {"expandable_segments": True}, "expandable_segments")
     for key in ("model.load_in_8bit", "model.fc_type", "model.quantization_config"):
-        if keys.get(key) not in (None, False, "torch"):
+        if keys.is_on(key, "torch"):
             keys.warn(key, "weights are counted as they are without it", "quantisation")
 
 
@@ -207,7 +207,7 @@ def _adapter(keys: Keys) -> None:
     lora |= {"alpha": keys.number(f"{at}lora_alpha"), "dropout": keys.number(f"{at}lora_dropout") or 0.0}
     keys.put("lora", lora, parts[0])
     for name in ("use_dora", "modules_to_save", "bias"):
-        if keys.get(f"{at}{name}") not in (None, False, "none", []):
+        if keys.is_on(f"{at}{name}"):
             keys.warn(f"{at}{name}", "adapters are counted without it", "adapters")
 
 
@@ -254,10 +254,7 @@ def _fsdp(keys: Keys) -> None:
         keys.put("gradient_checkpointing_reentrant", reentrant, f"{FSDP}activation_checkpointing_reentrant")
     if keys.has("model.activation_checkpointing_target"):
         keys.warn("model.activation_checkpointing_target", "whole layers are counted as checkpointed", "checkpointing")
-    for name, why in BESIDE_FSDP:
-        if keys.get(f"{FSDP}{name}") not in (None, False, 1):
-            keys.warn(f"{FSDP}{name}", why)
-        keys.skip(f"{FSDP}{name}")
+    keys.warn_on({f"{FSDP}{name}": why for name, why in BESIDE_FSDP}, "1")
     keys.skip(*(f"{FSDP}{name}" for name in OF_FSDP), f"{FSDP}activation_checkpointing_reentrant")
 
 

@@ -98,6 +98,5 @@ NOT_MODELLED = {
     "sequence_parallel_size": "Ulysses' sequence parallelism is not modelled: whole sequences are counted on each GPU",
     "fsdp_shard_degree": "belongs to the OLMo-core trainers, which are not modelled",
     "additional_model_arguments": "the model is counted without them",
-    "single_gpu_mode": "vLLM in the learners' cards is not counted",
 }
 HARMLESS = words(_PARTS["harmless"])

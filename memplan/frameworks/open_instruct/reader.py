@@ -109,10 +109,7 @@ def read_arguments(settings: Settings, draft: Draft, program: str, where: str) -
         read_grpo(keys, program)
     else:
         _offline(keys, program, method, where)
-    for key, why in NOT_MODELLED.items():
-        if keys.get(key) not in (None, False, 0, 1, "", "{}"):
-            keys.warn(key, why)
-        keys.skip(key)
+    keys.warn_on(NOT_MODELLED, "1")
     keys.close(HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
 

@@ -120,9 +120,7 @@ def _precision(keys: Keys) -> None:
 
 def _close(keys: Keys) -> None:
     """Megatron's arguments that bear and are on; the rest as ms-swift's own."""
-    for key, why in NOT_MODELLED.items():
-        if keys.get(key) not in (None, False, "", "none", 0) and key not in ("fp8",):
-            keys.warn(key, why)
+    keys.warn_on({key: why for key, why in NOT_MODELLED.items() if key != "fp8"})
     known = {key for key in keys.settings.values if (key in KNOWN or is_known(key)) and not BEARING.fullmatch(key)}
     keys.close(HARMLESS | TRAINER_HARMLESS | known | OWN)
 

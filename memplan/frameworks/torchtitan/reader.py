@@ -206,9 +206,7 @@ def _parallel(keys: Keys) -> tuple[int, int]:
 
 def _close_parallel(keys: Keys, stages: int) -> None:
     """What bears and is not modelled, and the schedule of a pipeline."""
-    for name, why in NOT_MODELLED.items():
-        if keys.get(name) not in (None, False, "", "allgather", "standard"):
-            keys.warn(name, why)
+    keys.warn_on(NOT_MODELLED, "allgather", "standard")
     keys.warn("pipeline_parallel_layers_per_stage", "stages are counted as one chunk each")
     keys.warn("module_fqns_per_model_part", "stages are counted as equal")
     schedule = keys.text("pipeline_parallel_schedule") or "1F1B"

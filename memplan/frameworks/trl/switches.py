@@ -6,7 +6,6 @@ transformers 5.23 masking_utils.py: find_packed_sequence_indices.
 
 from memplan.frameworks.base import ASSUMED, Keys, Origin
 from memplan.frameworks.documents import words
-from memplan.frameworks.hugging_face.switches import warn_where_on
 from memplan.tables.trainer import version_key
 from memplan.tables.trainers import find_trainer
 
@@ -30,7 +29,7 @@ FUSED = (1, 15)
 def read_switches(keys: Keys, method: str) -> None:
     """After attention, batch and evaluation are read."""
     version = version_key(str(keys.draft.options.get("trainer_version") or "")) or (99,)
-    warn_where_on(keys, BEARING)
+    keys.warn_on(BEARING, "1")
     if keys.flag("use_weighting") and version < FUSED:
         keys.warn("use_weighting", "the softmax of all logits that weighs a pair is not counted")
     evaluates = "eval_batch_size" in keys.draft.values

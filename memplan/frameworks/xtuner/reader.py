@@ -144,7 +144,7 @@ def _adapters(keys: Keys) -> bool:
     lora = {"r": keys.whole(f"{LORA}r") or 8, "targets": targets, "dropout": keys.number(f"{LORA}lora_dropout") or 0.0}
     keys.put("lora", {**lora, "alpha": keys.number(f"{LORA}lora_alpha")}, f"{LORA}r")
     for name in ("modules_to_save", "use_dora", "bias", "layers_to_transform", "rank_pattern"):
-        if keys.get(f"{LORA}{name}") not in (None, False, "none", [], {}):
+        if keys.is_on(f"{LORA}{name}"):
             keys.warn(f"{LORA}{name}", "adapters are counted without it", "adapters")
         keys.skip(f"{LORA}{name}")
     if last(keys.get(f"{LORA}type")) not in ("LoraConfig", ""):
