@@ -50,9 +50,14 @@ def bytes_per_element(recipe: Recipe) -> float:
 
 def is_offloaded(recipe: Recipe, what: str) -> bool:
     """Whether the job keeps it on the host."""
-    if what == "optimizer" and recipe.sharding.fsdp.cpu_offload:
-        return True
     return what in (recipe.provenance.job.get("offload") or ())
+
+
+def stepped_on_host(recipe: Recipe) -> float:
+    """Share of the optimizer's states that are there."""
+    if recipe.trainer.megatron and recipe.megatron.optimizer_cpu_offload:
+        return recipe.megatron.optimizer_offload_fraction
+    return float(recipe.sharding.fsdp.cpu_offload or is_offloaded(recipe, "optimizer"))
 
 
 def adding_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
@@ -89,14 +94,13 @@ def copying_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) 
 
 
 def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates) -> float:
-    """On the card; nothing where the states are on the host."""
-    if is_offloaded(recipe, "optimizer"):
-        return 0.0
+    """On the card, of the states that are there."""
+    here = 1 - stepped_on_host(recipe)
     moved = (
         stepped_elements(recipe, sizes) * bytes_per_element(recipe) * PASSES.get(recipe.optimizer.implementation, 1.0)
     )
-    seconds = moved / (device.memory * rates.memory)
-    if recipe.optimizer.implementation == "loop":
+    seconds = here * moved / (device.memory * rates.memory)
+    if here and recipe.optimizer.implementation == "loop":
         seconds = max(seconds, LOOP_KERNELS * TENSORS_PER_LAYER * recipe.model.num_layers * rates.launch)
     return seconds
 
@@ -105,14 +109,16 @@ def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
     """A step on the host, with gradients that come and weights that go; activations that go and come back, half of it
     behind computation."""
     seconds = 0.0
-    if is_offloaded(recipe, "optimizer"):
-        elements = stepped_elements(recipe, sizes)
+    away = stepped_on_host(recipe)
+    if away:
+        elements = away * stepped_elements(recipe, sizes)
         cards = min(recipe.hardware.gpus_per_node, recipe.parallel.world)
         seconds += elements * (recipe.storage.gradient_itemsize + recipe.numerics.itemsize) / HOST_BANDWIDTH
         seconds += elements * bytes_per_element(recipe) * cards / HOST_STEP
-        if recipe.zero_stage:  # added up on the card: what is on the host comes, and goes again
-            again = 2 * (recipe.batch.accumulation - 1)
-            seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
+        goes = recipe.sharding.name in ("fsdp", "fsdp2") and recipe.sharding.sync_each_batch  # and is added there
+        times = 2 if recipe.zero_stage > 0 else int(goes)  # DeepSpeed: comes, is added up on the card, and goes again
+        again = times * (recipe.batch.accumulation - 1)
+        seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
     if is_offloaded(recipe, "activations"):
         seconds += recipe.batch.accumulation * 2 * saved / HOST_BANDWIDTH / 2
     return seconds

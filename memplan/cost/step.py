@@ -20,6 +20,7 @@ from memplan.cost.optimizer import (
     host_seconds,
     is_offloaded,
     optimizer_seconds,
+    stepped_on_host,
     trained_elements,
 )
 from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
@@ -105,7 +106,7 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     work, rates = model_work(recipe.model), on_host(rates, device.host)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
-    waits = any(is_offloaded(recipe, what) for what in ("optimizer", "activations"))
+    waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")
     fetched = fetched_seconds(recipe, sizes)
     critic, works = recipe.others.critic, [model_work(model.spec) for model in recipe.others.residents]
     works += [model_work(critic.spec)] if critic is not None else []
