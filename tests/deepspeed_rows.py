@@ -36,11 +36,12 @@ def job_of(row: dict[str, Any]) -> Recipe:
     hidden, layers, vocabulary = job["model"]
     shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
     keys = {
-        "model": LLAMA | shape | {"vocab_size": vocabulary},
+        "model": job.get("hf") or LLAMA | shape | {"vocab_size": vocabulary},
         "sequence_length": job.get("tokens", SEVERAL["sequence_length"]),
         "num_gpus": job["ranks"],
         "optimizer_impl": "fused",
         "gradient_accumulation_steps": job["accumulation"],
+        "gradient_checkpointing_reentrant": job.get("reentrant", False),
         "gradient_checkpointing": "full" if job.get("checkpointing") else "none",
         "precision": "fp32" if "dtype" in job else "auto",
         "deepspeed": {**job["config"], "zero_force_ds_cpu_optimizer": False},

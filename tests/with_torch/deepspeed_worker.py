@@ -80,15 +80,23 @@ def llama(hidden: int, layers: int, vocabulary: int) -> Any:
     return LlamaForCausalLM(config)
 
 
+def of_config(config: dict[str, Any]) -> Any:
+    """A model of transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+
+
 def engine_of(job: dict[str, Any], living: Living) -> Any:
     """DeepSpeed's engine around the model, no operation compiled."""
     import deepspeed
 
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo")
-    model = llama(*job["model"]).to(getattr(torch, job.get("dtype", "bfloat16")))
+    model = (of_config(job["hf"]) if "hf" in job else llama(*job["model"])).to(getattr(torch, job.get("dtype", "bfloat16")))
     if job.get("checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": bool(job.get("reentrant"))})
     if job.get("lora"):
         from peft import LoraConfig, get_peft_model
 
