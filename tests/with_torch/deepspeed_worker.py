@@ -94,7 +94,9 @@ def engine_of(job: dict[str, Any], living: Living) -> Any:
 
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo")
-    model = (of_config(job["hf"]) if "hf" in job else llama(*job["model"])).to(getattr(torch, job.get("dtype", "bfloat16")))
+    model = (of_config(job["hf"]) if "hf" in job else llama(*job["model"])).to(
+        getattr(torch, job.get("dtype", "bfloat16"))
+    )
     if job.get("checkpointing"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": bool(job.get("reentrant"))})
     if job.get("lora"):

@@ -238,9 +238,10 @@ def merged_stack(p: Pass, name: str, shape: tuple[int, ...], rank: int, sides: l
             product = t.gradient((dim, low))
             results.append(t.gradient((dim, low)))
             del product
-        return results
+        return [*results, None]
 
-    whole = tape.new(Dim(name, elements), low, "weights with their adapters", tape.node(sides, sides, backward))
+    node = tape.node([*sides, p.param(name, elements)], sides, backward)
+    whole = tape.new(Dim(name, elements), low, "weights with their adapters", node)
     tape.autocast = autocast
     merged = Param(tape, name, elements, low, trained=False)
     merged.storage, merged.node, merged.needs_grad = whole.storage, whole.node, whole.needs_grad

@@ -37,10 +37,13 @@ def forward_of(
     def modules(weights: list[Weight]) -> tuple[Module, ...]:
         nonlocal taken
         found: dict[str, list[tuple[int, int]]] = {}
+        names = [{each.name for each in weights if each.trained is trained} for trained in (True, False)]
+        copied = names[0] & names[1]  # beside the trained copy nobody runs the weight itself (``modules_to_save``)
         for weight in weights:
-            found.setdefault(module_of(weight), []).append((taken, weight.packed(base, itemsize).elements))
-            taken += 1
-        wrapped = {name for name in found if name + A in found or name.endswith(A)}
+            if weight.trained or weight.name not in copied:
+                found.setdefault(module_of(weight), []).append((taken, weight.packed(base, itemsize).elements))
+                taken += 1
+        wrapped = {name for name in found if name in copied or name + A in found or name.endswith(A)}
         return tuple(
             module
             for name, parameters in found.items()

@@ -44,8 +44,14 @@ class Modules:
         found: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
         self.owner: dict[Key, tuple[int | None, str]] = {}
         self.norms: set[tuple[int | None, str]] = set()
+        copied = {(layer, weight.name) for layer, weight in weights if weight.trained} & {
+            (layer, weight.name) for layer, weight in weights if not weight.trained
+        }
         self.adapted = {weight.name.removesuffix(A) for _, weight in weights if weight.name.endswith(A)}
+        self.adapted |= {name for _, name in copied}
         for identity, (layer, weight) in enumerate(weights):
+            if (layer, weight.name) in copied and not weight.trained:
+                continue  # nobody runs it: PEFT's wrapper has a trained copy (``modules_to_save``)
             key = layer, module_of(weight)
             found.setdefault(key, []).append((identity, weight.elements))
             self.owner[layer, weight.name, weight.elements] = key
