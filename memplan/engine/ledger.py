@@ -74,6 +74,7 @@ class Ledger:
         born: str = "",
         dies: str = "",
         *,
+        at: str = "",
         place: str = "gpu",
         meter: str = "allocated",
         template: str = "",
@@ -83,12 +84,12 @@ class Ledger:
         low: int = -1,
         high: int = -1,
     ) -> None:
-        """Enter a row, alive from ``born`` to ``dies`` (both included; the whole step where not given). Nothing is no
-        row."""
+        """Enter a row, alive from ``born`` to ``dies`` (both included; the whole step where not given), or ``at`` one
+        instant alone. Nothing is no row."""
         if not size and high <= 0:
             return
-        first = self.index[born] if born else 0
-        last = self.index[dies] if dies else len(self.schedule) - 1
+        first = self.index[at or born] if at or born else 0
+        last = self.index[at or dies] if at or dies else len(self.schedule) - 1
         if first <= last:
             self.rows.append(
                 Row(name, category, size, first, last, place, meter, template, numbers, why, source, low, high)

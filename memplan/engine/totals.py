@@ -71,6 +71,7 @@ class Adding(Ledger):
         born: str = "",
         dies: str = "",
         *,
+        at: str = "",
         place: str = "gpu",
         meter: str = "allocated",
         template: str = "",
@@ -83,6 +84,7 @@ class Adding(Ledger):
         """Add to the sums of the row's meter and place."""
         if not size and high <= 0:
             return
+        born, dies = at or born, at or dies
         figures = size if low < 0 else low, size, size if high < 0 else high
         whole, first, last, end = not born and not dies, 0, 0, 0
         if not whole:
@@ -118,7 +120,7 @@ class Lasting(Adding):
 
     def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **more: Any) -> None:
         """Add what names no instant."""
-        if not born and not dies:
+        if not born and not dies and "at" not in more:
             super().add(name, category, size, **more)
 
     def after(self, instant: str) -> str:

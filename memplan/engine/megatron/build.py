@@ -199,7 +199,7 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         ("vision tower, backward", max(0, (trace.alone or trace.backward) - kept), TOWER_BACKWARD),
     ):
         if size:
-            ledger.add(name, "activations", size, at, at, why="the most within it", source=OF_TOWER)
+            ledger.add(name, "activations", size, at=at, why="the most within it", source=OF_TOWER)
     ledger.add(
         "image tokens, held by the model's outputs",
         "activations",

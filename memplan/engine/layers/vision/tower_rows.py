@@ -24,7 +24,7 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
         return
     inside = f"{name}.vision-forward"
     ledger.add(
-        "vision tower, forward", "activations", trace.forward, inside, inside, why="the most within it", source=SOURCE
+        "vision tower, forward", "activations", trace.forward, at=inside, why="the most within it", source=SOURCE
     )
     first = f"{name}.layer-forward"
     if traced.plan.style != "no-grad":
@@ -79,8 +79,7 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
             "embedded sequence, held by the model's forward",
             "activations",
             traced.layers[0].boundary,
-            f"{name}.loss",
-            f"{name}.loss",
+            at=f"{name}.loss",
             template="T × h × bytes",
             numbers=(traced.layers[0].boundary,),
             why="the class computes the loss where it embeds the images",
@@ -109,7 +108,7 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     inside, size = f"{name}.vision-backward", trace.backward
     if traced.plan.copies_out:  # FSDP2 reduces its gradients block by block
         size = trace.alone or size
-    ledger.add("vision tower, backward", "activations", size, inside, inside, why="the most within it", source=SOURCE)
+    ledger.add("vision tower, backward", "activations", size, at=inside, why="the most within it", source=SOURCE)
     if traced.plan.gradients != "keep":
         return
     size = trace.gradients if kept.layers else kept.shard(trace.gradients)
