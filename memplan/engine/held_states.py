@@ -80,9 +80,11 @@ class _Sorting(Adding):
         super().__init__(parts)
         self.found: Counter[tuple[bool, str]] = Counter()
 
-    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **rest: Any) -> None:
+    def add(
+        self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **rest: Any
+    ) -> None:
         """Add what is on the card throughout."""
-        if born or dies or rest.get("place", "gpu") != "gpu" or rest.get("meter", "allocated") != "allocated":
+        if born or dies or at or rest.get("place", "gpu") != "gpu" or rest.get("meter", "allocated") != "allocated":
             return
         critic = CRITIC in name
         self.found[critic, KINDS.get(category, "parameters")] += size

@@ -118,9 +118,11 @@ class Lasting(Adding):
 
     schedule = "named", "named"
 
-    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **more: Any) -> None:
+    def add(
+        self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **more: Any
+    ) -> None:
         """Add what names no instant."""
-        if not born and not dies and "at" not in more:
+        if not (born or dies or at):
             super().add(name, category, size, **more)
 
     def after(self, instant: str) -> str:

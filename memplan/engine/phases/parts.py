@@ -26,11 +26,13 @@ class Chosen:
         """The phase's instants."""
         return self._ledger.schedule
 
-    def add(self, name: str, category: str, size: int, born: str = "", dies: str = "", **rest: Any) -> None:
+    def add(
+        self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **rest: Any
+    ) -> None:
         """Enter the row, where the phase has it."""
-        at = self._born(category, str(rest.get("place", "gpu")))
-        if at:
-            self._ledger.add(name, category, size, at, **rest)
+        born = self._born(category, str(rest.get("place", "gpu")))
+        if born:
+            self._ledger.add(name, category, size, born, **rest)
 
 
 def stored_itemsize(recipe: Recipe, weight: Weight) -> int:
