@@ -290,3 +290,29 @@ def test_adapters_that_another_program_saved_are_trained_on(tmp_path: Path, load
     assert made is not None
     assert (given.job.model, made.r, made.targets) == ("Qwen/Qwen2.5-0.5B", 32, ("up_proj",))
     assert asked(given) == set()
+
+
+def test_hydras_config_over_its_schema_goes_on_as_mappings(tmp_path: Path) -> None:
+    """OmegaConf.to_container gives the settings; what another library's call gives is nobody's settings."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "sft.yaml").write_text("defaults: [base]\nargs: {per_device_train_batch_size: 3}\n")
+    text = f"""
+import hydra
+from omegaconf import OmegaConf
+@dataclass
+class Args:
+    max_length: int = 384
+    per_device_train_batch_size: int = 1
+@dataclass
+class Config:
+    args: Args = Args()
+@hydra.main(config_path="conf", config_name="sft")
+def main(cfg: Config):
+    {MODEL}    given = OmegaConf.to_container(cfg.args, resolve=True)
+    SFTTrainer(model=model, args=SFTConfig(**given)).train()
+main()
+"""
+    job = read(tmp_path, text).job
+    assert (job.sequence_length, job.batch_size) == (384, 3)
+    text = text.replace("OmegaConf.to_container(cfg.args, resolve=True)", "torch.load(cfg.args, batch_size=2)")
+    assert {"batch_size", "sequence_length"} <= asked(read(tmp_path, text))

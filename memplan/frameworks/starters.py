@@ -61,7 +61,8 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
             other = found_at(name, each[2])
             if other and other != here and other.suffix == here.suffix and here.is_relative_to(other.parent):
                 yield name, text.replace(each[0], f"{each[1]}{here}")
-    pages = [(name, text) for name, text in found if not name.endswith(SHELLS) and here.parent.name in text]
+    near = (here.name, here.parent.name)
+    pages = [(name, text) for name, text in found if not name.endswith(SHELLS) and any(each in text for each in near)]
     for name, text in sorted(pages, key=lambda each: here.name not in each[1]):
         for program in dict.fromkeys(_PROGRAM.findall(text)):
             for launch in commands_in(text, name, program):

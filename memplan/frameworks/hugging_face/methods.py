@@ -32,7 +32,7 @@ def put_method(dialect: Dialect, program: str) -> None:
         )
         keys.assume("method", "sft", f"{where or 'transformers'}: a model's own loss")
         hint = "" if "program" in draft.facts else "add --method"  # of a program's own trainer no option changes
-        for other in (other for other in OF_OTHERS if keys.has(other)):
+        for other in (other for other in OF_OTHERS if keys.has(other) and "method" not in draft.given):
             keys.warn(other, "is of another method than supervised fine-tuning", "method", hint)
     elif name in PAIRS:
         draft.put("method", name, Origin(FILE, where))
@@ -48,8 +48,10 @@ def put_method(dialect: Dialect, program: str) -> None:
 
 
 def _said(dialect: Dialect, program: str) -> tuple[str, str, str]:
-    """(method, where it is said, the key or the program)."""
-    keys = dialect.keys
+    """(method, where it is said, the key or the program); of pairs an option is stronger than any word."""
+    keys, given = dialect.keys, str(dialect.keys.draft.options.get("method") or "")
+    if given in PAIRS:
+        return given, "--method", "method"
     for key in dialect.names("method"):
         keys.skip(key)
         if keys.has(key) or key in keys.defaults:

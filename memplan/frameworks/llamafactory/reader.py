@@ -11,7 +11,7 @@ from memplan.errors import NoTraining
 from memplan.frameworks import processes
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import found_at
+from memplan.frameworks.following import found_at, told_of
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
@@ -34,11 +34,13 @@ def is_ours(launch: Launch) -> bool:
     """Its command, or its script with its arguments: other projects have a src/train.py, too."""
     if not launch.program.endswith(".py"):
         return is_command_of(launch, PROGRAMS, VERBS)
-    own = {"stage", "finetuning_type", "template", "do_train"} & set(launch.arguments().values)
+    said = set(launch.arguments().values)
+    own = {"stage", "finetuning_type", "template", "do_train"} & said
     config = launch.words and launch.words[0].text.endswith((".yaml", ".yml", ".json"))
     here = found_at(launch.path, launch.program)
     anothers = here is not None and "run_exp" not in here.read_text("utf-8", "replace")
-    return is_command_of(launch, PROGRAMS, VERBS) and bool(own or config) and not anothers
+    renamed = {"stage", "finetuning_type", "template"} <= said
+    return (renamed or (is_command_of(launch, PROGRAMS, VERBS) and bool(own or config))) and not anothers
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -60,6 +62,8 @@ def read(document: Document, draft: Draft) -> None:
         return
     launch = only_launch([found for found in launches(document) if is_ours(found)])
     verb = launch.words[0].text if launch.words else ""
+    if launch.program.endswith(".py") and not is_command_of(launch, PROGRAMS, VERBS):
+        told_of(document.path, launch.program, launch.where, draft)
     read_settings(config_of(launch, draft), draft, verb if verb in VERBS else "")
     if launch.launcher or launch.before:
         read_launcher(launch, draft)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from memplan.frameworks.hydra import put_at
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.models import MODEL
 from memplan.frameworks.programs.paths import FILES
@@ -18,6 +19,7 @@ from memplan.frameworks.programs.values import (
     plain,
     truth,
 )
+from memplan.frameworks.shell.reader import scalar
 from memplan.tables.trainer import version_key
 
 
@@ -200,8 +202,42 @@ def _quantisation_of(call: Call) -> Any:
     return call._replace(args=[], named=named).thing("BitsAndBytesConfig") if four or eight else None
 
 
+def _plain_config(call: Call) -> Any:
+    """``OmegaConf.to_container(cfg)``: a config as mappings."""
+    value = call.get(0, "cfg")
+    value = value.values if isinstance(value, Thing) and value.own else value
+    return value if isinstance(value, (dict, list)) else call.unknown()
+
+
+def _over_one_another(call: Call) -> dict[str, Any]:
+    """``OmegaConf.merge(defaults, cfg)``: of mappings within one another the later one's keys."""
+    found: dict[str, Any] = {}
+    for each in call.args:
+        value = each.values if isinstance(each, Thing) and each.own else each
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            put_at(found, [key], inner)
+        if not isinstance(value, dict):
+            overlay(found, call.unknown())
+    return found
+
+
+def _from_command(call: Call) -> dict[str, Any]:
+    """``OmegaConf.from_cli()``: ``train.lr=1e-4`` of the command."""
+    found: dict[str, Any] = {}
+    for word in call.run.known.words:
+        name, sign, value = word.text.partition("=")
+        if sign and name[:1] != "-":
+            put_at(found, name.split("."), scalar(value))
+    return found
+
+
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     **FILES,
+    **dict.fromkeys(("*.to_container", "omegaconf.OmegaConf.to_object"), _plain_config),
+    "omegaconf.OmegaConf.create": lambda call: call.get(0, "obj", {}),
+    "omegaconf.OmegaConf.structured": lambda call: call.get(0, "obj"),
+    "omegaconf.OmegaConf.merge": _over_one_another,
+    "omegaconf.OmegaConf.from_cli": _from_command,
     "os.environ.get": _environment,
     "os.environ.setdefault": _default,
     "packaging.version.parse": _version,

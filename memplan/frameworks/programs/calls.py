@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.hydra import composed
+from memplan.frameworks.hydra import composed, put_at
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.programs import models as python_models
 from memplan.frameworks.programs.builtins import FUNCTIONS
@@ -256,7 +256,21 @@ def hydra_config(run: Run, callee: Function) -> dict[str, Any] | None:
     command = Command((), {}, main.lineno)
     launch = Launch("", options, posixpath.basename(path), (*words, *run.known.words), command, path)
     found = composed(Document(path, "shell", options), launch)
-    return _as_known(found.settings.values, Place(path, main.lineno)) if found is not None else None
+    if found is None:
+        return None
+    first = callee.node.args.args[0].annotation if callee.node.args.args else None
+    schema = run.evaluate(first, callee.frame) if isinstance(first, ast.Name) else None
+    values = _as_mapping(run.made(schema, [], {}, {}, run.place(main))) if isinstance(schema, Class) else {}
+    for key, value in _as_known(found.settings.values, Place(path, main.lineno)).items():
+        put_at(values, [key], value)
+    return values
+
+
+def _as_mapping(value: Any) -> Any:
+    """A structured config's defaults as mappings."""
+    if isinstance(value, Thing) and value.own is not None:
+        return {key: _as_mapping(inner) for key, inner in value.values.items() if key[:1] not in "*?"}
+    return value
 
 
 def _as_known(value: Any, place: Place) -> Any:

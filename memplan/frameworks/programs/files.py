@@ -13,8 +13,8 @@ from memplan.frameworks.following import open_reference
 from memplan.frameworks.programs.values import LIBRARIES
 from memplan.frameworks.sourced import project_of
 
-MOST_FILES = 16
-MOST_TELLING = 32
+MOST_FILES = 40
+MOST_TELLING = 64
 """With those whose name speaks of a training."""
 _TELLING = re.compile(r"train|arg|conf|param|option")
 DATA = (".yaml", ".yml", ".json", ".toml")

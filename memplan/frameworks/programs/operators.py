@@ -135,9 +135,9 @@ def _merged(things: list[Thing], text: str, place: Place) -> Thing:
 
 
 def spread(value: Any, unknown: Unknown) -> dict[str, Any]:
-    """``**value``, of which a name that nobody knows may be any."""
+    """``**value``, of which a name that nobody knows may be any; what a library's call gives is not its arguments."""
     if isinstance(value, Thing):
-        value = value.values if value.own or any(key[:1] not in "*?" for key in value.values) else unknown
+        value = value.values if value.own or value.name == "arguments" else unknown
     if not isinstance(value, dict):
         return {"**": unknown}
     named = {key: each for key, each in value.items() if str(key)[:1] != "?"}

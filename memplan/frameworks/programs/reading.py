@@ -1,6 +1,7 @@
 """A training of a program: which trainer, of which version, with which arguments; handed to the readers of TRL's and of
 transformers' arguments."""
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -33,6 +34,8 @@ OF_TRAINER = words(
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 fp16 optim padding_free"""
 )
 """Arguments of trainers that are settings: TRL had them there until 0.12."""
+SETTINGS = re.compile(r"(Config|Arguments|Args|arguments)$")
+"""What makes a trainer's arguments is called."""
 OF_UNSLOTH = "0.23"
 """The newest TRL that Unsloth takes (unsloth 2025.10 pyproject.toml: trl<=0.23.0): its logits are whole."""
 LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
@@ -47,6 +50,8 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
     gathered, draft.facts["program"] = Gathered(path), path
     arguments: Any = trainer.values.get("args")
+    if isinstance(arguments, Thing) and not (arguments.own or SETTINGS.search(arguments.name)):
+        arguments = Unknown(f"what {arguments.last}() gives", arguments.place)
     cpu = next((key for key in ("use_cpu", "no_cuda") if key in getattr(arguments, "values", ())), "")
     if cpu and arguments.values[cpu] is True:
         raise NoTraining(
