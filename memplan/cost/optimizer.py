@@ -1,7 +1,8 @@
 """Seconds of the optimizer's step: bytes of gradients, weights and states, through the card's memory or the host's."""
 
-from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates
+from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates, products_rate
 from memplan.cost.traffic import Sizes, copies_of_experts
+from memplan.cost.work import ModelWork, model_work
 from memplan.engine.tensors import count, model_weights
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -14,6 +15,8 @@ LOOP_KERNELS = 12
 """Kernels for each tensor of a step that goes tensor by tensor."""
 TENSORS_PER_LAYER = 9
 FP32 = 4
+NEWTON_SCHULZ = 5
+"""Iterations of one of Muon's steps."""
 _KNOWN: dict[int, tuple[ModelSpec, dict[Adapter | None, int]]] = {}
 
 
@@ -102,7 +105,22 @@ def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates
     seconds = here * moved / (device.memory * rates.memory)
     if here and recipe.optimizer.implementation == "loop":
         seconds = max(seconds, LOOP_KERNELS * TENSORS_PER_LAYER * recipe.model.num_layers * rates.launch)
+    if here and recipe.optimizer.row.rule == "muon" and recipe.adapter is None:
+        share = stepped_elements(recipe, sizes) / max(trained_elements(recipe), 1)
+        seconds += share * orthogonalising_flop(model_work(recipe.model)) / products_rate(device, rates, 2)
     return seconds
+
+
+def orthogonalising_flop(work: ModelWork) -> float:
+    """Of Muon's Newton-Schulz iterations over every matrix [m, n] of the layers, m <= n: X Xᵀ, its square, and their
+    sum times X (torch 2.13 optim/_muon.py: _zeropower_via_newtonschulz). Stacked experts are no matrices, and AdamW's.
+    """
+    total = 0.0
+    for layers, each in work.layers:
+        for product in each.products:
+            short, long = sorted((product.inputs, product.outputs))
+            total += layers * (4.0 * short**2 * long + 2.0 * short**3)
+    return NEWTON_SCHULZ * total
 
 
 def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:

@@ -158,7 +158,8 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         held if shape.looped else 0.0,
     )
     host = host_of(each, issued, rates)
-    forward = max(product + adapters + attention + moves + cast_in, host.forward)
+    weighed = shape.weighed / shape.tensor / memory
+    forward = max(product + adapters + attention + moves + cast_in + weighed, host.forward)
     flash = EAGER_BACKWARD if shape.attention == "eager" else FLASH_BACKWARD
     behind = made.inputs + unpacked + shape.trained * made.weights + 2 * adapters
     behind += attention * flash + moves * BACKWARD_MOVES + cast_out

@@ -48,6 +48,8 @@ PRODUCTS_OF: dict[str, float] = {
 L40S: 269 of 362, A6000: 123 of 155, H20: 141): GeForce's boost goes beyond what they are specified by, workstations'
 and small servers' cards reach their power limit before. RTX 6000 Ada: as the L40S, of the same chip. A10: 78 of 125 at
 147 of 150 W, its clock at 1,110 of 1,650 MHz (a public probe of cuBLAS at 8,192)."""
+AT_LIMIT = 0.85
+"""Of these shares, from which down a card was measured at its power limit: it keeps that rate."""
 GEFORCE = 1.05
 """Of other GeForce cards: 4070 SUPER 76 of 71 TFLOP/s, 3080 Ti 76.5 of 68 (``TABLE``)."""
 FP8 = 1402.6 / 794.5
@@ -231,6 +233,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     own = speed * TERA * NATIVE_ATTENTION.get(kind.architecture, 0.0)
     native = _products_of(own, exponentials) if own else 0.0
     attention = _products_of(attention, exponentials)
+    kept_by_kin = SUSTAINED.get(kind.architecture, OTHER_SUSTAINED)
     return Device(
         best,
         attention,
@@ -241,7 +244,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         within * GIGA,
         between * GIGA,
         within >= DIRECT_LINK,
-        SUSTAINED_OF.get(kind.name, SUSTAINED.get(kind.architecture, OTHER_SUSTAINED)),
+        1.0 if PRODUCTS_OF.get(kind.name, 1.0) < AT_LIMIT else SUSTAINED_OF.get(kind.name, kept_by_kin),
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         speed * TERA * NATIVE_LIMIT.get(kind.architecture, 0.0),
         assumed,

@@ -10,7 +10,7 @@ from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
 from memplan.engine.micro_step import shares_of
 from memplan.spec.recipe import Recipe
 
-HALF = 2
+HALF, FP32 = 2, 4
 ADAPTED_IN, ADAPTED_OUT = 2.0, 12.0
 """Bytes that an adapter's operations move for each element that goes into its linear, and comes out, in half precision:
 the first product reads it; the second writes the output (2), which is scaled (4) and added (6). PEFT 0.21
@@ -19,6 +19,12 @@ WIDENED = 12.0
 """Of what goes in, where adapters are fp32: cast to it and, by autocast, back."""
 MASK = 1.0
 """Of dropout's mask, where it stands before them and reads and writes what goes in."""
+DORA_WEIGHT: dict[int, float] = {2: 14.0, 4: 34.0}
+"""Of each element of a linear under DoRA, in a forward, whatever its tokens, by the size of what its adapter computes
+in: cast (where fp32: 2 + 4), the adapter's matrices multiplied out (written), scaled, added, their norm (PEFT 0.21
+tuners/lora/dora.py: forward, get_weight_norm)."""
+DORA_OUT = 5.0
+"""Passes over its output: the linear's by its magnitude, the adapter's twice, the sum."""
 HOOKS = {"zero1": "reduces", "zero2": "reduces", "zero3": "gathers"}
 LOOP, EACH = 11.0, 2.0
 EACH_EIGHT: dict[str, float] = {"delayed": 4.0, "tensorwise": 8.0, "blockwise": 4.0, "mxfp8": 8.0}
@@ -66,6 +72,8 @@ class Shape(NamedTuple):
     """Elements per layer of adapters."""
     adapted: int
     """Linears per layer with an adapter."""
+    weighed: float
+    """Bytes of a forward that DoRA moves for its weights' norms, whatever the tokens."""
     adapted_moves: float
     """Bytes per token and layer that their operations move in half precision."""
     quantised: str
@@ -87,7 +95,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
     degrees, adapter, attention = recipe.parallel, recipe.adapter, recipe.operators.attention
     layers = sum(count for count, _ in work.layers) or 1
     kernels = recipe.operators.kernels
-    adapted, elements, moved = _adapted(recipe) if adapter else (0, 0.0, 0.0)
+    adapted, elements, moved, weighed = _adapted(recipe) if adapter else (0, 0.0, 0.0, 0.0)
     batch = recipe.batch
     several = max(1, batch.sequence_length // batch.longest) if batch.longest else 1  # each attends within itself
     megatron, settings = recipe.trainer.megatron, recipe.megatron
@@ -117,6 +125,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         trained=0.0 if adapter else work.trained_share,
         adapter=elements / layers,
         adapted=adapted // layers,
+        weighed=weighed / layers,
         adapted_moves=moved / layers,
         quantised=recipe.quantised.scheme.name if recipe.quantised else "",
         bits=recipe.quantised.scheme.bits if recipe.quantised else 0.0,
@@ -144,15 +153,18 @@ def looped(recipe: Recipe) -> bool:
 
 def without_training(shape: Shape) -> Shape:
     """The shape of a forward without a graph, of a model as it is."""
-    plain = shape._replace(adapter=0.0, adapted=0, adapted_moves=0.0, again=())
+    plain = shape._replace(adapter=0.0, adapted=0, weighed=0.0, adapted_moves=0.0, again=())
     return plain._replace(quantised="", bits=0.0)
 
 
-def _adapted(recipe: Recipe) -> tuple[int, float, float]:
-    """(linears with an adapter, elements of all adapters, bytes that their operations move for a token)."""
+def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
+    """(linears with an adapter, elements of all adapters, bytes that their operations move for a token, and for
+    weights)."""
     adapter = recipe.adapter
     assert adapter is not None
-    linears, elements, moved = 0, 0.0, 0.0
+    linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
+    wide = FP32 if adapter.itemsize == FP32 and not recipe.numerics.autocast else HALF
+    after = ADAPTED_OUT + (DORA_OUT * wide if adapter.dora else 0.0)
     before = (
         ADAPTED_IN
         + (WIDENED if adapter.itemsize > HALF else 0.0)
@@ -162,6 +174,7 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float]:
         for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:
                 linears += run.count
-                moved += run.count * (before * linear.inputs + ADAPTED_OUT * linear.outputs)
+                moved += run.count * (before * linear.inputs + after * linear.outputs)
+                weighed += run.count * DORA_WEIGHT[wide] * linear.inputs * linear.outputs if adapter.dora else 0.0
                 elements += run.count * adapter.rank_of(linear.name) * (linear.inputs + linear.outputs)
-    return linears, elements, moved
+    return linears, elements, moved, weighed

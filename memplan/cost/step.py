@@ -27,6 +27,7 @@ from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Pass
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
 from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, shares
+from memplan.cost.tower import tower_pass
 from memplan.cost.traffic import (
     Data,
     Sizes,
@@ -124,7 +125,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     work, shape, over, sizes, data, ending, of, fetched, waits, scoring, rates, passes = ready
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = passes[rows]
-    head = head_pass(recipe, work, device, rates)
+    head, tower = head_pass(recipe, work, device, rates), tower_pass(recipe, shape, device, rates)
+    head = Head(head.forward + tower.forward, head.backward + tower.backward)
     degrees, micro = recipe.parallel, recipe.batch.accumulation
     layer = trained.forward + trained.backward + trained.again
     share = of.last

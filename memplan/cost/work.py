@@ -1,14 +1,14 @@
 """What a forward does, from the model's parts: FLOP of matmuls and of attention, bytes that pointwise chains
 move, kernels that are launched. One ``Work`` is of one token of one layer; a multiply and an add are two FLOP."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.spec.attention_kinds import CompressedAttention, LatentAttention
 from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.layer import AnyMixer, Layer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention
+from memplan.spec.parts import Attention, Norm
 from memplan.spec.state_space import BothMixers, GatedDelta, Lightning, StateSpace, StateSpaceDual
 
 
@@ -115,9 +115,6 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         left = clamped * CLAMP + (experts.active * layer.width * BIAS if len(experts.stacked) > 2 else 0.0)
         flow += experts.active * (2 * layer.width + 3 * experts.intermediate)
     norms = [*layer.norms, *(norm for part in layer.parts for norm in part.norms)]
-    normed = sum(
-        norm.width * (RMS if norm.kind.startswith("rms") or "wide" in norm.kind else LAYER_NORM) for norm in norms
-    )
     pairs, window, keys, heads, turned = _attention(mixer)
     if layer.cross is not None:
         pairs += 4 * layer.cross.num_heads * layer.cross.head_dim
@@ -133,10 +130,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         window=window,
         causal=not bidirectional,
         recurrent=_recurrent(mixer),
-        between=(
-            normed + 2 * layer.width * SUM,
-            sum(norm.width for norm in norms) * NORM_FUSED + 2 * layer.width * SUM_FUSED,
-        ),
+        between=norm_bytes(norms, layer.width),
         activated=(inner * ACTIVATION + clamped * (CLAMPED - ACTIVATION), inner * ACTIVATION_FUSED),
         turned=(turned * TURN, turned * TURN_FUSED),
         dispatched=experts.active * layer.width * ROUTE if experts else 0.0,
@@ -149,6 +143,14 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         routed=experts.active if experts else 0,
         kept=experts.routing.kept_groups / experts.routing.groups if experts and experts.routing.groups else 0.0,
     )
+
+
+def norm_bytes(norms: Sequence[Norm], width: int) -> tuple[float, float]:
+    """(single operations, fused) of a layer's norms and its two sums."""
+    normed = sum(
+        norm.width * (RMS if norm.kind.startswith("rms") or "wide" in norm.kind else LAYER_NORM) for norm in norms
+    )
+    return normed + 2 * width * SUM, sum(norm.width for norm in norms) * NORM_FUSED + 2 * width * SUM_FUSED
 
 
 def _products(layer: Layer) -> Iterator[Product]:
