@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 from memplan.cost.again import Repeated, repeated
 from memplan.cost.products import Eight, eight_of
-from memplan.cost.traffic import expert_parts
+from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
-from memplan.engine.micro_step import shares_of
 from memplan.spec.recipe import Recipe
 
 HALF, FP32 = 2, 4
@@ -106,7 +105,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         length=batch.sequence_length // several,
         tensor=degrees.tensor,
         context=degrees.context,
-        ring=degrees.context if _rings(recipe) else 1,
+        ring=degrees.context if rings(recipe) else 1,
         expert=degrees.expert,
         expert_tensor=expert_parts(recipe),
         sequence=degrees.sequence,
@@ -134,10 +133,6 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         hooks=HOOKS.get(recipe.sharding.name, ""),
         again=repeated(recipe, work),
     )
-
-
-def _rings(recipe: Recipe) -> bool:
-    return recipe.megatron.cp_comm_type == "p2p" if recipe.trainer.megatron else shares_of(recipe) == "ring"
 
 
 def _launched(recipe: Recipe) -> float:

@@ -18,16 +18,20 @@ class Shares(NamedTuple):
     """Of the stage with the head."""
 
 
-WHOLE = Shares(1.0, 1.0)
-
-
 def shares(recipe: Recipe) -> Shares:
-    """What the stages of a recipe have."""
+    """What the stages of a recipe have, layers that predict tokens beyond the next among them."""
     degrees = recipe.parallel
+    more = predictors(recipe) / recipe.model.num_layers
     if degrees.pipeline == 1:
-        return WHOLE
+        return Shares(1.0 + more, 1.0 + more)
     settings = recipe.megatron if recipe.trainer.megatron else None
-    return _shares(recipe.model.num_layers, degrees._replace(world=degrees.model), settings)
+    found = _shares(recipe.model.num_layers, degrees._replace(world=degrees.model), settings)
+    return found._replace(last=found.last + more)
+
+
+def predictors(recipe: Recipe) -> int:
+    """Megatron's MTP layers: each has a pass through the head too."""
+    return recipe.megatron.mtp_num_layers if recipe.trainer.megatron else 0
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,7 @@ from memplan.cost.optimizer import (
 from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
 from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
 from memplan.cost.shape import Shape, looped, shape_of, without_training
-from memplan.cost.stages import Shares, shares
+from memplan.cost.stages import Shares, predictors, shares
 from memplan.cost.tower import tower_pass
 from memplan.cost.traffic import (
     Data,
@@ -36,6 +36,7 @@ from memplan.cost.traffic import (
     expert_parallel,
     expert_parts,
     pipeline,
+    rings,
     tensor_parallel,
 )
 from memplan.cost.work import ModelWork, model_work
@@ -126,7 +127,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = passes[rows]
     head, tower = head_pass(recipe, work, device, rates), tower_pass(recipe, shape, device, rates)
-    head = Head(head.forward + tower.forward, head.backward + tower.backward)
+    heads = 1 + predictors(recipe)
+    head = Head(heads * head.forward + tower.forward, heads * head.backward + tower.backward)
     degrees, micro = recipe.parallel, recipe.batch.accumulation
     layer = trained.forward + trained.backward + trained.again
     share = of.last
@@ -154,15 +156,15 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
     eager = recipe.operators.attention == "eager"
     attention = micro * share * trained.attention * (1 + (EAGER_BACKWARD if eager else FLASH_BACKWARD))
-    heads = micro * (head.forward + head.backward)
+    ends = micro * (head.forward + head.backward)
     again = micro * share * trained.again
-    moves = micro * (forward + backward) - products - attention - heads - again
+    moves = micro * (forward + backward) - products - attention - ends - again
     return Step(
         seconds,
         products,
         attention,
         moves,
-        heads,
+        ends,
         again,
         micro * others,
         micro * (activations + exposed + sent) + once,
@@ -189,6 +191,8 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, ra
         beside = _waited(tensor, rates.overlap * trained.products, rates._replace(contention=COPIED))
         tensor = beside + tensor * UNSPLIT
     waits = (tensor + expert_parallel(recipe, work, over)) * times
+    if not rings(recipe):
+        return waits + context_parallel(recipe, work, over) * times
     ring = context_parallel(recipe, work, over) * (times + 1)
     return waits + _waited(ring, trained.attention * (times + 1), rates)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.cost.links import START_RING, Group, Links, exchange, gather, group, reduce, send
 from memplan.cost.rates import EXPECTED
 from memplan.cost.work import ModelWork, Work
+from memplan.engine.micro_step import shares_of
 from memplan.spec.recipe import Recipe
 
 HALF = 2
@@ -163,17 +164,29 @@ def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
     )
 
 
+def rings(recipe: Recipe) -> bool:
+    """Whether keys and values go around while attention to those before is computed."""
+    if recipe.trainer.megatron:
+        return recipe.megatron.cp_comm_type == "p2p"
+    return shares_of(recipe) == "ring"
+
+
 def context_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
-    """One forward's keys and values around the ring, over all layers of one micro-batch."""
+    """One forward's keys and values around the ring or gathered, or the exchange of heads before attention and of what
+    it gives after it (Ulysses), over all layers of one micro-batch."""
     degrees = recipe.parallel
     if degrees.context == 1:
         return 0.0
     of = group(degrees.context, degrees.tensor, recipe.hardware.gpus_per_node)
     tokens, starts = recipe.rows * recipe.batch.sequence_length, (of.size - 2) * over.latency * START_RING
-    return sum(
-        count * (gather(tokens * each.keys / degrees.tensor * recipe.numerics.itemsize, of, over) + starts)
-        for count, each in work.layers
-    )
+    size = tokens * recipe.numerics.itemsize / degrees.tensor
+    if (recipe.megatron.cp_comm_type == "a2a") if recipe.trainer.megatron else shares_of(recipe) == "ulysses":
+        here = size / degrees.context
+        return sum(
+            count * sum(exchange(here * sent, of, over) for sent in (each.per_pair / 4 + each.keys, each.per_pair / 4))
+            for count, each in work.layers
+        )
+    return sum(count * (gather(size * each.keys, of, over) + starts) for count, each in work.layers)
 
 
 def expert_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
