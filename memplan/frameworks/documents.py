@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,18 @@ class Settings:
             raise self.error(key, f"{str(value)[:60]!r} is no set of keys", f"write key: value lines under {key}")
         return Settings(self.path, value, self.lines, f"{self.prefix}{key}.", self.paths)
 
-    def under(self, options: Mapping[str, Any], over: Settings) -> Settings:
-        """These settings with some options of ``over`` in place of them; each keeps its own file and line."""
-        lines = {f"{self.prefix}{key}": over.lines[key] for key in options if key in over.lines}
-        paths = dict.fromkeys(lines, over.path)
-        return Settings(
-            self.path, {**self.values, **options}, {**self.lines, **lines}, self.prefix, {**self.paths, **paths}
-        )
+    def under(self, over: Settings, options: Mapping[str, Any] | None = None) -> Settings:
+        """These settings under those of ``over``, or under ``options`` of it alone: each keeps its file and line."""
+        kept = over.lines if options is None else {key: over.lines[key] for key in options if key in over.lines}
+        lines = {f"{self.prefix}{key}": line for key, line in kept.items()}
+        paths = {f"{self.prefix}{key}": over.paths.get(key, over.path) for key in kept}
+        values = {**self.values, **(over.values if options is None else options)}
+        return Settings(self.path, values, {**self.lines, **lines}, self.prefix, {**self.paths, **paths})
+
+    def over(self, below: Settings) -> Settings:
+        """The same of these settings over others, as a file of this path."""
+        paths = {**dict.fromkeys(below.lines, below.path), **below.paths}
+        return replace(below, path=self.path, paths=paths).under(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.draft import FILE, Draft, Origin
-from memplan.frameworks.shell.reader import Command, Word, options_of
+from memplan.frameworks.shell.reader import Command, Word, options_of, scalar
 from memplan.spec.allocator import VARIABLES, read_conf
 
 WRAPPERS = words(
@@ -52,6 +52,12 @@ class Launch:
         """The program's options, without the first ``skip`` words: ``trl dpo --x`` has one."""
         values, lines, _ = options_of(self.words[skip:])
         return Settings(self.path, values, lines)
+
+    def overrides(self, pattern: re.Pattern[str]) -> Settings:
+        """``name=value`` among its words, of which the pattern's groups are both."""
+        found = [(match, word.line) for word in self.words if (match := pattern.fullmatch(word.text))]
+        values = {match.group(1): scalar(match.group(2).strip("\"'")) for match, _ in found}
+        return Settings(self.path, values, {match.group(1): line for match, line in found})
 
     @property
     def where(self) -> str:

@@ -178,7 +178,7 @@ def _joined(keys: Keys, over: Keys, section: str, prefix: str) -> Keys:
     if not names or (prefix == "" and not set(names) & ZERO_OPTIONS):
         return Keys(keys.draft, inner, FRAMEWORK)
     taken = {key: over.settings.values[key] for key in names if (key in ZERO_OPTIONS) == (prefix == "")}
-    merged = inner.under(taken, over.settings)
+    merged = inner.under(over.settings, taken)
     return Keys(keys.draft, merged, FRAMEWORK)
 
 

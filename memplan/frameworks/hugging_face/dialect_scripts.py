@@ -262,7 +262,7 @@ def with_lora_config(settings: Settings, draft: Draft) -> Settings:
     except InvalidJob:
         return settings  # the key stays, and is told as not understood
     own = {key: value for key, value in settings.values.items() if key != "lora_config"}
-    return inner.under(own, settings)
+    return inner.under(settings, own)
 
 
 def script_of(settings: Settings, program: str = "") -> Script | None:

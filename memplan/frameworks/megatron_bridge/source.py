@@ -120,8 +120,7 @@ def of_document(document: Document, draft: Draft) -> Settings:
     launch, values, lines = next(runs(document))
     draft.facts["launch"] = launch
     below = _below(document, launch, values, draft)
-    paths = {**below.paths, **dict.fromkeys(below.lines, below.path), **dict.fromkeys(lines, launch.path)}
-    return Settings(launch.path, {**below.values, **values}, {**below.lines, **lines}, paths=paths)
+    return Settings(launch.path, values, lines).over(below)
 
 
 def _below(document: Document, launch: Launch, values: dict[str, Any], draft: Draft) -> Settings:
@@ -139,8 +138,7 @@ def _below(document: Document, launch: Launch, values: dict[str, Any], draft: Dr
             _warn_of_program(opened, base, draft)
     if base is None or over is None:
         return base or over or Settings(launch.path, {})
-    paths = {**dict.fromkeys(base.lines, base.path), **dict.fromkeys(over.lines, over.path)}
-    return Settings(base.path, {**base.values, **over.values}, {**base.lines, **over.lines}, paths=paths)
+    return base.under(over)
 
 
 def _of_yaml(settings: Settings) -> Settings:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob
@@ -20,7 +21,7 @@ MOST_TEXT = 1000
 """Characters of a value that may refer to others."""
 _NAME = re.compile(r"\$\{([\w.]+)\}")
 _PRODUCT = re.compile(r"\$\{(mul|add|div|max):\s*([\d.]+)\s*,\s*([\d.]+)\s*\}")
-_OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_]\w*(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+,\s*([^${}]*)\}")
 """A variable of the environment with what stands for it where it is not set."""
 _SUMS: dict[str, Callable[[float, float], float]] = {
@@ -54,20 +55,14 @@ def of_document(document: Document, draft: Draft) -> Settings:
     """Everything by dotted name, references put in."""
     if document.form != "shell":
         settings = _over(document, draft, 0)
-        return Settings(settings.path, referred(settings.values), settings.lines, paths=settings.paths)
+        return replace(settings, values=referred(settings.values))
     launch = only_launch(trainings(document))
     found = PROGRAM.fullmatch(launch.program.rsplit("/", 1)[-1])
     draft.facts["program"] = found.group() if found else ""
     here = Settings(launch.path, {}, {"config": launch.command.line})
     inner = _named(here, _config_of(launch), OF_PROGRAM.get(found.group(1) if found else "", ""), draft)
-    values, lines, paths = dict(inner.values), dict(inner.lines), dict(inner.paths)
-    for word in launch.words:
-        match = _OVERRIDE.fullmatch(word.text)
-        if match:
-            name = match.group(2)
-            values[name], lines[name] = scalar(match.group(3).strip("\"'")), word.line
-            paths[name] = launch.path
-    return Settings(inner.path, referred(values), lines, paths=paths)
+    whole = inner.under(launch.overrides(_OVERRIDE))
+    return replace(whole, values=referred(whole.values))
 
 
 def _config_of(launch: Launch) -> str:
@@ -100,22 +95,17 @@ def _over(document: Document, draft: Draft, depth: int) -> Settings:
     if depth > MOST:
         raise own.error("defaults", f"more than {MOST} configs over one another", "name the one that is meant")
     named = own.values.get("defaults")
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    paths: dict[str, str] = {}
+    base = Settings(document.path, {})
     for path in [named] if isinstance(named, str) else named if isinstance(named, list) else ():
-        below = _parent(own, str(path), draft, depth)
-        values |= below.values
-        lines |= below.lines
-        paths |= {key: below.paths.get(key, below.path) for key in below.lines}
+        base = base.under(_parent(own, str(path), draft, depth))
+    values = base.values
     mine = {key: value for key, value in flat(own.values) if key != "defaults"}
     for key in [key for key in mine if key.endswith("._override_")]:
         values = {name: value for name, value in values.items() if not name.startswith(key.removesuffix("_override_"))}
         del mine[key]
     for key in [key for key in mine if key in own.values or mine[key] is None]:  # a section that becomes one value
         values = {name: old for name, old in values.items() if not name.startswith(f"{key}.")}
-    paths |= dict.fromkeys(own.lines, own.path)
-    return Settings(document.path, {**values, **mine}, {**lines, **own.lines}, paths=paths)
+    return replace(base, values=values).under(replace(own, values=mine))
 
 
 def _parent(own: Settings, path: str, draft: Draft, depth: int) -> Settings:

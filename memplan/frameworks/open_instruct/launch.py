@@ -77,7 +77,7 @@ def with_config(launch: Launch, draft: Draft) -> Settings:
         raise InvalidJob(f"{launch.where}: {first[:60]!r} names the file of arguments", "check that file in its place")
     if not first.endswith((".yaml", ".yml")):
         return arguments
-    return draft.follow(arguments, "config", first).settings.under(values, arguments)
+    return draft.follow(arguments, "config", first).settings.under(arguments)
 
 
 SWITCHES = ("use_flash_attn", "gradient_checkpointing", "use_lora", "use_qlora", "packing", "load_ref_policy",

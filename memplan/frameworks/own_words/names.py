@@ -117,5 +117,4 @@ def config_of(launch: Launch, draft: Draft) -> Settings:
     options = Settings(launch.path, values, {**lines, **({"config": path.line} if path else {})})
     if path is None:
         return options
-    inner = draft.follow(options, "config", path.text).settings
-    return Settings(inner.path, {**inner.values, **values}, {**inner.lines, **lines})
+    return draft.follow(options, "config", path.text).settings.under(options)

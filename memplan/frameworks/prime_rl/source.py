@@ -5,6 +5,7 @@ Whatever the file, the settings come out under the names of ``rl``'s config: ``t
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,17 @@ def of_document(document: Document, draft: Draft) -> tuple[Settings, str]:
     launch = only_launch(list(trainings(document)))
     match = PROGRAM.fullmatch(launch.program)
     command = (match and (match["command"] or {"rl": "trainer", "sft": "sft"}[match["module"]])) or "rl"
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {"config": launch.command.line}
-    paths: dict[str, str] = {}
-    here = Settings(launch.path, {}, lines)
+    own = here = Settings(launch.path, {}, {"config": launch.command.line})
     for at, path in _files(launch.words):
         below = _below(draft.follow(here, "config", path), draft, 0)
-        values |= {f"{at}{key}": value for key, value in below.values.items()}
-        lines |= {f"{at}{key}": line for key, line in below.lines.items()}
-        paths |= {f"{at}{key}": below.path for key in below.lines}
-    for name, word in _options(launch.words):
-        values[name], lines[name] = scalar(word.text), word.line
-        paths[name] = launch.path
+        values = {f"{at}{key}": value for key, value in below.values.items()}
+        own = own.under(Settings(below.path, values, {f"{at}{key}": line for key, line in below.lines.items()}))
+    said = dict(_options(launch.words))
+    values = {name: scalar(word.text) for name, word in said.items()}
+    own = own.under(Settings(launch.path, values, {name: word.line for name, word in said.items()}))
     if launch.launcher == "torchrun":
         put_gpus(launch, draft)
-    own = Settings(launch.path, values, lines, paths=paths)
-    return _whole(_packed_beside(own, paths.get("model.name", launch.path), command, draft), command)
+    return _whole(_packed_beside(own, own.paths.get("model.name", launch.path), command, draft), command)
 
 
 def _packed_beside(own: Settings, path: str, form: str, draft: Draft) -> Settings:
@@ -96,8 +92,7 @@ def _packed_beside(own: Settings, path: str, form: str, draft: Draft) -> Setting
     found = {f"orchestrator.{key}": beside.settings.values.get(key, default) for key, default in PACKS.items()}
     draft.remarks.append(f"{own.path}: rows are as long as {beside.path} beside it packs them")
     lines = {key: beside.settings.lines.get(key.removeprefix("orchestrator."), 1) for key in found}
-    paths = {**own.paths, **dict.fromkeys(found, beside.path)}
-    return Settings(own.path, {**own.values, **found}, {**own.lines, **lines}, paths=paths)
+    return own.under(Settings(beside.path, found, lines))
 
 
 def _files(given: tuple[Word, ...]) -> Iterator[tuple[str, str]]:
@@ -129,18 +124,11 @@ def _below(document: Document, draft: Draft, depth: int) -> Settings:
     own = document.settings
     if depth > MOST:
         raise own.error("toml_files", f"more than {MOST} files over one another", "name the one that is meant")
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    paths: dict[str, str] = {}
-    named = own.values.get("toml_files")
+    base, named = Settings(document.path, {}), own.values.get("toml_files")
     for path in named if isinstance(named, list) else ():
-        below = _below(draft.follow(own, "toml_files", str(path)), draft, depth + 1)
-        values, lines = {**values, **below.values}, {**lines, **below.lines}
-        paths |= {key: below.paths.get(key, below.path) for key in below.lines}
+        base = base.under(_below(draft.follow(own, "toml_files", str(path)), draft, depth + 1))
     mine = {key: value for key, value in flat(own.values) if key != "toml_files"}
-    return Settings(
-        document.path, {**values, **mine}, {**lines, **own.lines}, paths=paths | dict.fromkeys(own.lines, own.path)
-    )
+    return base.under(replace(own, values=mine))
 
 
 def _whole(own: Settings, form: str) -> tuple[Settings, str]:

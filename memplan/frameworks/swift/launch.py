@@ -60,7 +60,7 @@ def settings_of(launch: Launch, draft: Draft) -> tuple[Settings, dict[str, str]]
     document = draft.follow(options, "config", name)
     settings, inner = with_environment(document.settings)
     options = replace(options, values={key: value for key, value in options.values.items() if key != "config"})
-    return settings.under(options.values, options), {**inner, **launch.command.environment}
+    return settings.under(options), {**inner, **launch.command.environment}
 
 
 def with_environment(settings: Settings) -> tuple[Settings, dict[str, str]]:

@@ -109,7 +109,7 @@ def _with_config(arguments: Settings, draft: Draft) -> Settings:
     if not isinstance(path, str):
         return arguments
     document = draft.follow(arguments, "config", path)
-    return document.settings.under(arguments.values, arguments)
+    return document.settings.under(arguments)
 
 
 def _positive(arguments: Settings) -> Settings:

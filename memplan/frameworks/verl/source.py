@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -220,10 +221,8 @@ def _over(draft: Draft, own: Given, path: str, name: str, program: str = "") -> 
         except InvalidJob:
             continue
         draft.followed.append(document.path)
-        base = _plain(document.settings)
-        values, lines = dict(own.settings.values), dict(own.settings.lines)
-        paths = dict.fromkeys(lines, own.settings.path)
-        merged = Settings(base.path, referred({**base.values, **values}), {**base.lines, **lines}, "", paths)
+        merged = _plain(document.settings).under(own.settings)
+        merged = replace(merged, values=referred(dict(merged.values)))
         return own._replace(settings=merged, config=_default_config(document.settings.values) or short)
     if not CONFIGS.fullmatch(short) and not (program and of_program(own.settings, program, path, short)):
         where = own.settings.where("config") if "config" in own.settings.values else f"{own.settings.path}, line 1"
@@ -252,10 +251,8 @@ def _over_code(draft: Draft, own: Given, program: str, folder: str) -> Given:
     if not usual:
         return own
     draft.followed.append(base.path)
-    paths = {**dict.fromkeys(usual, base.path), **dict.fromkeys(said, own.settings.path), **own.settings.paths}
-    values = {**usual, **{key: whole[key] for key in said}}
-    merged = Settings(own.settings.path, values, {**base.lines, **own.settings.lines}, "", paths)
-    return own._replace(settings=merged)
+    mine = replace(own.settings, values={key: whole[key] for key in said})
+    return own._replace(settings=mine.over(replace(base, values=usual)))
 
 
 def _places(script: str, path: str, name: str) -> Iterator[str]:

@@ -68,8 +68,7 @@ def of_document(document: Document, draft: Draft) -> Settings:
         key, equals, value = str(text).partition("=")
         said |= {key: scalar(value)} if equals else {}
     places = {key: lines.get(key, lines.get("cfg_options", launch.command.line)) for key in said}
-    paths = dict.fromkeys(places, launch.path)
-    return Settings(inner.path, {**inner.values, **said}, {**inner.lines, **places}, paths=paths)
+    return inner.under(Settings(launch.path, said, places))
 
 
 def _named(here: Settings, reference: str, draft: Draft) -> Settings:
