@@ -280,3 +280,15 @@ def test_muon_makes_products_of_its_matrices() -> None:
     adam, muon = (seconds(recipe(**keys, optimizer=name), card(find_gpu("b300-288gb"))) for name in ("adamw", "muon"))
     assert orthogonalising_flop(model_work(load_model("llama-3.1-8b"))) == pytest.approx(6.9e14, rel=0.05)
     assert muon > adam + 0.2
+
+
+@pytest.mark.parametrize(("length", "longer"), [(16_384, 1.046), (65_536, 1.030)])
+def test_activations_on_the_host_cost_what_was_measured(length: int, longer: float) -> None:
+    """Qwen3 4B, LoRA, one H100: PrimeIntellect-ai/prime-rl@559b447 benchmarks/baselines, with and without it."""
+    keys: dict[str, Any] = {"model": "qwen3-4b", "trainer": "prime-rl", "batch_size": 1, "sequence_length": length}
+    keys |= {"attention": "flash", "flash_version": 3, "gradient_checkpointing": "full", "lora": {"r": 16}}
+    here, away = (
+        seconds(recipe(**keys, **of), card(find_gpu("h100-80gb"))) for of in ({}, {"offload": ["activations"]})
+    )
+    assert away / here == pytest.approx(longer, abs=0.01)
+    assert card(find_gpu("gh200-96gb")).bus > 5 * card(find_gpu("h100-80gb")).bus

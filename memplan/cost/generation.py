@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.links import NOWHERE, gather, group, links, reduce
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, flash_seconds, on_host, products_rate
+from memplan.cost.rates import Device, Rates, flash_seconds, on_host, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -175,4 +175,4 @@ def _moved(recipe: Recipe, of: Generator, gpu: Gpu, device: Device, rates: Rates
     host = 2 * held_states(recipe).policy.gone(of.away) if any(of.away) else 0
     if of.sleep == 1:
         host += 2 * engine_figures(of, gpu).weights
-    return sent + host / HOST_BANDWIDTH
+    return sent + host / device.bus

@@ -1,6 +1,6 @@
 """Seconds of the optimizer's step: bytes of gradients, weights and states, through the card's memory or the host's."""
 
-from memplan.cost.rates import HOST_BANDWIDTH, HOST_STEP, Device, Rates, products_rate
+from memplan.cost.rates import HOST_STEP, Device, Rates, products_rate
 from memplan.cost.traffic import Sizes, copies_of_experts
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.tensors import count, model_weights
@@ -123,28 +123,28 @@ def orthogonalising_flop(work: ModelWork) -> float:
     return NEWTON_SCHULZ * total
 
 
-def host_seconds(recipe: Recipe, sizes: Sizes, saved: float) -> float:
-    """A step on the host, with gradients that come and weights that go; activations that go and come back, half of it
-    behind computation."""
+def host_seconds(recipe: Recipe, sizes: Sizes, saved: float, device: Device) -> float:
+    """A step on the host, with gradients that come and weights that go; activations that go and come back: beside
+    computation it is slowed by as much (prime-rl@559b447 benchmarks/baselines: 2 to 5 % of a step on H100, so)."""
     seconds = 0.0
     away = stepped_on_host(recipe)
     if away:
         elements = away * stepped_elements(recipe, sizes)
         cards = min(recipe.hardware.gpus_per_node, recipe.parallel.world)
-        seconds += elements * (recipe.storage.gradient_itemsize + recipe.numerics.itemsize) / HOST_BANDWIDTH
+        seconds += elements * (recipe.storage.gradient_itemsize + recipe.numerics.itemsize) / device.bus
         seconds += elements * bytes_per_element(recipe) * cards / HOST_STEP
         goes = recipe.sharding.name in ("fsdp", "fsdp2") and recipe.sharding.sync_each_batch  # and is added there
         times = 2 if recipe.zero_stage > 0 else int(goes)  # DeepSpeed: comes, is added up on the card, and goes again
         again = times * (recipe.batch.accumulation - 1)
-        seconds += again * elements * recipe.storage.gradient_itemsize / HOST_BANDWIDTH
+        seconds += again * elements * recipe.storage.gradient_itemsize / device.bus
     if is_offloaded(recipe, "activations"):
-        seconds += recipe.batch.accumulation * 2 * saved / HOST_BANDWIDTH / 2
+        seconds += recipe.batch.accumulation * 2 * saved / device.bus
     return seconds
 
 
-def fetched_seconds(recipe: Recipe, sizes: Sizes) -> float:
+def fetched_seconds(recipe: Recipe, sizes: Sizes, device: Device) -> float:
     """A rank's share of the weights from the host, for one pass over them: ahead of their gathering, on a stream of its
     own (torch 2.13 fsdp/_fully_shard/_fsdp_param_group.py; DeepSpeed 0.19 zero/partitioned_param_coordinator.py)."""
     if not (is_offloaded(recipe, "parameters") or recipe.sharding.fsdp.cpu_offload):
         return 0.0
-    return sizes.weights * sizes.weight_bytes / max(recipe.sharding.ranks, 1) / HOST_BANDWIDTH
+    return sizes.weights * sizes.weight_bytes / max(recipe.sharding.ranks, 1) / device.bus

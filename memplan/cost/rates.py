@@ -137,8 +137,15 @@ class Rates(NamedTuple):
 
 EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 14e-6, 0.6, 200e-6, 74e-6, 0.85, 1.0)
 
-HOST_BANDWIDTH = 25 * GIGA
-"""Bytes per second between a card and pinned host memory: PCIe 4 x16, 31 GB/s by specification, ~80 % of it reached."""
+BUS: dict[str, float] = {
+    **dict.fromkeys(("6.0", "6.1", "7.0", "7.5"), 15.75),
+    **dict.fromkeys(("9.0", "10.0", "10.3", "12.0", "gfx942", "gfx950", "gaudi3"), 63.0),
+}
+OTHER_BUS, CHIP, REACHED = 31.5, 450.0, 0.8
+"""GB/s each way between a card and its host: PCIe 3, 5 and 4, 16 lanes; of Grace's own link (NVLink-C2C); and what is
+reached of it with pinned memory: 25 of 31.5."""
+CHIPS = ("gh200-", "gb200-", "gb300-")
+"""Cards on a board with their host."""
 HOST_STEP = 34 * GIGA
 """Bytes per second at which the CPU optimizers of a node step, all its cards' together: 3.1e9 elements of Qwen2.5-3B in
 3.08 s on a host of 128 cores under the usual launch (deepspeedai/DeepSpeed#7474), at the 34 bytes that each reads and
@@ -172,6 +179,8 @@ class Device(NamedTuple):
     """Multiprocessors; 0 where tiles do not wait for one another."""
     native_limit: float = 0.0
     """Of ``native_attention`` with the widest heads, exponentials and all; 0 without such kernels."""
+    bus: float = OTHER_BUS * REACHED * GIGA
+    """Bytes/s one way to the host's pinned memory."""
     assumed: str = ""
     """What had to be assumed of it, in words."""
     host: float = 1.0
@@ -247,6 +256,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         1.0 if PRODUCTS_OF.get(kind.name, 1.0) < AT_LIMIT else SUSTAINED_OF.get(kind.name, kept_by_kin),
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         speed * TERA * NATIVE_LIMIT.get(kind.architecture, 0.0),
+        (CHIP if kind.name.startswith(CHIPS) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA,
         assumed,
     )
 

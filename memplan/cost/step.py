@@ -24,7 +24,7 @@ from memplan.cost.optimizer import (
     trained_elements,
 )
 from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
-from memplan.cost.rates import HOST_BANDWIDTH, Device, Rates, on_host
+from memplan.cost.rates import Device, Rates, on_host
 from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, predictors, shares
 from memplan.cost.tower import tower_pass
@@ -109,7 +109,7 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")
-    fetched = fetched_seconds(recipe, sizes)
+    fetched = fetched_seconds(recipe, sizes, device)
     critic, works = recipe.others.critic, [model_work(model.spec) for model in recipe.others.residents]
     works += [model_work(critic.spec)] if critic is not None else []
     scored = ((each, without_training(shape_of(recipe, each))) for each in works)
@@ -141,14 +141,14 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     activations = _activations(recipe, work, trained, over, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     scored = [_scored(recipe, *each, rows, (head is not NO_HEAD) / share, device, rates) for each in scoring]
-    others = share * _other_passes(recipe, work, trained, head, share, data.forward, scored, rates)
+    others = share * _other_passes(recipe, work, trained, head.forward / share, data.forward, scored, device, rates)
     exposed = _waited(max(data.forward, fetched), hidden * forward, rates)
     exposed += _waited(max(data.backward, fetched), hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
     sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
-    waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape)) if waits else 0.0
+    waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape), device) if waits else 0.0
     training = micro * each + bubble + once + ending + waiting
     made = generating(recipe, device, given)
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
@@ -201,10 +201,10 @@ def _other_passes(
     recipe: Recipe,
     work: ModelWork,
     trained: Pass,
-    head: Head,
-    share: float,
+    ends: float,
     gathered: float,
     scored: Sequence[float],
+    device: Device,
     rates: Rates,
 ) -> float:
     """Seconds of one micro-step's passes beside the trained one, as if the stage with its share of the layers, and its
@@ -213,10 +213,10 @@ def _other_passes(
     A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
     is offloaded comes to the card, each rank's share of it, for each of its forwards; in NeMo-Aligner weights are
     swapped once for a whole step, and back (utils/utils.py: cpu_weight_swap). ``gathered``: seconds that the
-    policy's weights take to gather, for which sharded models wait as it does. ``scored``: of the forwards of each
-    resident model, then of the critic.
+    policy's weights take to gather, for which sharded models wait as it does. ``ends``: of a head's forward.
+    ``scored``: of the forwards of each resident model, then of the critic.
     """
-    own = trained.forward + head.forward / share
+    own = trained.forward + ends
     own += _waited(gathered * recipe.parallel.pipeline, rates.overlap * own, rates)
     total = 0.0
     if recipe.method.pairs:
@@ -230,7 +230,7 @@ def _other_passes(
     if recipe.others.reference == "offloaded":
         parts = recipe.parallel.tensor * (max(recipe.sharding.ranks, 1) if gathered else 1)
         times = 2 / recipe.batch.accumulation if recipe.trainer.megatron else 1
-        total += times * work.elements * recipe.numerics.itemsize / parts / HOST_BANDWIDTH
+        total += times * work.elements * recipe.numerics.itemsize / parts / device.bus
     for model, seconds in zip(recipe.others.residents, scored, strict=False):
         waits = gathered * recipe.parallel.pipeline * model.spec.params.total / max(work.elements, 1)
         total += seconds + (_waited(waits, rates.overlap * seconds, rates) if model.sharded else 0.0)
