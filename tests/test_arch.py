@@ -233,7 +233,7 @@ def test_quantized_checkpoints_are_noted() -> None:
     ("section", "method", "told"),
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq", "--quantization gptq-4bit --lora-r 16"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq", "at most adapters"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq g32", "at most adapters"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "awq", "--quantization awq-4bit"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes", "--quantization nf4 --lora-r"),
         (
@@ -270,7 +270,7 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
         ({"type": "int", "num_bits": 8, "strategy": "channel"}, ["re:.*lm_head"], " int8"),
         ({"type": "int", "num_bits": 4, "group_size": 128}, ["lm_head", "re:.*mlp.gate$"], " int4"),
         ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], " nvfp4"),
-        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], ""),
+        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], " int4 g32"),
         ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], ""),
         ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], ""),
     ],

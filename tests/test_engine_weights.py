@@ -34,6 +34,8 @@ WEIGHTS = [
     ("qwen3-8b", {"quantization": "awq"}, 5.71),
     ("qwen3-8b", {"quantization": "nvfp4"}, 5.975),
     ("qwen3-30b-a3b", {"quantization": "nvfp4"}, 16.86),
+    ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0"}, 21.86),  # mixers of linear attention in bf16
+    ("gemma-3-12b", {"tensor_parallel": 2}, 11.9642),  # a table of eight times the positions
 ]
 
 

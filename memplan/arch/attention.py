@@ -132,3 +132,29 @@ def layer_types(config: Config, layers: int, names: Mapping[str, str] | None = N
         if not isinstance(kind, str) or kind not in names:
             raise config.wrong("layer_types", "a list of " + " and ".join(dict.fromkeys(names.values())), kind)
     return [names[kind] for kind in given]
+
+
+def table_rows(config: Config) -> int | None:
+    """Positions of the longest table of cos and sin that vLLM and SGLang make (vllm layers/rotary_embedding/): those of
+    the config, times the factor of linear and dynamic scaling; YaRN's start from the original ones, and LongRoPE has a
+    table of these beside. None without positions."""
+    if "max_position_embeddings" not in config.defaults:
+        return None
+    found = [config.integer("max_position_embeddings")]
+    for key in ("rope_parameters", "rope_scaling"):
+        section = config.keys.get(key)
+        kinds = [section, *section.values()] if isinstance(section, Mapping) else []
+        found += [_scaled(kind, found[0]) for kind in kinds if isinstance(kind, Mapping)]
+    return max(found[1:], default=found[0])
+
+
+def _scaled(section: Mapping[str, object], positions: int) -> int:
+    kind = section.get("rope_type", section.get("type"))
+    factor, original = (section.get(key) for key in ("factor", "original_max_position_embeddings"))
+    if kind in ("linear", "dynamic") and isinstance(factor, (int, float)):
+        return int(positions * factor)
+    if not isinstance(original, int):
+        return positions
+    if kind in ("yarn", "deepseek_yarn") and isinstance(factor, (int, float)):
+        return int(original * factor)
+    return positions + original if kind in ("longrope", "su") else positions

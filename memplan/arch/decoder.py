@@ -127,6 +127,7 @@ def build(family: Family, raw: Config) -> ModelSpec:
         max_positions=config.integer("max_position_embeddings")
         if "max_position_embeddings" in family.defaults
         else None,
+        rotary_positions=attention.table_rows(config),
         quantization=quantization,
         source=raw.source,
         notes=tuple(config.notes),

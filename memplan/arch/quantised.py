@@ -19,10 +19,10 @@ DEQUANTISED = frozenset({"fp8", "mxfp4", "compressed-tensors"})
 SCHEMES = {
     ("float", "8", ""): "fp8",
     ("int", "8", ""): "int8",
-    ("int", "4", "128"): "int4",
+    ("int", "4", ""): "int4",
     ("float", "4", "16"): "nvfp4",
 }
-"""Of compressed-tensors: weights' type, bits and group, and how they are served (vLLM 0.33
+"""Of compressed-tensors: weights' type, bits and group where it is the format's own, and how they are served (vLLM 0.33
 model_executor/layers/quantization/compressed_tensors/schemes/)."""
 PLAIN = re.compile(r"(re:)?[\w.*\\^]*(lm_head|mlp[\w.\\]*gate|router)[.*$]*")
 """Modules that are plain in every quantised format: the head, and routers."""
@@ -71,8 +71,12 @@ def format_of(method: str, section: Mapping[str, object]) -> str | None:
 
 
 def scheme_of(method: str, section: Mapping[str, object]) -> str:
-    """The method, with the scheme of its weights where every linear has the same: ``compressed-tensors int4``. Of other
-    files, and of those that leave more than head and routers plain, the method alone."""
+    """The method, with the scheme of its weights where every linear has the same: ``compressed-tensors int4``, or
+    ``awq g32`` in groups of 32. Of other files, and of those that leave more than head and routers plain, the method
+    alone."""
+    if method in ("gptq", "awq"):
+        bits = section.get("bits", section.get("w_bit", 4))
+        return method + _grouped(section) if bits == 4 else f"{method} of {bits} bits"
     left = section.get("ignore") or section.get("exclude_modules") or []
     if not isinstance(left, list) or not all(isinstance(each, str) and PLAIN.fullmatch(each) for each in left):
         return method
@@ -84,5 +88,12 @@ def scheme_of(method: str, section: Mapping[str, object]) -> str:
     if method != "compressed-tensors" or not isinstance(weights, Mapping) or weights.get("symmetric") is False:
         return method
     kind, bits, group = (weights.get(key) for key in ("type", "num_bits", "group_size"))
-    scheme = SCHEMES.get((str(kind), str(bits), "" if bits == 8 else str(group)))
-    return f"{method} {scheme}" if scheme else method
+    scheme = SCHEMES.get((str(kind), str(bits), str(group) if str(kind) == "float" and bits == 4 else ""))
+    return f"{method} {scheme}" + (_grouped(weights) if scheme == "int4" else "") if scheme else method
+
+
+def _grouped(section: Mapping[str, object]) -> str:
+    """The group of weights that share a scale, where it is not the usual. A scale for a whole column (-1, or no number)
+    is no more than one for every 128: the usual group is the upper bound."""
+    group = section.get("group_size", section.get("q_group_size", 128))
+    return f" g{group}" if isinstance(group, int) and 0 < group != 128 else ""

@@ -78,6 +78,8 @@ class ModelSpec(Described):
     """Tables of cos and sin: one for each kind of layer (Gemma 3, OLMo 3)."""
     rotary_elements: int = 0
     """Elements per position of all tables of cos, where kinds of layers have heads of different widths."""
+    rotary_positions: int | None = None
+    """Positions of the longest table, as an engine makes it whole; a trainer's has those of the batch."""
     rotary_by_row: bool = False
     """Each row of the batch has tables of its own, since images give it positions of its own (Qwen2-VL)."""
     residual_fp32: bool = False

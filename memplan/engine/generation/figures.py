@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.generation.activation import activation_bytes, graph_bytes
+from memplan.engine.generation.formats import format_of
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
-from memplan.engine.generation.weights import copy_bytes, format_of, weights_bytes
+from memplan.engine.generation.weights import copy_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes
 from memplan.spec.generation import Generator, indivisible

@@ -2,73 +2,35 @@
 quantised matrices with their scales. Its tensors in the order in which they are made, so that PyTorch's allocator can
 be played over them (``loading.py``)."""
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby, repeat, zip_longest
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat, zip_longest
 from math import prod
 from typing import NamedTuple
 
 from memplan.engine.generation.cells import drafting_layer
+from memplan.engine.generation.formats import PLAIN_IN_NVFP4, format_of, packed, quantises
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.errors import InvalidJob
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, era_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
-from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.units import ceil_div, round_up
 
 Tensors = tuple[int, ...]
 """Bytes of tensors, in the order in which they are made."""
 VOCABULARY_PADDING = 64
 """Rows of embedding and head are padded to a multiple of it (vllm 0.11 layers/vocab_parallel_embedding.py:23)."""
-FP8_BLOCK = 128
-"""Side of the block that shares an fp32 scale."""
-MXFP4_GROUP = 32
-OWN_FORMATS = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "awq": "awq",
-    "gptq": "int4-groups",  # Marlin's kernel, where nobody asks for another: neither zeros nor g_idx
-    "bitsandbytes": "nf4",
-    "mxfp4": "mxfp4",
-    "compressed-tensors fp8": "fp8",
-    "compressed-tensors int8": "int8-channels",
-    "compressed-tensors int4": "int4-groups",
-    "compressed-tensors nvfp4": "nvfp4",
-    "modelopt nvfp4": "nvfp4",
+TOGETHER = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up"),
+    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "qkv_a"),
+    **dict.fromkeys(("wk", "weights_proj"), "wk_weights"),
 }
-"""Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
-
-
-def _packed(name: str) -> Callable[[int, int], Tensors]:
-    scheme = QUANTIZATIONS[name]
-    return lambda rows, columns: tuple(scheme.tensors(rows, columns).values())
-
-
-FORMATS: dict[str, Callable[[int, int], Tensors]] = {
-    "mxfp4": lambda rows, columns: (rows * columns // 2, rows * ceil_div(columns, MXFP4_GROUP)),
-    "nvfp4": lambda rows, columns: (rows * columns // 2, rows * ceil_div(columns, 16), 4),
-    "int4-groups": lambda rows, columns: (rows * columns // 2, rows * ceil_div(columns, 128) * 2),
-    "fp8": lambda rows, columns: (rows * columns, ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK) * 4),
-    "int8-channels": lambda rows, columns: (rows * columns, rows * 4),
-    "awq": _packed("awq-4bit"),
-    "gptq": _packed("gptq-4bit"),
-    "nf4": _packed("nf4-double"),
-    "int8": _packed("int8"),
-}
-"""Of a packed matrix of so many rows and columns: weights, then their scales and zeros. Marlin has symmetric groups of
-128 (int4-groups), NVFP4 an fp8 scale for 16 weights and one in fp32."""
-TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
-"""Linears that are one tensor (QKVParallelLinear, MergedColumnParallelLinear)."""
-EXPERTS_ALONE = frozenset({"mxfp4"})
-"""Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
-
-
-def quantises(name: str) -> bool:
-    """Whether a format is that of every linear."""
-    return name in FORMATS and name not in EXPERTS_ALONE
+"""Linears that are one tensor (QKVParallelLinear, MergedColumnParallelLinear; vllm 0.20 deepseek_v2.py)."""
+NEVER_QUANTISED = ("wk", "weights_proj")
+"""Of an indexer: they are one tensor in 16 bits, whatever the checkpoint has (vllm 0.20 deepseek_v2.py: Indexer)."""
 
 
 class Padding(NamedTuple):
@@ -110,26 +72,13 @@ class Rank(NamedTuple):
         rows = rows or linear.outputs // ranks or 1
         bias = (rows * self.itemsize,) if linear.bias else ()
         if quantised and quantises(self.format):
-            return *FORMATS[self.format](rows, linear.inputs), *bias
+            return *packed(self.format, rows, linear.inputs), *bias
         return rows * linear.inputs * self.itemsize, *bias
 
 
 def together(matrices: Iterable[Tensors]) -> Tensors:
     """Matrices that are one: their weights one tensor, and so their scales and biases."""
     return tuple(sum(sizes) for sizes in zip_longest(*matrices, fillvalue=0))
-
-
-def format_of(of: Generator) -> str:
-    """The format that its weights are served in. Raises InvalidJob for a checkpoint's that is not modelled."""
-    if of.quantization != "none" or of.model.quantization is None:
-        return of.quantization
-    found = OWN_FORMATS.get(of.model.quantization)
-    if found is None:
-        raise InvalidJob(
-            f"rollout.quantization: the checkpoint's own, {of.model.quantization[:40]}, is not modelled",
-            "give rollout.quantization fp8, awq, gptq or nf4 where it is one of these",
-        )
-    return found
 
 
 def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
@@ -213,11 +162,12 @@ def padded_vocabulary(of: Generator) -> int:
 
 
 def rotary_bytes(of: Generator) -> int:
-    """Tables of cos and sin for every position of the config, four times as many where images have positions of their
-    own (vllm layers/rotary_embedding/base.py, mrope.py)."""
+    """Tables of cos and sin for every position of the config, that of whole attention longer where it is scaled; four
+    times as many where images have positions of their own (vllm layers/rotary_embedding/base.py, mrope.py)."""
     spec = of.model
-    positions = (spec.max_positions or 0) * (4 if spec.rotary_by_row else 1)
-    return positions * spec.rotary_width * of.itemsize
+    plain, longest = spec.max_positions or 0, spec.rotary_positions or spec.max_positions or 0
+    elements = plain * spec.rotary_width + (longest - plain) * spec.rotary_width // spec.rotary_sets
+    return elements * (4 if spec.rotary_by_row else 1) * of.itemsize
 
 
 def _layer(layer: Layer, rank: Rank) -> Tensors:
@@ -228,10 +178,12 @@ def _layer(layer: Layer, rank: Rank) -> Tensors:
 
 def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     """Of one part: its linears, bare tensors and norms, shared experts, routed experts and their router."""
+    if rank.format == "nvfp4" and (part.chooses or getattr(part, "kind", "") in PLAIN_IN_NVFP4):
+        rank = rank._replace(format="none")
     heads = getattr(part, "num_kv_heads", 0) or 0
     ranks = rank.tensor if spread else 1
     found: list[int] = []
-    for _, linears in groupby(part.linears, lambda linear: TOGETHER.get(linear.name, linear.name)):
+    for linears in joined(part.linears):
         found += together(_linear(linear, part, rank, heads, ranks, spread) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
@@ -239,10 +191,18 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
         latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
         found += (linear.parameters * rank.itemsize // ranks for linear in latent)
     if isinstance(part, FeedForward):
-        for _, linears in groupby(part.shared, lambda linear: TOGETHER.get(linear.name, linear.name)):
+        for linears in joined(part.shared):
             found += together(_linear(linear, part, rank, 0, ranks, spread) for linear in linears)
         found += _experts(part.experts, rank) if part.experts else ()
     return tuple(found)
+
+
+def joined(linears: Iterable[Linear]) -> list[list[Linear]]:
+    """Linears by the tensor that they are, in the order in which these are made."""
+    found: dict[str, list[Linear]] = {}
+    for linear in linears:
+        found.setdefault(TOGETHER.get(linear.name, linear.name), []).append(linear)
+    return list(found.values())
 
 
 def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int, quantised: bool) -> Tensors:
@@ -250,6 +210,7 @@ def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int, quan
     on each."""
     whole = linear.outputs == 1 or linear.name.endswith(("_a_proj", "_a_proj_with_mqa", "gate"))
     whole |= part.chooses  # vllm deepseek_v2.py: ReplicatedLinear
+    quantised = quantised and not (part.chooses and linear.name in NEVER_QUANTISED)
     if whole:
         return rank.matrix(linear, 1, quantised=quantised)
     if heads and ranks > heads:
@@ -282,8 +243,8 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
             yield count * rows * columns * rank.itemsize
             continue
         columns = width if down else round_up(inputs[0], hidden)
-        packed, *scales = FORMATS[rank.format](rows, columns)
-        yield count * packed
+        weights, *scales = packed(rank.format, rows, columns)
+        yield count * weights
         yield from (count * size * round_up(rows, rows_of_scales) // rows for size in scales)
 
 
