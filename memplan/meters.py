@@ -96,7 +96,7 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek)
     if found.on_card is not None and gpu:
         limit = gpu.usable_bytes - of.outside.low  # reached for a moment where the cache was given back
         most = max(holds, limit if found.retries else min(most, limit))
-    reserved = Band(max(allocated.low, holds - found.spread - found.beneath - below), holds, most)
+    reserved = Band(max(allocated.low, holds - found.spread - found.beneath - found.grown - below), holds, most)
     device = _with_managed(_sum(reserved, of.outside), ledger, recipe)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
 

@@ -279,3 +279,20 @@ def test_checkpoints_that_wait_on_the_host_are_played_as_the_ledger_has_them(key
     assert recorded.peak == max(build_ledger(found).totals())
     plain = recipe(trainer="trl", offload=["activations"], gradient_checkpointing="none", **keys)
     assert step_events(plain) is None
+
+
+def test_a_growing_cache_of_generation_holds_many_times_its_bytes_and_is_given_back() -> None:
+    """transformers' generate puts each layer's keys together anew for each token, in ever larger blocks."""
+    job = TINY | {
+        "method": "grpo", "trainer": "trl", "batch_size": 8, "gradient_accumulation_steps": 32, "gpu": "a100-80gb",
+        "completion_length": 512, "rollout": {"engine": "hf"},
+    }  # fmt: skip
+    roomy, small, smooth = (
+        estimate(job | more) for more in ({}, {"gpu": "8GiB"}, {"allocator": {"expandable_segments": True}})
+    )
+    held, expandable = roomy.per_gpu.reserved_bytes, smooth.per_gpu.reserved_bytes
+    assert held.low < expandable.expected < held.expected / 3
+    needs = small.per_gpu.reserved_bytes.needs
+    assert needs is not None
+    assert needs < 4 * GiB
+    assert small.per_gpu.device_bytes.expected == pytest.approx(8 * GiB, rel=0.03)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import on_rank, step_events
 from memplan.engine.allocator.replay import Playing, StepEvents, repeated
@@ -22,8 +23,9 @@ from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, all
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
 from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.uncollected import uncollected
+from memplan.spec.generation import Generator
 from memplan.spec.recipe import Recipe
-from memplan.units import round_up
+from memplan.units import ceil_div, round_up
 
 TOLERANCE = 0.005
 """Of the allocated peak: how far above the least capacity ``needs`` may be."""
@@ -39,6 +41,8 @@ DOUBT = 0.05
 
 PLAYED_RANKS = 4
 """Of flat parameters: so many ranks are played, evenly spread."""
+MOST_GROWN = 30_000
+"""Blocks of a growing cache that are played: 0.1 s."""
 LATER = 3
 """Steps until all later ones are alike, where the cache had to be given back."""
 
@@ -64,6 +68,8 @@ class Played(NamedTuple):
     how it is loaded, also as much as the rank holds of it: it may be on the card when units are made of it."""
     beneath: int = 0
     """What the first rank of a node holds less than the mean."""
+    grown: int = 0
+    """Of what is held, what generation's growing cache has left, where completions go on to their longest."""
     let_go: int = 0
     """Bytes that came and went while the model was made."""
 
@@ -147,20 +153,53 @@ def _figures(
         there = _on_card(recipe, rank, begun[rank], room.most) if room and needs <= room.most else None
     held = there.peak_reserved if there else most
     apart = max(0, held - endless[Rank()].peak_reserved)
+    grown, before, retries = most, held, there.retries if there else 0
+    if recipe.generator is not None and recipe.generator.engine == "hf" and recipe.generator.completion_length:
+        grown = _generating(recipe.generator, endless[rank])
+        if there is not None and room is not None and grown > room.most:
+            there = _on_card(recipe, rank, begun[rank], room.most) or there
+            held = max(held, _generating(recipe.generator, there))
+            retries = there.retries + 1
+        elif there is not None:
+            held = max(held, grown)
     less = apart // min(recipe.sharding.ranks, recipe.hardware.gpus_per_node) if rank.ahead else 0
     loading = recipe.moments.loading
     untold = recorded.peak - moving if flattens(recipe) and loading.sent and loading.way == "card" else 0
     return Played(
         moving,
-        most - less,
+        grown - less,
         held - less if there else None,
-        there.retries if there else 0,
+        retries,
         needs,
         sought,
         less + untold,
         apart - less if less else 0,
+        held - before if there else grown - most,
         recorded.let_go,
     )
+
+
+def _generating(of: Generator, after: CachingAllocator) -> int:
+    """What is reserved once transformers' generate has run behind a step. For each token each layer's keys are put
+    together anew (transformers 5.24 cache_utils.py: DynamicLayer.update), in a block that what the token before has
+    left does not hold; from 10 MiB on a segment for each size stays. Played in steps of a segment's granule."""
+    from memplan.engine.generation.cells import cells_of
+
+    cells = [cell for run in of.model.runs for cell in cells_of(run.layer, of) if cell.token for _ in range(run.count)]
+    sizes = [(of.rows * cell.token // 2, cell.window or of.prompt_length + of.completion_length) for cell in cells] * 2
+    if not sizes or after.settings.expandable_segments:
+        return after.peak_reserved
+    least = ceil_div(of.completion_length * len(sizes), MOST_GROWN)
+    step = max(least, SMALL_SEGMENT_BYTES // max(size for size, _ in sizes), 1)
+    blocks: list[Block | None] = [None] * len(sizes)
+    with suppress(OutOfMemory):
+        for length in range(of.prompt_length or 1, of.prompt_length + of.completion_length + 1, step):
+            for i, (size, window) in enumerate(sizes):
+                block = after.malloc(size * min(length, window))
+                if (before := blocks[i]) is not None:
+                    after.free(before)
+                blocks[i] = block
+    return after.peak_reserved
 
 
 def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:
