@@ -230,7 +230,7 @@ def test_a_trainer_of_ones_own_behind_a_small_program_may_be_left_out() -> None:
     Path("run.sh").write_text(OPTIONS.replace("${model}", "Qwen/Qwen2.5-0.5B"))
     found = check_file("run.sh", {"gpu": "80GB"})
     assert (found.fits, found.job["model"]) == ("unclear", "Qwen/Qwen2.5-0.5B"), found.text
-    assert found.hint == "add --without program, if that takes no memory"
+    assert found.hint == "add --without program, if its own settings are those of its command"
 
 
 def test_a_script_that_is_submitted_is_gone_through_under_its_arguments_and_cards() -> None:
@@ -297,7 +297,8 @@ def test_unsloth_raises_a_batch_to_a_whole_group(accumulated: int, bounded: bool
     found = checked(text, f"train{accumulated}.py")
     assert (found.fits, found.job["batch_size"], found.job["rollout"]["group_size"]) == ("yes", 4, 4), found.text
     assert any("raises a batch of 1 to the 4" in each for each in found.assumed)
-    assert found.text.startswith("fits 80GB: at most ") == bounded
+    bounds = [each["key"] for each in found.unread if each["decides"]]
+    assert ("per_device_train_batch_size" in bounds) == bounded, found.unread
 
 
 def test_a_file_of_another_machine_is_the_one_of_its_last_names() -> None:

@@ -126,6 +126,7 @@ def _by_name(draft: Draft, settings: Settings, key: str, reference: str, missing
     draft.put("sharding", kind, origin)
     if stage:
         draft.facts.setdefault("deepspeed dtype", ("auto", origin))
-    if _OFFLOADED.search(name):
+    if _OFFLOADED.search(name) and "offload" not in draft.given:
+        usual = "optimizer,parameters" if kind == "zero3" else "optimizer"
         draft.warn(key, where, f"{reference[:80]} is not here: what it offloads is not known", "parallelism",
-                   "give the file with --with")  # fmt: skip
+                   f"give the file with --with, or add --offload {usual}")  # fmt: skip

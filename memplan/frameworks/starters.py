@@ -4,6 +4,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -136,8 +137,26 @@ def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
         except MemplanError:
             continue
         launch = next((each for each in launches(script) if posixpath.basename(each.program) == program), None)
-        if launch is not None and launch.arguments().values and _is_training(launch):
-            yield launch
+        if launch is not None and (launch.arguments().values or _takes_config(launch)) and _is_training(launch):
+            yield _placed(launch, path)
+
+
+def _takes_config(launch: Launch) -> bool:
+    return bool(launch.words) and launch.words[0].text.endswith((".yaml", ".yml", ".json"))
+
+
+def _placed(launch: Launch, path: str) -> Launch:
+    """A page's command from another folder, whose program is the only one of its name in the project, with its path."""
+    if found_at(path, program_at(path, launch.program)) is not None:
+        return launch
+    found = [name for name, _ in _texts(str(project_of(Path(path).resolve().parent)), (".py",))]
+    named = [name for name in found if posixpath.basename(name) == posixpath.basename(launch.program)]
+    if len(named) != 1:
+        return launch
+    words = tuple(
+        word._replace(text=named[0]) if word.text == launch.program else word for word in launch.command.words
+    )
+    return replace(launch, program=named[0], command=replace(launch.command, words=words))
 
 
 def programs_saying(path: str, *words: str) -> Iterator[tuple[str, str]]:

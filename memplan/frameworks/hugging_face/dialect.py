@@ -190,8 +190,10 @@ LONG = 16384
 def read_lengths(dialect: Dialect) -> None:
     """``sequence_length``: one name, or two whose sum it is; of two that differ the longer, which takes no less."""
     keys = dialect.keys
-    said = {name: keys.whole(name) or 0 for name in dialect.names("length") if keys.has(name)}
-    if len(set(said.values())) > 1 and "sequence_length" not in keys.draft.given:
+    several = [name for name in dialect.names("length") if keys.has(name)]
+    asked = len(several) > 1 and "sequence_length" not in keys.draft.given
+    said = {name: keys.whole(name) or 0 for name in several if asked}
+    if len(set(said.values())) > 1:
         longest = max(said, key=said.__getitem__)
         keys.put("sequence_length", said[longest], longest)
         keys.bound(longest, f"the longest of {', '.join(said)} is counted", "lengths", "sequence_length")
@@ -221,17 +223,21 @@ _OF_LLAMA = re.compile(r"vicuna|alpaca|llava(?!.*(?:mistral|mpt|qwen|phi|gemma))
 
 
 def _with_flash(dialect: Dialect) -> bool:
-    """Whether the program is the variant with flash attention (train_mem.py of FastChat and LLaVA): for every model,
-    or, where it is here and patches one family's layers alone, for that family's."""
+    """Whether the program takes flash attention itself: one that is here, where its text says so, for every model or,
+    where it patches one family's layers alone, for that family's; the variant train_mem.py of FastChat and LLaVA."""
     keys, here = dialect.keys, dialect.keys.settings.path
-    if not dialect.program.endswith("_mem.py"):
-        return False
-    program = found_at(here, program_at(here, dialect.program))
-    text = program.read_text("utf-8", "replace")[:10_000] if program else "flash_attention_2"
+    variant = dialect.program.endswith("_mem.py")
+    program = found_at(here, program_at(here, dialect.program)) if variant or dialect.script else None
+    text = program.read_text("utf-8", "replace") if program else ""
+    if not variant:
+        return _LITERAL.search(text) is not None
     name = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "").lower()
-    patched = _PATCH.findall(text)
+    patched = _PATCH.findall(text[:10_000])
     own = any(family in name or (family == "llama" and _OF_LLAMA.search(name)) for family in patched)
-    return own or (not patched and "flash" in text)
+    return own or (not patched and (not text or "flash" in text))
+
+
+_LITERAL = re.compile(r"""attn_implementation["']?\s*[=:]\s*["']flash_attention_2""")
 
 
 def read_kernels(dialect: Dialect) -> None:

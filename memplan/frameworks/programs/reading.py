@@ -34,6 +34,8 @@ OF_TRAINER = words(
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 fp16 optim padding_free"""
 )
 """Arguments of trainers that are settings: TRL had them there until 0.12."""
+BORN: Mapping[str, str] = {"grpo": "0.14"}
+"""TRL's first version with a method."""
 SETTINGS = re.compile(r"(Config|Arguments|Args|arguments)$")
 """What makes a trainer's arguments is called."""
 OF_UNSLOTH = "0.23"
@@ -63,6 +65,8 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
     version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
+    if "pins" not in why and version_key(version) < version_key(BORN.get(method, "")):
+        version, why = "", ""  # what was gone before there was the method is a name of the program's own
     version = _modelled(version, method, trainer, draft)
     if version:
         draft.options = {"trainer_version": version, **draft.options}
