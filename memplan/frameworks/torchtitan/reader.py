@@ -106,6 +106,7 @@ def read(document: Document, draft: Draft) -> None:
     _beside(keys)
     keys.draft.put("attention", "sdpa", Origin("trainer", f"{FRAMEWORK.label}: sdpa"))
     keys.draft.put("loss_head", "cross-entropy", Origin("trainer", f"{FRAMEWORK.label}: cross_entropy_loss"))
+    keys.draft.put("hold_outputs", False, Origin("trainer", f"{FRAMEWORK.label}: del pred"))
     keys.draft.put("logits_dtype", "fp32", Origin("trainer", f"{FRAMEWORK.label}: pred.float()"))
     keys.skip("quantize", "float8", "mx")
     keys.close(HARMLESS)

@@ -42,6 +42,7 @@ def own_of(job: Job) -> Mapping[str, Any]:
     if job.method != "sft":
         return {"trainer": "pytorch"}
     own: dict[str, Any] = {"trainer": "pytorch", "logits_dtype": "fp32", "loss_head": "cross-entropy"}
+    own["hold_outputs"] = False
     if job.num_gpus > 1:
         own |= {"sharding": "fsdp2"}
     if job.num_gpus > 1 and job.sharding in (None, "fsdp2"):
