@@ -489,3 +489,20 @@ def test_a_command_of_a_projects_own_and_a_rank_without_a_switch_are_unclear() -
     lines = "model_name_or_path: gpt2\nmax_seq_length: 64\nper_device_train_batch_size: 1\nnum_train_epochs: 1\n"
     Path("sft.yaml").write_text(f"{lines}lora_r: 8\nmy_own_key: 1\n")
     assert "whether adapters are on" in check_file("sft.yaml", CARD).text
+
+
+R1_V = (
+    "--model_name_or_path Qwen/Qwen2-VL-2B-Instruct --max_pixels 401408 --max_prompt_length 1024 --bf16 --beta 0.04 "
+    "--gradient_checkpointing true --attn_implementation flash_attention_2 --per_device_train_batch_size "
+)
+
+
+def test_grpo_over_images_of_a_programs_own_counts_a_group_and_every_logit() -> None:
+    found = check(f"{R1_V} 1 --num_generations 4 --max_completion_length 256", "src/open_r1/grpo.py")
+    job = {key: found.job[key] for key in ("batch_size", "completion_length", "sequence_length", "reference")}
+    assert job == {"batch_size": 4, "completion_length": 1280, "sequence_length": 1280, "reference": "resident"}
+    assert "at most" in found.text
+    rows = check(f"{R1_V} 2 --image_root x", "src/open_r1/grpo_rec.py").job
+    assert (rows["batch_size"], rows["trainer_version"]) == (2, "0.17")
+    text = check(f"{R1_V.replace('-VL', '').replace('--max_pixels 401408', '--dataset_name x')} 1", "grpo.py").job
+    assert (text["batch_size"], text["completion_length"]) == (1, 256)

@@ -123,7 +123,7 @@ _TRL_0_7 = Trainer(
     since="0.7",
     runs_on="accelerate",
     methods=Methods(
-        first_versions={"grpo": "0.16", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}, ended={"ppo": "1.13"}
+        first_versions={"grpo": "0.15", "rloo": "0.22", "distill": "0.16", "ppo": "0.16"}, ended={"ppo": "1.13"}
     ),
     # TRL before 0.19 came out beside transformers 4.52
     models=ModelClasses(transformers_4=True, repeats_sdpa=True, keeps_4bit_inputs=True),
@@ -153,6 +153,12 @@ _TRL_0_7 = Trainer(
     source="trl 0.14 trainer/dpo_trainer.py: logits.log_softmax(-1) and gather; transformers 4.48 beside it",
 )
 _TRL_0_10 = _TRL_0_7._replace(since="0.10", models=_TRL_0_7.models._replace(keeps_4bit_inputs=False))
+_TRL_0_15 = _TRL_0_10._replace(
+    since="0.15",
+    loss=_TRL_0_7.loss._replace(heads={**_TRL_0_7.loss.heads, "grpo": "selective"}),
+    logits=_TRL_0_7.logits._replace(of_completions=("grpo",)),
+    source="trl 0.15 trainer/grpo_trainer.py: _get_per_token_logps, trainer/utils.py: selective_log_softmax",
+)
 _TRL_0_16 = _TRL_0_10._replace(
     since="0.16",
     loss=_TRL_0_7.loss._replace(
@@ -243,6 +249,7 @@ ROWS = (
     _TRANSFORMERS_5_24,
     _TRL_0_7,
     _TRL_0_10,
+    _TRL_0_15,
     _TRL_0_16,
     _TRL_0_19,
     _TRL_0_27,

@@ -28,6 +28,7 @@ from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, 
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher
 from memplan.frameworks.trl.methods import by_loss, defaults_of, method_of, method_of_file
 from memplan.frameworks.trl.online import COMPLETIONS, read_online
+from memplan.frameworks.trl.own_groups import count_group, of_images
 from memplan.frameworks.trl.switches import read_switches
 from memplan.frameworks.trl.write import write
 from memplan.spec.allocator import VARIABLES
@@ -44,8 +45,6 @@ OWN_PROGRAM = re.compile(
 WHOLE = "0.17"
 """A version whose log-probabilities of pairs are made of whole logits: so do trainers of their own, built on TRL's
 (2U1/Qwen-VL-Series-Finetune src/trainer/dpo_trainer.py: concatenated_forward)."""
-OF_VLM_R1 = ("image_root", "image_folders", "data_file_paths", "is_reward_customized_from_vlm_module")
-"""Arguments of om-ai-lab/VLM-R1's program, whose setup.py (2025) pins TRL 0.17: its GRPO has a reference by default."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -125,11 +124,10 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     name, origin = method
     simpo = settings.values.get("gamma_beta_ratio") is not None
     script = script_of(settings, program)
+    images = of_images(settings, draft, program) if name == "grpo" else ""
     told = "" if simpo or script else hf_version.settle(settings, draft, "trl", method=name)
     row = hf_version.labelled(FRAMEWORK, told, draft)
     version = "0.9.6" if simpo else str(draft.options.get("trainer_version") or "")
-    if not version and name == "grpo" and any(key in settings.values for key in OF_VLM_R1):
-        version, row = "0.17", FRAMEWORK._replace(version="0.17, which VLM-R1 pins")
     if not version and script and name in PAIRS:
         version = WHOLE
         draft.put("trainer_version", WHOLE, Origin(ASSUMED, f"{script.title} scores pairs by whole logits"))
@@ -162,6 +160,8 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     if keys.flag("activation_offloading"):
         keys.put("offload", ["activations"], "activation_offloading")
     read_online(keys, name)
+    if images:
+        count_group(keys, images)
     read_switches(keys, name)
     _environment(keys)
     assume_one_gpu(draft)

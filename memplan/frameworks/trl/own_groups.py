@@ -1,0 +1,54 @@
+"""GRPO over images in trainers of their own, made of TRL 0.14's: R1-V, VLM-R1, Video-R1, Visual-RFT and their copies.
+
+Source: StarsfieldAI/R1-V, om-ai-lab/VLM-R1, tulerfeng/Video-R1 src/open_r1/trainer/grpo_trainer.py: ``compute_loss``
+makes all answers to one prompt, scores them in one forward, and takes the log-softmax of every token's logits.
+"""
+
+import re
+
+from memplan.frameworks.base import ASSUMED, Keys, Origin
+from memplan.frameworks.documents import Settings
+from memplan.frameworks.draft import Draft
+from memplan.frameworks.hugging_face.dialect_vision import SEES
+
+PIXELS = ("max_pixels", "min_pixels", "max_anyres_num")
+OF_ROWS = ("image_max_pixels", "image_min_pixels", "image_resized_width")
+"""2U1/Qwen-VL-Series-Finetune src/trainer/grpo_trainer.py, which pins TRL 0.17: rows are answers, as TRL's are."""
+OF_VLM_R1 = ("image_root", "image_folders", "data_file_paths", "is_reward_customized_from_vlm_module")
+"""Arguments of om-ai-lab/VLM-R1's program, whose setup.py (2025) pins TRL 0.17."""
+PROGRAM = re.compile(r"(^|/)open_r1/\w*grpo\w*\.py$")
+"""huggingface/open-r1's own, which the copies keep the name of, trains models of text alone."""
+
+
+def of_images(settings: Settings, draft: Draft, program: str) -> str:
+    """The argument that no program of TRL's has, or that names a model with images; the version it is counted in is put
+    into the draft. Empty for any other."""
+    if "program" in draft.facts or program == "trl":
+        return ""
+    said = [key for key in (*OF_VLM_R1, *PIXELS, *OF_ROWS) if key in settings.values]
+    model = str(settings.values.get("model_name_or_path") or "")
+    sign = said[0] if said else "model_name_or_path" if PROGRAM.search(program) and SEES.search(model) else ""
+    if sign and not draft.options.get("trainer_version"):
+        version = "0.15" if sign in (*PIXELS, "model_name_or_path") else "0.17"
+        draft.options = {"trainer_version": version, **draft.options}
+        draft.put("trainer_version", version, Origin(ASSUMED, f"{settings.where(sign)}: GRPO over images of its own"))
+    return sign
+
+
+def count_group(keys: Keys, sign: str) -> None:
+    """All answers to a prompt at once, and logits of the prompt too. With one prompt a card they are a group's; more
+    are the rows themselves, as VLM-R1 has them since its sampler repeats prompts."""
+    keys.skip(*OF_VLM_R1, *PIXELS, "task_type", "reward_method", "val_split_ratio")
+    draft, group = keys.draft, keys.whole("num_generations") or 8
+    said = {**draft.values, **draft.options}
+    rows = int(said.get("batch_size") or 1)
+    if rows == 1 and sign not in OF_ROWS and "batch_size" not in draft.given:
+        rows = group
+        draft.values["batch_size"] = group
+        draft.origins["batch_size"] = Origin(ASSUMED, f"{keys.settings.path}: a prompt's {group} answers at once")
+    length = said.get("sequence_length")
+    if length and "completion_length" not in draft.given:
+        origin = Origin(ASSUMED, f"{keys.settings.path}: every token's logits are made")
+        draft.values["completion_length"], draft.origins["completion_length"] = int(length), origin
+    why = f"GRPO over images of the program's own: {rows} answers at once and every token's logits are counted"
+    draft.bound(sign, keys.settings.where(sign), why, "batch")
