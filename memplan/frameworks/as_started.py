@@ -43,7 +43,9 @@ def first_started(
             continue
         if asked is None and given is not None and here in given.opened:
             asked = marked(given, how)
-        open_still = given is None or any(each.decides and not each.above for each in given.unread)
+        left = {each.key for each in alone.unread} if alone and not config else set()
+        decided = [each for each in given.unread if each.decides and not each.above] if given else []
+        open_still = any(each.asks or each.key not in left for each in decided)  # what it leaves by itself stays open
         if given is None or open_still or given.job.model is None or named not in (None, given.job.model):
             continue
         if config and here not in given.opened:
@@ -102,16 +104,15 @@ def started_by_others(document: Document) -> Iterator[tuple[Document, str]]:
         yield from _of_config(here)
     if here.suffix not in (".py", *SHELLS) or not here.is_file():
         return
-    for name, launch in islice(starters(str(here)), MOST_TRIED):
-        shown = os.path.relpath(name)
+    for name, text in islice(starters(str(here)), MOST_TRIED):
+        shown = os.path.relpath(name) + (" (a comment)" if name == str(here) else "")  # or it would start itself
         try:
-            text = " ".join(word.text for word in launch.command.words) if launch else ""
-            script = document_of(text, shown, "shell") if launch else open_document(shown)
+            script = document_of(text, shown, "shell") if text else open_document(shown)
             found = next((each for each in parts(script) if _starts(each, here, document)), None)
         except MemplanError:
             continue
         if found is not None:
-            yield found, f"as {shown} starts it" if launch is None else f"by its command in {shown}"
+            yield found, f"as {shown} starts it" if not text else f"by its command in {shown}"
 
 
 def _starts(part: Document, here: Path, document: Document) -> bool:

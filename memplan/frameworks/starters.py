@@ -27,25 +27,30 @@ _LAUNCHERS = re.compile(r"\b(python3?|torchrun|accelerate|deepspeed|uv)\b")
 
 def starter_of(path: str) -> str:
     """What to check in the place of a program or a script, as a hint says it; empty where nothing here starts it."""
-    name, launch = next(starters(path), ("", None))
-    if launch is None:
+    name, shown = next(starters(path), ("", ""))
+    if not shown:
         return f"memplan check {os.path.relpath(name)}, which starts it" if name else ""
-    shown = " ".join(word.text for word in launch.command.words)
     return f"memplan check '{shown}', as {os.path.relpath(name)} has it" if "'" not in shown else ""
 
 
-def starters(path: str) -> Iterator[tuple[str, Launch | None]]:
-    """Scripts of the project that start a program or a script, then commands of its pages that do, with the page."""
+def starters(path: str) -> Iterator[tuple[str, str]]:
+    """Scripts of the project that start a program or a script, then commands of its pages that do, with the page; a
+    script's own comments may show one."""
     here = Path(path).resolve()
     texts = _texts(str(project_of(here.parent)))
     scripts = [(name, text) for name, text in texts if name.endswith(SHELLS) and here.stem in text]
     for name, text in sorted(scripts, key=lambda each: TRIAL.search(os.path.basename(each[0])) is not None):
         if _starts(name, text, here):
-            yield name, None
-    for name, text in texts if here.suffix == ".py" else ():
+            yield name, ""
+    if here.suffix != ".py":
+        own = [(name, text) for name, text in texts if name == str(here)]
+        pages = [(name, text) for name, text in texts if not name.endswith(SHELLS) and here.name in text]
+        yield from ((name, shown) for name, text in (*own, *pages) for shown in _shown(text, name, here))
+        return
+    for name, text in texts:
         for launch in commands_in(text, name, here.name):
             if runs(found_at(path, program_at(path, launch.program)), here):
-                yield name, launch
+                yield name, " ".join(word.text for word in launch.command.words)
 
 
 def naming(here: Path) -> Iterator[tuple[str, str]]:
@@ -109,12 +114,33 @@ def runs(program: Path | None, here: Path) -> bool:
 def _starts(name: str, text: str, here: Path) -> bool:
     """Whether a script starts this program with options, or this script with arguments."""
     if here.suffix != ".py":
-        return re.search(rf"\b(?:ba)?sh\s+\S*\b{re.escape(here.name)}\s+\S", text) is not None and name != str(here)
+        return name != str(here) and next(_shown(text, name, here, commented=False), "") != ""
     try:
         found = list(launches(document_of(text, name, "shell")))
     except MemplanError:
         return False
     return any(_is_training(each) and runs(found_at(name, program_at(name, each.program)), here) for each in found)
+
+
+_OPEN = re.compile(r"[<\[…]|\.\.\.(?!/)|\$[1-9@*]")
+"""What stands for a value in a command that only shows how one looks."""
+
+
+def _shown(text: str, path: str, here: Path, commented: bool = True) -> Iterator[str]:
+    """The commands of a text that start this script with arguments; ``commented``: in prose and comments, and of the
+    script itself in its comments alone."""
+    command = rf"^(.*?)\b((?:ba)?sh\s+(\S*\b{re.escape(here.name)})(?:[ \t]*\\\n)?[ \t]+\S.*)$"
+    for match in re.finditer(command, text, re.MULTILINE):
+        comment, word, name = match[1].lstrip().startswith("#"), match[3], posixpath.basename(match[3])
+        if comment != commented and (not commented or path == str(here)):
+            continue
+        whole, lines = match[2].rstrip("` "), text[match.end() :].split("\n")[1:]
+        while whole.endswith("\\") and lines:
+            whole = f"{whole[:-1].rstrip()} {_SIGNS.sub('', lines.pop(0)).strip()}"
+        near = found_at(path, word) == here
+        if near or (commented and found_at(path, name) == here):
+            shown = whole if near else whole.replace(word, name)
+            yield from () if commented and _OPEN.search(shown) else (shown,)
 
 
 def _is_training(launch: Launch) -> bool:

@@ -44,7 +44,7 @@ _PROGRAM = re.compile(
 )
 MASK = 2**26
 """Bytes of a mask from which on it is told: 64 MiB."""
-_UNSET = re.compile(r"\$\{?\w*(ARGS|OPTS|OPTIONS)\w*(\[[@*]\])?\}?")
+_UNSET = re.compile(r"\$\{?\w*(args|opts|options?)\w*(\[[@*]\])?\}?", re.IGNORECASE)
 """A variable of options that nothing in the script sets."""
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
 
@@ -123,6 +123,8 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     if config and "model" not in draft.given:
         keys.put("model", config, "num_layers")
     keys.copy("sequence_length", "seq_length", "whole")
+    if (keys.whole("max_padding_length") or 0) > (keys.whole("seq_length") or 0):  # Pai-Megatron-Patch's data
+        keys.draft.values["sequence_length"] = keys.whole("max_padding_length")
     parallel = read_parallel(keys, launcher)
     read_batch(keys, parallel)
     half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
@@ -253,7 +255,8 @@ def read_knobs(keys: Keys) -> None:
             continue
         value = keys.get(name)
         if is_template(value):
-            raise keys.settings.error(name, f"{str(value)[:40]!r} stands for something else", "write the value out")
+            keys.warn(name, f"{str(value)[:40]!r} stands for something that is not in the file")
+            continue
         if name in ("recompute_modules",) and isinstance(value, str):
             value = value.split()
         put_inner(keys, "megatron", OTHER_NAMES.get(name, name), value, name)
