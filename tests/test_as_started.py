@@ -208,3 +208,23 @@ def test_a_variable_that_nobody_sets_is_no_answer_to_whether_one_did() -> None:
     assert check_file("train.py", CARD).job["batch_size"] == 3
     Path("run.sh").write_text("export MINE=1\npython train.py\n")
     assert check_file("run.sh", CARD).job["batch_size"] == 9
+
+
+PAGE = "```\nbash run.sh \\\n2 1024 \\\ntrue\n```\n"
+PLACES = """\
+# sh run.sh <size> <length>
+# sh run.sh 2 {length} \\
+#   true
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 --bf16 \\
+  --micro-batch-size $1 --global-batch-size 16 --seq-length $2 --vocab-size 1000 --max-position-embeddings 4096 \\
+  --extra-vocab-size 0 --attention-dropout 0.0 --hidden-dropout 0.0 ${lower_options}
+"""
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_a_scripts_arguments_are_those_of_its_comment_or_of_a_page(page: bool) -> None:
+    Path("run.sh").write_text(PLACES.format(length="…" if page else 512))
+    Path("README.md").write_text(PAGE if page else "")
+    found = check_file("run.sh", {"gpu": "80GB", "num_gpus": 8})
+    assert (found.fits, found.job["batch_size"]) == ("yes", 2), found.text
+    assert found.job["sequence_length"] == (1024 if page else 512)
