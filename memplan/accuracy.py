@@ -151,7 +151,7 @@ class Accuracy:
         if not figures and not refused:
             raise UsageError("--check: no traced row with one GPU in these files", "the bounds are of such rows alone")
         missed = [f"{each.id} of {each.set} is refused: {each.reason}" for each in refused]
-        return missed + [line for group in _groups(figures, lambda figure: figure.phase) for line in _missed(group)]
+        return missed + [line for group in groups_of(figures, lambda figure: figure.phase) for line in _missed(group)]
 
 
 def _missed(group: Group) -> Iterator[str]:
@@ -272,10 +272,10 @@ def _groupings(figures: Sequence[Figure]) -> Iterator[Grouping]:
 
 
 def _grouping(by: str, of: str, figures: Sequence[Figure], key: Callable[[Figure], str]) -> Grouping:
-    return Grouping(by, of, tuple(_groups(figures, key)))
+    return Grouping(by, of, tuple(groups_of(figures, key)))
 
 
-def _groups(figures: Sequence[Figure], key: Callable[[Figure], str]) -> Iterator[Group]:
+def groups_of(figures: Sequence[Figure], key: Callable[[Figure], str]) -> Iterator[Group]:
     """A group for each value of ``key``, in the order of first appearance."""
     members: dict[str, list[Figure]] = {}
     for figure in figures:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
-from memplan.accuracy import ENGINE, ONE_GPU, PEAK, Figure, Group, errors_of, summarise
+from memplan.accuracy import ENGINE, ONE_GPU, PEAK, Figure, Group, errors_of, groups_of
 from memplan.errors import MemplanError
 from memplan.models import load_model
 from memplan.report import Report, plain
@@ -88,7 +88,7 @@ def trust(report: Report, sets: Sequence[TruthSet] | None = None) -> Trust:
             continue
         near = sorted((row for row in of if _shares(row, kind, shared)), key=lambda row: _distance(row, job, params))
         figures = [(row, _peaks(row)) for row in near[:MOST]]
-        groups = _groups([figure for _, found in figures for figure in found])
+        groups = groups_of([figure for _, found in figures for figure in found], lambda figure: figure.meter)
         alike.append(Alike(traced, shared, len(near), tuple(groups)))
         sized = ((row, [figure for figure in found if figure.meter in BYTES]) for row, found in figures)
         first = next(((row, found) for row, found in sized if found), None)
@@ -163,13 +163,6 @@ def _peaks(row: Row) -> list[Figure]:
     """The figures of the row's peak on each meter, by this version's estimate; none where it is refused."""
     one = TruthSet(row.of.name, row.of.kind, row.of.source, (row.truth,))
     return [figure for figure in errors_of([one]).figures if figure.phase in (PEAK, ENGINE)]
-
-
-def _groups(figures: Sequence[Figure]) -> Iterator[Group]:
-    members: dict[str, list[Figure]] = {}
-    for figure in figures:
-        members.setdefault(figure.meter, []).append(figure)
-    return (summarise(name, found) for name, found in members.items())
 
 
 BYTES = ("device", "reserved", "allocated", "weights")

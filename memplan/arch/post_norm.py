@@ -4,9 +4,8 @@ both (Cohere), or without parameters (OLMo), as transformers 5.23 builds them.
 One row a family; see ``dense.py``.
 """
 
-from itertools import cycle, islice
-
 from memplan.arch import attention
+from memplan.arch.attention import patterned
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, softmax_attention
 from memplan.arch.dense import fused_everywhere
@@ -38,13 +37,6 @@ def exaone4_windows(config: Config) -> attention.Windows:
             raise config.wrong("layer_types", "given, since sliding_window is null", None)
         return patterned(config, config.integer("sliding_window_pattern"))
     return attention.layered(config, listed, size)
-
-
-def patterned(config: Config, period: int) -> attention.Windows:
-    """All but the last of each ``period`` layers slide."""
-    layers = config.integer("num_hidden_layers")
-    kinds = [attention.SLIDING] * min(period - 1, layers) + [attention.FULL]
-    return attention.layered(config, list(islice(cycle(kinds), layers)), config.optional_integer("sliding_window"))
 
 
 def olmo_attention(family: Family, config: Config, window: int | None) -> Attention:

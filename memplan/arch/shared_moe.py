@@ -2,12 +2,12 @@
 Hunyuan, EXAONE MoE, Command A (MoE) and Llama 4's text model, as transformers 5.23 builds them."""
 
 from memplan.arch import attention
+from memplan.arch.attention import patterned
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, gated, softmax_attention
 from memplan.arch.moe import llama4_layers, llama4_masks, llama4_mixers
 from memplan.arch.post_norm import exaone4_attention as hybrid_attention
-from memplan.arch.post_norm import patterned
 from memplan.arch.rotary import rotary_dim, turned
 from memplan.arch.routed import (
     ROUTER_LOSS,

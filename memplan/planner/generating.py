@@ -11,6 +11,7 @@ from memplan.errors import MemplanError
 from memplan.models import load_model
 from memplan.planner.degrees import Keys, twos
 from memplan.planner.space import Space
+from memplan.resolve.serving import share_key
 from memplan.resolve.trainers import trainers_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -132,11 +133,6 @@ def _given(asked: Rollout, key: str, values: Sequence[Any]) -> Sequence[Any]:
 
 def _keys(**keys: Any) -> Keys:
     return {key: value for key, value in keys.items() if value is not None}
-
-
-def share_key(engine: str) -> str:
-    """The key of an engine's share."""
-    return "mem_fraction_static" if engine == "sglang" else "gpu_memory_utilization"
 
 
 def _ranks(asked: Rollout, space: Space, gpus: int) -> Sequence[Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from memplan.engine.generation.figures import engine_figures
 from memplan.planner.degrees import Keys, twos
-from memplan.planner.generating import MOST_TENSOR, share_key
+from memplan.planner.generating import MOST_TENSOR
 from memplan.planner.rollout_moves import VALUES, RolloutMove
 from memplan.resolve.rollouts import has_own_batch
+from memplan.resolve.serving import share_key
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.planner.degrees import Keys, twos
-from memplan.planner.generating import MOST_TENSOR, NOTHING, row_of, share_key
+from memplan.planner.generating import MOST_TENSOR, NOTHING, row_of
 from memplan.planner.shares import Shares, has_shares
+from memplan.resolve.serving import share_key
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe

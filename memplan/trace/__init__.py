@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "peft")
 
 
-def require_extra() -> None:
+def require_extra(what: str = "memplan trace") -> None:
     """Raise UsageError, saying what to install, where a package of the extra is missing."""
     from importlib.util import find_spec
 
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise UsageError(f"memplan trace needs {', '.join(missing)}", 'pip install "memplan[trace]"')
+        raise UsageError(f"{what} needs {', '.join(missing)}", 'pip install "memplan[trace]"')
 
 
 def trace(job: Job | Mapping[str, Any] | JobInput, progress: Callable[[str], None] = lambda text: None) -> Trace:

@@ -19,6 +19,7 @@ from memplan.resolve import resolve, resolve_training
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput, build_job
 from memplan.spec.recipe import Recipe
+from memplan.trace import require_extra
 from memplan.trace.support import check
 from memplan.trace.world import World, read_world
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 SHARDINGS = ("none", "ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 TRAINERS = ("pytorch", "transformers")
 SPLITS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
-PACKAGES = ("torch", "transformers", "peft")
 ON_CPU = "no accelerator here: runs on the CPU"
 RATES = {True: 10**9, False: 2 * 10**10}
 """Operations a second that a CPU may be counted on for: in half precision, and in fp32."""
@@ -165,9 +165,7 @@ def require_packages(recipe: Recipe) -> None:
     """Raise UsageError, saying what to install, where a package is missing."""
     from importlib.util import find_spec
 
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"memplan measure needs {', '.join(missing)}", 'pip install "memplan[trace]"')
+    require_extra("memplan measure")
     if recipe.zero_stage >= 0 and find_spec("deepspeed") is None:
         raise UsageError(
             f"sharding: {recipe.sharding.name} needs deepspeed", "pip install deepspeed, or sharding fsdp2"
