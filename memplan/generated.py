@@ -130,6 +130,8 @@ class Host:
     """Of the phases beside the step, bytes per node."""
     store_bytes: int = 0
     """Ray's object store may grow to so much beside them; without that room the verdict is tight."""
+    process_bytes: int = 0
+    """What the processes may take of themselves, so too."""
 
     @property
     def fullest(self) -> tuple[str, int]:
@@ -140,9 +142,9 @@ class Host:
 
     @property
     def crowded(self) -> bool:
-        """A node holds what the job needs, and not the object store beside it."""
+        """A node holds what the job needs, and not the object store and the processes themselves beside it."""
         there, needed = self.memory_bytes, self.fullest[1]
-        return bool(self.store_bytes and there and needed <= there < needed + self.store_bytes)
+        return bool(there and needed <= there < needed + self.store_bytes + self.process_bytes)
 
 
 def with_rows_beside(report: dict[str, Any]) -> dict[str, Any]:

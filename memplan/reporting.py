@@ -32,7 +32,7 @@ from memplan.report import (
 from memplan.rollout.instants import GENERATE
 from memplan.rollout.together import Joint, asleep_in, engine_of, joint, processes_at, shown, start
 from memplan.spec.recipe import Recipe
-from memplan.tables.generation import RAY_KILLS
+from memplan.tables.generation import PROCESS_MOST, RAY_KILLS
 
 
 def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
@@ -165,7 +165,8 @@ def host_of(priced: list[Priced], recipe: Recipe) -> Host:
         phases["rollout"] = needed + waiting
     store = of.host_store if of is not None else 0
     there = int(RAY_KILLS * there) if there and store else there
-    return Host(needed, there, max(needed, *phases.values(), 0) <= there if there else None, phases, store)
+    own = PROCESS_MOST * processes * (2 if of is not None and of.own_process else 1)
+    return Host(needed, there, max(needed, *phases.values(), 0) <= there if there else None, phases, store, own)
 
 
 def processes_of(recipe: Recipe) -> int:

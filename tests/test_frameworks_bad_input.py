@@ -177,7 +177,15 @@ def test_nothing_is_opened_but_what_was_named(tmp_path: Path, monkeypatch: pytes
     assert others == [str(tmp_path / "a.yaml")]
 
 
-@pytest.mark.parametrize("arguments", [("a.yaml", "--with", "no.yaml"), ("no.yaml",), ("a.yaml", "--framework", "xx")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("a.yaml", "--with", "no.yaml"),
+        ("no.yaml",),
+        ("a.yaml", "--framework", "xx"),
+        ("qwen3-8b", "--framework", "trl"),
+    ],
+)
 def test_what_is_named_wrongly(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "a.yaml").write_text(TRL)
     code, out, told = run("estimate", *arguments)

@@ -16,6 +16,7 @@ from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
+from memplan.tables.generation import PROCESS_MOST
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024,
@@ -109,7 +110,8 @@ def test_the_nodes_memory_must_hold_what_its_gpus_put_there(gpus: int, per_node:
     assert report.verdict is not None
     assert (report.host.bytes_per_node, report.host.fits, report.verdict.fits) == (each * on_node, True, "yes")
     for memory, fits, verdict in (
-        (each * on_node, True, "yes"),
+        ((each + PROCESS_MOST) * on_node, True, "yes"),
+        (each * on_node, True, "tight"),
         (each * on_node - 1, False, "no"),
         (None, None, "yes"),
     ):

@@ -37,9 +37,7 @@ def read_target(
     """A job from MODEL and options: a framework's file, a command line, or whatever ``memplan.jobs`` knows.
 
     ``beside``: files that say more of the same job, such as an accelerate config. ``framework``: whose file MODEL is,
-    where its content does not say.
-
-    Raises InvalidJob or ModelError with what to type instead.
+    where its content does not say. Raises InvalidJob or ModelError with what to type instead.
     """
     document = _document(model) if model is not None else None
     if document is not None:
@@ -49,6 +47,9 @@ def read_target(
             what = f"{unset.asks} is not known: " if unset.asks else f"{unset.key}: "
             raise NotKnown(f"{unset.where}: {what}{unset.why}", unset.hint or "write the value out")
         return given
+    if framework:
+        what = f"--framework {framework} says whose file MODEL is, and {model or 'there'} is none"
+        raise UsageError(what, "leave it out; --trainer says what trains it")
     if not beside:
         return read_own_target(model, options)
     named = {"model": model} if model is not None else {}

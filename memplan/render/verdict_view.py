@@ -91,12 +91,12 @@ def _short_host(report: Report) -> Iterator[Block]:
 
 
 def _crowded_host(report: Report) -> Iterator[Block]:
-    """The node holds what the job puts there, and not what Ray may put beside it."""
+    """The node holds what the job puts there, and not what Ray and the processes themselves may take beside it."""
     host = report.host
-    there, (most, size), store = format_bytes(host.memory_bytes or 0), host.fullest, format_bytes(host.store_bytes)
-    yield Heading(
-        f"Tight on the nodes: {format_bytes(size)} for {most}, and up to {store} of Ray's, of {there}", "warn"
-    )
+    there, (most, size) = format_bytes(host.memory_bytes or 0), host.fullest
+    more, whose = format_bytes(host.store_bytes + host.process_bytes), "Ray and " if host.store_bytes else ""
+    held = f"{format_bytes(size)} for {most}, up to {more} for {whose}the processes"
+    yield Heading(f"Tight on the nodes: {held}, of {there}", "warn")
     yield from _less_on_host(report)
 
 

@@ -17,6 +17,7 @@ from memplan.spec.rollout import Rollout
 from memplan.tables.engine_defaults import Card, batched_tokens, defaults_of
 from memplan.tables.engines import LATEST, era_of
 from memplan.tables.methods import METHODS
+from memplan.tables.quantizations import PLAIN_IN_NVFP4
 from memplan.units import DTYPE_BYTES
 
 KEPT = ("model", "revision", "total_params", "gpu", "margin", "cluster", "gpus_per_node", "calibration")
@@ -144,6 +145,10 @@ def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
     if rollout.quantization is None and spec.family == "gpt_oss" and spec.quantization is None:
         notes.assume("rollout.quantization: mxfp4, as the checkpoint is published (none: in 16 bits)")
         return "mxfp4"
+    if rollout.quantization not in (None, "none", "mxfp4"):
+        mixed = rollout.quantization == "nvfp4" and any(part.kind in PLAIN_IN_NVFP4 for part in spec.mixers)
+        left = "linear and latent attention, embedding and head" if mixed else "embedding and head"
+        notes.assume(f"rollout.quantization: {left} stay in 16 bits; a checkpoint that leaves more so takes more")
     return rollout.quantization or "none"
 
 

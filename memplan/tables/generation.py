@@ -285,6 +285,8 @@ NOTHING = Generation("")
 RAY_STORE, RAY_MOST, RAY_KILLS = 0.3, 200 * 10**9, 0.95
 """ray 2.48 _private/ray_constants.py: DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES;
 the part of a node's memory above which it kills what runs there (common/ray_config_def.h: memory_usage_threshold)."""
+PROCESS_MOST = 4 * 10**9
+"""Of a node, for one process itself: interpreter, libraries and the driver's side of its context are 1 to 4 GB."""
 
 
 def generation_of(trainer: str, version: str = "") -> Generation:

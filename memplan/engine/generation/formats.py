@@ -50,9 +50,6 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
 groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
-PLAIN_IN_NVFP4 = frozenset(("latent", "gated-delta", "state-space", "state-space-dual"))
-"""Kinds of mixers that checkpoints in NVFP4 leave in 16 bits, and indexers with them: NVIDIA's of DeepSeek-R1, Kimi-K2
-and GLM-5.2, RedHatAI's of Qwen3.6. Heads and embeddings are in 16 bits anywhere."""
 
 
 def quantises(name: str) -> bool:

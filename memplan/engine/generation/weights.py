@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import PLAIN_IN_NVFP4, format_of, packed, quantises
+from memplan.engine.generation.formats import format_of, packed, quantises
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
@@ -16,6 +16,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, era_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
+from memplan.tables.quantizations import PLAIN_IN_NVFP4
 from memplan.units import ceil_div, round_up
 
 Tensors = tuple[int, ...]
