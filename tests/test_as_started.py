@@ -217,7 +217,7 @@ PLACES = """\
 #   true
 torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 --bf16 \\
   --micro-batch-size $1 --global-batch-size 16 --seq-length $2 --vocab-size 1000 --max-position-embeddings 4096 \\
-  --extra-vocab-size 0 --attention-dropout 0.0 --hidden-dropout 0.0 ${lower_options}
+  --extra-vocab-size 0 --attention-dropout 0.0 --hidden-dropout 0.0 ${{lower_options}}
 """
 
 
