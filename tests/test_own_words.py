@@ -181,7 +181,7 @@ def test_no_place_for_files_takes_no_answer_away(
     def refused(**_: str) -> None:
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr("memplan.frameworks.writing.tempfile.TemporaryDirectory", refused)
+    monkeypatch.setattr("memplan.frameworks.read_back.tempfile.TemporaryDirectory", refused)
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(FACTORY))
     assert main(["check", str(path), "--gpu", "12GiB"]) == 1

@@ -34,9 +34,11 @@ def emit(values: Mapping[str, Any]) -> int:
     from memplan.frameworks.accelerate.write import SCRIPT
     from memplan.frameworks.onto import changed
     from memplan.frameworks.planned import emit_plan, plans_of
+    from memplan.frameworks.read_back import asked
     from memplan.frameworks.registry import find_framework, frameworks
     from memplan.frameworks.writing import emit as emit_files
-    from memplan.frameworks.writing import write_files
+    from memplan.frameworks.writing import not_fitting, write_files
+    from memplan.spec.option_words import option_words
 
     if values.get("framework_") is None:
         known = ", ".join(name for name, row in frameworks().items() if row.write)
@@ -59,8 +61,8 @@ def emit(values: Mapping[str, Any]) -> int:
         for path in write_files(found.texts, folder, force):
             note(f"wrote {path}")
             if os.path.basename(path) == SCRIPT:
-                note(f"memplan check {path} reads them all")
-    for text in found.report.warnings:
+                note(f"memplan check {path} {option_words(asked(found.given, row, path))}".rstrip() + " reads them all")
+    for text in (*found.report.warnings, *not_fitting(found.report)):
         warn(text)
     return EXIT_USAGE if found.report.unclear else EXIT_DONE
 

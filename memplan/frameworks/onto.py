@@ -12,8 +12,9 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document, open_document
+from memplan.frameworks.read_back import differences, read_back, short
 from memplan.frameworks.registry import recognise
-from memplan.frameworks.writing import Emission, differences, read_back, short
+from memplan.frameworks.writing import Emission
 from memplan.frameworks.yaml_edit import yaml_with
 from memplan.resolve import resolve
 from memplan.spec.job import Job

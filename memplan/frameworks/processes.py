@@ -14,7 +14,7 @@ from memplan.clusters import find_cluster
 from memplan.frameworks.data_parallel import replicated
 from memplan.frameworks.documents import Settings, is_template
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
-from memplan.frameworks.launch import Launch, put_allocator
+from memplan.frameworks.launch import Launch
 from memplan.frameworks.shell.reader import Command, options_of
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -39,8 +39,7 @@ class Count(NamedTuple):
 
 
 def put_gpus(launch: Launch, draft: Draft) -> None:
-    """How many GPUs a command runs on, as its launcher and what stands before it say; and its allocator's settings."""
-    put_allocator(launch.command.environment, launch.where, draft)
+    """How many GPUs a command runs on, as its launcher and what stands before it say."""
     if launch.launcher == "python":
         _one_process(launch, draft)
     elif launch.launcher == "deepspeed":

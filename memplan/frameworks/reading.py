@@ -18,7 +18,7 @@ from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
 from memplan.frameworks.image_bounds import IMAGES
-from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of
+from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of, put_allocator
 from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
@@ -248,6 +248,7 @@ def _read(document: Document, row: Framework, draft: Draft) -> None:
     if command is not None:
         draft.script = document
         draft.remarks += command.remarks
+        put_allocator(command.environment, f"{document.path}, line {command.line}", draft)
     row.read(document, draft)
     launch = launch_of(command, document.path) if command is not None and document.form != "shell" else None
     if launch is not None:

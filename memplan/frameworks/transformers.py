@@ -24,7 +24,7 @@ from memplan.frameworks.hugging_face.dialect_scripts import script_of, with_lora
 from memplan.frameworks.hugging_face.methods import put_method
 from memplan.frameworks.hugging_face.switches import with_lora_section
 from memplan.frameworks.hugging_face.write import arguments, load_dtype
-from memplan.frameworks.launch import Launch, launches, put_allocator
+from memplan.frameworks.launch import Launch, launches
 from memplan.spec.job import Job
 from memplan.tables.trainer import version_key
 from memplan.units import words_of
@@ -100,7 +100,6 @@ def read_launcher(launch: Launch, draft: Draft) -> None:
         accelerate.read_launch(launch, draft)
     else:
         processes.put_gpus(launch, draft)
-    put_allocator(launch.command.environment, launch.where, draft)
 
 
 def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:

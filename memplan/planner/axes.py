@@ -15,6 +15,7 @@ from memplan.planner.space import (
     REFERENCES,
     WHERE_UNSAID,
     Space,
+    offloads_activations,
     trainer_of,
 )
 from memplan.tables.kernels import LIGER
@@ -125,7 +126,7 @@ def _compiled(space: Space, layout: Mapping[str, Any]) -> tuple[bool, ...]:
 def _away(space: Space) -> tuple[tuple[str, ...] | None, ...]:
     """Saved tensors on the host, where one card trains little beside what it saves: adapters."""
     job = space.job
-    alone = space.gpus == 1 and job.lora is not None
+    alone = space.gpus == 1 and job.lora is not None and offloads_activations(space)
     return (None, ("activations",)) if alone and not job.offload and not space.offload else ()
 
 

@@ -79,8 +79,13 @@ def offloading(space: Space) -> list[Keys]:
         {"sharding": "zero3", "offload": both},
     ]
     if space.gpus == 1:
-        return [{"sharding": "none", "offload": ["activations"]}, *found]
+        return [*([{"sharding": "none", "offload": ["activations"]}] if offloads_activations(space) else []), *found]
     return [*found, {"sharding": "fsdp2", "fsdp": {"cpu_offload": True}}]
+
+
+def offloads_activations(space: Space) -> bool:
+    """Whether the trainer has a switch for it, which some have for some methods alone."""
+    return trainer_of(space, {}).can_be_told("activation_offloading", space.job.method)
 
 
 def layouts(space: Space) -> list[Keys]:

@@ -1,6 +1,7 @@
 """Job -> Recipe: where every auto ends, and where each value's origin is written down."""
 
 from memplan.errors import InvalidJob
+from memplan.resolve.adapted_parts import beside_resting_tower
 from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
 from memplan.resolve.choices import accumulated, batch, check_lengths, check_positions, hardware, remark_ignored
@@ -74,7 +75,7 @@ def _trained(given: JobInput) -> Recipe:
     job = with_framework(with_stage(job, notes), notes)
     method, trainer, spec = what_trains(given, job, notes)
     check_lengths(job, method)
-    said, job = packed(job, method, spec, notes)
+    said, job = packed(beside_resting_tower(job, spec, notes, trainer), method, spec, notes)
     images = image_batch(job, spec, notes)
     lora, spec = adapted_model(job, spec, notes, trainer)
     split, adapts = sharding(job, trainer, notes), lora is not None

@@ -5,8 +5,10 @@ from itertools import groupby
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.notes import Notes
+from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Lora
 from memplan.spec.model import ModelSpec
+from memplan.tables.trainer import Trainer
 
 
 @lru_cache(maxsize=64)
@@ -93,6 +95,19 @@ def with_tower(spec: ModelSpec, lora: Lora) -> ModelSpec:
         return spec
     tower = spec.tower.model_copy(update={"unadapted": unadapted, "trained": trained})
     return spec.model_copy(update={"tower": tower})
+
+
+def beside_resting_tower(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Job:
+    """The job, whose adapters of every linear leave the tower and its projector alone where the trainer freezes these
+    and nobody says otherwise (LLaMA-Factory 0.9.5 model_utils/visual.py: patch_target_modules; ms-swift 4.2 pipelines/
+    train/tuner.py: get_multimodal_target_regex)."""
+    lora = job.lora
+    if lora is None or spec.tower is None or not trainer.models.freezes_tower or lora.targets != ALL_LINEAR:
+        return job
+    if {"exclude_modules", "modules_to_train"} & lora.model_fields_set:
+        return job
+    notes.assume(f"lora.exclude_modules: {', '.join(PARTS)} ({trainer.title} freezes them)")
+    return job.model_copy(update={"lora": lora.model_copy(update={"exclude_modules": tuple(PARTS)})})
 
 
 def check_ranks(lora: Lora, names: set[str]) -> None:

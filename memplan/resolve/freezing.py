@@ -74,7 +74,8 @@ def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Note
 
 def _mixes(job: Job, trainer: Trainer, notes: Notes) -> bool:
     """Whether frozen weights have another dtype than trained ones: DeepSpeed casts both."""
-    alike = notes.is_given("precision") or (job.sharding or "").startswith("zero")
+    zero = job.zero_stage is not None or (job.sharding or "").startswith("zero")
+    alike = notes.is_given("precision") or zero
     return trainer.numerics.weights == "trained-fp32" and not alike
 
 

@@ -103,7 +103,8 @@ def is_command_of(launch: Launch, programs: tuple[str, ...], verbs: tuple[str, .
 
 
 def config_of(launch: Launch, draft: Draft) -> Settings:
-    """The settings of ``program train config.yaml key=value --key value``: the file's, under the options."""
+    """The settings of ``program train config.yaml key=value --key value``, or of one behind ``--config``: the file's,
+    under the options."""
     words = list(launch.words[0 if launch.program.endswith(".py") else 1 :])
     loose: list[Word] = []
     while words and not words[0].text.startswith("-"):
@@ -113,7 +114,10 @@ def config_of(launch: Launch, draft: Draft) -> Settings:
         key, equals, text = word.text.partition("=")
         if equals:
             values[key], lines[key] = scalar(text), word.line
-    path = next((word for word in loose if word.text.endswith((".yaml", ".yml", ".json"))), None)
+    ends = (".yaml", ".yml", ".json")
+    path = next((word for word in loose if word.text.endswith(ends)), None)
+    if path is None and str(values.get("config")).endswith(ends):
+        path = Word(str(values.pop("config")), lines["config"])
     options = Settings(launch.path, values, {**lines, **({"config": path.line} if path else {})})
     if path is None:
         return options

@@ -33,13 +33,13 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
     loss = _losses(settings)
     if not found and loss and LOSSES.get(loss[0]):
         found = {LOSSES[loss[0]]: "loss_type"}
+    said = re.search(r"\btrl (\w+)|(\w*(?:dpo|sft|kto|grpo|rloo|orpo|cpo|reward)\w*)\.py\b", text)
+    word = method_of(said.group(1) or said.group(2)) if said else ""
     if not found and settings.values.get("num_generations") is not None:
-        found = {"grpo": "num_generations"}
+        found = {"rloo" if "rloo" in (word, _of_path(settings.path)) else "grpo": "num_generations"}
     if len(found) == 1:
         method, key = next(iter(found.items()))
         return by_loss(settings, method, draft), Origin(FILE, f"{settings.where(key)}: {key}")
-    said = re.search(r"\btrl (\w+)|(\w*(?:dpo|sft|kto|grpo|rloo|orpo|cpo|reward)\w*)\.py\b", text)
-    word = method_of(said.group(1) or said.group(2)) if said else ""
     if word in METHODS:
         return by_loss(settings, word, draft), Origin(FILE, f"{settings.path}: {said.group() if said else ''}")
     of_path = _of_path(settings.path)

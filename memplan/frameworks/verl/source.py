@@ -164,7 +164,7 @@ def _kind(values: Mapping[str, Any], texts: str) -> str:
     if "worker" in groups:
         return EASY
     program = _SFT_PROGRAM.search(texts)
-    if program and {"data", "model"} & groups:
+    if program and ({"data", "model"} & groups or "--config-name" in texts):
         return SFT if program.group(1) == "fsdp_sft_trainer" else ENGINE
     if "data" not in groups or not {"model", "engine"} & groups:
         return ""
