@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from traced_jobs import TINY, job, name, phases, traces
 
+from memplan.engine.allocator.events import step_events
 from memplan.engine.build import build_ledger
 from memplan.errors import MemplanError
 from memplan.moments import phase_of
@@ -41,6 +42,7 @@ JOBS = [
         sync_each_batch=False,
     ),
     fsdp1(freeze=["embed_tokens", "layers.0"], fsdp={"use_orig_params": True}),
+    fsdp1({"num_hidden_layers": 4, "vocab_size": 1000}, method="cpo", pair_pass="two-forward", **FULL),
     fsdp1(fsdp={"sharding_strategy": "SHARD_GRAD_OP"}, gradient_accumulation_steps=3, sync_each_batch=False, **FULL),
 ]
 
@@ -57,3 +59,11 @@ def test_an_estimate_equals_the_trace(described: dict[str, Any], traced: dict[st
     for instant, size in zip(ledger.schedule, ledger.totals(), strict=True):
         found[phase_of(instant)] = max(size, found.get(phase_of(instant), 0))
     assert found == pytest.approx(phases(traced[name(described)]), rel=0.01)
+
+
+def test_two_forwards_are_played_as_they_run_back(traced: dict[str, Trace | MemplanError]) -> None:
+    """Each layer stays whole from the one to the other, and its first flat gradient waits for the second."""
+    described = next(each for each in JOBS if each.get("pair_pass"))
+    events = step_events(resolve(read_job(described)))
+    assert events is not None
+    assert events.peak == pytest.approx(max(phases(traced[name(described)]).values()), rel=0.002)

@@ -41,6 +41,11 @@ class Fsdp1(Fsdp2):
     unit before (``_register_post_backward_reshard_only_hook``, ``_register_pre_backward_hooks``)."""
     inputs: list[Tensor | None] | None = None
     """Of checkpoints of frozen units, and their gradients."""
+    passes = 0
+    """Forwards with a graph that one backward runs through, the last of them first."""
+    sums: dict[Group, list[Tensor | None]] | None = None
+    """Units through which some of them have run back, with what came of each: the sum waits in autograd's input buffer
+    of the flat parameter, which stays whole until all have (``_use_unsharded_views`` makes views in each forward)."""
 
     @property
     def apart(self) -> bool:
@@ -51,6 +56,14 @@ class Fsdp1(Fsdp2):
     def keeps(self) -> bool:
         """SHARD_GRAD_OP: what is gathered stays to its backward."""
         return self.recipe.sharding.fsdp.keeps_gathered
+
+    def begin(self) -> None:
+        """Views of its own, to which gradients come that no other forward's are added to."""
+        if self.tape.grad_enabled:
+            self.passes += 1
+            for param in self.tape.scopes:
+                param.node = None
+        super().begin()
 
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``_pre_forward``; with forward_prefetch the next unit is gathered too."""
@@ -95,11 +108,19 @@ class Fsdp1(Fsdp2):
     def _leave(self, group: Group, y: Tensor, again: bool = False) -> Tensor:
         if not self.keeps:
             self._reshard(group)
-        if not again:  # ``record_post_forward`` knows each handle once
+        if not again:
             self._record(group)
         return self._then(y, group, self._pre_backward)
 
+    def _record(self, group: Group) -> None:
+        """``record_post_forward`` knows each handle once."""
+        if not group.forwards:
+            super()._record(group)
+
     def _pre_backward(self, group: Group) -> None:
+        for other in (self.root, self.first) if group is self.root else ():
+            if other.arrived:
+                self._post_backward(other)
         self._unshard(group)
         if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE" and not self._adapted(group):
             self._prefetch(group)
@@ -159,8 +180,9 @@ class Fsdp1(Fsdp2):
 
     def backward_ends(self) -> None:
         """Hooks of frozen units are taken off (``_finalize_params``)."""
+        self.passes = 0
         super().backward_ends()
-        self.inputs = None
+        self.inputs = self.sums = None
 
     def zero_grad(self) -> None:
         """Adapters' gradients go too."""
@@ -176,6 +198,14 @@ class Fsdp1(Fsdp2):
     def _post_backward(self, group: Group) -> None:
         """The gradients of all views are put together; the unit is freed; then what is whole is cast and scattered."""
         flat = self._flat(group)
+        if self.passes > 1 or self.sums:
+            self.sums = self.sums or {}
+            came = self.sums.setdefault(group, [])
+            came.append(flat)
+            del flat
+            if len(came) < self.passes:
+                return
+            flat = self._summed(came)
         if self._is_behind(group):
             self.behind = group
             return
@@ -198,6 +228,14 @@ class Fsdp1(Fsdp2):
         if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
             group.shard = shard
         del cast, flat, waiting  # what autograd added to the one that waited lives until the hook returns
+
+    def _summed(self, came: list[Tensor | None]) -> Tensor | None:
+        """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""
+        flats = [each for each in came if each is not None]
+        came.clear()
+        if len(flats) > 1 and not self.tape.in_place:
+            flats[0] = self._new(flats[0].dim.elements, "sum of flat gradients", "gradients")
+        return flats[0] if flats else None
 
     def _flat(self, group: Group) -> Tensor | None:
         """``SplitWithSizesBackward0``: one gradient of all views; None where nothing has come."""

@@ -49,8 +49,12 @@ def enter_fsdp1(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
             _enter_forward(ledger, recipe, policy, traced)
             continue
         reduces = not late or (name == trained[-1] and recipe.batch.accumulation == 1)
-        reduces = reduces and not (recipe.loss.pair_pass == "two-forward" and name != trained[-1])
-        _enter_backward(ledger, recipe, policy, traced, reduces)
+        half = "" if recipe.loss.pair_pass != "two-forward" else "first" if name != trained[-1] else "second"
+        reduces = reduces and half != "first"
+        _enter_backward(ledger, recipe, policy, traced, reduces, half)
+        if half == "second":
+            born = ledger.after(f"{trained[0]}.reduce")
+            _whole(ledger, "the root", policy.root.gradients, born, f"{name}.embedding-backward")
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
             why = "the root stays gathered from the first forward to the end of backward"
             _gathered(
@@ -110,9 +114,10 @@ def _enter_forward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
         _gathered(ledger, "all layers", own.all_layers, end, loss or end, "SHARD_GRAD_OP keeps them to their backward")
 
 
-def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool) -> None:
-    """The layer in use and the one gathered ahead; its flat gradient."""
-    name, stays = traced.plan.name, recipe.sharding.fsdp.keeps_gathered
+def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool, half: str) -> None:
+    """The layer in use and the one gathered ahead; its flat gradient. Through which two forwards run back (``half``),
+    a layer stays whole from the ``first`` to the ``second``, whose flat gradient is added to that of the first."""
+    name, stays = traced.plan.name, recipe.sharding.fsdp.keeps_gathered or half == "second"
     ahead = recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE"
     last = own.layers[-1].gathered if ahead else 0
     for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
@@ -125,6 +130,10 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
         below = own.layers[i - 1].gathered if i and ahead else 0
         earlier = sum(unit.gathered for unit in own.layers[:i])
         earlier = own.all_layers - own.layers[i].gathered if never_freed(recipe, 3) else earlier
+        if half == "first":
+            above = sum(unit.gathered for unit in own.layers[i + 1 :])
+            for instant in (*(instant for instant, _ in traced.layer_instants(i)), traced.end_of(i)):
+                _gathered(ledger, "layers above", above, instant, instant, "whole until the other forward runs back")
         for instant, alive in traced.layer_instants(i):
             size = own.layers[i].gathered + (0 if stays else below)
             if between and below and not stays:
@@ -158,6 +167,7 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
                 ledger, "unit before", own.layers[i - 1].gathered - below, end, end, "gathered before this is freed"
             )
         used = own.layers[i].gathered + (below if not stays else 0)
+        used += own.layers[i].gradients * (half == "second" and not traced.plan.mode.in_place)
         _enter_flat(ledger, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
         if waits_for_reduction(recipe) and recipe.batch.accumulation > 1:
             _enter_last_step(ledger, recipe, own.layers[i], own.layers[i + 1 :], end, f"layer {i}")
