@@ -417,7 +417,8 @@ def test_a_reward_model_has_an_engine_of_its_own(tmp_path: Path) -> None:
     assert not deciding(apart)
 
 
-REWARD = "reward_model.enable=True reward_model.micro_batch_size_per_gpu=16 reward_model.model.path="
+ON_THE_HOST = "reward_model.model.fsdp_config.param_offload=True"
+REWARD = f"reward_model.enable=True {ON_THE_HOST} reward_model.micro_batch_size_per_gpu=16 reward_model.model.path="
 
 
 @pytest.mark.parametrize(
@@ -426,6 +427,7 @@ REWARD = "reward_model.enable=True reward_model.micro_batch_size_per_gpu=16 rewa
         (f"{REWARD}Qwen/Qwen2.5-0.5B", [True], 16 * 1024),
         (f"{REWARD}Qwen/Qwen2.5-1.5B", [False], None),
         (f"{REWARD}nobody/reward", [False], None),
+        (f"{REWARD}Qwen/Qwen2.5-0.5B {ON_THE_HOST.replace('True', 'False')}", [False], None),
         (f"{REWARD}Qwen/Qwen2.5-1.5B reward_model.enable_resource_pool=True", [], None),
     ],
 )

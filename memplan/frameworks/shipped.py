@@ -128,5 +128,5 @@ def _by_name(draft: Draft, settings: Settings, key: str, reference: str, missing
         draft.facts.setdefault("deepspeed dtype", ("auto", origin))
     if _OFFLOADED.search(name) and "offload" not in draft.given:
         usual = "optimizer,parameters" if kind == "zero3" else "optimizer"
-        draft.warn(key, where, f"{reference[:80]} is not here: what it offloads is not known", "parallelism",
-                   f"give the file with --with, or add --offload {usual}")  # fmt: skip
+        draft.bound(key, where, f"{reference[:80]} is not here: what it offloads is counted on the card", "parallelism",
+                    hint=f"give the file with --with, or add --offload {usual}")  # fmt: skip

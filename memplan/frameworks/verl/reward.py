@@ -2,7 +2,8 @@
 
 Source: verl 0.7 and later trainer/config/reward_model/dp_reward_loop.yaml, experimental/reward_loop/
 reward_model.py: it sleeps but while completions are scored. Older ones wrap it in FSDP, in bf16 and on the host
-whatever the settings say (workers/fsdp_workers.py: RewardModelWorker, ``CPUOffload(offload_params=True)``).
+whatever the settings say (workers/fsdp_workers.py: RewardModelWorker, ``CPUOffload(offload_params=True)``), up to 0.2
+where ``model.fsdp_config.param_offload`` says so.
 """
 
 from typing import Any
@@ -54,7 +55,8 @@ def _wrapped(keys: Keys, at: str, tokens: int) -> None:
     name = "forward_max_token_len_per_gpu" if dynamic else "micro_batch_size_per_gpu"
     size = known(keys, f"{at}{name}", usual=0) * (1 if dynamic else length)
     if not size or not _on_the_host(keys, at):
-        keys.warn(f"{at}enable", "the model that scores or teaches is not counted", "model")
+        hint = f"add --without {at}enable, if its model waits on the host and is no larger than the policy"
+        keys.warn(f"{at}enable", "the model that scores or teaches is not counted", "model", hint)
         return
     keys.bound(f"{at}enable", "it scores from the host, unit by unit, and is counted as the policy's scores", "model")
     if size > max(tokens, int(keys.draft.values.get("logprob_token_budget") or 0)):
@@ -65,7 +67,8 @@ def _on_the_host(keys: Keys, at: str) -> bool:
     """Whether it is FSDP's and no larger than the policy."""
     old = version_key(keys.draft.facts["verl"]) < version_key("0.7")
     megatron = "megatron" in (keys.get(f"{at}strategy"), keys.get(f"{ACTOR}strategy"))
-    if at != PLACES[0] or not old or megatron:
+    stays = keys.draft.facts["verl"] in ("0.1", "0.2") and not keys.flag(f"{at}model.fsdp_config.param_offload")
+    if at != PLACES[0] or not old or megatron or stays:
         return False
     try:
         own, policy = (load_model(name) for name in (keys.text(f"{at}model.path") or "", keys.draft.values["model"]))

@@ -45,10 +45,11 @@ def read_old_sft(keys: Keys, found: Given) -> None:
     world = _started(keys, shared)
     whole, each = "data.micro_batch_size", "data.micro_batch_size_per_gpu"
     if keys.has(whole) and not keys.has(each) and keys.draft.facts["verl"] in ("0.1", "0.7"):
-        usual = keys.defaults[each]
-        if known(keys, whole, "batch_size") != usual:
+        usual, own = int(keys.defaults[each] or 1), known(keys, whole, "batch_size")
+        if own != usual:  # of both readings the larger
+            keys.defaults = {**keys.defaults, each: max(usual, ceil_div(own, max(1, world // shared)))}
             why = f"verl 0.1 divides it among the GPUs, later ones read micro_batch_size_per_gpu alone ({usual})"
-            keys.warn(whole, why, "batch", f"write {each}")
+            keys.bound(whole, why, "batch")
     elif keys.has(whole) and not keys.has(each):
         keys.draft.remarks.append(f"{keys.settings.where(whole)}: {whole} is not read by {keys.framework.label}: "
                                   f"{each} is {keys.defaults[each]}")  # fmt: skip
