@@ -5,13 +5,14 @@ of a layer by the host, which issues its kernels one after another. Pure functio
 rates; what a pass costs depends on nothing else, so that passes of equal shape are remembered.
 """
 
+from math import ceil
 from typing import NamedTuple
 
 from memplan.cost.again import Forward, again
 from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import NATIVE_PROLOGUE, Device, Rates, flash_seconds, products_rate
-from memplan.cost.shape import HALF, Shape
+from memplan.cost.shape import FP32, HALF, Shape
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
 
@@ -52,6 +53,7 @@ HEAD_BYTES: dict[str, float] = {
     "liger-policy": 12.0,
     "liger-policy-blocks": 20.0,
     "tiled": 22.0,
+    "chunked-nll": 56.0,
     "cut-cross-entropy": 0.0,
     "compiled-unsloth-chunks": 10.0,
 }
@@ -60,6 +62,11 @@ tables/loss_heads.txt describes."""
 OTHER_HEAD_BYTES = 20.0
 AGAIN = frozenset({"fused", "chunked", "chunked-log-probs", "chunked-nll", "cut-cross-entropy"})
 """Heads whose product is made again in backward (tables/loss_heads.txt)."""
+NLL, NLL_CHUNK = "chunked-nll", 256
+NLL_BYTES: dict[bool, tuple[float, float]] = {True: (12.0, 18.0), False: (6.0, 16.0)}
+"""TRL's ``chunked_nll`` (1.7 to 1.14) widens the whole head for each chunk of so many tokens: bytes of an element in a
+forward and in a trained backward, under autocast, which narrows it again for the product, and without, where the
+product is in fp32 (trl 1.9 trainer/sft_trainer.py: _chunked_cross_entropy_loss)."""
 
 
 class Pass(NamedTuple):
@@ -218,12 +225,18 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
     speed = products_rate(device, rates, itemsize)
     memory = device.memory * rates.memory
     width = work.head / work.vocabulary if work.vocabulary else 0.0
+    trained = 0.0 if recipe.adapter else 1.0
+    before, behind = 0.0, 0.0
+    if recipe.loss.head == NLL:
+        each, back = NLL_BYTES[bool(recipe.numerics.autocast)]
+        widened = ceil(tokens / NLL_CHUNK) * work.head / degrees.tensor / memory
+        before, behind = each * widened, (each + trained * back) * widened
+        itemsize = recipe.numerics.autocast or FP32
     extents = (tokens, work.vocabulary / degrees.tensor, width)
     product = product_seconds(*extents, 1.0, itemsize, device, rates) + 2 * whole * work.outside / speed
     loss = 0.0
     if work.vocabulary > 1:
         moved = HEAD_BYTES.get(recipe.loss.head, OTHER_HEAD_BYTES) * (1 if itemsize == 2 else 1.5)
         loss = tokens * work.vocabulary / degrees.tensor * moved / memory
-    trained = 0.0 if recipe.adapter else 1.0
     again = product if recipe.loss.head in AGAIN else 0.0
-    return Head(product + loss / 2, product * (1 + trained) + again + loss / 2)
+    return Head(product + loss / 2 + before, product * (1 + trained) + again + loss / 2 + behind)
